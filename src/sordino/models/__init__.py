@@ -1,4 +1,4 @@
-"""The architectures of the papers, each a function with the paper's choices as defaults (PAPERS.md section 1)."""
+"""The architectures of the papers, each a function with the paper's choices as defaults."""
 
 from __future__ import annotations
 

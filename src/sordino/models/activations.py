@@ -12,7 +12,7 @@ Activation = str | tuple[float, float, float]
 
 
 class TemperedSigmoid(nn.Module):
-    """phi(x) = scale * sigmoid(temperature * x) - offset (Papernot et al. 2021, Eq. 1; PAPERS.md section 6).
+    """phi(x) = scale * sigmoid(temperature * x) - offset (Papernot et al. 2021).
 
     (2, 2, 1) is exactly tanh, (1, 1, 0) the plain sigmoid. The three numbers are public and not trained.
     """

@@ -26,7 +26,7 @@ def scatter_linear(channels: int = 81, norm: nn.Module | None = None, classes: i
 def scatter_cnn(
     channels: int = 81, activation: Activation = "tanh", norm: nn.Module | None = None, classes: int = 10
 ) -> nn.Sequential:
-    """Tramer and Boneh's CNN on the features, also of DPIS and DPSUR; 33,066 parameters for 81 channels, 187,210 for 243."""
+    """Tramer and Boneh's CNN on the features, also of DPIS and DPSUR; 33,066 parameters, 187,210 for 243 channels."""
     act = partial(nonlinearity, activation)
     if _side(channels) == 7:
         return nn.Sequential(

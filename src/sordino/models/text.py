@@ -12,7 +12,7 @@ from sordino.models.activations import Activation, nonlinearity
 
 
 class ImdbBiLSTM(nn.Module):
-    """Embedding, dense 32, bidirectional LSTM 32, mean over time, dense 16, output (DPIS section 6, DPSUR Table 6)."""
+    """Embedding, dense 32, bidirectional LSTM 32, mean over time, dense 16, output (DPIS and DPSUR on IMDb)."""
 
     def __init__(self, embedding: nn.Embedding, activation: Activation, classes: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class ImdbBiLSTM(nn.Module):
 
 
 class JlBiLSTM(nn.Module):
-    """Embedding, bidirectional LSTM 64, last state of both directions, dense 64, output (DP-SGD-JL, appendix C)."""
+    """Embedding, bidirectional LSTM 64, last state of both directions, dense 64, output (DP-SGD-JL's IMDb experiment)."""
 
     def __init__(self, vocabulary: int, activation: Activation, classes: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class JlBiLSTM(nn.Module):
 
 
 class NamesLSTM(nn.Module):
-    """Bytes embedded in 64 dimensions, LSTM 128, last step, output (Dynamic DP-SGD's NAME task, PAPERS.md section 8)."""
+    """Bytes embedded in 64 dimensions, LSTM 128, last step, output (Dynamic DP-SGD's NAME task)."""
 
     def __init__(self, vocabulary: int, classes: int) -> None:
         super().__init__()
@@ -103,7 +103,8 @@ def imdb_bilstm(
     """The IMDb network of DPIS and DPSUR: 21,202 parameters besides the embedding.
 
     Without `embedding`, 20,000 x 100 random vectors are trained as DPSUR does (2,021,202 parameters in all). With one
-    row per token id, such as `sordino.data.imdb.glove_embedding()`, they are the start and, if `frozen`, stay as DPIS does.
+    row per token id, such as `sordino.data.imdb.glove_embedding()`, those vectors are the start and, if `frozen`, stay
+    as in DPIS.
     """
     if embedding is None:
         return ImdbBiLSTM(nn.Embedding(20_000, 100), activation, classes)
