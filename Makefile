@@ -1,0 +1,71 @@
+# Needs make and Python 3.11 or newer; everything else is installed into .venv from requirements.lock.
+# `make PYTHON=/path/to/python3.11 demo` chooses the interpreter.
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+LOCKED := -c requirements.lock torch
+MANIFEST := pyproject.toml requirements.lock
+# One worker per core, one thread per worker: more threads than cores make torch slower.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --durations=10
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint types bench docs lock clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-10s %s\n", $$1, $$2 }'
+
+demo: .venv/core ## Train on scikit-learn's digits at epsilon 3
+	$(BIN)/sordino demo
+
+test: lint types ## Lint, types and every test that is not slow
+	$(PYTEST) -m "not slow"
+
+test-slow: .venv/dev ## The tests that take minutes
+	$(PYTEST) -m slow
+
+lint: .venv/dev ## ruff, style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/dev ## mypy in strict mode
+	$(BIN)/mypy
+
+bench: .venv/dev ## Speed and memory against peers
+	$(BIN)/python -m benchmarks
+
+docs: .venv/dev ## Build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+lock: .venv/base ## Resolve all dependencies anew and write requirements.lock
+	$(BIN)/python scripts/lock.py
+
+clean: ## Remove .venv, caches and what the build wrote
+	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist site
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# uv when it is there, pip otherwise. uv does not read pip's settings, so where a CPU build of torch comes from them
+# uv asks the official CPU source, and where that is out of reach pip takes over.
+define install
+	@echo "Installing $(1) into .venv from requirements.lock ..."
+	@{ command -v uv >/dev/null && uv pip install --quiet --python $(BIN)/python --torch-backend cpu $(LOCKED) $(2); } \
+		|| $(BIN)/python -m pip install -qq --disable-pip-version-check $(LOCKED) $(2)
+	@touch $@
+endef
+
+.venv/base:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+# Without build isolation, so that the build tools too are the locked ones.
+.venv/build: .venv/base $(MANIFEST)
+	$(call install,build tools,hatchling editables)
+
+.venv/core: .venv/build
+	$(call install,sordino,--no-build-isolation -e .)
+
+.venv/dev: .venv/build
+	$(call install,sordino with every extra,--no-build-isolation -e '.[dev$(comma)bench$(comma)features$(comma)federated]')
+
+comma := ,
