@@ -28,7 +28,7 @@ class ImdbBiLSTM(nn.Module):
 
 
 class JlBiLSTM(nn.Module):
-    """Embedding, bidirectional LSTM 64, last state of both directions, dense 64, output (DP-SGD-JL's IMDb experiment)."""
+    """Embedding, bidirectional LSTM 64, last state of both directions, dense 64, output (DP-SGD-JL on IMDb)."""
 
     def __init__(self, vocabulary: int, activation: Activation, classes: int) -> None:
         super().__init__()
