@@ -4,10 +4,9 @@
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-LOCKED := -c requirements.lock torch
 MANIFEST := pyproject.toml requirements.lock
 # One worker per core, one thread per worker: more threads than cores make torch slower.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --durations=10
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses=4 --durations=10
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow lint types bench docs lock clean
@@ -48,8 +47,8 @@ clean: ## Remove .venv, caches and what the build wrote
 # uv asks the official CPU source, and where that is out of reach pip takes over.
 define install
 	@echo "Installing $(1) into .venv from requirements.lock ..."
-	@{ command -v uv >/dev/null && uv pip install --quiet --python $(BIN)/python --torch-backend cpu $(LOCKED) $(2); } \
-		|| $(BIN)/python -m pip install -qq --disable-pip-version-check $(LOCKED) $(2)
+	@{ command -v uv >/dev/null && uv pip install --quiet --python $(BIN)/python --torch-backend cpu -c requirements.lock $(2); } \
+		|| $(BIN)/python -m pip install -qq --disable-pip-version-check -c requirements.lock $(2)
 	@touch $@
 endef
 
