@@ -1,0 +1,180 @@
+"""Events: what a release costs, as plain frozen data, and their one canonical text form.
+
+Events are those of dp_accounting wherever it has one. Other parts of Sordino may define their own: a frozen attrs or
+dataclass subclass of `DpEvent` that lives anywhere in the `sordino` package can be written and read back at once,
+because the text names the class by its dotted path. Nothing needs to be registered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import attr
+from dp_accounting.dp_event import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NonPrivateDpEvent,
+    NoOpDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
+
+from sordino.errors import InvalidInput
+
+__all__ = [
+    "ComposedDpEvent",
+    "DpEvent",
+    "GaussianDpEvent",
+    "LaplaceDpEvent",
+    "NoOpDpEvent",
+    "NonPrivateDpEvent",
+    "PoissonSampledDpEvent",
+    "SelfComposedDpEvent",
+    "from_json",
+    "leaves",
+    "merge",
+    "tally",
+    "to_json",
+]
+
+TRUSTED_PACKAGES = ("dp_accounting", "sordino")
+
+
+def merge(*gaussians: GaussianDpEvent) -> GaussianDpEvent:
+    """One Gaussian worth as much as all of `gaussians` on the same draw: σ = (Σ σᵢ⁻²)^(-1/2) (law 3).
+
+    The joint answer of Gaussians with sensitivities 1 and noise σᵢ has the sufficient statistic Σ xᵢ/σᵢ², which is
+    again a Gaussian, so the merged event is exact. It must be merged *before* the draw amplifies it: two separately
+    sampled events would under-count.
+    Edge cases: σ = 0 anywhere is σ = 0; σ = ∞ (no answer) changes nothing.
+    """
+    if not gaussians:
+        raise InvalidInput("merge() got no events, needs at least one GaussianDpEvent: pass the answers on one draw")
+    for event in gaussians:
+        if not isinstance(event, GaussianDpEvent):
+            raise InvalidInput(f"{event!r} is not a GaussianDpEvent: only Gaussian answers on one draw merge exactly")
+        if not event.noise_multiplier >= 0:
+            raise InvalidInput(f"noise_multiplier={event.noise_multiplier} must be >= 0: give noise / sensitivity")
+    if any(event.noise_multiplier == 0 for event in gaussians):
+        return GaussianDpEvent(0.0)
+    precision = math.fsum(event.noise_multiplier**-2 for event in gaussians)
+    return GaussianDpEvent(precision**-0.5 if precision > 0 else math.inf)
+
+
+def leaves(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
+    """Unroll compositions: the plain events inside `event` and how often each happens; events without cost vanish."""
+    if isinstance(event, NoOpDpEvent) or count == 0:
+        return
+    if isinstance(event, SelfComposedDpEvent):
+        if event.count < 0:
+            raise InvalidInput(f"count={event.count} of {event.event!r} must be >= 0: an event cannot be un-spent")
+        yield from leaves(event.event, count * event.count)
+    elif isinstance(event, ComposedDpEvent):
+        for part in event.events:
+            yield from leaves(part, count)
+    else:
+        yield event, count
+
+
+def tally(events: Iterable[tuple[DpEvent, int]]) -> tuple[tuple[str, int], ...]:
+    """The multiset of plain events as sorted (canonical text, count): equal multisets give equal tallies."""
+    counts: dict[str, int] = {}
+    for event, count in events:
+        if count < 0:
+            raise InvalidInput(f"count={count} of {event!r} must be >= 0: an event cannot be un-spent")
+        for leaf, times in leaves(event, count):
+            text = to_json(leaf)
+            counts[text] = counts.get(text, 0) + times
+    return tuple(sorted(counts.items()))
+
+
+def to_json(event: DpEvent) -> str:
+    """The canonical text of `event`: equal events give equal text."""
+    return json.dumps(_encode(event), sort_keys=True, separators=(",", ":"))
+
+
+def from_json(text: str) -> DpEvent:
+    """Read what `to_json` wrote; refuses any class that is not a `DpEvent` of dp_accounting or sordino."""
+    try:
+        event = _decode(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise InvalidInput(
+            f"event text {text[:60]!r} is not JSON ({error.msg}): it was not written by to_json"
+        ) from error
+    if not isinstance(event, DpEvent):
+        raise InvalidInput(f"event text {text[:60]!r} does not hold an event: it was not written by to_json")
+    return event
+
+
+def _fields(event: DpEvent) -> Mapping[str, Any]:
+    # A dataclass that derives from DpEvent also inherits its (empty) attrs fields, so dataclasses are asked first.
+    kind: Any = type(event)
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else attr.fields(kind)
+    return {field.name: getattr(event, field.name) for field in fields}
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, DpEvent):
+        kind = type(value)
+        _require_trusted(kind.__module__, kind.__qualname__)
+        if "." in kind.__qualname__:
+            raise InvalidInput(f"event class {kind.__qualname__} must be at module level: it could not be read back")
+        encoded = {name: _encode(field) for name, field in _fields(value).items()}
+        return {"event": f"{kind.__module__}.{kind.__qualname__}", "fields": encoded}
+    if isinstance(value, tuple):
+        return {"tuple": [_encode(item) for item in value]}
+    if isinstance(value, list):
+        return [_encode(item) for item in value]
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a numpy scalar
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float) and not math.isnan(value):
+        return value
+    raise InvalidInput(f"event field {value!r} cannot be recorded: use numbers, text, events, lists or tuples of them")
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"tuple"} and isinstance(value["tuple"], list):
+        return tuple(_decode(item) for item in value["tuple"])
+    if (
+        set(value) != {"event", "fields"}
+        or not isinstance(value["event"], str)
+        or not isinstance(value["fields"], dict)
+    ):
+        raise InvalidInput(f"event text has unknown keys {sorted(value)}: it was not written by to_json")
+    module_name, _, name = value["event"].rpartition(".")
+    kind = _event_class(module_name, name)
+    try:
+        return kind(**{key: _decode(field) for key, field in value["fields"].items()})
+    except TypeError as error:
+        raise InvalidInput(f"event {name} does not have the recorded fields ({error}): other version?") from error
+
+
+def _event_class(module_name: str, name: str) -> type[DpEvent]:
+    _require_trusted(module_name, name)
+    try:
+        kind = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidInput(
+            f"event class {module_name}.{name} is not installed: install the version it needs"
+        ) from error
+    if not (isinstance(kind, type) and issubclass(kind, DpEvent)):
+        raise InvalidInput(f"{module_name}.{name} is not an event class: the text was tampered with")
+    return kind
+
+
+def _require_trusted(module_name: str, name: str) -> None:
+    if module_name.split(".")[0] not in TRUSTED_PACKAGES:
+        raise InvalidInput(f"event class {module_name}.{name} is foreign: only dp_accounting and sordino are trusted")

@@ -1,0 +1,102 @@
+"""A guarantee: what may be claimed about a run, and on what basis."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
+
+from sordino.accounting.adjacency import required_adjacency
+from sordino.accounting.pricing import Basis
+from sordino.errors import InvalidInput
+
+_CAUTIONS = {
+    "asymptotic": (
+        "CAUTION: this is a limit theorem, not a bound: the true epsilon of this finite run may be larger, "
+        "and often is. Ask for a proven accountant before you rely on it."
+    ),
+    "published": (
+        "CAUTION: this is what the paper charges, where that is no proof: the true epsilon may be larger. "
+        "It is for comparison only; do not promise it to anybody."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(ε, δ) with all that is needed to read it: basis, protected unit, adjacency, accountant and assumptions."""
+
+    epsilon: float
+    delta: float
+    basis: Basis
+    unit: str
+    adjacency: str
+    accountant: str
+    assumptions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.epsilon >= 0:
+            raise InvalidInput(f"epsilon={self.epsilon} must be >= 0 (or infinite): price the events of the ledger")
+        if not 0 <= self.delta <= 1:
+            raise InvalidInput(f"delta={self.delta} must be in [0, 1]: choose it well below 1 / number of records")
+        if self.basis not in get_args(Basis):
+            raise InvalidInput(f"basis={self.basis!r} is unknown: use one of {', '.join(get_args(Basis))}")
+        required_adjacency(self.adjacency)
+
+    def __str__(self) -> str:
+        """One honest paragraph in plain words."""
+        sentences = [self._claim(), self._meaning(), f"Basis: {self.basis} ({self.accountant} accounting)."]
+        if self.basis in _CAUTIONS:
+            sentences.append(_CAUTIONS[self.basis])
+        if self.assumptions:
+            sentences.append(f"Assumptions: {'; '.join(self.assumptions)}.")
+        return " ".join(sentences)
+
+    def _claim(self) -> str:
+        if math.isinf(self.epsilon):
+            return (
+                f"No differential privacy at delta {self.delta:.3g}: epsilon is infinite, no {self.unit} is protected."
+            )
+        if self.epsilon == 0 and self.delta == 0:
+            return f"Perfect privacy for every {self.unit}: nothing was released."
+        return f"({_rounded_up(self.epsilon)}, {self.delta:.3g})-differential privacy for every {self.unit}."
+
+    def _meaning(self) -> str:
+        change = {
+            "add-or-remove-one": f"adding or removing one {self.unit}",
+            "replace-one": f"replacing one {self.unit} by any other",
+        }[self.adjacency]
+        if math.isinf(self.epsilon):
+            return f"With probability above delta, {change} may change what was released beyond any factor."
+        factor = math.exp(self.epsilon) if self.epsilon < 700 else math.inf
+        return (
+            f"Whatever else is known, {change} changes the probability of any outcome by at most a factor of "
+            f"{factor:.3g}, up to delta."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; an infinite ε is the text "infinity"."""
+        plain = asdict(self)
+        plain["assumptions"] = list(self.assumptions)
+        plain["epsilon"] = "infinity" if math.isinf(self.epsilon) else self.epsilon
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> Guarantee:
+        """Read what `to_dict` wrote."""
+        fields = {"assumptions": (), **plain}
+        if unknown := set(fields) ^ set(cls.__dataclass_fields__):
+            raise InvalidInput(
+                f"guarantee has missing or unknown fields {sorted(unknown)}: it was not written by to_dict"
+            )
+        fields["assumptions"] = tuple(fields["assumptions"])
+        fields["epsilon"] = math.inf if fields["epsilon"] == "infinity" else float(fields["epsilon"])
+        return cls(**fields)
+
+
+def _rounded_up(epsilon: float) -> str:
+    """Four significant digits, never below the true value."""
+    if epsilon == 0:
+        return "0"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)
+    return f"{math.ceil(epsilon / unit - 1e-9) * unit:.4g}"

@@ -1,0 +1,77 @@
+"""Pricing: from the events that happened to ε or δ. Asking never changes anything.
+
+An accountant is a name, a basis and two functions; the table `ACCOUNTANTS` is the only place that lists them, so that
+another accountant is one file and one line here. New *events* need no line here: register their price with
+`pld.register` / `sampled_pld.register` or `rdp_curve.register` / `sampled_rdp_curve.register`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from sordino.accounting.adjacency import Adjacency, required_adjacency
+from sordino.accounting.events import DpEvent
+from sordino.accounting.pld import PldPricing, pld, sampled_pld
+from sordino.accounting.rdp import ORDERS, RdpPricing, rdp_curve, sampled_rdp_curve
+from sordino.errors import InvalidInput
+
+__all__ = [
+    "ACCOUNTANTS",
+    "ORDERS",
+    "Accountant",
+    "Basis",
+    "Events",
+    "delta",
+    "epsilon",
+    "pld",
+    "rdp_curve",
+    "required_accountant",
+    "sampled_pld",
+    "sampled_rdp_curve",
+]
+
+Basis = Literal["proven", "asymptotic", "published"]
+Events = Sequence[tuple[DpEvent, int]]
+
+
+class Accountant(Protocol):
+    """Turns events into ε or δ; `basis` says what the answer is worth."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def basis(self) -> Basis: ...
+
+    def epsilon(self, events: Events, delta: float, adjacency: Adjacency) -> float: ...
+
+    def delta(self, events: Events, epsilon: float, adjacency: Adjacency) -> float: ...
+
+
+ACCOUNTANTS: dict[str, Accountant] = {"pld": PldPricing(), "rdp": RdpPricing()}
+
+
+def required_accountant(name: str) -> Accountant:
+    """The accountant called `name`, or an error that lists the known ones."""
+    if name not in ACCOUNTANTS:
+        raise InvalidInput(f"accountant={name!r} is unknown: use one of {', '.join(ACCOUNTANTS)}")
+    return ACCOUNTANTS[name]
+
+
+def epsilon(events: Events, delta: float, accountant: str = "pld", adjacency: str = "add-or-remove-one") -> float:
+    """The ε at `delta` of all `events` (pairs of event and count), composed adaptively; infinite if there is none.
+
+    Nothing spent costs 0. Computed values are kept, per event and per multiset of events.
+    """
+    if not 0 < delta < 1:
+        raise InvalidInput(f"delta={delta} must be in (0, 1): choose it well below 1 / number of records")
+    return required_accountant(accountant).epsilon(events, float(delta), required_adjacency(adjacency))
+
+
+def delta(events: Events, epsilon: float, accountant: str = "pld", adjacency: str = "add-or-remove-one") -> float:
+    """The δ at `epsilon` of all `events`, composed adaptively."""
+    if not (epsilon >= 0 and math.isfinite(epsilon)):
+        raise InvalidInput(f"epsilon={epsilon} must be >= 0 and finite: give the ε whose δ you want")
+    return required_accountant(accountant).delta(events, float(epsilon), required_adjacency(adjacency))
