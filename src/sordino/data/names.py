@@ -1,0 +1,67 @@
+"""Names: 20,074 surnames in 18 languages, one file each (S. Robertson, practical-pytorch), as bytes."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from sordino.data import store
+from sordino.data.dataset import Data, Step, split, spread
+from sordino.data.download import DataUnavailable, Remote
+
+OFFICIAL = Remote("https://download.pytorch.org/tutorial/data.zip")
+COUNT, LANGUAGES = 20_074, 18
+PAD, START, END, OFFSET = 0, 1, 2, 3
+
+
+def load(length: int = 24) -> Data:
+    """Token ids [N, length]: start, bytes + 3, end, padded with 0 on the left so that the last step has read the name.
+
+    A fixed fifth of each language is held out. No checksum is published for the archive, so the number of names and
+    languages is checked instead.
+    """
+    texts = _read()
+    if (found := (len(texts), sum(map(len, texts.values())))) != (LANGUAGES, COUNT):
+        raise DataUnavailable(
+            f"names has (languages, names) = {found}, must be {(LANGUAGES, COUNT)}: replace the files"
+        )
+    parts: dict[str, list[tuple[Tensor, Tensor]]] = {"train": [], "test": []}
+    for label, language in enumerate(sorted(texts)):
+        tokens = torch.stack([encode(name, length) for name in texts[language]])
+        for part, index in zip(parts.values(), split(len(tokens)), strict=True):
+            part.append((tokens[index], torch.full((len(index),), label)))
+    steps = (Step(f"bytes of each name, cut at {length - 2}"), Step("a fixed fifth of each language held out"))
+    return Data("names", _mixed(parts["train"]), _mixed(parts["test"]), tuple(sorted(texts)), steps)
+
+
+def encode(name: str, length: int) -> Tensor:
+    """One name as token ids."""
+    content = [byte + OFFSET for byte in name.encode()[: length - 2]]
+    tokens = [START, *content, END]
+    return torch.tensor([PAD] * (length - len(tokens)) + tokens)
+
+
+def _read() -> dict[str, list[str]]:
+    """Names by language, from a folder of text files or from the official archive."""
+    folder = store.find("names", "English.txt")
+    if folder is not None:
+        files = {path.stem: path.read_bytes() for path in folder.parent.glob("*.txt")}
+    else:
+        archive = store.obtain("names", OFFICIAL)
+        try:
+            with zipfile.ZipFile(archive) as content:
+                members = [m for m in content.namelist() if m.startswith("data/names/") and m.endswith(".txt")]
+                files = {Path(member).stem: content.read(member) for member in members}
+        except zipfile.BadZipFile as error:
+            raise DataUnavailable(f"{archive} is not a whole zip file ({error}): delete it and load again") from error
+    return {language: [name for name in text.decode().split("\n") if name] for language, text in files.items()}
+
+
+def _mixed(parts: list[tuple[Tensor, Tensor]]) -> TensorDataset:
+    tokens, classes = (torch.cat(list(column)) for column in zip(*parts, strict=True))
+    order = spread(len(classes))
+    return TensorDataset(tokens[order], classes[order])

@@ -1,0 +1,71 @@
+"""Where datasets are on this machine: the folder SORDINO_DATA, then the user's cache, then the official download."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.data.download import Remote, exclusive, fetch
+from sordino.errors import InvalidInput
+
+
+def cache_folder() -> Path:
+    """SORDINO_CACHE, or ``sordino`` in the platform's place for caches."""
+    if chosen := os.environ.get("SORDINO_CACHE"):
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "sordino"
+
+
+def find(dataset: str, file: str) -> Path | None:
+    """The file in SORDINO_DATA or in the cache, if it is there."""
+    folders = [cache_folder()]
+    if given := os.environ.get("SORDINO_DATA"):
+        if not Path(given).is_dir():
+            raise InvalidInput(
+                f"SORDINO_DATA={given} is not a folder: correct it, or unset it to download the datasets"
+            )
+        folders.insert(0, Path(given))
+    return next((path for folder in folders if (path := folder / dataset / file).exists()), None)
+
+
+def obtain(dataset: str, remote: Remote, *, quiet: bool = False) -> Path:
+    """The official file: verified where it lies, or downloaded into the cache."""
+    path = find(dataset, remote.name)
+    if path is None:
+        return fetch(remote, cache_folder() / dataset / remote.name, quiet=quiet)
+    remote.verify(path)
+    return path
+
+
+def remember(
+    dataset: str, key: str, make: Callable[[], dict[str, NDArray[np.generic]]]
+) -> dict[str, NDArray[np.generic]]:
+    """Arrays that take long to make, made once and kept in the cache; `key` names all that they depend on."""
+    path = cache_folder() / dataset / f"{key}.npz"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:  # no place to keep them: make them each time
+        return make()
+    with exclusive(path.with_suffix(".lock")):
+        if not path.exists():
+            part = path.with_suffix(".part")
+            with part.open("wb") as file:
+                np.savez(file, allow_pickle=False, **make())
+            part.replace(path)
+    try:
+        with np.load(path) as stored:
+            return dict(stored)
+    except (zipfile.BadZipFile, ValueError, EOFError) as error:
+        raise InvalidInput(f"{path} cannot be read ({error}): delete it, it will be made again") from error
