@@ -1,0 +1,102 @@
+"""Replace layers that mix examples or remember data by their nearest private relatives."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from sordino.errors import UnsupportedModel
+
+logger = logging.getLogger(__name__)
+
+MAX_GROUPS = 32
+"""Wu & He 2018, Sec. 4.1: 32 groups do well over a wide range of widths."""
+
+CHANNELS_WITHOUT_SPACE = 8
+"""Least channels per group where a group may hold nothing but its channels: one value alone normalises to zero."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One layer that `fix` replaces, by its name in the model."""
+
+    where: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.where or 'model'}: {self.before} -> {self.after}"
+
+
+def fix(model: nn.Module) -> nn.Module:
+    """A copy of `model` without layers that mix examples; the model itself is untouched.
+
+    BatchNorm becomes GroupNorm with the same affine weights (the running statistics are dropped: a pretrained network
+    needs fine-tuning). InstanceNorm stops tracking running statistics. A layer that was put in eval mode inside a
+    model in train mode is frozen on purpose, does not mix, and stays. One log line per change.
+    """
+    fixed, changes = _fix(model)
+    for change in changes:
+        logger.info("%s", change)
+    return fixed
+
+
+def plan(model: nn.Module) -> list[Change]:
+    """What `fix` would change."""
+    return _fix(model)[1]
+
+
+def _fix(model: nn.Module) -> tuple[nn.Module, list[Change]]:
+    for name, layer in model.named_modules():
+        if isinstance(layer, _BatchNorm | _InstanceNorm) and layer.num_features == 0:
+            raise UnsupportedModel(f"{type(layer).__name__} '{name}' has no width yet: run the model once before fix()")
+    fixed = copy.deepcopy(model)
+    replaced: dict[nn.Module, nn.Module] = {}
+    changes = []
+    for name, layer in list(fixed.named_modules()):
+        if not isinstance(layer, _BatchNorm | _InstanceNorm) or not _breaks_privacy(layer, fixed):
+            continue
+        before = str(layer)
+        replaced[layer] = _group_norm(name, layer) if isinstance(layer, _BatchNorm) else _untracked(layer)
+        changes.append(Change(name, before, str(replaced[layer])))
+    for parent in list(fixed.modules()):
+        for child_name, child in parent._modules.items():
+            if child in replaced:
+                parent._modules[child_name] = replaced[child]
+    return replaced.get(fixed, fixed), changes
+
+
+def _breaks_privacy(layer: _BatchNorm | _InstanceNorm, model: nn.Module) -> bool:
+    if model.training and not layer.training and layer.track_running_stats:
+        return False
+    return isinstance(layer, _BatchNorm) or layer.track_running_stats
+
+
+def group_count(layer: _BatchNorm) -> int:
+    """The largest divisor of the channels up to 32, with enough channels per group where there may be no space."""
+    channels = layer.num_features
+    spatial = isinstance(layer, nn.BatchNorm2d | nn.BatchNorm3d)
+    most = min(MAX_GROUPS, channels if spatial else max(1, channels // CHANNELS_WITHOUT_SPACE))
+    return max(groups for groups in range(1, most + 1) if channels % groups == 0)
+
+
+def _group_norm(name: str, layer: _BatchNorm) -> nn.GroupNorm:
+    if layer.num_features == 1 and not isinstance(layer, nn.BatchNorm2d | nn.BatchNorm3d):
+        kind = type(layer).__name__
+        raise UnsupportedModel(f"{kind} '{name}' has 1 channel, a GroupNorm of it may be all zero: remove the layer")
+    norm = nn.GroupNorm(group_count(layer), layer.num_features, eps=layer.eps, affine=layer.affine)
+    # The same Parameter objects, so that dtype, device, requires_grad and ties survive.
+    norm.weight, norm.bias = layer.weight, layer.bias
+    return norm.train(layer.training)
+
+
+def _untracked(layer: _InstanceNorm) -> _InstanceNorm:
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        layer.register_buffer(name, None)
+    layer.track_running_stats = False
+    return layer

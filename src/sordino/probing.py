@@ -1,0 +1,254 @@
+"""Run a loss on copies of a model so that two runs differ only in what the prober changed.
+
+Nothing of the user's is touched: every run has its own copy of the model, and every generator of random numbers is
+saved, seeded before each run and put back at the end.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from sordino.errors import UnsupportedModel
+from sordino.gradients.engine import Objective
+
+Mode = Literal["given", "without dropout", "eval"]
+"""How a copy runs: with the user's flags, with dropout alone switched off, or in evaluation mode."""
+
+MODES: tuple[Mode, ...] = ("given", "without dropout", "eval")
+
+
+class ProbeFailed(UnsupportedModel):
+    """A run did not finish; `kind` and `where` say what failed, the message is one line."""
+
+    def __init__(self, kind: str, where: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.where = where
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module: the watched examples' rows of what went in and of what came out."""
+
+    name: str
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left: one loss per example, the gradient of the watched losses, and all parameters and buffers."""
+
+    losses: Tensor
+    gradient: list[Tensor | None]
+    state: dict[str, Tensor]
+    calls: list[Call]
+    dtypes: set[torch.dtype]
+
+
+@contextmanager
+def preserved_randomness(module: nn.Module) -> Iterator[Callable[[int], None]]:
+    """Hand out a function that seeds torch, NumPy and Python alike; put their generators back at the end."""
+    accelerators = {p.device.type for p in module.parameters()} - {"cpu", "meta"}
+
+    def seed(value: int) -> None:
+        # torch.manual_seed would also reach accelerators that this model does not use and nobody saved.
+        (torch.manual_seed if accelerators else torch.default_generator.manual_seed)(value)
+        random.seed(value)
+        np.random.seed(value)  # noqa: NPY002 - users draw from it, so it has to repeat and to be put back
+
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with ExitStack() as stack:
+        stack.callback(random.setstate, python)
+        stack.callback(np.random.set_state, numpy)
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        for kind in sorted(accelerators):
+            devices = list(range(torch.get_device_module(kind).device_count()))
+            stack.enter_context(torch.random.fork_rng(devices=devices, device_type=kind))
+        yield seed
+
+
+@contextmanager
+def preserved_model(objective: Objective) -> Iterator[Objective]:
+    """Hand out a pristine copy; at the end undo what a loss that ignores the model it is given did to the original."""
+    try:
+        pristine = copy.deepcopy(objective)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise ProbeFailed("copy", "model", f"model cannot be copied: {first_line(error)}; {COPY_ADVICE}") from error
+    flags = [(module, module.training) for module in objective.modules()]
+    buffers = [(module, dict(module._buffers)) for module in objective.modules()]
+    gradients = [(parameter, parameter.grad) for parameter in objective.parameters()]
+    try:
+        yield pristine
+    finally:
+        for module, training in flags:
+            module.training = training
+        for module, held in buffers:
+            module._buffers.clear()
+            module._buffers.update(held)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for tensor, original in zip(tensors(objective).values(), tensors(pristine).values(), strict=True):
+                if not torch.equal(tensor, original):
+                    tensor.copy_(original)
+
+
+COPY_ADVICE = "keep no tensors with a graph on modules, use torch.nn.utils.parametrizations for weight norms"
+
+
+def tensors(module: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def configure(module: nn.Module, mode: Mode) -> None:
+    """Bring a copy into `mode`."""
+    if mode == "eval":
+        module.eval()
+    for part in module.modules():
+        if mode == "without dropout" and isinstance(part, nn.modules.dropout._DropoutNd):
+            part.eval()
+        if mode == "without dropout" and isinstance(part, nn.RNNBase | nn.MultiheadAttention):
+            part.dropout = 0.0
+
+
+@dataclass
+class Tracer:
+    """Follows the calls of all modules; after an exception the innermost open call is where it happened."""
+
+    size: int
+    watched: Sequence[int]
+    record: bool
+    calls: list[Call] = field(default_factory=list)
+    dtypes: set[torch.dtype] = field(default_factory=set)
+    open: list[tuple[str, list[Tensor]]] = field(default_factory=list)
+
+    def rows(self, values: Any) -> list[Tensor]:
+        """The watched rows of every floating tensor that has a row per example."""
+        found = [x for x in tree_leaves(values) if isinstance(x, Tensor) and x.is_floating_point()]
+        self.dtypes.update(x.dtype for x in found)
+        if not self.record:
+            return []
+        rows = list(self.watched)
+        return [x.detach()[rows].clone() for x in found if x.dim() > 0 and len(x) == self.size]
+
+    def attach(self, module: nn.Module) -> None:
+        """Listen to every module of a copy; the copy is thrown away, and the hooks with it."""
+
+        def listen(name: str, part: nn.Module) -> None:
+            def before(_: nn.Module, inputs: Any, options: dict[str, Any]) -> None:
+                self.open.append((name, self.rows((inputs, options))))
+
+            def after(_: nn.Module, __: Any, output: Any) -> None:
+                self.calls.append(Call(*self.open.pop(), self.rows(output)))
+
+            part.register_forward_pre_hook(before, with_kwargs=True)
+            part.register_forward_hook(after)
+
+        for name, part in module.named_modules():
+            if not isinstance(part, torch.jit.ScriptModule):
+                listen(name, part)
+
+
+@dataclass(frozen=True)
+class Prober:
+    """Runs fresh copies of `pristine` on data; `trained` names the parameters whose gradient is watched."""
+
+    pristine: Objective
+    trained: Sequence[str]
+    seed: Callable[[int], None]
+
+    @torch.enable_grad()
+    def run(
+        self,
+        data: Any,
+        size: int,
+        *,
+        watched: Sequence[int] = (),
+        mode: Mode = "given",
+        seed: int = 0,
+        record: bool = False,
+        after: tuple[Any, int] | None = None,
+    ) -> Run:
+        """One run; with `watched` also the gradient of those losses; with `after` on a model that saw other data."""
+        objective = copy.deepcopy(self.pristine)
+        configure(objective, mode)
+        if after is not None:
+            self._losses(objective, *after, seed, Tracer(after[1], (), record=False))
+        tracer = Tracer(size, watched, record)
+        tracer.attach(objective)
+        losses = self._losses(objective, data, size, seed, tracer)
+        gradient = self._gradient(objective, losses, watched) if watched else []
+        state = {name: tensor.detach() for name, tensor in tensors(objective).items()}
+        return Run(losses.detach(), gradient, state, tracer.calls, tracer.dtypes)
+
+    def _losses(self, objective: Objective, data: Any, size: int, seed: int, tracer: Tracer) -> Tensor:
+        self.seed(seed)
+        try:
+            return objective.losses(copy.deepcopy(data), size)
+        except UnsupportedModel as error:
+            raise ProbeFailed("shape", "loss", first_line(error)) from error
+        except Exception as error:  # the user's model and loss may raise anything; it stays the cause
+            raise translate(error, objective, data, tracer.open[-1][0] if tracer.open else "") from error
+
+    def _gradient(self, objective: Objective, losses: Tensor, watched: Sequence[int]) -> list[Tensor | None]:
+        """Of the watched examples with a finite loss: one bad example must not hide the others."""
+        rows = [i for i in watched if bool(losses[i].isfinite())] or list(watched)
+        if not losses.requires_grad:
+            return [None] * len(self.trained)
+        named = dict(objective.named_parameters())
+        try:
+            return list(torch.autograd.grad(losses[rows].sum(), [named[n] for n in self.trained], allow_unused=True))
+        except (RuntimeError, NotImplementedError) as error:
+            raise ProbeFailed("error", "loss", f"backward pass of the loss failed: {first_line(error)}") from error
+
+
+def translate(error: Exception, objective: Objective, data: Any, name: str) -> ProbeFailed:
+    """One line for what torch or the user's code said."""
+    where = describe(objective, name)
+    text = first_line(error)
+    model_types = dtype_names(objective.model.parameters())
+    data_types = dtype_names(tree_leaves(data))
+    if model_types != data_types and re.search(r"dtype|scalar type|same type|Input type|not implemented for", text):
+        advice = "convert the data or the model, e.g. model.to(dtype) or x.to(dtype)"
+        return ProbeFailed("dtype", where, f"{where}: model is {model_types}, batch is {data_types}; {advice} ({text})")
+    if re.search(r"same device|Expected .*device|device type", text):
+        return ProbeFailed("device", where, f"{where}: {text}; move the model and what the loss uses to one device")
+    if re.search(r"out of (bounds|range)|Class values must", text) and isinstance(error, IndexError | RuntimeError):
+        advice = "labels and indices must lie in [0, size) of the layer or loss that uses them"
+        return ProbeFailed("labels", where, f"{where}: {text.rstrip('.')}; {advice}")
+    return ProbeFailed("error", where, f"{where} failed on a batch: {text}; the loss must run on any batch of records")
+
+
+def describe(objective: Objective, name: str) -> str:
+    """A module by type and by the name it has in the user's model; what is outside the model is the loss."""
+    if name == "" or name.split(".")[0] != "model":
+        return "loss"
+    kind = type(objective.get_submodule(name)).__name__
+    return f"model {kind}" if name == "model" else f"{kind} '{name.removeprefix('model.')}'"
+
+
+def dtype_names(values: Any) -> str:
+    """The dtypes of the tensors among `values`, e.g. ``float32 and int64``."""
+    names = {str(x.dtype).removeprefix("torch.") for x in values if isinstance(x, Tensor)}
+    return " and ".join(sorted(names)) or "without tensors"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text, with its type unless it is ours."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    if isinstance(error, UnsupportedModel):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

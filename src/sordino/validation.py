@@ -1,0 +1,68 @@
+"""What is wrong with this model, loss or dataset, found by behaviour before anything is spent.
+
+Per-example privacy needs every example's loss, and so its gradient, to be a function of that example, the parameters
+and public state alone. No list of layer types decides this: the probe changes one example and watches the others.
+
+Guarantees: at most four records are looked at; the model, its buffers, gradients and flags and all generators of random
+numbers are afterwards bit for bit what they were. A finding speaks about model and loss, never about one bad record.
+Limits: a mixture that shows on none of the probed records, or state outside the model, is not seen; the model is
+probed in the train/eval flags it has, so check again after changing them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils.data import DataLoader, IterableDataset
+
+from sordino.errors import InvalidInput, UnsupportedModel
+from sordino.examination import Examination, Fetch, Finding
+from sordino.gradients.engine import Objective
+from sordino.probing import ProbeFailed, Prober, preserved_model, preserved_randomness
+
+__all__ = ["Finding", "check", "check_dataset", "require_valid"]
+
+
+def check(objective: Objective, parameters: list[nn.Parameter], fetch: Fetch, records: int) -> list[Finding]:
+    """All findings of a behavioural probe on a few records; an empty list if nothing is wrong."""
+    names = {id(p): name for name, p in objective.named_parameters()}
+    if not parameters:
+        return [Finding("parameters", "model", "model has no trainable parameter: set requires_grad=True on some")]
+    if any(is_lazy(tensor) for tensor in (*objective.parameters(), *objective.buffers())):
+        return [Finding("parameters", "model", "model has lazy layers without a shape: run it once on a batch first")]
+    if any(id(p) not in names for p in parameters):
+        message = "optimizer holds a parameter that the model does not own: build it from model.parameters()"
+        return [Finding("parameters", "optimizer", message)]
+    try:
+        with preserved_randomness(objective) as seed, preserved_model(objective) as pristine:
+            prober = Prober(pristine, [names[id(p)] for p in parameters], seed)
+            return list(dict.fromkeys(Examination(prober, fetch, records).findings()))
+    except ProbeFailed as failure:
+        return [Finding.of(failure)]
+
+
+def require_valid(objective: Objective, parameters: list[nn.Parameter], fetch: Fetch, records: int) -> None:
+    """Refuse a model, loss or collate function that `check` objects to."""
+    for finding in check(objective, parameters, fetch, records):
+        raise UnsupportedModel(finding.message)
+
+
+def check_dataset(dataset: Any, records_declared: int | None = None) -> int:
+    """The number of records of a map-style dataset, or a refusal that says what is wrong with it."""
+    kind = type(dataset).__name__
+    if isinstance(dataset, DataLoader):
+        raise InvalidInput("dataset is a DataLoader: pass loader.dataset, because Sordino draws the batches itself")
+    if isinstance(dataset, IterableDataset | Iterator | Mapping) or not hasattr(dataset, "__getitem__"):
+        raise InvalidInput(f"dataset of type {kind} has no records by index: use a map-style torch.utils.data.Dataset")
+    try:
+        records = len(dataset)
+    except (TypeError, NotImplementedError) as error:
+        raise InvalidInput(f"dataset of type {kind} has no length: define __len__, a draw needs it") from error
+    if records == 0:
+        raise InvalidInput(f"dataset of type {kind} has 0 records, must have at least 1: check the path or the filter")
+    if records_declared is not None and records_declared != records:
+        raise InvalidInput(f"records={records_declared} but dataset has {records}: calibrate with records={records}")
+    return records
