@@ -34,7 +34,7 @@ bench: .venv/dev ## Speed and memory against peers
 	$(BIN)/python -m benchmarks
 
 docs: .venv/dev ## Build the documentation into site/
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lock: .venv/base ## Resolve all dependencies anew and write requirements.lock
 	$(BIN)/python scripts/lock.py
