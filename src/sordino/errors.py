@@ -1,0 +1,27 @@
+"""The errors that Sordino raises: one line each, naming the thing, its value, its bound and the way out."""
+
+from __future__ import annotations
+
+
+class SordinoError(Exception):
+    """Base class of every error that Sordino raises on purpose."""
+
+
+class InvalidInput(SordinoError, ValueError):
+    """Something the user gave cannot be used; nothing was spent."""
+
+
+class UnsupportedModel(SordinoError, ValueError):
+    """The model or the loss breaks an assumption of per-example privacy; nothing was spent."""
+
+
+class BudgetExhausted(SordinoError):
+    """The next release would exceed the budget, so it was refused before it ran."""
+
+
+class LedgerError(SordinoError):
+    """The ledger cannot be opened, belongs to another run, or is being written by somebody else."""
+
+
+class CheckpointError(SordinoError):
+    """No readable checkpoint, or one that does not belong to this run."""

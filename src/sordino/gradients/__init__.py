@@ -1,0 +1,8 @@
+"""Per-example gradient norms and weighted sums."""
+
+from sordino.gradients.auto import Auto, engine_named
+from sordino.gradients.engine import Batch, Differentiated, Engine, Objective
+from sordino.gradients.looped import Looped
+from sordino.gradients.vmapped import Vmapped
+
+__all__ = ["Auto", "Batch", "Differentiated", "Engine", "Looped", "Objective", "Vmapped", "engine_named"]

@@ -1,0 +1,115 @@
+"""What every gradient engine promises: per-example norms first, then one weighted sum of gradients.
+
+An engine never hands out per-example gradients. `differentiate` runs the loss on a batch and keeps whatever it needs;
+the result answers two questions: how long is each example's gradient, and what is ``sum_i weight_i * gradient_i``.
+Clipping, automatic clipping, JL clipping and importance weights are all functions between the two answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from sordino.errors import UnsupportedModel
+
+Loss = Callable[[nn.Module, Any], Tensor]
+"""``loss(model, batch)`` returns one loss per example of the batch, as a vector."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Collated examples on the model's device.
+
+    `single(i)` collates example `i` alone, for engines that cannot slice what a user's collate function made.
+    """
+
+    data: Any
+    size: int
+    single: Callable[[int], Any]
+
+    @property
+    def sliceable(self) -> bool:
+        """Whether every leaf is a tensor whose first dimension counts the examples."""
+        leaves = tree_leaves(self.data)
+        return bool(leaves) and all(isinstance(x, Tensor) and x.dim() > 0 and len(x) == self.size for x in leaves)
+
+    def singles(self) -> Iterator[Any]:
+        """Each example as a batch of one."""
+        for i in range(self.size):
+            yield tree_map(lambda x, i=i: x[i : i + 1], self.data) if self.sliceable else self.single(i)
+
+
+class Objective(nn.Module):
+    """The user's model and loss as one module, so that parameters can be substituted without touching the model."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, data: Any) -> Tensor:
+        return self.loss(self.model, data)
+
+    def losses(self, data: Any, size: int) -> Tensor:
+        """One loss per example, or a refusal that says what came instead."""
+        losses = self(data)
+        if not isinstance(losses, Tensor) or losses.shape != (size,):
+            got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise UnsupportedModel(
+                f"loss returned {got} for {size} examples, must be a vector of shape ({size},): "
+                "use reduction='none' and average over everything but the examples"
+            )
+        return losses
+
+
+class Differentiated(Protocol):
+    """One batch after the backward pass: norms, then the weighted sum."""
+
+    @property
+    def norms(self) -> Tensor:
+        """Per-example gradient norms over all parameters, shape [size], float32 or better.
+
+        Not finite for a bad example.
+        """
+        ...
+
+    def weighted_sum(self, weights: Tensor) -> list[Tensor]:
+        """``sum_i weights[i] * gradient_i`` per parameter, float32 or better.
+
+        An example whose weight is 0 contributes exactly 0, even where its gradient is NaN or infinite.
+        """
+        ...
+
+
+class Engine(Protocol):
+    """A way to compute per-example norms and weighted sums; performance aside, all engines agree (law 8)."""
+
+    name: str
+
+    def differentiate(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Differentiated:
+        """Run the loss on a non-empty batch; `parameters` are distinct, trainable and owned by ``objective.model``."""
+        ...
+
+    def microbatch(self, parameters: list[nn.Parameter]) -> int:
+        """How many examples to process at once by default: a performance knob that changes no numbers."""
+        ...
+
+
+class Recorder(Protocol):
+    """An engine's second face, for loops where the user runs the forward pass: record around it, then differentiate."""
+
+    def __enter__(self) -> Recorder: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def differentiate(self, losses: Tensor) -> Differentiated: ...
+
+
+def accumulation_dtype(tensor: Tensor) -> torch.dtype:
+    """Norms, sums and noise are at least float32, whatever the model's dtype."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32

@@ -1,0 +1,68 @@
+"""Per-example gradients by ``torch.func.vmap``: exact for almost every module, at B copies of the parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.utils._pytree import tree_map
+
+from sordino.errors import UnsupportedModel
+from sordino.gradients.engine import Batch, Objective, accumulation_dtype
+
+MEMORY_TARGET = 256 * 2**20
+"""Bytes that materialised per-example gradients may take by default."""
+
+
+@dataclass(frozen=True)
+class Materialised:
+    """Per-example gradients held in memory, one tensor [size, *shape] per parameter."""
+
+    gradients: list[Tensor]
+    norms: Tensor
+
+    @staticmethod
+    def of(gradients: list[Tensor]) -> Materialised:
+        """Measure the gradients, and blank those of examples whose norm is not finite (law 6)."""
+        gradients = [g.to(accumulation_dtype(g)) for g in gradients]
+        squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0)
+        norms = squares.sqrt()
+        bad = ~torch.isfinite(norms)
+        if bad.any():
+            gradients = [g.masked_fill(bad.view(-1, *[1] * (g.dim() - 1)), 0.0) for g in gradients]
+        return Materialised(gradients, norms)
+
+    def weighted_sum(self, weights: Tensor) -> list[Tensor]:
+        return [torch.tensordot(weights.to(g.dtype), g, dims=1) for g in self.gradients]
+
+
+def materialising_microbatch(parameters: list[nn.Parameter]) -> int:
+    """As many examples as fit the memory target with one float32 gradient each, at most 256."""
+    per_example = 4 * max(1, sum(p.numel() for p in parameters))
+    return int(min(256, max(1, MEMORY_TARGET // per_example)))
+
+
+class Vmapped:
+    """``vmap(grad(loss))`` over the examples of a batch."""
+
+    name = "vmap"
+
+    def differentiate(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Materialised:
+        if not batch.sliceable:
+            raise UnsupportedModel("vmap needs batches made of tensors whose first dimension counts the examples")
+        names = {id(p): name for name, p in objective.named_parameters()}
+        values = {names[id(p)]: p.detach() for p in parameters}
+
+        def loss_of_one(values: dict[str, Tensor], example: Any) -> Tensor:
+            single = tree_map(lambda x: x.unsqueeze(0), example)
+            losses: Tensor = functional_call(objective, values, (single,))
+            return losses.squeeze()
+
+        per_example = vmap(grad(loss_of_one), in_dims=(None, 0), randomness="different")(values, batch.data)
+        return Materialised.of([per_example[names[id(p)]] for p in parameters])
+
+    def microbatch(self, parameters: list[nn.Parameter]) -> int:
+        return materialising_microbatch(parameters)

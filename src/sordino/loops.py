@@ -1,0 +1,204 @@
+"""A training loop that already exists keeps its shape: loader, backward, optimizer.step().
+
+The loader draws by the recipe's sampler and records the event first; `backward` weighs and sums; a hook on the
+optimizer adds the noise just before its step and lets the selector decide just after. Nothing is subclassed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader, Dataset
+
+from sordino import step as steps
+from sordino.errors import BudgetExhausted, InvalidInput, SordinoError
+from sordino.gradients.backpropagated import Backpropagated
+from sordino.gradients.engine import Batch, Differentiated
+from sordino.records import Records
+from sordino.sampling import Draw, Foreign, Poisson
+from sordino.selection import Snapshot
+
+
+@dataclass
+class _Open:
+    """A draw that the user's loop is working on: its attempt, what is left of it, the part in the user's hands."""
+
+    attempt: steps.Attempt
+    before: Snapshot | None
+    parts_left: int
+    part: Draw | None = None
+    batch: Batch | None = None
+
+
+class UserLoop:
+    """Binds a bench to somebody else's loop. `finished` is called after each step, `position` says which is next."""
+
+    def __init__(self, bench: steps.Bench, position: Callable[[], int | None], finished: Callable[[], None]) -> None:
+        self.bench = bench
+        self._position = position
+        self._finished = finished
+        self._open: _Open | None = None
+        self._ours = False
+        optimizer = bench.optimizer
+        self._hooks = (
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        )
+
+    def close(self) -> None:
+        """Give the optimizer back as it was."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def take(self, step: int) -> bool:
+        """One step that Sordino runs by itself."""
+        self._ours = True
+        try:
+            return steps.take(self.bench, step)
+        finally:
+            self._ours = False
+
+    def batches(self, foreign: Iterable[Any] | None, num_workers: int, microbatch: int | None) -> Iterator[Any]:
+        """The batches for the user's loop; ends after the last step, or where the budget ends."""
+        try:
+            for draw, fetch in self._draws(foreign, num_workers):
+                position = self._position()
+                if position is None:
+                    return
+                yield from self._offer(position, draw, fetch, microbatch)
+        except BudgetExhausted:
+            return
+        finally:
+            self._open = None
+
+    def _draws(
+        self, foreign: Iterable[Any] | None, num_workers: int
+    ) -> Iterator[tuple[Draw | None, Callable[[Draw], Batch]]]:
+        """Each step's draw, where it is known beforehand, and how to fetch parts of it."""
+        bench, sampler = self.bench, self.bench.recipe.sampler
+        if isinstance(sampler, Foreign) != (foreign is not None):
+            raise InvalidInput(
+                "a loader of your own goes with sampler=Foreign(), priced without amplification: "
+                "give both, or neither to have Poisson draws"
+            )
+        if foreign is not None:
+            return ((_whole(data), _slicer(data, bench.device)) for data in foreign)
+        if num_workers == 0:
+            return iter(lambda: (None, lambda part: bench.records.fetch(part.indices, bench.device)), None)
+        if not isinstance(sampler, Poisson):
+            raise InvalidInput(f"num_workers={num_workers} needs Poisson draws: others depend on the model; use 0")
+        return self._prefetched(sampler, num_workers)
+
+    def _prefetched(self, sampler: Poisson, num_workers: int) -> Iterator[tuple[Draw, Callable[[Draw], Batch]]]:
+        bench = self.bench
+        count = bench.records.count
+        coins = (sampler.draw(count, bench.source, bench.memory).indices for _ in iter(int, 1))
+        loader = DataLoader(_ByDraw(bench.records), batch_size=None, sampler=coins, num_workers=num_workers)
+        for indices, data in loader:
+            draw = Draw(indices)
+            yield draw, _slicer(data, bench.device)
+
+    def _offer(
+        self, position: int, draw: Draw | None, fetch: Callable[[Draw], Batch], microbatch: int | None
+    ) -> Iterator[Any]:
+        attempt = steps.begin(self.bench, position, draw)
+        before = self.bench.recipe.selection.snapshot(attempt)
+        parts = list(attempt.draw.split(microbatch or max(1, len(attempt.draw))))
+        self._open = _Open(attempt, before, len(parts))
+        if not parts:  # an empty draw: nothing for the user to do, but the step is taken, with noise alone
+            self.bench.optimizer.step()
+        for part in parts:
+            self._open.part, self._open.batch = part, fetch(part)
+            yield self._open.batch.data
+            if self._unfinished():
+                raise SordinoError("the last batch had no private.backward(losses): every batch of a draw needs one")
+        if self._open is not None:
+            raise SordinoError("the last draw had no optimizer.step(): call it after private.backward(losses)")
+
+    def _unfinished(self) -> bool:
+        return self._open is not None and self._open.part is not None
+
+    def backward(self, losses: Tensor) -> None:
+        """Weigh and sum the gradients of the batch in hand; `losses` holds one loss per example."""
+        current = self._open
+        if current is None or current.part is None or current.batch is None:
+            raise SordinoError("private.backward needs a batch from private.loader(): loop over it")
+        if losses.shape != (len(current.part),):
+            raise InvalidInput(
+                f"losses have shape {tuple(losses.shape)}, must be ({len(current.part)},): one loss per example; "
+                "use reduction='none'"
+            )
+        steps.add(current.attempt, current.part, self._differentiated(current, losses))
+        current.part = current.batch = None
+        current.parts_left -= 1
+
+    def _differentiated(self, current: _Open, losses: Tensor) -> Differentiated:
+        assert current.batch is not None
+        found = Backpropagated.of(losses, current.attempt.parameters)
+        if found.isolated:
+            return found
+        # A NaN in the user's graph has reached other examples' gradients: differentiate again, example by example.
+        return self.bench.engine.differentiate(self.bench.objective, current.attempt.parameters, current.batch)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        if self._ours:
+            return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        if self._open is None or self._open.part is not None:
+            raise SordinoError(
+                "optimizer.step() without private.backward(losses) would apply an unprotected gradient: "
+                "take batches from private.loader() and call private.backward, or use private.steps()"
+            )
+        if self._open.parts_left:
+            optimizer.zero_grad(set_to_none=True)  # the draw goes on: without gradients this step changes nothing
+        else:
+            steps.propose(self._open.attempt)
+        return None if closure is None else ((optimizer, lambda: result), {})
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._ours or self._open is None or self._open.parts_left:
+            return
+        steps.conclude(self._open.attempt, self._open.before)
+        self._open = None
+        self._finished()
+
+
+class _ByDraw(Dataset[Any]):
+    """Fetches a whole draw at once inside a loader's worker; an empty draw has no batch."""
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+
+    def __getitem__(self, indices: Tensor) -> tuple[Tensor, Any]:
+        return indices, self.records.raw(indices) if len(indices) else None
+
+
+def _whole(data: Any) -> Draw:
+    """A foreign batch as a draw; its records are known only by their place in it."""
+    leaves = [x for x in tree_leaves(data) if isinstance(x, Tensor) and x.dim() > 0]
+    if not leaves:
+        raise InvalidInput("a foreign batch must hold tensors whose first dimension counts the examples")
+    return Draw(torch.arange(len(leaves[0])))
+
+
+def _slicer(data: Any, device: torch.device) -> Callable[[Draw], Batch]:
+    """Fetch parts of one collated batch in order."""
+    taken = 0
+
+    def fetch(part: Draw) -> Batch:
+        nonlocal taken
+        rows = slice(taken, taken + len(part))
+        taken += len(part)
+        here = tree_map(lambda x: x[rows].to(device) if isinstance(x, Tensor) else x, data)
+        return Batch(here, len(part), lambda i: tree_map(lambda x: x[i : i + 1], here))
+
+    return fetch

@@ -1,0 +1,305 @@
+"""Private: a recipe bound to a model, an optimizer, a dataset and a per-example loss."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sordino import checkpoint, validation
+from sordino.accounting import pricing
+from sordino.accounting.allowance import Allowance, Planned, Unlimited
+from sordino.accounting.guarantee import Guarantee
+from sordino.accounting.ledger import Ledger
+from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
+from sordino.gradients import Objective
+from sordino.gradients.engine import Loss
+from sordino.loops import UserLoop
+from sordino.noise import Secure, Seeded, Source
+from sordino.recipe import Recipe
+from sordino.records import Collate, Records
+from sordino.step import Bench
+
+_log = logging.getLogger("sordino")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What may be said of a step in public: which one it was."""
+
+    number: int
+    steps: int
+
+
+class Private:
+    """Trains `model` with `optimizer` on `dataset` by `recipe`, and says what that reveals.
+
+    `loss(model, batch)` returns one loss per example. `run` names a directory in which every event is recorded
+    durably before its release exists; without it the ledger stays in memory until `save`. `seed` makes noise and
+    sampling repeatable for experiments, which the guarantee then says. `engine` and `microbatch` are performance knobs
+    that change no numbers. `validate=False` skips the probe of model and loss, and the guarantee says so.
+
+    Nothing wraps the model and nothing subclasses the optimizer; `close` takes the optimizer's hooks off again.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        dataset: Any,
+        loss: Loss,
+        recipe: Recipe,
+        *,
+        run: str | Path | None = None,
+        collate: Collate | None = None,
+        seed: int | None = None,
+        source: Source | None = None,
+        engine: str = "auto",
+        microbatch: int | None = None,
+        validate: bool = True,
+    ) -> None:
+        if microbatch is not None and microbatch < 1:
+            raise InvalidInput(f"microbatch={microbatch} must be >= 1: it is how many examples are processed at once")
+        recipe.terms(0, {})  # refuses a recipe that is not calibrated
+        records = Records(dataset, collate)
+        _check_length(records.count, recipe)
+        _check_optimizer(model, optimizer)
+        objective = Objective(model, loss)
+        self.position = 0
+        self._given_source, self._seed, self._engine = source, seed, engine
+        self._validated = validate
+        self.bench = Bench(
+            recipe=recipe,
+            objective=objective,
+            optimizer=optimizer,
+            records=records,
+            engine=recipe.norms.engine(engine, source or Secure()),
+            microbatch=microbatch,
+            source=source or Secure(),
+            ledger=Ledger.in_memory(run_id=uuid.uuid4().hex, header=_header(recipe)),
+            allowance=Unlimited(),
+        )
+        if validate:
+            validation.require_valid(
+                objective, self.bench.parameters(), lambda i: records.fetch(i, self.bench.device), records.count
+            )
+        self.run: Path | None = None
+        if run is not None:
+            self._keep_in(Path(run))
+        self._bind(self.bench.ledger)
+        self._loop = UserLoop(self.bench, self._next_position, self._advance)
+
+    # -- training -----------------------------------------------------------------------------------------------
+
+    def steps(self) -> Iterator[Step]:
+        """Take the recipe's steps one by one; ends after the last, or before the first that the budget cannot pay."""
+        while self._next_position() is not None:
+            try:
+                yield self.step()
+            except BudgetExhausted as ended:
+                _log.info("%s", ended)
+                return
+
+    def step(self) -> Step:
+        """Take the next step, or raise `BudgetExhausted` before anything happens."""
+        if self._next_position() is None:
+            raise BudgetExhausted(f"all {self.total} steps of the recipe are taken: calibrate a longer one for more")
+        self._loop.take(self.position)
+        self._advance()
+        return Step(self.position, self.total)
+
+    def loader(
+        self, foreign: Iterable[Any] | None = None, *, num_workers: int = 0, microbatch: int | None = None
+    ) -> Iterator[Any]:
+        """Batches for a loop of your own, one per draw (or in parts of `microbatch`), drawn by the recipe's sampler.
+
+        An empty draw is dealt with inside: there is no batch for it. `foreign` is a loader of your own, for recipes
+        with ``sampler=Foreign()``.
+        """
+        return self._loop.batches(foreign, num_workers, microbatch)
+
+    def backward(self, losses: Tensor) -> None:
+        """In place of ``losses.mean().backward()``: a vector with one loss per example of the loader's last batch."""
+        self._loop.backward(losses)
+
+    @property
+    def total(self) -> int:
+        """How many steps the recipe has."""
+        steps = self.bench.recipe.steps
+        assert steps is not None
+        return steps
+
+    def _next_position(self) -> int | None:
+        return self.position if self.position < self.total else None
+
+    def _advance(self) -> None:
+        self.position += 1
+
+    # -- what it costs ------------------------------------------------------------------------------------------
+
+    def guarantee(self, delta: float | None = None, accountant: str | None = None) -> Guarantee:
+        """What has been promised so far: a pure function of the ledger."""
+        recipe, budget = self.bench.recipe, self.bench.recipe.budget
+        delta = delta or (budget.delta if budget else 0.1 / (recipe.records or self.bench.records.count))
+        accountant = accountant or (budget.accountant if budget else "pld")
+        adjacency = budget.adjacency if budget else "add-or-remove-one"
+        return Guarantee(
+            epsilon=pricing.epsilon(self.bench.ledger.events(), delta, accountant=accountant, adjacency=adjacency),
+            delta=delta,
+            basis=recipe.basis,
+            unit="record",
+            adjacency=adjacency,
+            accountant=accountant,
+            assumptions=self._assumptions(),
+        )
+
+    def _assumptions(self) -> tuple[str, ...]:
+        said = [self.bench.source.assumption]
+        said.append("hyperparameters were fixed in advance, not tuned on these records")
+        said.append("Gaussian noise is sampled in floating point")
+        if not self.bench.recipe.amplifies:
+            said.append("batches came from a foreign loader, so no amplification by sampling is claimed")
+        if not self._validated:
+            said.append("the model was NOT probed for mixing examples (validate=False)")
+        return tuple(said)
+
+    # -- saving -------------------------------------------------------------------------------------------------
+
+    def save(self, run: str | Path | None = None, extra: dict[str, Any] | None = None) -> Path:
+        """Store model, optimizer, position and ledger in the run's directory; `extra` holds plain state of your own."""
+        if run is not None and self.run is not None and Path(run) != self.run:
+            raise InvalidInput(f"this run is recorded in {self.run}, not in {run}: call save() without a directory")
+        if self.run is None:
+            if run is None:
+                raise InvalidInput("save needs a directory: private.save('run/')")
+            self._keep_in(Path(run))
+        assert self.run is not None
+        state = {
+            "run_id": self.bench.ledger.run_id,
+            "events": len(self.bench.ledger),
+            "position": self.position,
+            "model": self.bench.objective.model.state_dict(),
+            "optimizer": self.bench.optimizer.state_dict(),
+            "extra": extra or {},
+        }
+        checkpoint.write(self.run, self.position, state)
+        return self.run
+
+    def load(self, run: str | Path) -> dict[str, Any]:
+        """Go on with a saved or killed run: its ledger in full, its newest whole checkpoint; returns its `extra`.
+
+        Work that was charged after the checkpoint is lost but stays paid for; the noise stream starts afresh.
+        """
+        directory = Path(run)
+        ledger = Ledger.open(directory / "ledger.sqlite")
+        try:
+            extra = self._restore(directory, ledger)
+        except Exception:
+            ledger.close()
+            raise
+        self.bench.ledger.close()
+        self.run = directory
+        self._bind(ledger)
+        return extra
+
+    def _restore(self, directory: Path, ledger: Ledger) -> dict[str, Any]:
+        theirs, ours = ledger.header.get("recipe"), self.bench.recipe.fingerprint()
+        if theirs != ours:
+            raise CheckpointError(
+                f"{directory} follows recipe {theirs}, not {ours}: load it with the recipe it was made by"
+            )
+        state = checkpoint.read_newest(directory)
+        if state is None:
+            return {}
+        if state["run_id"] != ledger.run_id:
+            raise CheckpointError(
+                f"the checkpoint in {directory} belongs to run {state['run_id']}, not {ledger.run_id}"
+            )
+        if state["events"] > len(ledger):
+            raise CheckpointError(
+                f"the checkpoint in {directory} saw {state['events']} events, its ledger holds {len(ledger)}: "
+                "the ledger was replaced, so what was spent is unknown"
+            )
+        self.bench.objective.model.load_state_dict(state["model"])
+        self.bench.optimizer.load_state_dict(state["optimizer"])
+        self.position = state["position"]
+        extra: dict[str, Any] = state["extra"]
+        return extra
+
+    def _keep_in(self, directory: Path) -> None:
+        """Move the ledger from memory to the run's directory."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            toml = self.bench.recipe.to_toml()
+        except OSError as error:
+            raise InvalidInput(f"cannot create run directory {directory}: {error.strerror}") from error
+        except InvalidInput as error:
+            _log.info("the recipe is not written to %s: %s", directory, error)
+            toml = None
+        self.bench.ledger = self.bench.ledger.copy_to(directory / "ledger.sqlite")
+        if toml is not None:
+            checkpoint.write_durably(directory / "recipe.toml", toml.encode())
+        self.run = directory
+
+    def _bind(self, ledger: Ledger) -> None:
+        """Spend on this ledger from now on, with fresh noise and what is left of the budget."""
+        recipe = self.bench.recipe
+        self.bench.ledger = ledger
+        if self._given_source is None:
+            self.bench.source = Secure() if self._seed is None else Seeded(self._seed, ledger.incarnation)
+        self.bench.engine = recipe.norms.engine(self._engine, self.bench.source)
+        self.bench.allowance = _allowance(recipe, ledger, self.position)
+
+    def close(self) -> None:
+        """Take the hooks off the optimizer and close the ledger."""
+        self._loop.close()
+        self.bench.ledger.close()
+
+    def __enter__(self) -> Private:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _allowance(recipe: Recipe, ledger: Ledger, position: int) -> Allowance:
+    if recipe.budget is None:
+        return Unlimited()
+    return Planned(recipe.budget, ledger.events(), recipe.plan(position))
+
+
+def _header(recipe: Recipe) -> dict[str, str]:
+    adjacency = recipe.budget.adjacency if recipe.budget else "add-or-remove-one"
+    return {"recipe": recipe.fingerprint(), "unit": "record", "adjacency": adjacency, "basis": recipe.basis}
+
+
+def _check_length(count: int, recipe: Recipe) -> None:
+    """The declared number of records need not be exact (it is public, the true one is not), but must be about right."""
+    declared = recipe.records or count
+    if abs(count - declared) > max(10, declared // 100):
+        raise InvalidInput(
+            f"dataset has {count} records, but the recipe was calibrated for {declared}: calibrate with records={count}"
+        )
+
+
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidInput("LBFGS evaluates the loss several times per step, each a release: use SGD, Adam or another")
+    names = {id(p) for p in model.parameters()}
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    if strangers := sum(id(p) not in names for p in held):
+        raise InvalidInput(
+            f"{strangers} of the optimizer's {len(held)} parameters are not in the model: "
+            "build the optimizer from model.parameters() after the model is final"
+        )
+    if not any(p.requires_grad for p in held):
+        raise InvalidInput(f"none of the optimizer's {len(held)} parameters is trainable: unfreeze some")

@@ -1,0 +1,180 @@
+"""Recipe: a frozen choice of parts. Public in full: it may be published with the model."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from dp_accounting import DpEvent
+
+from sordino import toml
+from sordino.accounting import calibration, pricing
+from sordino.accounting.budget import Budget
+from sordino.accounting.pricing import Basis
+from sordino.errors import InvalidInput
+from sordino.norms import Exact, Norms
+from sordino.propose import Optimizer
+from sordino.sampling import Foreign, Poisson, Sampler
+from sordino.schedules import Constant, Schedule
+from sordino.selection import Always, Selector
+from sordino.terms import Terms
+from sordino.weighing import Flat, Weighing
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A choice of parts, made complete by `calibrate` or `for_records`.
+
+    `batch_size` is the expected size of a draw and the public divisor of every sum (law 1). The length of training is
+    `steps`, or `epochs` until the number of records is known; `sampler` is then Poisson at rate batch_size / records,
+    unless another one is given. `noise_multiplier` is noise over sensitivity at the
+    first step, or None until calibrated. `clip` and noise are multiplied by their schedules.
+    """
+
+    name: str = "dpsgd"
+    batch_size: int = 256
+    epochs: float | None = None
+    steps: int | None = None
+    clip: float = 1.0
+    noise_multiplier: float | None = None
+    clip_schedule: Schedule = field(default_factory=Constant)
+    noise_schedule: Schedule = field(default_factory=Constant)
+    sampler: Sampler | None = None
+    norms: Norms = field(default_factory=Exact)
+    weighing: Weighing = field(default_factory=Flat)
+    selection: Selector = field(default_factory=Always)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    records: int | None = None
+    budget: Budget | None = None
+    basis: Basis = "proven"
+
+    def __post_init__(self) -> None:
+        _require(self.batch_size >= 1, f"batch_size={self.batch_size} must be >= 1: it is the expected size of a draw")
+        _require(
+            self.clip > 0 and math.isfinite(self.clip),
+            f"clip={self.clip} must be > 0: a zero bound removes every gradient; "
+            "start with 1.0 or use automatic clipping",
+        )
+        _require(self.steps is None or self.steps >= 1, f"steps={self.steps} must be >= 1")
+        _require(self.epochs is None or self.epochs > 0, f"epochs={self.epochs} must be > 0")
+        sigma = self.noise_multiplier
+        _require(
+            sigma is None or (sigma > 0 and math.isfinite(sigma)),
+            f"noise_multiplier={sigma} must be > 0 and finite: without noise there is no privacy",
+        )
+
+    def for_records(self, records: int) -> Recipe:
+        """Fix the sampling rate and the number of steps for a data set of about `records` records.
+
+        `records` is a public number. The mechanism uses it alone, never the true length of the data set.
+        """
+        _require(records >= 1, f"records={records} must be >= 1: an empty data set cannot be trained on")
+        _require(
+            self.batch_size <= records,
+            f"batch_size={self.batch_size} must be <= records={records}: "
+            "every record joins a draw with probability batch_size / records",
+        )
+        own = self.sampler is not None and not isinstance(self.sampler, Poisson)
+        sampler = self.sampler if own else Poisson(self.batch_size / records)
+        steps = self.steps
+        if steps is None and self.epochs is not None:
+            steps = max(1, round(self.epochs * records / self.batch_size))
+        return replace(self, sampler=sampler, records=records, steps=steps)
+
+    def calibrate(self, budget: Budget, *, records: int) -> Recipe:
+        """The same recipe with just enough noise for the budget; or, where the noise is given, with as many steps.
+
+        The price never exceeds the budget and lies within 0.1 % below it.
+        """
+        _require(
+            budget.delta < 1 / records,
+            f"delta={budget.delta:g} must be < 1/records = {1 / records:g}: "
+            f"a larger one allows to publish whole records; use {0.1 / records:.0e}",
+        )
+        recipe = replace(self.for_records(records), budget=budget)
+        if recipe.noise_multiplier is None:
+            return recipe._with_noise_for(budget)
+        if recipe.steps is None:
+            return recipe._with_steps_for(budget)
+        price = recipe.price(budget.delta, budget.accountant, budget.adjacency)
+        _require(
+            price <= budget.epsilon,
+            f"noise_multiplier={recipe.noise_multiplier:g} over {recipe.steps} steps costs epsilon={price:.4g}, "
+            f"above the budget of {budget.epsilon:g}: leave noise_multiplier or steps open to have it calibrated",
+        )
+        return recipe
+
+    def _with_noise_for(self, budget: Budget) -> Recipe:
+        _require(self.steps is not None, "neither steps nor epochs is set: give the length of training")
+        found = calibration.noise_for(budget, lambda sigma: replace(self, noise_multiplier=sigma).plan())
+        return replace(self, noise_multiplier=found.noise_multiplier)
+
+    def _with_steps_for(self, budget: Budget) -> Recipe:
+        event = self.terms(0, {}).event
+        return replace(self, steps=calibration.steps_for(budget, event))
+
+    def terms(self, step: int, memory: dict[str, Any]) -> Terms:
+        """The public terms of a step: schedules, then the sampler's and the selector's say on the price."""
+        if self.noise_multiplier is None or self.steps is None or self.sampler is None:
+            raise InvalidInput(
+                f"recipe {self.name!r} is not calibrated: "
+                "call recipe.calibrate(Budget(epsilon=3, delta=1e-5), records=N)"
+            )
+        sigma = self.noise_multiplier * self.noise_schedule(step, self.steps)
+        clip = self.clip * self.clip_schedule(step, self.steps)
+        terms = Terms(step, clip, sigma, self.batch_size, self.norms.event(sigma))
+        terms = self.sampler.terms(terms, memory)
+        return replace(terms, event=self.selection.event(terms.event))
+
+    def plan(self, start: int = 0) -> list[tuple[DpEvent, int]]:
+        """Every event from step `start` to the end, equal neighbours counted together."""
+        return [(event, sum(1 for _ in run)) for event, run in groupby(self._events(start))]
+
+    def _events(self, start: int) -> Iterator[DpEvent]:
+        steps = self.steps or 0
+        if isinstance(self.noise_schedule, Constant) and start < steps:
+            event = self.terms(start, {}).event
+            return (event for _ in range(start, steps))
+        return (self.terms(step, {}).event for step in range(start, steps))
+
+    def price(self, delta: float, accountant: str = "pld", adjacency: str = "add-or-remove-one") -> float:
+        """Epsilon of the whole plan at `delta`."""
+        return pricing.epsilon(self.plan(), delta, accountant=accountant, adjacency=adjacency)
+
+    @property
+    def amplifies(self) -> bool:
+        """Whether our own sampler draws the batches (law 2)."""
+        return not isinstance(self.sampler, Foreign)
+
+    def to_toml(self) -> str:
+        """The recipe as a TOML document that `from_toml` reads back to an equal recipe."""
+        return toml.dumps(self)
+
+    def fingerprint(self) -> str:
+        """A short hash that tells whether two runs follow the same recipe."""
+        try:
+            text = self.to_toml()
+        except InvalidInput:  # parts of the user's own have no stable text; the names of the classes are what is left
+            text = f"{self.name} {[type(value).__qualname__ for value in vars(self).values()]}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @staticmethod
+    def from_toml(text: str) -> Recipe:
+        """Read what `to_toml` wrote, or what a user wrote by hand; only parts of Sordino can be named."""
+        recipe = toml.loads(text, Recipe)
+        assert isinstance(recipe, Recipe)
+        return recipe
+
+    @staticmethod
+    def from_file(path: str | Path) -> Recipe:
+        return Recipe.from_toml(Path(path).read_text())
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvalidInput(message)

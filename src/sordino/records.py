@@ -1,0 +1,73 @@
+"""The private records: any map-style dataset or plain tensors, fetched by index and collated on the model's device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.data import TensorDataset, default_collate
+
+from sordino.errors import InvalidInput
+from sordino.gradients.engine import Batch
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Records:
+    """A dataset whose length must not change while it is trained on."""
+
+    def __init__(self, dataset: Any, collate: Collate | None = None) -> None:
+        self.dataset = dataset
+        self.collate = collate
+        self._tensors = None if collate else _as_tensors(dataset)
+        self.count = self._length()
+        if self.count == 0:
+            raise InvalidInput("dataset has 0 records: nothing can be learnt from it")
+
+    def _length(self) -> int:
+        if self._tensors is not None:
+            return len(self._tensors[0])
+        if not hasattr(self.dataset, "__len__") or not hasattr(self.dataset, "__getitem__"):
+            raise InvalidInput(
+                f"dataset {type(self.dataset).__name__} must have a length and an index: "
+                "Poisson sampling needs random access; load an iterable dataset into a list first"
+            )
+        return len(self.dataset)
+
+    def check_unchanged(self) -> None:
+        """The sampling rate was fixed for a number of records; a dataset that grew or shrank is a different one."""
+        if (now := self._length()) != self.count:
+            raise InvalidInput(f"dataset length is {now}, was {self.count} at the start: records must not come or go")
+
+    def fetch(self, indices: Tensor | Sequence[int], device: torch.device) -> Batch:
+        """Collate the records at `indices`, in that order."""
+        where = torch.as_tensor(indices, dtype=torch.int64)
+        return Batch(self._collated(where, device), len(where), lambda i: self._collated(where[i : i + 1], device))
+
+    def _collated(self, indices: Tensor, device: torch.device) -> Any:
+        data = self.raw(indices)
+        return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, data)
+
+    def raw(self, indices: Tensor) -> Any:
+        """The collated records, wherever the dataset keeps them."""
+        if self._tensors is not None:
+            picked = tuple(t[indices.to(t.device)] for t in self._tensors)
+            return picked[0] if isinstance(self.dataset, Tensor) else picked
+        return (self.collate or default_collate)([self.dataset[int(i)] for i in indices])
+
+
+def _as_tensors(dataset: Any) -> tuple[Tensor, ...] | None:
+    """Plain tensors are indexed at once instead of record by record."""
+    if isinstance(dataset, Tensor):
+        return (dataset,)
+    if isinstance(dataset, TensorDataset):
+        return tuple(dataset.tensors)
+    if isinstance(dataset, tuple) and dataset and all(isinstance(x, Tensor) for x in dataset):
+        lengths = {len(x) for x in dataset}
+        if len(lengths) != 1:
+            raise InvalidInput(f"dataset tensors have lengths {sorted(lengths)}, must be equal: one row per record")
+        return dataset
+    return None

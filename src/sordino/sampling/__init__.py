@@ -1,0 +1,7 @@
+"""Which records a step sees."""
+
+from sordino.sampling.draw import Draw, Sampler
+from sordino.sampling.foreign import Foreign
+from sordino.sampling.poisson import Poisson
+
+__all__ = ["Draw", "Foreign", "Poisson", "Sampler"]

@@ -1,0 +1,58 @@
+"""What a sampler returns, and what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from sordino.noise import Source
+from sordino.terms import Terms
+
+if TYPE_CHECKING:
+    from sordino.step import Bench
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The records of one step, by index. Private: its size too.
+
+    `odds` holds each record's chance of having been drawn, where that differs between records (importance sampling).
+    """
+
+    indices: Tensor
+    odds: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def split(self, size: int) -> Iterator[Draw]:
+        """The same draw in pieces of at most `size` records."""
+        for start in range(0, len(self), size):
+            part = slice(start, start + size)
+            yield Draw(self.indices[part], None if self.odds is None else self.odds[part])
+
+
+class Sampler(Protocol):
+    """Decides which records a step sees, and what that does to the price.
+
+    A sampler that learns as it goes keeps what it learnt in the run's private `memory`, which is saved with the run.
+    """
+
+    def prepare(self, bench: Bench, step: int) -> None:
+        """Make releases of its own before a step, each charged; most samplers need none."""
+        return
+
+    def terms(self, terms: Terms, memory: dict[str, Any]) -> Terms:
+        """The terms of a step whose answer costs ``terms.event`` on a known set of records, on a fresh draw instead."""
+        ...
+
+    def draw(self, records: int, source: Source, memory: dict[str, Any]) -> Draw:
+        """The indices of this step's records; the data itself is not touched."""
+        ...
+
+    def observe(self, draw: Draw, norms: Tensor, memory: dict[str, Any]) -> None:
+        """Learn from the norms of the drawn records; most samplers do not."""
+        return

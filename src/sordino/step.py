@@ -1,0 +1,137 @@
+"""The one private step, the audited core: everything that is ever released about the records passes through here.
+
+::
+
+    records -> sample -> differentiate -> weigh -> sum + noise -> propose -> select -> model
+                  \\____________ one event, recorded before anything is released ___________/
+
+`take` reads top to bottom. What it calls are parts: a sampler (`sordino.sampling`), an engine (`sordino.gradients`),
+a weighing (`sordino.weighing`), schedules behind ``recipe.terms``, a noise source (`sordino.noise`) and a selector
+(`sordino.selection`). A new mechanism is a new part; this file does not change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from dp_accounting import DpEvent
+from torch import Tensor, nn
+
+from sordino.accounting.allowance import Allowance
+from sordino.accounting.ledger import Ledger, Receipt
+from sordino.gradients.engine import Differentiated, Engine, Objective, accumulation_dtype
+from sordino.noise import Source
+from sordino.records import Records
+from sordino.sampling.draw import Draw
+from sordino.selection.selector import Snapshot
+from sordino.terms import Terms
+
+if TYPE_CHECKING:
+    from sordino.recipe import Recipe
+
+
+@dataclass
+class Bench:
+    """What a step works on: the parts of the recipe, bound to a model, its records and a ledger."""
+
+    recipe: Recipe
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    records: Records
+    engine: Engine
+    microbatch: int | None
+    source: Source
+    ledger: Ledger
+    allowance: Allowance
+    memory: dict[str, Any] = field(default_factory=dict)
+
+    def charge(self, event: DpEvent) -> Receipt:
+        """Refuse what the budget cannot pay, then record the event durably; only then may noise be drawn (law 5)."""
+        self.allowance.require(event)
+        return self.ledger.charge(event)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What is trained now: the optimizer's parameters that are not frozen, each once."""
+        held = (p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad)
+        return list({id(p): p for p in held}.values())
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.objective.parameters())).device
+
+
+@dataclass
+class Attempt:
+    """One step under way. Everything in it but the terms is private."""
+
+    bench: Bench
+    terms: Terms
+    receipt: Receipt
+    draw: Draw
+    parameters: list[nn.Parameter]
+    total: list[Tensor]
+
+
+def take(bench: Bench, step: int) -> bool:
+    """Take one private step; returns whether its proposal was kept.
+
+    Guarantees: the released gradient is a Gaussian release of sensitivity ``terms.clip`` about one fresh draw, and
+    ``terms.event``, which prices it together with the selector's test, is in the ledger before the noise is drawn.
+    Edge cases: an empty draw releases noise alone; an example that is not finite contributes zero; a frozen or unused
+    parameter has a zero gradient.
+    """
+    attempt = begin(bench, step)
+    before = bench.recipe.selection.snapshot(attempt)
+    for part in attempt.draw.split(bench.microbatch or bench.engine.microbatch(attempt.parameters)):
+        batch = bench.records.fetch(part.indices, bench.device)
+        add(attempt, part, bench.engine.differentiate(bench.objective, attempt.parameters, batch))
+    propose(attempt)
+    bench.optimizer.step()
+    return conclude(attempt, before)
+
+
+def begin(bench: Bench, step: int, draw: Draw | None = None) -> Attempt:
+    """Sample. The event is recorded first: from here on the step is paid for, whatever happens to it (laws 4 and 5)."""
+    bench.records.check_unchanged()
+    recipe, parameters = bench.recipe, bench.parameters()
+    assert recipe.sampler is not None
+    recipe.norms.prepare(bench.engine)
+    recipe.sampler.prepare(bench, step)
+    terms = recipe.terms(step, bench.memory)
+    receipt = bench.charge(terms.event)
+    if draw is None:
+        draw = recipe.sampler.draw(bench.records.count, bench.source, bench.memory)
+    total = [torch.zeros_like(p, dtype=accumulation_dtype(p)) for p in parameters]
+    return Attempt(bench, terms, receipt, draw, parameters, total)
+
+
+def add(attempt: Attempt, part: Draw, differentiated: Differentiated) -> None:
+    """Weigh. Add ``sum_i weight_i * gradient_i`` of a part of the draw; ``weight * norm <= clip`` for each example."""
+    recipe = attempt.bench.recipe
+    weights = recipe.weighing.weights(differentiated.norms, attempt.terms.clip, part)
+    for total, partial in zip(attempt.total, differentiated.weighted_sum(weights), strict=True):
+        total += partial
+    assert recipe.sampler is not None
+    recipe.sampler.observe(part, differentiated.norms, attempt.bench.memory)
+
+
+def propose(attempt: Attempt) -> None:
+    """Noise. Release ``(total + noise) / divisor`` as the gradient: noise once per draw, divisor public (law 1)."""
+    terms, parameters = attempt.terms, attempt.parameters
+    attempt.bench.optimizer.zero_grad(set_to_none=True)  # no gradient but the released one may reach the optimizer
+    noise = attempt.bench.source.gaussian(attempt.receipt, sum(p.numel() for p in parameters), terms.noise_std)
+    pieces = noise.split([p.numel() for p in parameters])
+    for parameter, total, piece in zip(parameters, attempt.total, pieces, strict=True):
+        noisy = total + piece.view_as(total).to(device=total.device, dtype=total.dtype)
+        parameter.grad = (noisy / terms.divisor).to(parameter.dtype)
+
+
+def conclude(attempt: Attempt, before: Snapshot | None) -> bool:
+    """Select. Keep the proposal that now stands in the model, or put everything back as it was."""
+    attempt.bench.optimizer.zero_grad(set_to_none=True)
+    kept = attempt.bench.recipe.selection.accepts(attempt, before)
+    if not kept and before is not None:
+        before.restore()
+    return kept

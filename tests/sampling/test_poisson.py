@@ -1,0 +1,94 @@
+"""Poisson draws: right rate, independent coins, no data touched; a wrong sampler is noticed."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from sordino import InvalidInput
+from sordino.noise import Seeded
+from sordino.sampling import Draw, Foreign, Poisson
+
+RECORDS, RATE, DRAWS = 200, 0.1, 3000
+
+
+def inclusion_counts(draws: list[Draw]) -> np.ndarray:
+    counts = np.zeros(RECORDS)
+    for draw in draws:
+        counts[draw.indices.numpy()] += 1
+    return counts
+
+
+def rate_p_value(counts: np.ndarray) -> float:
+    """Chi-square of each record's inclusion count against the claimed rate."""
+    expected = DRAWS * RATE
+    statistic = ((counts - expected) ** 2 / (expected * (1 - RATE))).sum()
+    return float(stats.chi2.sf(statistic, RECORDS))
+
+
+def size_p_value(draws: list[Draw]) -> float:
+    """Variance of the draw's size: binomial for independent coins, 0 for fixed-size batches."""
+    sizes = np.array([len(d) for d in draws])
+    return float(
+        2
+        * min(
+            stats.chi2.cdf(x := sizes.var() * DRAWS / (RECORDS * RATE * (1 - RATE)), DRAWS - 1),
+            stats.chi2.sf(x, DRAWS - 1),
+        )
+    )
+
+
+def draws_of(rate: float) -> list[Draw]:
+    source = Seeded(3)
+    return [Poisson(rate).draw(RECORDS, source, {}) for _ in range(DRAWS)]
+
+
+def test_every_record_joins_at_the_claimed_rate() -> None:
+    draws = draws_of(RATE)
+    assert rate_p_value(inclusion_counts(draws)) > 0.01
+    assert size_p_value(draws) > 0.01
+
+
+@pytest.mark.parametrize("wrong", [0.95 * RATE, 1.05 * RATE])
+def test_the_rate_test_objects_to_a_wrong_rate(wrong: float) -> None:
+    assert rate_p_value(inclusion_counts(draws_of(wrong))) < 1e-6
+
+
+def test_the_size_test_objects_to_fixed_size_batches() -> None:
+    generator = torch.Generator().manual_seed(0)
+    fixed = [Draw(torch.randperm(RECORDS, generator=generator)[: int(RATE * RECORDS)]) for _ in range(DRAWS)]
+    assert size_p_value(fixed) < 1e-6
+
+
+def test_pairs_of_records_join_independently() -> None:
+    joined = np.zeros((DRAWS, 2))
+    for i, draw in enumerate(draws_of(RATE)):
+        joined[i] = [0 in draw.indices, 1 in draw.indices]
+    table = np.histogram2d(joined[:, 0], joined[:, 1], bins=2)[0]
+    assert stats.chi2_contingency(table).pvalue > 0.01
+
+
+def test_rate_one_takes_everything_and_small_rates_take_nothing_at_times() -> None:
+    source = Seeded(1)
+    assert len(Poisson(1.0).draw(50, source, {})) == 50
+    assert any(len(Poisson(0.001).draw(50, source, {})) == 0 for _ in range(20))
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, float("nan")])
+def test_impossible_rates_are_refused(rate: float) -> None:
+    with pytest.raises(InvalidInput, match="must lie in"):
+        Poisson(rate)
+
+
+def test_a_draw_splits_into_parts_that_make_it_up() -> None:
+    draw = Draw(torch.arange(10), torch.arange(10.0))
+    parts = list(draw.split(4))
+    assert [len(p) for p in parts] == [4, 4, 2]
+    assert torch.equal(torch.cat([p.indices for p in parts]), draw.indices)
+    assert parts[1].odds is not None
+    assert torch.equal(parts[1].odds, torch.arange(4.0, 8.0))
+
+
+def test_a_foreign_sampler_does_not_draw() -> None:
+    with pytest.raises(InvalidInput, match="pass your loader"):
+        Foreign().draw(10, Seeded(1), {})

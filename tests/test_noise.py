@@ -1,0 +1,65 @@
+"""The noise has the deviation that is claimed, is fresh in every incarnation, and needs a receipt."""
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent
+from scipy import stats
+
+from sordino import InvalidInput
+from sordino.accounting.ledger import Ledger, Receipt
+from sordino.noise import Secure, Seeded
+
+
+@pytest.fixture
+def receipt() -> Receipt:
+    return Ledger.in_memory(run_id="test", header={}).charge(GaussianDpEvent(1.0))
+
+
+def fits(noise: np.ndarray, std: float) -> bool:
+    return bool(stats.kstest(noise / std, "norm").pvalue > 0.001)
+
+
+def test_gaussian_noise_has_the_claimed_deviation_and_no_other(receipt: Receipt) -> None:
+    noise = Seeded(5).gaussian(receipt, 100_000, 2.5).numpy()
+    assert fits(noise, 2.5)
+    assert not fits(noise, 2.5 * 0.95)
+    assert not fits(noise, 2.5 * 1.05)
+
+
+def test_secure_noise_is_normal_and_never_the_same_twice(receipt: Receipt) -> None:
+    first, second = (Secure().gaussian(receipt, 5_000, 1.0).numpy() for _ in range(2))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
+    assert stats.kstest(first, "norm").pvalue > 1e-9
+
+
+def test_a_seed_repeats_itself_within_an_incarnation_only(receipt: Receipt) -> None:
+    def stream(seed: int, incarnation: int) -> np.ndarray:
+        return Seeded(seed, incarnation).gaussian(receipt, 1000, 1.0).numpy()
+
+    assert np.array_equal(stream(1, 1), stream(1, 1))
+    assert not np.isclose(stream(1, 1), stream(1, 2)).any()
+    assert not np.isclose(stream(1, 1), stream(2, 1)).any()
+
+
+def test_an_older_receipt_buys_nothing() -> None:
+    ledger = Ledger.in_memory(run_id="test", header={})
+    old, new = ledger.charge(GaussianDpEvent(1.0)), ledger.charge(GaussianDpEvent(1.0))
+    source = Seeded(1)
+    source.gaussian(new, 3, 1.0)
+    with pytest.raises(InvalidInput, match="older than receipt"):
+        source.gaussian(old, 3, 1.0)
+
+
+def test_a_seeded_source_says_so_and_a_secure_one_does_not() -> None:
+    assert "SEEDED" in Seeded(7).assumption
+    assert "SEEDED" not in Secure().assumption
+
+
+def test_torch_global_generator_is_left_alone(receipt: Receipt) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    Secure().gaussian(receipt, 10, 1.0)
+    Secure().uniform(10)
+    assert torch.equal(torch.get_rng_state(), before)
