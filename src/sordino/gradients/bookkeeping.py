@@ -1,0 +1,92 @@
+"""The book-keeping engine: one forward, one backward, exact per-example norms, and the weighted sum from what was kept.
+
+A recording mode sees every use of a trainable parameter; autograd computes input gradients only; each use's rule turns
+(input, output gradient) into per-example norms and weighted sums (Bu et al. 2023, Algorithm 1). The model is never
+touched: no hooks on modules, no attributes on parameters, nothing to undo after an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from sordino.errors import UnsupportedModel
+from sordino.gradients.bookkeeping_book import Book
+from sordino.gradients.bookkeeping_proof import Knowledge, Shared, arrange
+from sordino.gradients.engine import Batch, Differentiated, Objective
+from sordino.gradients.looped import Looped, detached_from
+from sordino.gradients.recording import Recording
+from sordino.gradients.rules.base import NoRule
+from sordino.gradients.vmapped import Vmapped
+
+_log = logging.getLogger("sordino")
+
+
+class BookKeeping:
+    """Exact per-example clipping at about the price of ordinary training, for any model whose operations have rules.
+
+    A model with an operation that cannot be book-kept goes to vmap, then to a loop, with one line in the log.
+    """
+
+    name = "bookkeeping"
+
+    def __init__(self) -> None:
+        self._knowledge: WeakKeyDictionary[Objective, Knowledge] = WeakKeyDictionary()
+        self._vmapped, self._looped = Vmapped(), Looped()
+
+    def differentiate(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Differentiated:
+        knowledge = self._knowledge.setdefault(objective, Knowledge())
+        if not knowledge.refused:
+            try:
+                return self._keep(objective, parameters, batch, knowledge)
+            except NoRule as reason:
+                knowledge.refused = str(reason)
+                _log.warning("book-keeping cannot run this model (%s): using vmap", reason)
+        try:
+            return self._vmapped.differentiate(objective, parameters, batch)
+        except (RuntimeError, NotImplementedError, TypeError, UnsupportedModel) as error:
+            if knowledge.refused:
+                _log.warning("vmap cannot run this model (%s): using a loop", str(error).strip().split("\n")[0])
+            return self._looped.differentiate(objective, parameters, batch)
+
+    def _keep(
+        self, objective: Objective, parameters: list[nn.Parameter], batch: Batch, knowledge: Knowledge
+    ) -> Differentiated:
+        recording = record(objective, batch.size, knowledge)
+        with torch.enable_grad(), recording:
+            losses = objective.losses(batch.data, batch.size)
+        try:
+            return settle(recording, losses, parameters, knowledge)
+        except Shared as found:
+            if found.calls <= knowledge.shared:
+                raise NoRule("an operation on constants is neither per example nor shared") from found
+            knowledge.shared |= found.calls
+        return self._keep(objective, parameters, batch, knowledge)
+
+    def microbatch(self, parameters: list[nn.Parameter]) -> int:
+        return 128
+
+
+def record(objective: Objective, size: int | None, knowledge: Knowledge) -> Recording:
+    """A recording of every trainable parameter; whatever else the model owns is the same for every example."""
+    trainable = [p for p in objective.parameters() if p.requires_grad]
+    constants = [*(p for p in objective.parameters() if not p.requires_grad), *objective.buffers()]
+    return Recording(trainable, constants, size, knowledge.shared)
+
+
+def settle(recording: Recording, losses: Tensor, parameters: list[nn.Parameter], knowledge: Knowledge) -> Book:
+    """Find the examples in what was recorded, then run the one backward pass."""
+    if recording.failure is not None:
+        raise recording.failure
+    if id(losses) in recording.tracked:
+        raise NoRule("the loss: computed from parameters without an operation per example")
+    if not losses.requires_grad:
+        raise detached_from(parameters)
+    arrange(recording, losses, knowledge)
+    book = Book(parameters, recording, len(losses))
+    recording.on_gradient = book.receive
+    losses.sum().backward()
+    return book.close()

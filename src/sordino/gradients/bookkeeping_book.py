@@ -1,0 +1,113 @@
+"""What is kept of one batch: every parameter's per-example gradients in implicit form, and their squared norms."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+from torch import Tensor, nn
+
+from sordino.gradients.bookkeeping_layout import Examples
+from sordino.gradients.engine import accumulation_dtype
+from sordino.gradients.recording import Recording, Tracked, Use
+from sordino.gradients.rules.base import PerExample
+from sordino.gradients.rules.combined import Pulled, Summed, combine
+
+
+class Book:
+    """One batch after the backward pass (`engine.Differentiated`).
+
+    A parameter with one use is measured as soon as its gradient arrives, so that what is no longer needed is freed
+    during the backward pass; parameters with several uses are measured at the end, with their cross terms.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], recording: Recording, size: int) -> None:
+        self.parameters, self.recording, self.size = parameters, recording, size
+        precise = any(p.dtype == torch.float64 for p in parameters)
+        device = parameters[0].device if parameters else None
+        self.squares = torch.zeros(size, dtype=torch.float64 if precise else torch.float32, device=device)
+        self.kept: dict[int, list[PerExample]] = defaultdict(list)
+        self.wanted = {id(p) for p in parameters}
+        self.single = self.measured_alone()
+        self.totals: list[PerExample | None] = []
+
+    def measured_alone(self) -> set[int]:
+        """Tracked tensors whose one use is all there is of their parameter, or a piece apart from all other uses."""
+        uses: dict[int, int] = defaultdict(int)
+        for use in self.recording.uses:
+            for share in use.shares:
+                uses[id(share.parameter)] += 1
+        alone: set[int] = set()
+        for parameter in self.parameters:
+            made = [self.recording.tracked[key] for key in uses if self.made_from(key, parameter)]
+            if pieces_apart(made) and all(uses[id(each.handle)] == 1 for each in made):
+                alone.update(id(each.handle) for each in made)
+        return alone
+
+    def made_from(self, key: int, parameter: Tensor) -> bool:
+        return any(root is parameter for root in self.recording.tracked[key].roots)
+
+    def receive(self, use: Use, gradient: Tensor) -> None:
+        """The gradient of a use's output: settle what it means for its parameters and let go of the rest."""
+        use.unchanged()
+        assert use.layout is not None
+        at = Examples(use.layout, self.size)
+        with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
+            for share in use.shares:
+                if not any(id(root) in self.wanted for root in self.recording.tracked[id(share.parameter)].roots):
+                    continue
+                kept = share.settle(gradient, at)
+                self.kept[id(share.parameter)].append(kept)
+                if id(share.parameter) in self.single:
+                    self.squares += kept.squared_norms()
+        use.shares, use.versions = [], []
+
+    def close(self) -> Book:
+        """After the backward pass: measure the parameters with several uses."""
+        with torch.no_grad():
+            combined = {key: combine(parts) for key, parts in self.kept.items()}
+        for parameter in self.parameters:
+            made = [self.recording.tracked[key] for key in combined if self.made_from(key, parameter)]
+            total = total_of(parameter, made, combined)
+            self.totals.append(total)
+            if total is not None and not all(id(each.handle) in self.single for each in made):
+                self.squares += total.squared_norms().detach()
+        self.kept.clear()
+        self.recording.uses.clear()
+        return self
+
+    @property
+    def norms(self) -> Tensor:
+        return self.squares.clamp_min(0).sqrt()
+
+    def weighted_sum(self, weights: Tensor) -> list[Tensor]:
+        bad = ~torch.isfinite(self.squares) & (weights == 0)
+        some_bad = bool(bad.any())
+        sums = []
+        for parameter, total in zip(self.parameters, self.totals, strict=True):
+            if total is None:
+                sums.append(torch.zeros_like(parameter, dtype=accumulation_dtype(parameter), requires_grad=False))
+                continue
+            finite = total.without(bad) if some_bad else total
+            sums.append(finite.weighted_sum(weights).detach().to(accumulation_dtype(parameter)))
+        return sums
+
+
+def pieces_apart(made: list[Tracked]) -> bool:
+    """Whether these are one tensor, or different pieces of cuts of one parameter, rearranged at most."""
+    if any(each.path is None for each in made):
+        return False
+    return all(left.apart_from(right) for i, left in enumerate(made) for right in made[:i])
+
+
+def total_of(parameter: Tensor, made: list[Tracked], combined: dict[int, PerExample]) -> PerExample | None:
+    """A parameter's gradients from all tensors that were made from it, itself included."""
+    parts = [
+        combined[id(each.handle)]
+        if each.handle is parameter
+        else Pulled(combined[id(each.handle)], each.attached, parameter, each.path is not None)
+        for each in made
+    ]
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return Summed(parts, pieces_apart(made))

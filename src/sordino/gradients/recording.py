@@ -1,0 +1,247 @@
+"""A mode around the user's loss that sees every use of every trainable parameter and hands it to a rule.
+
+Three kinds of tensors matter: *tracked* ones (trainable parameters, and whatever is made from them alone, such as
+``weight.t()``, whose gradients are pulled back to the parameters afterwards), *constants* (made from no data), and
+everything else, which may carry examples. An operation between a tracked tensor and data is a *use*: its rule runs it
+with the parameter detached and keeps what turns the output gradient into per-example gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from sordino.gradients.bookkeeping_layout import Layout
+from sordino.gradients.rules import RULES, generic
+from sordino.gradients.rules.base import Call, NoRule, Share, name_of
+from sordino.gradients.rules.elementwise import EXPANSIONS, expands_first
+
+METADATA = frozenset({"__get__", "__set__", "__len__", "__hash__", "__repr__", "__bool__", "detach", "size"})
+VIEW_PROPERTIES = frozenset({"T", "mT", "H", "mH"})
+REARRANGE = VIEW_PROPERTIES | {
+    *("t", "transpose", "swapaxes", "permute", "movedim", "adjoint", "neg", "flip", "contiguous", "clone"),
+    *("reshape", "reshape_as", "view", "view_as", "flatten", "unflatten", "unsqueeze", "squeeze"),
+}
+CUT = frozenset({"chunk", "split", "unbind", "tensor_split", "narrow", "select"})
+
+
+@dataclass
+class Use:
+    """One operation that used tracked tensors; `closed` when nothing else that it used has a gradient."""
+
+    name: str
+    shape: torch.Size
+    shares: list[Share]
+    batch_dims: int
+    versions: list[tuple[Tensor, int]]
+    call: int
+    closed: bool
+    layout: Layout | None = None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What identifies this use from one batch to the next, whatever the batch size."""
+        return (self.name, len(self.shape), self.batch_dims, tuple(id(share.parameter) for share in self.shares))
+
+    def unchanged(self) -> None:
+        """Refuse if something that was kept has been modified in place since."""
+        for tensor, version in self.versions:
+            if tensor._version != version:
+                raise NoRule(f"{self.name}: its input was modified in place afterwards")
+
+
+@dataclass
+class Tracked:
+    """A trainable parameter, or a tensor made from parameters alone.
+
+    `attached` has the autograd graph back to the parameters; for a parameter it is the parameter. When this is one
+    parameter only rearranged or cut, `path` says how it was cut: (call, piece) for each cut; otherwise None.
+    """
+
+    attached: Tensor
+    handle: Tensor
+    roots: tuple[Tensor, ...]
+    path: tuple[tuple[int, int], ...] | None = ()
+
+    def apart_from(self, other: Tracked) -> bool:
+        """Whether the two are different pieces of the same cut, so that their gradients are orthogonal in the root."""
+        if self.path is None or other.path is None:
+            return False
+        cuts = zip(self.path, other.path, strict=False)
+        return any(mine[0] == theirs[0] and mine[1] != theirs[1] for mine, theirs in cuts)
+
+
+class Tap(torch.autograd.Function):
+    """Gives an output that depends on nothing trainable a gradient, so that in-place operations may follow."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, anchor: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
+        ctx.receive = receive
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        ctx.receive(gradients[0])
+        return None, None, None
+
+
+class Recording(TorchFunctionMode):
+    """Records the uses of `parameters` while it is entered; knows nothing of what happens to the gradients."""
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], constants: Iterable[Tensor], size: int | None, shared: frozenset[int]
+    ) -> None:
+        super().__init__()
+        self.tracked = {id(parameter): Tracked(parameter, parameter, (parameter,)) for parameter in parameters}
+        self.constants = {id(constant): constant for constant in constants}
+        self.size = size
+        self.uses: list[Use] = []
+        self.calls = 0
+        self.shared = shared
+        self.on_gradient: Callable[[Use, Tensor], None] = lambda use, gradient: None
+        self.anchor = torch.zeros((), requires_grad=True)
+        self.failure: NoRule | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = list(tensors_in(args, kwargs))
+        tracked = [tensor for tensor in tensors if id(tensor) in self.tracked]
+        if not tracked or not torch.is_grad_enabled() or is_metadata(func):
+            result = func(*args, **kwargs)
+            if not tracked and isinstance(result, Tensor):
+                self.note_constant(func, result, tensors)
+            return result
+        try:
+            return self.use(func, args, kwargs, tensors, tracked)
+        except NoRule as failure:
+            self.failure = failure
+            raise
+
+    def note_constant(self, func: Any, result: Tensor, tensors: list[Tensor]) -> None:
+        """A tensor made from no data is the same for every example, unless it was made one row per example."""
+        constant = all(id(tensor) in self.constants for tensor in tensors)
+        if constant and (self.size is None or result.dim() == 0 or len(result) != self.size):
+            self.constants[id(result)] = result
+        elif not constant and tensors and is_in_place(name_of(func)):
+            self.constants.pop(id(tensors[0]), None)
+
+    def use(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], tracked: list[Tensor]) -> Any:
+        """Run one operation on tracked tensors: derive from parameters alone, or hand it to its rule."""
+        self.calls += 1
+        name = name_of(func)
+        if args and id(args[0]) in self.tracked and is_in_place(name):
+            raise NoRule(f"{name}: modifies a parameter in place during the loss")
+        known = all(id(t) in self.tracked or id(t) in self.constants for t in tensors)
+        over_examples = func in EXPANSIONS and expands_first(args, kwargs, self.size)
+        if (known and not over_examples) or self.calls in self.shared:
+            return self.derive(func, args, kwargs, tracked)
+        closed = not any(t.requires_grad for t in tensors if id(t) not in self.tracked)
+        call = Recorded(self, func, self.calls, tracked, closed)
+        rule = RULES.get(func)
+        if rule is not None:
+            try:
+                return rule(call, *args, **kwargs)
+            except NoRule:
+                pass
+        return generic.replay(call, *args, **kwargs)
+
+    def derive(self, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
+        """Compute a tensor from parameters alone, keep its graph to them, and track it like a parameter."""
+        attach = {id(t): self.tracked[id(t)] for t in tracked}
+
+        def swap(value: Any) -> Any:
+            if isinstance(value, (tuple, list)):
+                return type(value)(map(swap, value)) if type(value) in (tuple, list) else value
+            return attach[id(value)].attached if id(value) in attach else value
+
+        results = func(*swap(args), **{name: swap(value) for name, value in kwargs.items()})
+        several = isinstance(results, (tuple, list))
+        roots = tuple({id(root): root for t in tracked for root in self.tracked[id(t)].roots}.values())
+        source = self.tracked[id(tracked[0])].path if keeps_lengths(func, args) else None
+
+        def track(piece: Any, index: int) -> Any:
+            if not isinstance(piece, Tensor) or not piece.requires_grad:
+                return piece
+            handle = piece.detach()
+            cut = None if source is None or name_of(func) in REARRANGE else (*source, (self.calls, index))
+            path = source if name_of(func) in REARRANGE else cut
+            self.tracked[id(handle)] = Tracked(piece, handle, roots, path)
+            return handle
+
+        pieces = [track(piece, index) for index, piece in enumerate(results if several else [results])]
+        return type(results)(pieces) if several else pieces[0]
+
+    def tap(self, output: Tensor, use: Use) -> Tensor:
+        """Arrange for the gradient of `output` to arrive at `use`."""
+        self.uses.append(use)
+
+        def receive(gradient: Tensor) -> None:
+            self.on_gradient(use, gradient)
+
+        if output.requires_grad:
+            output.register_hook(receive)
+            return output
+        fresh = output.detach() if output._is_view() else output
+        tapped: Tensor = Tap.apply(fresh, self.anchor, receive)  # type: ignore[no-untyped-call]
+        return tapped
+
+
+class Recorded(Call):
+    """The recording's side of a rule's call."""
+
+    def __init__(
+        self, recording: Recording, function: Callable[..., Any], index: int, tracked: list[Tensor], closed: bool
+    ) -> None:
+        self.recording, self.function, self.index, self.closed = recording, function, index, closed
+        self._tracked = tracked
+
+    def tracks(self, value: object) -> bool:
+        return id(value) in self.recording.tracked
+
+    def tracked(self) -> list[Tensor]:
+        return list({id(tensor): tensor for tensor in self._tracked}.values())
+
+    def keep(self, output: Tensor, inputs: Sequence[Tensor], shares: Sequence[Share], batch_dims: int) -> Tensor:
+        mine = [share for share in shares if self.tracks(share.parameter)]
+        versions = [(tensor, tensor._version) for tensor in inputs]
+        use = Use(name_of(self.function), output.shape, mine, batch_dims, versions, self.index, self.closed)
+        return self.recording.tap(output, use)
+
+
+def tensors_in(args: Iterable[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """The tensors among the arguments of an operation, also inside tuples and lists."""
+    for value in args:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from tensors_in(value, {})
+    for value in kwargs.values():
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from tensors_in(value, {})
+
+
+def is_metadata(func: Any) -> bool:
+    """Whether this asks a tensor about itself rather than computing with its values."""
+    return getattr(func, "__name__", "") in METADATA and name_of(func) not in VIEW_PROPERTIES
+
+
+def is_in_place(name: str) -> bool:
+    """Whether a function of this name changes its first argument."""
+    return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or name.startswith("__i")
+
+
+def keeps_lengths(func: Any, args: Any) -> bool:
+    """Whether an operation only rearranges or cuts its first argument, so that gradients keep their lengths."""
+    name = name_of(func)
+    if name == "__getitem__":
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return all(isinstance(part, (int, slice, type(None), type(...))) for part in index)
+    return name in REARRANGE or name in CUT

@@ -1,0 +1,142 @@
+"""What a rule is, and the forms in which per-example gradients are kept without being formed.
+
+A rule is looked up by function and has that function's own signature after `call`. It runs the operation with plain
+(detached) parameters, so that autograd computes input gradients only, and says for each parameter how the output
+gradient becomes that parameter's per-example gradients.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sordino.gradients.bookkeeping_layout import Examples
+
+BLOCK_BYTES = 32 * 2**20
+"""Per-example gradients that must be formed are formed for so many examples at once that they fit in this."""
+
+
+class NoRule(Exception):
+    """This use of a parameter cannot be book-kept; the message says which operation and why."""
+
+
+class PerExample(ABC):
+    """One parameter's gradients for all examples of a batch, in whatever form is cheapest to keep."""
+
+    shape: torch.Size
+    size: int
+
+    @abstractmethod
+    def squared_norms(self) -> Tensor:
+        """``|gradient_i|**2``, shape [size]."""
+
+    @abstractmethod
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """``sum_i weights[i] * gradient_i``, of the parameter's shape."""
+
+    @abstractmethod
+    def form(self, start: int, stop: int) -> Tensor:
+        """The gradients of examples start … stop-1, [stop - start, *shape]."""
+
+    @abstractmethod
+    def without(self, bad: Tensor) -> PerExample:
+        """The same with the gradients of the examples in the boolean mask `bad` exactly zero."""
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """Ranges of examples whose formed gradients fit in BLOCK_BYTES."""
+        step = max(1, BLOCK_BYTES // max(1, 8 * self.shape.numel()))
+        return [(start, min(start + step, self.size)) for start in range(0, self.size, step)]
+
+
+class Formed(PerExample):
+    """Gradients as one tensor [size, *shape]: right for biases, scales and small weights."""
+
+    def __init__(self, gradients: Tensor) -> None:
+        self.gradients = gradients
+        self.size = len(gradients)
+        self.shape = gradients.shape[1:]
+
+    def squared_norms(self) -> Tensor:
+        flat = self.gradients.reshape(self.size, -1)
+        return squares(flat)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        flat = self.gradients.reshape(self.size, -1)
+        return (weights.to(flat.dtype) @ flat).reshape(self.shape)
+
+    def form(self, start: int, stop: int) -> Tensor:
+        return self.gradients[start:stop]
+
+    def without(self, bad: Tensor) -> Formed:
+        return Formed(zeroed(self.gradients, bad))
+
+
+Settle = Callable[[Tensor, Examples], PerExample]
+"""From the output gradient and where the examples are in it to one parameter's per-example gradients."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One parameter's part in one operation."""
+
+    parameter: Tensor | None
+    settle: Settle
+
+
+class Call(ABC):
+    """One use of tracked parameters by one operation, as a rule sees it."""
+
+    function: Callable[..., Any]
+
+    @abstractmethod
+    def tracks(self, value: object) -> bool:
+        """Whether this is a trainable parameter, or was made from trainable parameters alone."""
+
+    @abstractmethod
+    def keep(self, output: Tensor, inputs: Sequence[Tensor], shares: Sequence[Share], batch_dims: int) -> Tensor:
+        """Remember the operation; the returned tensor is its output, from which the gradient will be taken.
+
+        `inputs` are what the shares look at later and must not be changed in place until then. The examples are among
+        the first `batch_dims` dimensions of the output: those that the operation treats alike.
+        """
+
+    def plain(self, value: Any) -> Any:
+        """A tracked parameter without its gradient; anything else as it is."""
+        return value.detach() if self.tracks(value) else value
+
+    def only(self, *allowed: object) -> None:
+        """Refuse unless every tracked argument is one of `allowed`."""
+        if len(self.tracked()) > sum(1 for value in allowed if self.tracks(value)):
+            raise NoRule(f"{name_of(self.function)}: a parameter is used in an unusual argument")
+
+    @abstractmethod
+    def tracked(self) -> list[Tensor]:
+        """The tracked tensors among the arguments, once each."""
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A readable name of a torch function."""
+    name = getattr(function, "__name__", repr(function))
+    owner = getattr(function, "__self__", None)
+    return f"{getattr(owner, '__name__', owner)}" if name == "__get__" else name
+
+
+def precise(tensor: Tensor) -> Tensor:
+    """float32 or better, whatever the model's dtype; complex and float64 as they are."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
+
+
+def squares(rows: Tensor) -> Tensor:
+    """Sum of squares of each row of [size, n]."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return norms.square_()
+
+
+def zeroed(tensor: Tensor, bad: Tensor) -> Tensor:
+    """A copy whose entries along dimension 0 are zero where `bad`; 0 * NaN is no way to do this."""
+    return tensor.masked_fill(bad.reshape(-1, *[1] * (tensor.dim() - 1)), 0)

@@ -1,0 +1,124 @@
+"""Gradients of a parameter that is used more than once, or through tensors made from it: exact cross terms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sordino.gradients.rules.base import PerExample
+from sordino.gradients.rules.embedding import Looked
+from sordino.gradients.rules.linear import Outer, gram
+
+
+class Summed(PerExample):
+    """gradient_i = sum of several uses' gradients; with `apart` they are orthogonal: different pieces of it."""
+
+    def __init__(self, parts: Sequence[PerExample], apart: bool = False) -> None:
+        self.parts, self.apart = list(parts), apart
+        self.size, self.shape = parts[0].size, parts[0].shape
+
+    def squared_norms(self) -> Tensor:
+        if self.apart:
+            return torch.stack([part.squared_norms() for part in self.parts]).sum(0)
+        if all(has_inner(part) for part in self.parts):
+            return self.by_inner_products()
+        return torch.cat([self.form(*block).flatten(1).square().sum(1) for block in self.blocks()])
+
+    def by_inner_products(self) -> Tensor:
+        """|a + b + …|² = Σ |a|² + 2 Σ <a, b>, without forming anything."""
+        pairs = [(left, right) for index, left in enumerate(self.parts) for right in self.parts[:index]]
+        crossed = [2 * inner(left, right) for left, right in pairs]  # first: measuring may let go of the factors
+        return torch.stack([*crossed, *(part.squared_norms() for part in self.parts)]).sum(0)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = self.parts[0].weighted_sum(weights)
+        for part in self.parts[1:]:
+            total = total + part.weighted_sum(weights)
+        return total
+
+    def form(self, start: int, stop: int) -> Tensor:
+        total = self.parts[0].form(start, stop)
+        for part in self.parts[1:]:
+            total = total + part.form(start, stop)
+        return total
+
+    def without(self, bad: Tensor) -> Summed:
+        return Summed([part.without(bad) for part in self.parts], self.apart)
+
+
+class Pulled(PerExample):
+    """Gradients of a tensor made from parameters alone, pulled back to one of them through its autograd graph.
+
+    With `isometric` the tensor is the parameter rearranged or a piece of it, so lengths are those of the tensor.
+    """
+
+    def __init__(self, inner: PerExample, made: Tensor, parameter: Tensor, isometric: bool) -> None:
+        self.inner, self.made, self.parameter, self.isometric = inner, made, parameter, isometric
+        self.size, self.shape = inner.size, parameter.shape
+
+    def squared_norms(self) -> Tensor:
+        if self.isometric:
+            return self.inner.squared_norms()
+        return torch.cat([self.form(*block).flatten(1).square().sum(1) for block in self.blocks()])
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.pull(self.inner.weighted_sum(weights))
+
+    def form(self, start: int, stop: int) -> Tensor:
+        # Not torch's batched gradients: they lack a rule for many operations that parametrisations use.
+        return torch.stack([self.pull(gradient) for gradient in self.inner.form(start, stop)])
+
+    def pull(self, gradient: Tensor) -> Tensor:
+        cotangent = gradient.reshape(self.made.shape).to(self.made.dtype)
+        (pulled,) = torch.autograd.grad(self.made, self.parameter, cotangent, retain_graph=True)
+        return pulled.to(gradient.dtype)
+
+    def without(self, bad: Tensor) -> Pulled:
+        return Pulled(self.inner.without(bad), self.made, self.parameter, self.isometric)
+
+
+def combine(parts: Sequence[PerExample]) -> PerExample:
+    """Several uses of one tensor as one: rows and tokens are joined, whatever else is added up."""
+    outers = [part for part in parts if isinstance(part, Outer)]
+    looked = [part for part in parts if isinstance(part, Looked)]
+    others = [part for part in parts if not isinstance(part, (Outer, Looked))]
+    for transposed in (False, True):
+        same = [part for part in outers if part.transposed is transposed]
+        if same:
+            others.append(joined(same))
+    if looked:
+        tokens, g = torch.cat([part.tokens for part in looked], 1), torch.cat([part.g for part in looked], 1)
+        others.append(Looked(tokens, g, looked[0].shape[0]) if len(looked) > 1 else looked[0])
+    return others[0] if len(others) == 1 else Summed(others)
+
+
+def joined(parts: list[Outer]) -> Outer:
+    """A matrix used several times is used once on all the rows together."""
+    if len(parts) == 1:
+        return parts[0]
+    return Outer(torch.cat([p.x for p in parts], 1), torch.cat([p.g for p in parts], 1), parts[0].transposed)
+
+
+def has_inner(part: PerExample) -> bool:
+    """Whether inner products of this kind need no formed gradients."""
+    return isinstance(part, Looked) or (isinstance(part, Outer) and part.formed is None)
+
+
+def inner(left: PerExample, right: PerExample) -> Tensor:
+    """<left_i, right_i> for a pair of matrix uses: products of rows, or looked-up tokens (tied embeddings)."""
+    if isinstance(left, Looked):
+        left, right = right, left
+    if isinstance(left, Looked) and isinstance(right, Looked):
+        same = (left.tokens.unsqueeze(2) == right.tokens.unsqueeze(1)).to(left.g.dtype)
+        return (same * (left.g @ right.g.mT)).sum((1, 2))
+    assert isinstance(left, Outer)
+    over_rows, over_columns = (left.x, left.g) if left.transposed else (left.g, left.x)
+    if isinstance(right, Outer):
+        rows, columns = (right.x, right.g) if right.transposed else (right.g, right.x)
+        return gram(over_rows, over_columns, rows, columns)
+    assert isinstance(right, Looked)
+    # The token's one-hot row picks an entry of every row factor of the product.
+    picked = over_rows.gather(2, right.tokens.unsqueeze(1).expand(-1, over_rows.shape[1], -1))
+    return (picked * (over_columns @ right.g.mT)).sum((1, 2))
