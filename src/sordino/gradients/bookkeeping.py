@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sordino.errors import UnsupportedModel
 from sordino.gradients.bookkeeping_book import Book
 from sordino.gradients.bookkeeping_proof import Knowledge, Shared, arrange
+from sordino.gradients.bookkeeping_singly import OneByOne
 from sordino.gradients.engine import Batch, Differentiated, Objective
 from sordino.gradients.looped import Looped, detached_from
 from sordino.gradients.recording import Recording
@@ -55,7 +56,7 @@ class BookKeeping:
     def _keep(
         self, objective: Objective, parameters: list[nn.Parameter], batch: Batch, knowledge: Knowledge
     ) -> Differentiated:
-        recording = record(objective, batch.size, knowledge)
+        recording = recording_of(objective, batch.size, knowledge)
         with torch.enable_grad(), recording:
             losses = objective.losses(batch.data, batch.size)
         try:
@@ -66,15 +67,20 @@ class BookKeeping:
             knowledge.shared |= found.calls
         return self._keep(objective, parameters, batch, knowledge)
 
+    def record(self, objective: Objective, parameters: list[nn.Parameter]) -> BookRecorder:
+        """A context for a forward pass that the user runs; its result is differentiated by the context's method."""
+        knowledge = self._knowledge.setdefault(objective, Knowledge())
+        return BookRecorder(recording_of(objective, None, knowledge, lenient=True), parameters, knowledge)
+
     def microbatch(self, parameters: list[nn.Parameter]) -> int:
         return 128
 
 
-def record(objective: Objective, size: int | None, knowledge: Knowledge) -> Recording:
+def recording_of(objective: Objective, size: int | None, knowledge: Knowledge, lenient: bool = False) -> Recording:
     """A recording of every trainable parameter; whatever else the model owns is the same for every example."""
     trainable = [p for p in objective.parameters() if p.requires_grad]
     constants = [*(p for p in objective.parameters() if not p.requires_grad), *objective.buffers()]
-    return Recording(trainable, constants, size, knowledge.shared)
+    return Recording(trainable, constants, size, knowledge.shared, lenient)
 
 
 def settle(recording: Recording, losses: Tensor, parameters: list[nn.Parameter], knowledge: Knowledge) -> Book:
@@ -88,5 +94,32 @@ def settle(recording: Recording, losses: Tensor, parameters: list[nn.Parameter],
     arrange(recording, losses, knowledge)
     book = Book(parameters, recording, len(losses))
     recording.on_gradient = book.receive
-    losses.sum().backward()
+    losses.sum().backward(retain_graph=recording.lenient)
     return book.close()
+
+
+class BookRecorder:
+    """Records a forward pass that the user runs (`engine.Recorder`); a pass is differentiated once.
+
+    What cannot be book-kept is left to autograd, and the batch is then differentiated one example at a time.
+    """
+
+    def __init__(self, recording: Recording, parameters: list[nn.Parameter], knowledge: Knowledge) -> None:
+        self._recording, self._parameters, self._knowledge = recording, parameters, knowledge
+
+    def __enter__(self) -> BookRecorder:
+        self._recording.__enter__()  # type: ignore[no-untyped-call]  # torch has no types for modes
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._recording.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # see above
+
+    def differentiate(self, losses: Tensor) -> Book | OneByOne:
+        """The recorded batch; if the result is not `isolated`, a bad example spoiled the others' gradients."""
+        try:
+            return settle(self._recording, losses, self._parameters, self._knowledge)
+        except (NoRule, Shared) as reason:
+            if not self._knowledge.told:
+                self._knowledge.told = True
+                _log.warning("book-keeping cannot run this model (%s): one backward pass per example", reason)
+            return OneByOne(self._recording, losses, self._parameters)

@@ -7,7 +7,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor, nn
 
-from sordino.gradients.bookkeeping_layout import Examples
+from sordino.gradients.bookkeeping_layout import Examples, Layout
 from sordino.gradients.engine import accumulation_dtype
 from sordino.gradients.recording import Recording, Tracked, Use
 from sordino.gradients.rules.base import PerExample
@@ -18,11 +18,14 @@ class Book:
     """One batch after the backward pass (`engine.Differentiated`).
 
     A parameter with one use is measured as soon as its gradient arrives, so that what is no longer needed is freed
-    during the backward pass; parameters with several uses are measured at the end, with their cross terms.
+    during the backward pass; parameters with several uses are measured at the end, with their cross terms. `layout`
+    overrules what was found about the uses.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], recording: Recording, size: int) -> None:
-        self.parameters, self.recording, self.size = parameters, recording, size
+    def __init__(
+        self, parameters: list[nn.Parameter], recording: Recording, size: int, layout: Layout | None = None
+    ) -> None:
+        self.parameters, self.recording, self.size, self.layout = parameters, recording, size, layout
         precise = any(p.dtype == torch.float64 for p in parameters)
         device = parameters[0].device if parameters else None
         self.squares = torch.zeros(size, dtype=torch.float64 if precise else torch.float32, device=device)
@@ -50,8 +53,9 @@ class Book:
     def receive(self, use: Use, gradient: Tensor) -> None:
         """The gradient of a use's output: settle what it means for its parameters and let go of the rest."""
         use.unchanged()
-        assert use.layout is not None
-        at = Examples(use.layout, self.size)
+        layout = self.layout or use.layout
+        assert layout is not None
+        at = Examples(layout, self.size)
         with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
             for share in use.shares:
                 if not any(id(root) in self.wanted for root in self.recording.tracked[id(share.parameter)].roots):
@@ -60,7 +64,8 @@ class Book:
                 self.kept[id(share.parameter)].append(kept)
                 if id(share.parameter) in self.single:
                     self.squares += kept.squared_norms()
-        use.shares, use.versions = [], []
+        if not self.recording.lenient:
+            use.shares, use.versions = [], []
 
     def close(self) -> Book:
         """After the backward pass: measure the parameters with several uses."""
@@ -73,8 +78,12 @@ class Book:
             if total is not None and not all(id(each.handle) in self.single for each in made):
                 self.squares += total.squared_norms().detach()
         self.kept.clear()
-        self.recording.uses.clear()
         return self
+
+    @property
+    def isolated(self) -> bool:
+        """Whether a bad example touched only its own norm: always, as every example's gradients are kept apart."""
+        return True
 
     @property
     def norms(self) -> Tensor:

@@ -29,6 +29,7 @@ class Knowledge:
     proven: dict[tuple[object, ...], list[Layout]] = field(default_factory=dict)
     shared: frozenset[int] = frozenset()
     attempts: int = 0
+    told: bool = False
     refused: str = ""
 
 

@@ -92,10 +92,18 @@ class Tap(torch.autograd.Function):
 
 
 class Recording(TorchFunctionMode):
-    """Records the uses of `parameters` while it is entered; knows nothing of what happens to the gradients."""
+    """Records the uses of `parameters` while it is entered; knows nothing of what happens to the gradients.
+
+    A use that cannot be book-kept is remembered as the `failure` and raised, or, when `lenient`, left to autograd.
+    """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], constants: Iterable[Tensor], size: int | None, shared: frozenset[int]
+        self,
+        parameters: Sequence[nn.Parameter],
+        constants: Iterable[Tensor],
+        size: int | None,
+        shared: frozenset[int],
+        lenient: bool = False,
     ) -> None:
         super().__init__()
         self.tracked = {id(parameter): Tracked(parameter, parameter, (parameter,)) for parameter in parameters}
@@ -103,7 +111,7 @@ class Recording(TorchFunctionMode):
         self.size = size
         self.uses: list[Use] = []
         self.calls = 0
-        self.shared = shared
+        self.shared, self.lenient = shared, lenient
         self.on_gradient: Callable[[Use, Tensor], None] = lambda use, gradient: None
         self.anchor = torch.zeros((), requires_grad=True)
         self.failure: NoRule | None = None
@@ -121,7 +129,15 @@ class Recording(TorchFunctionMode):
             return self.use(func, args, kwargs, tensors, tracked)
         except NoRule as failure:
             self.failure = failure
-            raise
+            if not self.lenient:
+                raise
+            return func(*self.attach(args), **{name: self.attach(value) for name, value in kwargs.items()})
+
+    def attach(self, value: Any) -> Any:
+        """Arguments with every tracked tensor replaced by the one that has its graph."""
+        if type(value) in (tuple, list):
+            return type(value)(map(self.attach, value))
+        return self.tracked[id(value)].attached if id(value) in self.tracked else value
 
     def note_constant(self, func: Any, result: Tensor, tensors: list[Tensor]) -> None:
         """A tensor made from no data is the same for every example, unless it was made one row per example."""
@@ -153,14 +169,7 @@ class Recording(TorchFunctionMode):
 
     def derive(self, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
         """Compute a tensor from parameters alone, keep its graph to them, and track it like a parameter."""
-        attach = {id(t): self.tracked[id(t)] for t in tracked}
-
-        def swap(value: Any) -> Any:
-            if isinstance(value, (tuple, list)):
-                return type(value)(map(swap, value)) if type(value) in (tuple, list) else value
-            return attach[id(value)].attached if id(value) in attach else value
-
-        results = func(*swap(args), **{name: swap(value) for name, value in kwargs.items()})
+        results = func(*self.attach(args), **{name: self.attach(value) for name, value in kwargs.items()})
         several = isinstance(results, (tuple, list))
         roots = tuple({id(root): root for t in tracked for root in self.tracked[id(t)].roots}.values())
         source = self.tracked[id(tracked[0])].path if keeps_lengths(func, args) else None

@@ -1,0 +1,49 @@
+"""Exact results for a recorded forward pass with parts that cannot be book-kept: one backward pass per example."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sordino.gradients.bookkeeping_book import Book
+from sordino.gradients.bookkeeping_layout import Kind, Layout
+from sordino.gradients.engine import accumulation_dtype
+from sordino.gradients.looped import detached_from
+from sordino.gradients.recording import Recording
+
+
+class OneByOne:
+    """A recorded loss vector (`engine.Differentiated`) whose rows are differentiated one after another.
+
+    In the backward pass of one loss every recorded output belongs to one example, so rules need no layout; parameters
+    that were left to autograd get their gradients from it.
+    """
+
+    def __init__(self, recording: Recording, losses: Tensor, parameters: list[nn.Parameter]) -> None:
+        if not losses.requires_grad:
+            raise detached_from(parameters)
+        self.recording, self.losses, self.parameters = recording, losses, parameters
+        rows = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
+        self.norms = torch.stack([self.norm(row) for row in rows])
+
+    def norm(self, row: Tensor) -> Tensor:
+        norm: Tensor = torch.stack([gradient.norm() for gradient in self.gradient(row)]).norm()
+        return norm
+
+    def gradient(self, row: Tensor) -> list[Tensor]:
+        """The gradient of ``row @ losses`` by one backward pass."""
+        book = Book(self.parameters, self.recording, 1, Layout(Kind.WHOLE))
+        self.recording.on_gradient = book.receive
+        inputs = [*self.parameters, self.recording.anchor]
+        left = torch.autograd.grad(self.losses, inputs, row, retain_graph=True, allow_unused=True)
+        kept = book.close().weighted_sum(torch.ones(1, device=row.device))
+        pairs = zip(kept, left[:-1], strict=True)
+        return [mine if theirs is None else mine + theirs.to(accumulation_dtype(theirs)) for mine, theirs in pairs]
+
+    @property
+    def isolated(self) -> bool:
+        """Whether every example is finite; in a graph of the user's a NaN reaches the other examples' gradients."""
+        return bool(torch.isfinite(self.norms).all())
+
+    def weighted_sum(self, weights: Tensor) -> list[Tensor]:
+        return self.gradient(weights.to(self.losses.dtype))
