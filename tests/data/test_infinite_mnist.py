@@ -67,6 +67,12 @@ def test_smoothing_keeps_constants_and_shrinks_noise() -> None:
     assert (smooth @ noise @ smooth.T).std() < 0.2 * noise.std()
 
 
+def test_all_records_as_tensors() -> None:
+    whole = data.Data("small", digits(50), digits(10), ("a", "b", "c")).train
+    for made, asked in zip(whole, digits().batch(range(50)), strict=True):
+        assert torch.equal(made, asked)
+
+
 def test_bounds() -> None:
     with pytest.raises(IndexError, match=r"record 1000 must be in 0\.\.999"):
         digits()[1000]

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from sordino import data
 from sordino.data import cifar10, glove, imdb, names, words
-from sordino.data.dataset import split, spread
+from sordino.data.dataset import split, spread, tensors
 from sordino.data.download import DataUnavailable, Remote
 from sordino.data.images import read_idx
 from sordino.errors import InvalidInput
@@ -255,3 +255,28 @@ def test_a_table_of_reviews_keeps_tabs_and_strange_line_ends(tmp_path: Path) -> 
 def test_a_loader_batches_the_records() -> None:
     x, y = next(iter(DataLoader(data.load("digits").train_set, batch_size=5)))
     assert (tuple(x.shape), tuple(y.shape)) == ((5, 1, 8, 8), (5,))
+
+
+def test_mapped_inputs_keep_the_classes_and_add_their_caveat() -> None:
+    digits = data.load("digits")
+    leaky = data.Step("divided by the largest training pixel", True, "divide by 16")
+    half = digits.mapped(lambda x: x / 2, leaky)
+    assert torch.equal(half.train[0], digits.train[0] / 2)
+    assert torch.equal(half.test[1], digits.test[1])
+    assert half.caveats == ("divided by the largest training pixel (instead: divide by 16)",)
+    assert digits.caveats == ()
+
+
+def test_records_made_on_the_fly_become_tensors_in_order() -> None:
+    class Squares(torch.utils.data.Dataset[tuple[torch.Tensor, ...]]):
+        def __len__(self) -> int:
+            return 1500
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.tensor([index * index]), torch.tensor(index % 2)
+
+    x, y = tensors(Squares())
+    assert torch.equal(x[:, 0], torch.arange(1500) ** 2)
+    assert torch.equal(y, torch.arange(1500) % 2)
+    with pytest.raises(InvalidInput, match="must have a length"):
+        tensors(torch.utils.data.Dataset())

@@ -12,10 +12,11 @@ from dp_accounting.dp_event import DpEvent, GaussianDpEvent
 from scipy import stats
 from torch import Tensor
 
-from sordino.accounting.ledger import Receipt
+from sordino.accounting.ledger import Ledger, Receipt
 from sordino.errors import InvalidInput
 from sordino.features import ChannelNorm, group_norm, private_normalisation
 from sordino.features.normalising import _clipped_sums
+from sordino.noise import Seeded
 
 
 class Book:
@@ -163,3 +164,14 @@ def test_the_released_norm_travels_with_the_model() -> None:
     other = ChannelNorm(torch.zeros(5), torch.ones(5))
     other.load_state_dict(norm.state_dict())
     torch.testing.assert_close(other(maps()), norm(maps()))
+
+
+def test_with_the_real_ledger_and_source() -> None:
+    """The two events are in the ledger, and the noise is what the seeded source gives for their receipts."""
+    with Ledger.in_memory() as ledger:
+        options = {"records": 40, "clip": 1.0, "square_clip": 2.0, "noise_multiplier": 3.0}
+        norm = private_normalisation(maps(), ledger=ledger, source=Seeded(5), **options)  # type: ignore[arg-type]
+        assert [event for _, event, _ in ledger.history()] == list(norm.events)
+    total = _clipped_sums(maps(), 1.0, 2.0)[0]
+    again = Seeded(5).gaussian(Receipt(1, norm.events[0]), 5, 3.0)
+    torch.testing.assert_close(norm.mean, ((total + again) / 40).float())

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sordino.data import cifar10, digits, fashion_mnist, imdb, infinite_mnist, mnist, names
-from sordino.data.dataset import Data, Records, Step
+from sordino.data.dataset import Data, Step
 from sordino.data.download import DataUnavailable
 from sordino.errors import InvalidInput
 
@@ -37,4 +37,4 @@ def load(name: str, **options: Any) -> Data:
     return loader(**options)
 
 
-__all__ = ["LOADERS", "Data", "DataUnavailable", "Records", "Step", "load"]
+__all__ = ["LOADERS", "Data", "DataUnavailable", "Step", "load"]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sized
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
-Records = Dataset[tuple[Tensor, ...]]
-"""Pairs (input, class), by index."""
+from sordino.errors import InvalidInput
+
+Pairs = Dataset[tuple[Tensor, ...]]
+"""Records as (input, class), by index."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,8 @@ class Data:
     """
 
     name: str
-    train_set: Records
-    test_set: Records
+    train_set: Pairs
+    test_set: Pairs
     classes: tuple[str, ...]
     preprocessing: tuple[Step, ...] = ()
 
@@ -46,6 +49,11 @@ class Data:
         """All held-out inputs and classes."""
         return tensors(self.test_set)
 
+    def mapped(self, function: Callable[[Tensor], Tensor], step: Step) -> Data:
+        """The same records with other inputs, such as features; `step` says what `function` did and what it read."""
+        train, test = (TensorDataset(function(x), y) for x, y in (self.train, self.test))
+        return replace(self, train_set=train, test_set=test, preprocessing=(*self.preprocessing, step))
+
     @property
     def caveats(self) -> tuple[str, ...]:
         """The steps that read private records, for the assumptions of a guarantee."""
@@ -57,8 +65,17 @@ def tensors(records: Dataset[Any]) -> tuple[Tensor, Tensor]:
     if isinstance(records, TensorDataset):
         inputs, targets = records.tensors
         return inputs, targets
-    pairs = [records[i] for i in range(len(records))]  # type: ignore[arg-type]  # Dataset does not promise a length
-    return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
+    if not isinstance(records, Sized):
+        raise InvalidInput(f"{type(records).__name__} must have a length: records are read by index")
+    parts = [default_collate(_fetch(records, part)) for part in torch.arange(len(records)).split(1000)]
+    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def _fetch(records: Dataset[Any], indices: Tensor) -> list[Any]:
+    """Many records at once where the dataset can, as torch's own loader does."""
+    many = getattr(records, "__getitems__", None)
+    wanted: list[int] = indices.tolist()
+    return list(many(wanted)) if many else [records[i] for i in wanted]
 
 
 def spread(count: int) -> Tensor:
