@@ -101,7 +101,7 @@ def _mixture(event: ProjectedGaussian, rate: float, adjacency: Adjacency, interv
         )
     positions = _positions(interval)
     shifts, weights, noiseless = _levels(event, HIGHEST * interval)
-    with_record, without = _cell_masses(positions * interval, rate, shifts, weights)
+    with_record, without = _cell_masses(positions.astype(np.float64) * interval, rate, shifts, weights)
     remove, remove_infinity = _connect(positions, interval, with_record, without)
     add, add_infinity = _connect(-positions[::-1], interval, without[::-1], with_record[::-1])
     # Where z = ∞ a drawn record is seen as it is. With it in the data the loss is ∞ with probability q, else ln(1−q);

@@ -1,0 +1,264 @@
+"""Per-example gradient norms estimated by random projections: any architecture, in the memory of ordinary training.
+
+With v_1 … v_r standard normal, M_i = sqrt(mean_j <∇L_i, v_j>²) is distributed as ‖∇L_i‖·sqrt(χ²_r / r) (DP-SGD-JL,
+Prop. 2.1). All B products with one v_j are one Jacobian-vector product of the vector of losses, in forward mode; where
+an operator has no forward-mode rule they are the derivative by α of <αᵀ∇L, v_j>, the double-vjp trick (Sec. 2.1). The
+weighted sum is one ordinary backward pass of the reweighted loss.
+
+The norms are estimates, so clipping by them costs more: see `sordino.accounting.projected`. What the price assumes:
+- the v_j are fresh for every draw, independent of the data, and the same for all of its microbatches: otherwise one
+  record more would move others to other projections (`renew`);
+- norm and sum are of the same gradient: dropout repeats its masks in every pass.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from randomgen import AESCounter
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
+
+from sordino.errors import InvalidInput, UnsupportedModel
+from sordino.gradients.engine import Batch, Objective, accumulation_dtype
+from sordino.gradients.looped import detached_from, filled
+from sordino.gradients.vmapped import MEMORY_TARGET
+from sordino.noise import Source
+
+_log = logging.getLogger("sordino")
+
+MICROBATCH = 256
+
+
+class Directions:
+    """The projections of one draw: `count` standard normal vectors over all parameters, remade from a 128-bit key.
+
+    They are kept only where they are small, so that many projections of a large model need no memory.
+    """
+
+    def __init__(self, key: int, count: int) -> None:
+        self._key = key
+        self._count = count
+        self._kept: list[list[Tensor]] | None = None
+
+    def over(self, parameters: list[nn.Parameter]) -> Iterable[list[Tensor]]:
+        """One list of tensors, shaped like the parameters, per projection; the same ones at every call."""
+        if self._kept is not None:
+            return self._kept
+        made = self._make(parameters)
+        if 4 * self._count * sum(p.numel() for p in parameters) > MEMORY_TARGET:
+            return made
+        self._kept = list(made)
+        return self._kept
+
+    def _make(self, parameters: list[nn.Parameter]) -> Iterator[list[Tensor]]:
+        generator = np.random.Generator(AESCounter(key=self._key))
+        for _ in range(self._count):
+            yield [
+                torch.from_numpy(generator.standard_normal(p.numel(), dtype=np.float32)).view(p.shape).to(p)
+                for p in parameters
+            ]
+
+
+class Coins:
+    """Torch's own randomness as it was, so that several passes over a batch drop the same units."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._cpu = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def rewind(self) -> None:
+        torch.set_rng_state(self._cpu)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda, self._device)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A batch that several passes run over, each with the same coins."""
+
+    objective: Objective
+    parameters: list[nn.Parameter]
+    batch: Batch
+    coins: Coins
+
+
+def by_jvp(task: _Pass, directions: Iterable[list[Tensor]]) -> Iterator[Tensor]:
+    """<∇L_i, v_j> for all i, one v_j after the other, each by one forward pass in forward mode."""
+    names = {id(p): name for name, p in task.objective.named_parameters()}
+    values = {names[id(p)]: p.detach() for p in task.parameters}
+
+    def losses_at(values: dict[str, Tensor]) -> Tensor:
+        losses: Tensor = functional_call(task.objective, values, (task.batch.data,))
+        return losses
+
+    for direction in directions:
+        task.coins.rewind()
+        with torch.no_grad():
+            products = jvp(losses_at, (values,), (dict(zip(values, direction, strict=True)),))[1]
+        if products.shape != (task.batch.size,):
+            task.objective.losses(task.batch.data, task.batch.size)  # says what is wrong with the loss
+        yield products
+
+
+def by_double_vjp(task: _Pass, directions: Iterable[list[Tensor]]) -> Iterator[Tensor]:
+    """<∇L_i, v_j> = ∂/∂α_i <αᵀ∇L, v_j>: one backward pass with a graph of its own, then one more per projection."""
+    task.coins.rewind()
+    with torch.enable_grad():
+        losses = task.objective.losses(task.batch.data, task.batch.size)
+        if not losses.requires_grad:
+            raise detached_from(task.parameters)
+        alpha = torch.ones_like(losses, requires_grad=True)
+        gradients = torch.autograd.grad(losses, task.parameters, alpha, create_graph=True, allow_unused=True)
+        for direction in directions:
+            pairs = zip(gradients, direction, strict=True)
+            along = torch.stack([(g * v).sum() for g, v in pairs if g is not None]).sum()
+            yield torch.autograd.grad(along, alpha, retain_graph=True)[0]
+
+
+Way = Callable[[_Pass, Iterable[list[Tensor]]], Iterator[Tensor]]
+WAYS: dict[str, Way] = {"jvp": by_jvp, "double_vjp": by_double_vjp}
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """Estimated norms, and whatever is needed to run the same batch once more, backwards."""
+
+    task: _Pass
+    norms: Tensor
+
+    def weighted_sum(self, weights: Tensor) -> list[Tensor]:
+        return self._sum(weights, weights.nonzero().flatten())
+
+    def _sum(self, weights: Tensor, rows: Tensor) -> list[Tensor]:
+        """The sum over `rows`; one whose gradient is not finite, though its projections are, counts as zero (law 6)."""
+        if not len(rows):
+            return [torch.zeros_like(p, dtype=accumulation_dtype(p)) for p in self.task.parameters]
+        total = self._backward(weights, rows)
+        if all(bool(torch.isfinite(g).all()) for g in total):
+            return total
+        if len(rows) == 1:
+            return self._sum(weights, rows[:0])
+        halves = (self._sum(weights, half) for half in rows.tensor_split(2))
+        return [one + other for one, other in zip(*halves, strict=True)]
+
+    def _backward(self, weights: Tensor, rows: Tensor) -> list[Tensor]:
+        """One backward pass. Rows that are left out are replaced by one that is not, so that all shapes, and with them
+        the masks of dropout, stay as they were, and no NaN of theirs meets a zero weight.
+        """
+        task, size = self.task, self.task.batch.size
+        places = rows[:1].repeat(size).index_copy(0, rows, rows)
+        kept = torch.zeros_like(weights).index_copy(0, rows, weights[rows])
+        data = task.batch.data if len(rows) == size else tree_map(lambda x: x[places.to(x.device)], task.batch.data)
+        task.coins.rewind()
+        with torch.enable_grad(), plain_attention():
+            losses = task.objective.losses(data, size)
+            if not losses.requires_grad:
+                raise detached_from(task.parameters)
+            gradients = torch.autograd.grad(losses, task.parameters, kept.to(losses), allow_unused=True)
+        return [g.to_dense().to(accumulation_dtype(g)) for g in filled(gradients, task.parameters)]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Several batches as one."""
+
+    parts: list[Estimated]
+
+    @property
+    def norms(self) -> Tensor:
+        return torch.cat([part.norms for part in self.parts])
+
+    def weighted_sum(self, weights: Tensor) -> list[Tensor]:
+        shares = weights.split([len(part.norms) for part in self.parts])
+        sums = (part.weighted_sum(share) for part, share in zip(self.parts, shares, strict=True))
+        return [torch.stack(column).sum(0) for column in zip(*sums, strict=True)]
+
+
+class Projected:
+    """Norms by `projections` random projections drawn from `source`, afresh at every `renew`.
+
+    `way` is "jvp", "double_vjp", or "auto" for the first of them that can differentiate the model.
+    """
+
+    name = "jl"
+
+    def __init__(self, projections: int, source: Source, way: str = "auto") -> None:
+        if way != "auto" and way not in WAYS:
+            raise InvalidInput(f"engine={way!r} must be one of auto, {', '.join(WAYS)}: others know exact norms only")
+        self._projections = projections
+        self._source = source
+        self._ways = list(WAYS) if way == "auto" else [way]
+        self._directions: Directions | None = None
+
+    def renew(self) -> None:
+        """Draw new projections: once before every draw of records, never within one."""
+        key = (self._source.uniform(16) * 256).astype(np.uint8)
+        self._directions = Directions(int.from_bytes(key.tobytes(), "big"), self._projections)
+
+    def differentiate(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Estimated | Joined:
+        if self._directions is None:
+            raise InvalidInput("no projections were drawn: call renew() once before every draw")
+        _require_precision(parameters)
+        if batch.sliceable:
+            return self._estimate(objective, parameters, batch, self._directions)
+        singles = (Batch(single, 1, _only(single)) for single in batch.singles())
+        return Joined([self._estimate(objective, parameters, single, self._directions) for single in singles])
+
+    def microbatch(self, parameters: list[nn.Parameter]) -> int:
+        return MICROBATCH
+
+    def _estimate(
+        self, objective: Objective, parameters: list[nn.Parameter], batch: Batch, directions: Directions
+    ) -> Estimated:
+        task = _Pass(objective, parameters, batch, Coins(parameters[0].device))
+        while True:
+            try:
+                return Estimated(task, self._norms(task, directions))
+            except (RuntimeError, NotImplementedError, TypeError) as error:
+                reason = str(error).strip().split("\n")[0]
+                self._give_up_on(self._ways[0], reason, error)
+
+    def _norms(self, task: _Pass, directions: Directions) -> Tensor:
+        way = WAYS[self._ways[0]]
+        squares = torch.zeros(task.batch.size, dtype=torch.float64, device=task.parameters[0].device)
+        with plain_attention():
+            for products in way(task, directions.over(task.parameters)):
+                squares += products.detach().double().square()
+        return (squares / self._projections).sqrt().to(accumulation_dtype(task.parameters[0]))
+
+    def _give_up_on(self, way: str, reason: str, error: Exception) -> None:
+        if len(self._ways) == 1:
+            raise UnsupportedModel(
+                f"{way} cannot project this model ({reason}): leave engine at 'auto', or use exact norms"
+            ) from error
+        self._ways.remove(way)
+        _log.info("%s cannot project this model (%s): using %s", way, reason, self._ways[0])
+
+
+def plain_attention() -> AbstractContextManager[None]:
+    """Fused attention has neither a forward-mode rule nor a double backward on the CPU; the plain kernel has both."""
+    context: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
+    return context
+
+
+def _only(single: Any) -> Callable[[int], Any]:
+    return lambda _: single
+
+
+def _require_precision(parameters: list[nn.Parameter]) -> None:
+    for parameter in parameters:
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise UnsupportedModel(
+                f"a parameter is {parameter.dtype}: projections in half precision do not estimate the norm that the "
+                "backward pass has; train in float32, or use exact norms"
+            )
