@@ -25,47 +25,44 @@ from scipy import fft, signal
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 LongArray = np.ndarray[tuple[int, ...], np.dtype[np.longdouble]]
 
-INTERVAL = 1e-4
+INTERVAL = 1e-4  # dp_accounting's own choice
 TAIL = 1e-15
 ROUNDING = 8 * float(np.finfo(np.longdouble).eps)
-SLOPES: Array = np.geomspace(0.02, 5000.0, 48)
+SLOPES = tuple(np.geomspace(0.02, 50_000.0, 64).tolist())
 
 
 @dataclass(frozen=True, eq=False)
 class LossGrid:
-    """P[loss = (lower + k)·INTERVAL] = probabilities[k], and P[loss = ∞] = infinity."""
+    """P[loss = (lower + k)·interval] = probabilities[k], and P[loss = ∞] = infinity."""
 
     lower: int
     probabilities: Array
     infinity: float
+    interval: float = INTERVAL
 
     @property
     def upper(self) -> int:
         return self.lower + len(self.probabilities) - 1
 
     @cached_property
-    def right_cumulants(self) -> Array:
-        """log E[exp(s·loss)] over the finite losses, for every slope s: Chernoff's bound on large losses."""
-        return self._cumulants(SLOPES)
+    def losses(self) -> Array:
+        return np.arange(self.lower, self.upper + 1, dtype=np.float64) * self.interval
 
     @cached_property
-    def left_cumulants(self) -> Array:
-        """The same for negative slopes: Chernoff's bound on small losses."""
-        return self._cumulants(-SLOPES)
+    def _logs(self) -> Array:
+        with np.errstate(divide="ignore"):
+            return np.log(self.probabilities)
 
-    def _cumulants(self, slopes: Array) -> Array:
-        kept = self.probabilities > 0
-        losses = (np.arange(len(self.probabilities))[kept] + self.lower) * INTERVAL
-        logs = np.log(self.probabilities[kept])
-        if not len(losses):
-            return np.full(len(slopes), -np.inf)
-        return np.array([_log_sum(logs + slope * losses) for slope in slopes])
+    def cumulant(self, slope: float) -> float:
+        """log E[exp(slope·loss)] over the finite losses."""
+        exponents = self._logs + slope * self.losses
+        peak = float(np.max(exponents))
+        return peak + math.log(float(np.sum(np.exp(exponents - peak)))) if peak > -math.inf else peak
 
     def delta(self, epsilon: float) -> float:
         """The hockey-stick divergence: infinity + Σ p·(1 − e^(ε − loss)) over losses above ε."""
-        losses = np.arange(self.lower, self.upper + 1) * INTERVAL
-        above = losses > epsilon
-        return float(self.infinity - np.dot(np.expm1(epsilon - losses[above]), self.probabilities[above]))
+        above = self.losses > epsilon
+        return float(self.infinity - np.dot(np.expm1(epsilon - self.losses[above]), self.probabilities[above]))
 
     def epsilon(self, delta: float) -> float:
         """The smallest ε ≥ 0 with divergence at most `delta`; infinite if there is none.
@@ -80,20 +77,22 @@ class LossGrid:
         start = max(self.lower, 1)  # only losses above zero count for ε ≥ 0
         from_the_top = self.probabilities[start - self.lower :][::-1]
         mass = self.infinity + np.cumsum(from_the_top)
-        discounted = signal.lfilter([1.0], [1.0, -math.exp(-INTERVAL)], from_the_top)
-        first = int(np.argmax(mass - math.exp(-INTERVAL) * discounted > delta))
-        loss = (self.upper - first) * INTERVAL
+        decay = math.exp(-self.interval)
+        discounted = signal.lfilter([1.0], [1.0, -decay], from_the_top)
+        first = int(np.argmax(mass - decay * discounted > delta))
+        loss = (self.upper - first) * self.interval
         return max(0.0, loss + math.log((mass[first] - delta) / discounted[first]))
 
 
 def compose(parts: Sequence[tuple[LossGrid, int]]) -> LossGrid:
-    """The loss of `count` times each of `parts`, as a pessimistic grid."""
+    """The loss of `count` times each of `parts`, all on one interval, as a pessimistic grid."""
     parts = [(grid, count) for grid, count in parts if count > 0]
     if any(grid.infinity >= 1 for grid, _ in parts):
         return LossGrid(0, np.zeros(1), 1.0)
     if not parts:
         return LossGrid(0, np.ones(1), 0.0)
-    lower, upper = _window(parts)
+    interval = parts[0][0].interval
+    lower, upper = _window(parts, interval)
     length = _length(upper - lower + 1)
     magnitude: LongArray = np.zeros(length // 2 + 1, dtype=np.longdouble)
     turns: LongArray = np.zeros(length // 2 + 1, dtype=np.longdouble)
@@ -106,25 +105,45 @@ def compose(parts: Sequence[tuple[LossGrid, int]]) -> LossGrid:
     probabilities = np.maximum(np.take(wrapped, np.arange(lower, upper + 1), mode="wrap"), 0.0)
     escaped = -math.expm1(sum(count * math.log1p(-grid.infinity) for grid, count in parts))
     rounding = ROUNDING * sum(count for _, count in parts)
-    return LossGrid(lower, probabilities, min(1.0, escaped + TAIL + rounding))
+    return LossGrid(lower, probabilities, min(1.0, escaped + TAIL + rounding), interval)
 
 
-def _window(parts: Sequence[tuple[LossGrid, int]]) -> tuple[int, int]:
-    """Grid positions outside which the composed loss has mass at most TAIL: Chernoff over SLOPES, and the support."""
-    right = sum(count * grid.right_cumulants for grid, count in parts)
-    left = sum(count * grid.left_cumulants for grid, count in parts)
-    margin = math.log(2 / TAIL)
-    highest = float(np.min((right + margin) / SLOPES)) / INTERVAL
-    lowest = -float(np.min((left + margin) / SLOPES)) / INTERVAL
-    upper = min(math.ceil(highest), sum(count * grid.upper for grid, count in parts))
-    lower = max(math.floor(lowest), sum(count * grid.lower for grid, count in parts))
+def _window(parts: Sequence[tuple[LossGrid, int]], interval: float) -> tuple[int, int]:
+    """Grid positions outside which the composed loss has mass at most TAIL: Chernoff's bound, and the support."""
+    upper = min(math.ceil(_chernoff(parts, 1) / interval), sum(count * grid.upper for grid, count in parts))
+    lower = max(math.floor(-_chernoff(parts, -1) / interval), sum(count * grid.lower for grid, count in parts))
     return min(lower, upper), max(lower, upper)
+
+
+def _chernoff(parts: Sequence[tuple[LossGrid, int]], sign: int) -> float:
+    """min over s of (log E[exp(±s·loss)] + log(2/TAIL))/s, beyond which ±loss has mass at most TAIL/2.
+
+    Every s gives a bound. The bound falls and then rises in s, so that bisection over SLOPES finds the smallest.
+    """
+
+    def bound(index: int) -> float:
+        slope = sign * SLOPES[index]
+        return (sum(count * _cumulant(grid, slope) for grid, count in parts) + math.log(2 / TAIL)) / abs(slope)
+
+    low, high = 0, len(SLOPES) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if bound(middle) <= bound(middle + 1):
+            high = middle
+        else:
+            low = middle + 1
+    return bound(low)
 
 
 def _length(size: int) -> int:
     """A fast transform length, from a sparse set so that the kept transforms serve many counts."""
     octave = 1 << max(4, size.bit_length() - 1)
     return next(length for length in (octave, octave * 5 // 4, octave * 3 // 2, 2 * octave) if length >= size)
+
+
+@lru_cache(maxsize=65536)
+def _cumulant(grid: LossGrid, slope: float) -> float:
+    return grid.cumulant(slope)
 
 
 @lru_cache(maxsize=256)
@@ -135,8 +154,3 @@ def _log_spectrum(grid: LossGrid, length: int) -> tuple[LongArray, LongArray]:
     spectrum = fft.rfft(folded.astype(np.longdouble))
     tau = 2 * np.arccos(np.longdouble(-1))
     return np.log(np.maximum(np.abs(spectrum), 1e-300)), np.arctan2(spectrum.imag, spectrum.real) / tau
-
-
-def _log_sum(logs: Array) -> float:
-    peak = float(np.max(logs))
-    return peak + math.log(float(np.sum(np.exp(logs - peak))))

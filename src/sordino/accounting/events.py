@@ -69,7 +69,10 @@ def merge(*gaussians: GaussianDpEvent) -> GaussianDpEvent:
 
 
 def leaves(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
-    """Unroll compositions: the plain events inside `event` and how often each happens; events without cost vanish."""
+    """Unroll compositions: the plain events inside `event` and how often each happens.
+
+    Events without cost vanish; a draw that takes every record is no draw, one that takes none costs nothing.
+    """
     if isinstance(event, NoOpDpEvent) or count == 0:
         return
     if isinstance(event, SelfComposedDpEvent):
@@ -79,6 +82,8 @@ def leaves(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
     elif isinstance(event, ComposedDpEvent):
         for part in event.events:
             yield from leaves(part, count)
+    elif isinstance(event, PoissonSampledDpEvent) and event.sampling_probability in (0, 1):
+        yield from leaves(event.event, count * int(event.sampling_probability))
     else:
         yield event, count
 

@@ -13,7 +13,8 @@ from typing import Literal, Protocol
 
 from sordino.accounting.adjacency import Adjacency, required_adjacency
 from sordino.accounting.events import DpEvent
-from sordino.accounting.pld import PldPricing, pld, sampled_pld
+from sordino.accounting.pld import pld, sampled_pld
+from sordino.accounting.pld_accountant import PldPricing
 from sordino.accounting.rdp import ORDERS, RdpPricing, rdp_curve, sampled_rdp_curve
 from sordino.errors import InvalidInput
 
