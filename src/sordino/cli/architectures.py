@@ -1,0 +1,101 @@
+"""The model of a run: one of the papers' architectures, a small default, or a function in a user's own file."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sordino.cli.config import ModelChoice
+from sordino.errors import InvalidInput
+from sordino.models import ARCHITECTURES
+
+
+def mlp(features: int, classes: int, hidden: int = 32) -> nn.Sequential:
+    """One hidden layer on flattened inputs, with tanh: bounded activations keep gradients small."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.Tanh(), nn.Linear(hidden, classes))
+
+
+def choose(choice: ModelChoice, default: str, input_shape: Sequence[int], classes: int) -> ModelChoice:
+    """The choice with what the data decides filled in: the number of features and of classes."""
+    name = choice.name or default
+    if ":" in name:
+        return ModelChoice(name, choice.options)
+    taken = inspect.signature(_builder(name)).parameters
+    known = {"features": math.prod(input_shape), "classes": classes}
+    if unknown := sorted(set(choice.options) - set(taken)):
+        raise InvalidInput(f"model {name} has no option {unknown[0]!r}: it has {', '.join(taken)}")
+    return ModelChoice(name, {**{key: value for key, value in known.items() if key in taken}, **choice.options})
+
+
+def build(choice: ModelChoice, seed: int | None) -> nn.Module:
+    """The model, initialised from `seed` if there is one; the caller's random state is left alone."""
+    assert choice.name is not None
+    with torch.random.fork_rng():
+        torch.manual_seed(seed) if seed is not None else torch.seed()
+        try:
+            model = _builder(choice.name)(**choice.options)
+        except TypeError as error:
+            options = ", ".join(f"{key}={value!r}" for key, value in choice.options.items())
+            raise InvalidInput(
+                f"model={choice.name} cannot be built with {options or 'no options'}: {error}"
+            ) from error
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"model={choice.name} returned {type(model).__name__}, must return a torch.nn.Module")
+    return model
+
+
+def _builder(name: str) -> Callable[..., Any]:
+    if ":" in name:
+        return imported(name)
+    builders: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, **ARCHITECTURES}
+    found = builders.get(name.replace("_", "-"))
+    if found is None:
+        names = ", ".join(sorted(builders))
+        raise InvalidInput(f"model={name!r} is not known: choose one of {names}, or give file.py:function")
+    return found
+
+
+def imported(name: str) -> Callable[..., Any]:
+    """The function that ``file.py:function`` or ``package.module:function`` names."""
+    where, _, function = name.rpartition(":")
+    module = _module(where) if where else None
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise InvalidInput(f"{name!r} names no function: give file.py:function or package.module:function")
+    return found  # type: ignore[no-any-return]  # callable() is all that can be known about a user's function
+
+
+def _module(where: str) -> Any:
+    path = Path(where)
+    try:
+        if path.suffix != ".py":
+            return importlib.import_module(where)
+        if not path.is_file():
+            raise InvalidInput(f"{path} does not exist: give file.py:function")
+        return _file(path)
+    except (ImportError, SyntaxError) as error:
+        raise InvalidInput(f"cannot import {where}: {error}") from error
+
+
+def _file(path: Path) -> Any:
+    """Run a Python file as a module; it may import its neighbours, as `python file.py` would let it."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    neighbours = str(path.resolve().parent)
+    sys.path.insert(0, neighbours)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(neighbours)
+    return module

@@ -1,0 +1,77 @@
+"""`sordino check`: is this model fit for private training?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sordino.cli import options
+from sordino.cli.common import FOUND, console, print_json
+
+if TYPE_CHECKING:
+    from sordino.cli.examining import Examined
+
+EPILOG = """
+[bold]Examples[/bold]
+
+sordino check lenet.py:build --input 1,28,28 (build() returns a model)
+
+sordino check package.module:build (build() returns a model, a per-example loss and a batch)
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=EPILOG)(check)
+
+
+def check(
+    build: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="Returns a model, or (model, loss, batch).")],
+    shape: Annotated[
+        str | None,
+        typer.Option("--input", metavar="SHAPE", help="Shape of one input, such as 1,28,28, for a model alone."),
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Probe a model before anything is spent: does one example change another's loss? Exits with 1 if so."""
+    from sordino.cli.examining import examine
+
+    examined = examine(build, shape)
+    if json:
+        print_json(_plain(examined))
+    else:
+        _print(examined)
+    if examined.findings:
+        raise typer.Exit(FOUND)
+
+
+def _plain(examined: Examined) -> dict[str, Any]:
+    return {
+        "parameters": sum(layer.parameters for layer in examined.layers),
+        "trainable": sum(layer.trainable for layer in examined.layers),
+        "layers": [vars(layer) for layer in examined.layers],
+        "findings": [vars(finding) for finding in examined.findings],
+        "fixes": [str(change) for change in examined.fixes],
+        "engine": examined.engine,
+    }
+
+
+def _print(examined: Examined) -> None:
+    from rich.table import Table
+
+    table = Table("layer", "kind", "parameters", "trainable")
+    for layer in examined.layers:
+        table.add_row(layer.name, layer.kind, f"{layer.parameters:,}", f"{layer.trainable:,}")
+    out = console()
+    out.print(table)
+    for finding in examined.findings:
+        out.print(f"✗ {finding.message}", markup=False)
+    if examined.fixes:
+        out.print("sordino.fix(model) would change:")
+        for change in examined.fixes:
+            out.print(f"  {change}", markup=False)
+    if examined.engine is not None:
+        out.print(f"gradients: the {examined.engine} engine differentiates this model")
+    if not examined.findings:
+        out.print("✓ every example's loss is its own: this model can be trained privately")

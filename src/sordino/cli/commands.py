@@ -1,0 +1,74 @@
+"""The commands, the exit codes, and how an error leaves the program: as one line."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any, NoReturn
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from sordino.cli import account, calibrate, check, demo, resume, train
+from sordino.cli.common import BAD_INPUT, complain
+from sordino.errors import SordinoError
+
+EPILOG = """
+[bold]Exit codes[/bold]
+
+0 done
+
+1 check found something wrong
+
+2 bad input: the error is one line on stderr
+
+130 interrupted: the run is saved and can be resumed
+"""
+
+
+class Commands(TyperGroup):
+    """Typer's group, but every error that is meant for the user is one line on stderr."""
+
+    def main(self, *args: Any, **options: Any) -> NoReturn:
+        """Run one command and exit with its code."""
+        options["standalone_mode"] = False
+        try:
+            code = super().main(*args, **options)
+        except SordinoError as error:
+            complain(str(error))
+            sys.exit(BAD_INPUT)
+        except click.ClickException as error:
+            complain(error.format_message())
+            sys.exit(error.exit_code)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+app = typer.Typer(
+    name="sordino",
+    cls=Commands,
+    rich_markup_mode="rich",
+    epilog=EPILOG,
+    pretty_exceptions_show_locals=False,  # a traceback's locals would print private records
+)
+for module in (train, resume, account, calibrate, check, demo):
+    module.register(app)
+
+
+@app.callback(invoke_without_command=True)
+def _sordino(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Train PyTorch models so that the model says almost nothing about any one record."""
+    if version:
+        from importlib.metadata import version as installed
+
+        print(installed("sordino"))
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main() -> NoReturn:
+    """The entry point of the `sordino` script."""
+    app()
+    sys.exit(0)

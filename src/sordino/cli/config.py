@@ -1,0 +1,171 @@
+"""What a run is made of, as data: enough to build it again from nothing but this and the records.
+
+::
+
+    [data]
+    source = "patients.csv"     # or "digits", "mnist", ...; a relative path starts at the file that names it
+    target = "outcome"
+    bounds = [0.0, 100.0]       # public; or scale = 100.0
+    held_out = 0.2
+
+    [model]
+    name = "mlp"                # the other keys are its options
+    hidden = 32
+
+    [recipe]                    # as Recipe.to_toml writes it
+    batch_size = 256
+    epochs = 20.0
+    [recipe.budget]
+    epsilon = 3.0
+    delta = 1e-5
+
+    [run]
+    engine = "auto"
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tomli_w
+
+from sordino import checkpoint
+from sordino.errors import InvalidInput
+from sordino.recipe import Recipe
+
+FILE = "config.toml"
+_IMPLIED = {"budget": "accounting.budget.Budget", "optimizer": "propose.Optimizer"}
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "tuple[float, float]": (list,),
+}
+_Table = TypeVar("_Table")
+
+
+@dataclass(frozen=True)
+class DataChoice:
+    """Which records, and the public numbers that scale them. `records` is the public number of training records."""
+
+    source: str = "digits"
+    target: str | None = None
+    scale: float | None = None
+    bounds: tuple[float, float] | None = None
+    held_out: float = 0.0
+    classes: int | None = None
+    records: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """An architecture by name, or ``file.py:function``, and its options."""
+
+    name: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunChoice:
+    """How to run it: nothing here changes what is learnt, except that a seed makes it repeatable."""
+
+    seed: int | None = None
+    engine: str = "auto"
+    microbatch: int | None = None
+    save_every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.save_every is not None and self.save_every < 1:
+            raise InvalidInput(f"save-every={self.save_every} must be >= 1: it counts the steps between checkpoints")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The four tables of a configuration."""
+
+    data: DataChoice = field(default_factory=DataChoice)
+    model: ModelChoice = field(default_factory=ModelChoice)
+    recipe: Recipe | None = None
+    run: RunChoice = field(default_factory=RunChoice)
+
+    def to_toml(self) -> str:
+        """A TOML document that `read` turns into an equal configuration."""
+        tables: dict[str, Any] = {"data": _given(self.data)}
+        tables["model"] = {"name": self.model.name, **self.model.options} if self.model.name else {}
+        if self.recipe is not None:
+            tables["recipe"] = tomllib.loads(self.recipe.to_toml())
+        tables["run"] = _given(self.run)
+        return tomli_w.dumps(tables)
+
+    def write(self, directory: Path) -> None:
+        """Keep it beside the run that follows it."""
+        checkpoint.write_durably(directory / FILE, self.to_toml().encode())
+
+
+def read(path: Path) -> Config:
+    """The configuration in a file, every mistake named in one line."""
+    try:
+        tables = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InvalidInput(f"cannot read configuration {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"configuration {path} is not a TOML document: {error}") from None
+    if unknown := sorted(set(tables) - {"data", "model", "recipe", "run"}):
+        raise InvalidInput(f"configuration {path} has no table [{unknown[0]}]: it has data, model, recipe and run")
+    if wrong := [name for name, table in tables.items() if not isinstance(table, dict)]:
+        raise InvalidInput(f"configuration {path}: {wrong[0]} must be a table, [{wrong[0]}]")
+    return Config(
+        data=_data(tables.get("data", {}), path.parent),
+        model=_model(tables.get("model", {})),
+        recipe=_recipe(tables["recipe"]) if "recipe" in tables else None,
+        run=_filled(RunChoice, "run", tables.get("run", {})),
+    )
+
+
+def _data(table: dict[str, Any], directory: Path) -> DataChoice:
+    choice = _filled(DataChoice, "data", table)
+    if choice.bounds is not None:
+        if len(choice.bounds) != 2 or not all(isinstance(bound, int | float) for bound in choice.bounds):
+            raise InvalidInput(f"bounds={list(choice.bounds)} must be two numbers, such as [0.0, 255.0]")
+        choice = dataclasses.replace(choice, bounds=(choice.bounds[0], choice.bounds[1]))
+    return dataclasses.replace(choice, source=_located(choice.source, directory))
+
+
+def _located(source: str, directory: Path) -> str:
+    """A file by its full path, so that the configuration means the same wherever it is read; a name stays a name."""
+    return str((directory / source).resolve()) if Path(source).suffix else source
+
+
+def _model(table: dict[str, Any]) -> ModelChoice:
+    name = table.get("name")
+    if not (name is None or isinstance(name, str)):
+        raise InvalidInput(f"[model] name={name!r} must be of type str")
+    return ModelChoice(name, {key: value for key, value in table.items() if key != "name"})
+
+
+def _recipe(table: dict[str, Any]) -> Recipe:
+    """The recipe's table, in which budget and optimizer need not name their class."""
+    implied = {
+        key: {"part": _IMPLIED[key], **value} if key in _IMPLIED and isinstance(value, dict) else value
+        for key, value in table.items()
+    }
+    return Recipe.from_toml(tomli_w.dumps(implied))
+
+
+def _filled(cls: type[_Table], name: str, table: dict[str, Any]) -> _Table:
+    kinds = {f.name: str(f.type).removesuffix(" | None") for f in dataclasses.fields(cls)}  # type: ignore[arg-type]  # one of the dataclasses above
+    for key, value in table.items():
+        if key not in kinds:
+            raise InvalidInput(f"table [{name}] has no key {key!r}: it has {', '.join(kinds)}")
+        if not isinstance(value, _KINDS[kinds[key]]):
+            raise InvalidInput(f"[{name}] {key}={value!r} must be of type {kinds[key]}")
+    return cls(**table)
+
+
+def _given(table: Any) -> dict[str, Any]:
+    values = {f.name: getattr(table, f.name) for f in dataclasses.fields(table)}
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items() if v is not None}

@@ -1,0 +1,20 @@
+"""`sordino demo`: the digits of scikit-learn at epsilon 3, next to a twin without privacy."""
+
+from __future__ import annotations
+
+import typer
+
+from sordino.cli import options
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(demo)
+
+
+def demo(run: options.RunDirectory = None, json: options.Json = False) -> None:
+    """Train on scikit-learn's bundled digits at epsilon 3 and compare with training without privacy."""
+    from sordino.cli.choosing import Flags
+    from sordino.cli.launch import launch
+
+    launch(Flags(data="digits", epsilon=3.0, delta=1e-5, run=run, non_private_twin=True, json=json))

@@ -1,0 +1,126 @@
+"""Probe a user's model: its layers, what is wrong with it, which engine differentiates it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from sordino import fixing, validation
+from sordino.cli.architectures import imported
+from sordino.errors import InvalidInput, UnsupportedModel
+from sordino.gradients import Batch, Objective, engine_named
+from sordino.gradients.engine import Loss
+
+EXAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module that holds parameters of its own; shared ones are counted where they come first."""
+
+    name: str
+    kind: str
+    parameters: int
+    trainable: int
+
+
+@dataclass(frozen=True)
+class Examined:
+    """Everything that `sordino check` reports."""
+
+    layers: list[Layer]
+    findings: list[validation.Finding]
+    fixes: list[fixing.Change]
+    engine: str | None
+
+
+def examine(name: str, shape: str | None) -> Examined:
+    """Build what `name` says and probe it; with a model alone, on random inputs of `shape`."""
+    model, loss, data = _built(name, shape)
+    leaves = [leaf for leaf in tree_leaves(data) if isinstance(leaf, Tensor) and leaf.dim() > 0]
+    if not leaves or len({len(leaf) for leaf in leaves}) != 1:
+        raise InvalidInput(f"the batch of {name!r} must hold tensors with one row per example, all of one length")
+    objective = Objective(model, loss)
+    trained = [p for p in model.parameters() if p.requires_grad]
+
+    def fetch(indices: Sequence[int]) -> Batch:
+        return _rows(data, list(indices))
+
+    findings = validation.check(objective, trained, fetch, len(leaves[0]))
+    engine = None if findings else _engine(objective, trained, fetch(range(min(EXAMPLES, len(leaves[0])))))
+    return Examined(_layers(model), findings, fixing.plan(model) if findings else [], engine)
+
+
+def _built(name: str, shape: str | None) -> tuple[nn.Module, Loss, Any]:
+    made = imported(name)()
+    if isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module):
+        return made
+    if isinstance(made, nn.Module):
+        return (
+            made,
+            _size_of_output,
+            torch.randn(EXAMPLES, *_shape(made, shape), generator=torch.Generator().manual_seed(0)),
+        )
+    raise InvalidInput(f"{name!r} returned {type(made).__name__}, must return a model or (model, loss, batch)")
+
+
+def _size_of_output(model: nn.Module, inputs: Tensor) -> Tensor:
+    """A loss for a model that came without one: it depends on everything that the model says about an example."""
+    output = model(inputs)
+    if not isinstance(output, Tensor):
+        raise UnsupportedModel(
+            f"the model returns {type(output).__name__}, not a tensor: let the function return (model, loss, batch)"
+        )
+    return output.flatten(1).square().mean(1)
+
+
+def _shape(model: nn.Module, shape: str | None) -> list[int]:
+    if shape is not None:
+        try:
+            sizes = [int(part) for part in shape.split(",")]
+        except ValueError:
+            sizes = []
+        if not sizes or min(sizes) < 1:
+            raise InvalidInput(f"input={shape!r} must be sizes with commas between them, such as 1,28,28")
+        return sizes
+    first = next((m for m in model.modules() if any(True for _ in m.parameters(recurse=False))), None)
+    if isinstance(first, nn.Linear):
+        return [first.in_features]
+    raise InvalidInput("the shape of an input is unknown: use --input 1,28,28, or return (model, loss, batch)")
+
+
+def _rows(data: Any, indices: list[int]) -> Batch:
+    def pick(rows: list[int]) -> Any:
+        return tree_map(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) and leaf.dim() > 0 else leaf, data)
+
+    return Batch(pick(indices), len(indices), lambda i: pick([indices[i]]))
+
+
+def _engine(objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> str | None:
+    """The first engine that differentiates this model, in the order in which the automatic choice tries them."""
+    for name in ("vmap", "loop"):
+        try:
+            engine_named(name).differentiate(objective, parameters, batch)
+        except (RuntimeError, NotImplementedError, TypeError, UnsupportedModel) as error:
+            logging.getLogger(__name__).info("engine %s: %s", name, error)
+        else:
+            return name
+    return None
+
+
+def _layers(model: nn.Module) -> list[Layer]:
+    seen: set[int] = set()
+    layers = []
+    for name, module in model.named_modules():
+        own = [p for p in module.parameters(recurse=False) if id(p) not in seen]
+        seen.update(id(p) for p in own)
+        if own:
+            trainable = sum(p.numel() for p in own if p.requires_grad)
+            layers.append(Layer(name or "model", type(module).__name__, sum(p.numel() for p in own), trainable))
+    return layers

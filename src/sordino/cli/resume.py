@@ -1,0 +1,34 @@
+"""`sordino resume`: go on with a run that was interrupted or killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sordino.cli import options
+
+EPILOG = """
+[bold]Example[/bold]: sordino resume runs/20260101-120000
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=EPILOG)(resume)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="The directory that `sordino train` saved to.")],
+    json: options.Json = False,
+) -> None:
+    """Go on with a run from its last checkpoint. Everything that was spent stays spent; no noise is drawn twice."""
+    from sordino.cli import session, training
+
+    reopened = session.reopen(run)
+    try:
+        outcome = training.run(reopened)
+    finally:
+        reopened.private.close()
+    training.report(outcome, as_json=json)

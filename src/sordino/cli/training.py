@@ -1,0 +1,135 @@
+"""Run a session to its end, or to where somebody stops it; then say what was spent."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import typer
+
+from sordino.accounting import Guarantee
+from sordino.cli.common import INTERRUPTED, console, plain_number, print_json
+from sordino.cli.progress import Display
+from sordino.cli.session import Session
+
+
+@dataclass
+class Stop:
+    """Whether somebody asked to stop."""
+
+    requested: bool = False
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Stop]:
+    """Ctrl-C or SIGTERM lets the step in hand finish; the same signal once more ends the program at once."""
+    stop = Stop()
+
+    def request(number: int, frame: FrameType | None) -> None:
+        stop.requested = True
+        signal.signal(number, before[number])
+
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, request)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, all of it public."""
+
+    status: str
+    run: str
+    steps: int
+    total: int
+    noise_multiplier: float
+    guarantee: Guarantee
+    held_out_accuracy: float | None
+    seconds: float
+
+    @property
+    def interrupted(self) -> bool:
+        return self.status == "interrupted"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, the guarantee's fields among the others."""
+        plain = {**vars(self), **self.guarantee.to_dict(), "epsilon": plain_number(self.guarantee.epsilon)}
+        del plain["guarantee"]
+        return plain
+
+
+def run(session: Session) -> Outcome:
+    """Take the steps that are left, saving now and then and at the end."""
+    private, started = session.private, time.monotonic()
+    every = session.config.run.save_every or max(1, private.total // 20)
+    with stop_on_signal() as stop, Display(session) as display:
+        for step in private.steps():
+            display.show(step.number)
+            if stop.requested:
+                break
+            if step.number % every == 0:
+                private.save()
+        private.save()
+    finished = private.position == private.total
+    status = "finished" if finished else "interrupted" if stop.requested else "budget spent"
+    return _outcome(session, status, time.monotonic() - started)
+
+
+def _outcome(session: Session, status: str, seconds: float) -> Outcome:
+    private = session.private
+    noise = private.bench.recipe.noise_multiplier
+    assert noise is not None
+    return Outcome(
+        status=status,
+        run=str(session.run),
+        steps=private.position,
+        total=private.total,
+        noise_multiplier=noise,
+        guarantee=session.guarantee(),
+        held_out_accuracy=session.accuracy(),
+        seconds=round(seconds, 2),
+    )
+
+
+def report(outcome: Outcome, *, as_json: bool, twin_accuracy: float | None = None) -> None:
+    """The end of `train`, `resume` and `demo`; an interrupted run exits with its own code."""
+    if as_json:
+        twin = {} if twin_accuracy is None else {"twin_accuracy": twin_accuracy}
+        print_json({**outcome.to_dict(), **twin})
+    else:
+        _say(outcome, twin_accuracy)
+    if outcome.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _say(outcome: Outcome, twin_accuracy: float | None) -> None:
+    out = console()
+    out.print(f"\n{_ending(outcome)}\n", markup=False)
+    out.print(f"Guarantee. {outcome.guarantee}\n", markup=False)
+    if outcome.held_out_accuracy is None:
+        out.print("Held-out accuracy: not measured (--held-out 0.2 keeps a fifth of the records for it)")
+    else:
+        out.print(f"Held-out accuracy: {outcome.held_out_accuracy:.1%}")
+    if twin_accuracy is not None:
+        out.print(f"The non-private twin: {twin_accuracy:.1%} (same model and steps, neither clipping nor noise)")
+    out.print(f"Saved in {outcome.run}", markup=False)
+
+
+def _ending(outcome: Outcome) -> str:
+    taken = f"{outcome.steps} of {outcome.total} steps"
+    if outcome.interrupted:
+        return f"Interrupted after {taken}. Go on with: sordino resume {shlex.quote(outcome.run)}"
+    if outcome.status == "budget spent":
+        return f"The budget is spent after {taken}: an earlier interruption lost work that was paid for."
+    return f"Finished {taken} in {outcome.seconds:.1f} s."
