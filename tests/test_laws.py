@@ -6,6 +6,7 @@ import copy
 import io
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 from torch import Tensor, nn
 
-from sordino import Budget, BudgetExhausted, Private, recipes
+from sordino import BudgetExhausted, Private, recipes
 from sordino.accounting import events, pricing
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.noise import Seeded
@@ -110,8 +111,6 @@ class Never:
 
 
 def test_law_4_every_attempt_is_charged() -> None:
-    from dataclasses import replace
-
     model = mlp()
     before = copy.deepcopy(model.state_dict())
     run = private(replace(calibrated(steps=5), selection=Never()), model=model)
@@ -137,8 +136,6 @@ def test_law_5_the_ledger_is_written_first(tmp_path: Path) -> None:
 def test_law_5_a_budget_refuses_a_step_before_it_runs() -> None:
     source = Silent()
     recipe = budgeted(steps=10)
-    from dataclasses import replace
-
     run = private(replace(recipe, steps=13), source=source)
     model = run.bench.objective.model
     list(run.steps())
@@ -221,8 +218,6 @@ def test_law_8_performance_knobs_change_no_numbers(engine: str, microbatch: int 
 
 
 def test_law_9_a_guarantee_states_its_basis() -> None:
-    from dataclasses import replace
-
     proven = private(calibrated()).guarantee()
     assert proven.basis == "proven"
     assert "caution" not in str(proven).lower()
@@ -266,4 +261,3 @@ def test_recipe_is_refused_before_it_is_calibrated() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="is not calibrated"):
         Private(model, optimizer, classification(), cross_entropy, recipes.dpsgd(batch_size=16, epochs=1))
-    Budget(epsilon=1, delta=1e-5)
