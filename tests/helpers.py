@@ -41,7 +41,7 @@ def budgeted(records: int = 64, epsilon: float = 2.0, **changes: Any) -> Recipe:
 
 def private(recipe: Recipe | None = None, *, lr: float = 0.1, **options: Any) -> Private:
     model = options.pop("model", None) or mlp()
-    dataset = options.pop("dataset", None) or classification()
+    dataset = options.pop("dataset") if "dataset" in options else classification()
     optimizer = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=lr)
     options.setdefault("loss", cross_entropy)
     options.setdefault("seed", 1)

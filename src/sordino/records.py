@@ -56,7 +56,9 @@ class Records:
         if self._tensors is not None:
             picked = tuple(t[indices.to(t.device)] for t in self._tensors)
             return picked[0] if isinstance(self.dataset, Tensor) else picked
-        return (self.collate or default_collate)([self.dataset[int(i)] for i in indices])
+        where = indices.tolist()
+        many = getattr(self.dataset, "__getitems__", None)  # torch's protocol for datasets that fetch several at once
+        return (self.collate or default_collate)(many(where) if many else [self.dataset[i] for i in where])
 
 
 def _as_tensors(dataset: Any) -> tuple[Tensor, ...] | None:
