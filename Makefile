@@ -5,8 +5,9 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 MANIFEST := pyproject.toml requirements.lock
-# One worker per core, one thread per worker: more threads than cores make torch slower.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses=4 --durations=10
+# Small models gain nothing from torch's thread pool and lose much on a busy machine: one thread per process.
+export OMP_NUM_THREADS ?= 1
+PYTEST := $(BIN)/pytest -n auto --maxprocesses=4 --durations=10
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow lint types bench docs lock clean
