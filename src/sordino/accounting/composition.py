@@ -16,53 +16,106 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from scipy import fft, signal
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 LongArray = np.ndarray[tuple[int, ...], np.dtype[np.longdouble]]
+Spectrum = np.ndarray[tuple[int, ...], np.dtype[np.clongdouble]]
+LogSpectrum = tuple[LongArray, LongArray]
 
 INTERVAL = 1e-4  # dp_accounting's own choice
 TAIL = 1e-15
 ROUNDING = 8 * float(np.finfo(np.longdouble).eps)
-SLOPES = tuple(np.geomspace(0.02, 50_000.0, 64).tolist())
+SLOPES: tuple[float, ...] = tuple(np.geomspace(0.02, 50_000.0, 64).tolist())
+
+
+class Part(Protocol):
+    """Something that happened, as its loss: what `compose` needs to know of it."""
+
+    @property
+    def interval(self) -> float: ...
+
+    @property
+    def lower(self) -> int:
+        """The smallest loss, in intervals."""
+        ...
+
+    @property
+    def upper(self) -> int:
+        """The largest finite loss, in intervals."""
+        ...
+
+    @property
+    def infinity(self) -> float:
+        """The probability of an infinite loss."""
+        ...
+
+    @property
+    def events(self) -> int:
+        """How many events it stands for: each adds its share of rounding."""
+        ...
+
+    def cumulant(self, slope: float) -> float:
+        """log E[exp(slope·loss)] over the finite losses."""
+        ...
+
+    def log_spectrum(self, length: int) -> LogSpectrum:
+        """Log magnitude and angle (in turns) of the transform of this length."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
 class LossGrid:
-    """P[loss = (lower + k)·interval] = probabilities[k], and P[loss = ∞] = infinity."""
+    """P[loss = (lower + k)·interval] = probabilities[k], and P[loss = ∞] = infinity.
+
+    Cumulants and the last transform are kept with the grid, for the next price with another count.
+    """
 
     lower: int
     probabilities: Array
     infinity: float
     interval: float = INTERVAL
+    _cumulants: dict[float, float] = field(default_factory=dict, repr=False)
+    _spectra: dict[int, LogSpectrum] = field(default_factory=dict, repr=False)
 
     @property
     def upper(self) -> int:
         return self.lower + len(self.probabilities) - 1
 
-    @cached_property
+    @property
+    def events(self) -> int:
+        return 1
+
+    @property
     def losses(self) -> Array:
         return np.arange(self.lower, self.upper + 1, dtype=np.float64) * self.interval
 
-    @cached_property
-    def _logs(self) -> Array:
-        with np.errstate(divide="ignore"):
-            return np.log(self.probabilities)
-
     def cumulant(self, slope: float) -> float:
         """log E[exp(slope·loss)] over the finite losses."""
-        exponents = self._logs + slope * self.losses
-        peak = float(np.max(exponents))
-        return peak + math.log(float(np.sum(np.exp(exponents - peak)))) if peak > -math.inf else peak
+        if slope not in self._cumulants:
+            with np.errstate(divide="ignore"):
+                exponents = np.log(self.probabilities) + slope * self.losses
+            peak = max(float(np.max(exponents)), -1e300)
+            self._cumulants[slope] = peak + math.log(max(float(np.sum(np.exp(exponents - peak))), 1e-300))
+        return self._cumulants[slope]
+
+    def log_spectrum(self, length: int) -> LogSpectrum:
+        """Log magnitude and angle (in turns) of the transform."""
+        if length not in self._spectra:
+            transform = spectrum(self, length)
+            self._spectra.clear()
+            self._spectra[length] = to_logarithms(transform)
+        return self._spectra[length]
 
     def delta(self, epsilon: float) -> float:
         """The hockey-stick divergence: infinity + Σ p·(1 − e^(ε − loss)) over losses above ε."""
-        above = self.losses > epsilon
-        return float(self.infinity - np.dot(np.expm1(epsilon - self.losses[above]), self.probabilities[above]))
+        start = min(max(math.floor(epsilon / self.interval) - self.lower, 0), len(self.probabilities))
+        losses = self.losses[start:]
+        return float(self.infinity - np.dot(np.expm1(np.minimum(epsilon - losses, 0.0)), self.probabilities[start:]))
 
     def epsilon(self, delta: float) -> float:
         """The smallest ε ≥ 0 with divergence at most `delta`; infinite if there is none.
@@ -79,15 +132,16 @@ class LossGrid:
         mass = self.infinity + np.cumsum(from_the_top)
         decay = math.exp(-self.interval)
         discounted = signal.lfilter([1.0], [1.0, -decay], from_the_top)
-        first = int(np.argmax(mass - decay * discounted > delta))
+        exceeded = mass - decay * discounted > delta
+        first = int(np.argmax(exceeded)) if exceeded.any() else len(mass) - 1
         loss = (self.upper - first) * self.interval
         return max(0.0, loss + math.log((mass[first] - delta) / discounted[first]))
 
 
-def compose(parts: Sequence[tuple[LossGrid, int]]) -> LossGrid:
+def compose(parts: Sequence[tuple[Part, int]]) -> LossGrid:
     """The loss of `count` times each of `parts`, all on one interval, as a pessimistic grid."""
-    parts = [(grid, count) for grid, count in parts if count > 0]
-    if any(grid.infinity >= 1 for grid, _ in parts):
+    parts = [(part, count) for part, count in parts if count > 0]
+    if any(part.infinity >= 1 for part, _ in parts):
         return LossGrid(0, np.zeros(1), 1.0)
     if not parts:
         return LossGrid(0, np.ones(1), 0.0)
@@ -96,34 +150,34 @@ def compose(parts: Sequence[tuple[LossGrid, int]]) -> LossGrid:
     length = _length(upper - lower + 1)
     magnitude: LongArray = np.zeros(length // 2 + 1, dtype=np.longdouble)
     turns: LongArray = np.zeros(length // 2 + 1, dtype=np.longdouble)
-    for grid, count in parts:
-        log_magnitude, turn = _log_spectrum(grid, length)
+    for part, count in parts:
+        log_magnitude, turn = part.log_spectrum(length)
         magnitude += count * log_magnitude
         turns += count * turn
     phase = 2 * np.pi * (turns - np.rint(turns)).astype(np.float64)
     wrapped = fft.irfft(np.exp(magnitude.astype(np.float64)) * np.exp(1j * phase), length)
     probabilities = np.maximum(np.take(wrapped, np.arange(lower, upper + 1), mode="wrap"), 0.0)
-    escaped = -math.expm1(sum(count * math.log1p(-grid.infinity) for grid, count in parts))
-    rounding = ROUNDING * sum(count for _, count in parts)
+    escaped = -math.expm1(sum(count * math.log1p(-part.infinity) for part, count in parts))
+    rounding = ROUNDING * sum(count * part.events for part, count in parts)
     return LossGrid(lower, probabilities, min(1.0, escaped + TAIL + rounding), interval)
 
 
-def _window(parts: Sequence[tuple[LossGrid, int]], interval: float) -> tuple[int, int]:
+def _window(parts: Sequence[tuple[Part, int]], interval: float) -> tuple[int, int]:
     """Grid positions outside which the composed loss has mass at most TAIL: Chernoff's bound, and the support."""
-    upper = min(math.ceil(_chernoff(parts, 1) / interval), sum(count * grid.upper for grid, count in parts))
-    lower = max(math.floor(-_chernoff(parts, -1) / interval), sum(count * grid.lower for grid, count in parts))
+    upper = min(math.ceil(_chernoff(parts, 1) / interval), sum(count * part.upper for part, count in parts))
+    lower = max(math.floor(-_chernoff(parts, -1) / interval), sum(count * part.lower for part, count in parts))
     return min(lower, upper), max(lower, upper)
 
 
-def _chernoff(parts: Sequence[tuple[LossGrid, int]], sign: int) -> float:
+def _chernoff(parts: Sequence[tuple[Part, int]], sign: int) -> float:
     """min over s of (log E[exp(±s·loss)] + log(2/TAIL))/s, beyond which ±loss has mass at most TAIL/2.
 
     Every s gives a bound. The bound falls and then rises in s, so that bisection over SLOPES finds the smallest.
     """
 
     def bound(index: int) -> float:
-        slope = sign * SLOPES[index]
-        return (sum(count * _cumulant(grid, slope) for grid, count in parts) + math.log(2 / TAIL)) / abs(slope)
+        total = math.fsum(count * part.cumulant(sign * SLOPES[index]) for part, count in parts)
+        return (total + math.log(2 / TAIL)) / SLOPES[index]
 
     low, high = 0, len(SLOPES) - 1
     while low < high:
@@ -141,16 +195,15 @@ def _length(size: int) -> int:
     return next(length for length in (octave, octave * 5 // 4, octave * 3 // 2, 2 * octave) if length >= size)
 
 
-@lru_cache(maxsize=65536)
-def _cumulant(grid: LossGrid, slope: float) -> float:
-    return grid.cumulant(slope)
-
-
-@lru_cache(maxsize=256)
-def _log_spectrum(grid: LossGrid, length: int) -> tuple[LongArray, LongArray]:
-    """Log magnitude and angle (in turns) of the transform; loss 0 is at index 0, so that the angles stay small."""
+def spectrum(grid: LossGrid, length: int) -> Spectrum:
+    """The transform of the probabilities; loss 0 is at index 0, so that the angles that matter are small."""
     positions = np.arange(grid.lower, grid.upper + 1) % length
     folded = np.bincount(positions, weights=grid.probabilities, minlength=length)
-    spectrum = fft.rfft(folded.astype(np.longdouble))
+    transform: Spectrum = fft.rfft(folded.astype(np.longdouble))
+    return transform
+
+
+def to_logarithms(transform: Spectrum) -> LogSpectrum:
+    """Log magnitude and angle (in turns), which add where transforms multiply."""
     tau = 2 * np.arccos(np.longdouble(-1))
-    return np.log(np.maximum(np.abs(spectrum), 1e-300)), np.arctan2(spectrum.imag, spectrum.real) / tau
+    return np.log(np.maximum(np.abs(transform), 1e-300)), np.arctan2(transform.imag, transform.real) / tau

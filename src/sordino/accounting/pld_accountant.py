@@ -81,7 +81,7 @@ def _width(text: str, adjacency: Adjacency) -> float:
     return max(len(grid.probabilities) * grid.interval for grid in _grids(text, adjacency, INTERVAL))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _grids(text: str, adjacency: Adjacency, interval: float) -> tuple[LossGrid, LossGrid]:
     """The loss when a record is removed and when one is added: the same object where they are equal."""
     distribution = pld(from_json(text), adjacency, interval)
