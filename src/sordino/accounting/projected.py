@@ -35,10 +35,12 @@ Positions = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 LEVELS = 600
 TAIL = 1e-18
 LOW_TAIL = 1e-9
-HIGHEST = 1_000_000
-"""The highest finite loss, in intervals: ε = 100 at the usual one. More would cost time and help no one."""
+HIGHEST = 100.0
+"""Larger losses count as infinite: telling ε = 200 from ∞ would cost time and help no one."""
 LOWEST = -50.0
 """Lower losses have mass below e^LOWEST."""
+NEGLIGIBLE = 1e-20
+"""Mass that is moved up, at the lower end of a distribution to its rest and at the upper end to ∞, to shorten it."""
 SPREAD = 100
 
 
@@ -100,7 +102,7 @@ def _mixture(event: ProjectedGaussian, rate: float, adjacency: Adjacency, interv
             "projections, which ties their lengths together; use add-or-remove-one"
         )
     positions = _positions(interval)
-    shifts, weights, noiseless = _levels(event, HIGHEST * interval)
+    shifts, weights, noiseless = _levels(event)
     with_record, without = _cell_masses(positions.astype(np.float64) * interval, rate, shifts, weights)
     remove, remove_infinity = _connect(positions, interval, with_record, without)
     add, add_infinity = _connect(-positions[::-1], interval, without[::-1], with_record[::-1])
@@ -122,13 +124,13 @@ def _mixture(event: ProjectedGaussian, rate: float, adjacency: Adjacency, interv
     )
 
 
-def _levels(event: ProjectedGaussian, highest: float) -> tuple[Array, Array, float]:
+def _levels(event: ProjectedGaussian) -> tuple[Array, Array, float]:
     """Values of z with the mass that is rounded up to each, and the mass that is rounded up to z = ∞."""
     half = event.projections / 2
     smallest = math.sqrt(half / gammainccinv(half, LOW_TAIL))
     largest = math.sqrt(half / gammaincinv(half, TAIL))
-    # A shift this large loses more than `highest` with certainty: beyond it nothing differs from z = ∞.
-    largest = min(largest, event.noise_multiplier * (math.sqrt(2 * highest) + 12))
+    # A shift this large loses more than HIGHEST with certainty: beyond it nothing differs from z = ∞.
+    largest = min(largest, event.noise_multiplier * (math.sqrt(2 * HIGHEST) + 12))
     stretches = np.geomspace(smallest, max(largest, 1.001 * smallest), LEVELS)
     above = gammainc(half, half / stretches**2)
     weights = -np.diff(above, prepend=1.0)
@@ -140,11 +142,11 @@ def _positions(interval: float) -> Positions:
 
     def up_to(bound: float) -> list[int]:
         found = [0]
-        while found[-1] < bound:
+        while found[-1] * interval < bound:
             found.append(found[-1] + max(1, found[-1] // SPREAD))
         return found
 
-    negative, positive = up_to(-LOWEST / interval), up_to(HIGHEST)
+    negative, positive = up_to(-LOWEST), up_to(HIGHEST)
     return np.array([-position for position in reversed(negative[1:])] + positive, dtype=np.int64)
 
 
@@ -183,7 +185,16 @@ def _connect(positions: Positions, interval: float, upper: Array, lower: Array) 
     to_the_end = np.clip(to_the_end, 0.0, upper[1:-1])
     masses[:-1] += upper[1:-1] - to_the_end
     masses[1:] += to_the_end
-    return dict(zip(positions.tolist(), masses.tolist(), strict=True)), float(upper[-1])
+    return _shortened(positions, masses, float(upper[-1]))
+
+
+def _shortened(positions: Positions, masses: Array, infinity: float) -> tuple[dict[int, float], float]:
+    below, above = np.cumsum(masses), np.cumsum(masses[::-1])[::-1]
+    first = int(np.searchsorted(below, NEGLIGIBLE))
+    kept = slice(first, max(first + 1, int(np.searchsorted(-above, -NEGLIGIBLE))))
+    masses[first] = below[first]
+    infinity += float(masses[kept.stop :].sum())
+    return dict(zip(positions[kept].tolist(), masses[kept].tolist(), strict=True)), infinity
 
 
 def _put(masses: dict[int, float], position: float, mass: float) -> None:

@@ -1,0 +1,113 @@
+"""Norms estimated by random projections: the part that makes a recipe DP-SGD-JL or DP-Adam-JL."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sordino.accounting import calibration
+from sordino.accounting.projected import ProjectedGaussian
+from sordino.errors import InvalidInput
+from sordino.gradients import Engine, projected
+from sordino.noise import Source
+from sordino.norms import Exact, Norms
+from sordino.sampling import Foreign, Poisson
+from sordino.weighing import Automatic, Flat
+
+if TYPE_CHECKING:
+    from sordino.accounting.budget import Budget
+    from sordino.recipe import Recipe
+
+CHOICES = (*range(4, 17, 2), *range(20, 33, 4), *range(40, 65, 8), *range(80, 129, 16), 160, 192, 256, 384, 512, 1024)
+"""The numbers of projections that "auto" tries: time grows in proportion while the price falls."""
+
+
+@dataclass(frozen=True)
+class Projected(Norms):
+    """Norms estimated by `projections` random projections of each gradient, fresh for every draw.
+
+    Guarantees: one answer is a `ProjectedGaussian`, for flat and automatic clipping alike: either bounds a contribution
+    by clip · ‖g‖/M, the random length that the event prices. "auto" is replaced, while the noise is calibrated, by the
+    fewest projections whose noise is at most `factor` times what exact norms need.
+    """
+
+    projections: int | str = "auto"
+    factor: float = 1.05
+
+    def __post_init__(self) -> None:
+        if isinstance(self.projections, str) and self.projections != "auto":
+            raise InvalidInput(f"projections={self.projections!r} must be a whole number >= 1 or 'auto'")
+        if isinstance(self.projections, int) and self.projections < 1:
+            raise InvalidInput(f"projections={self.projections} must be >= 1: 20 or more is advised, or 'auto'")
+        if not self.factor > 1:
+            raise InvalidInput(f"factor={self.factor} must be > 1: estimated norms always need more noise than exact")
+
+    def event(self, noise_multiplier: float) -> ProjectedGaussian:
+        return ProjectedGaussian(noise_multiplier, self._number)
+
+    def engine(self, name: str, source: Source) -> Engine:
+        return projected.Projected(self._number, source, name)
+
+    def prepare(self, engine: Engine) -> None:
+        assert isinstance(engine, projected.Projected)
+        engine.renew()
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse parts whose proofs need norms without error."""
+        if not isinstance(recipe.weighing, Flat | Automatic):
+            raise _unproven("weighing", recipe.weighing, "its weights are bounded for exact norms only")
+        if not isinstance(recipe.sampler, Poisson | Foreign | None):
+            raise _unproven("sampler", recipe.sampler, "estimated norms would decide which records are drawn")
+        proposal = ProjectedGaussian(1.0, 1)
+        if recipe.selection.event(proposal) != proposal:
+            raise _unproven("selection", recipe.selection, "its test is priced together with a Gaussian proposal only")
+
+    def calibrated(self, recipe: Recipe, budget: Budget) -> Recipe:
+        """`recipe` with the smallest noise that the budget allows, and with a number of projections for "auto"."""
+        if self.projections == "auto":
+            return self._fewest(recipe, budget)
+        try:
+            return _with_noise(recipe, self, budget)
+        except InvalidInput as error:
+            advised = self._fewest(recipe, budget)
+            assert isinstance(advised.norms, Projected)
+            raise InvalidInput(
+                f"projections={self.projections} cannot meet epsilon={budget.epsilon:g} with any noise ({error}): "
+                f"projections={advised.norms.projections} do with noise_multiplier={advised.noise_multiplier:.4g}"
+            ) from error
+
+    def _fewest(self, recipe: Recipe, budget: Budget) -> Recipe:
+        exact = _with_noise(recipe, Exact(), budget).noise_multiplier
+        assert exact is not None
+
+        def affordable(number: int) -> bool:
+            tried = replace(recipe, norms=replace(self, projections=number), noise_multiplier=self.factor * exact)
+            return tried.price(budget.delta, budget.accountant, budget.adjacency) <= budget.epsilon
+
+        place = bisect_left(CHOICES, True, key=affordable)
+        if place == len(CHOICES):
+            raise InvalidInput(
+                f"factor={self.factor:g} is out of reach of {CHOICES[-1]} projections at epsilon={budget.epsilon:g}: "
+                "allow more noise by a larger factor, or use exact norms"
+            )
+        return _with_noise(recipe, replace(self, projections=CHOICES[place]), budget, start=self.factor * exact)
+
+    @property
+    def _number(self) -> int:
+        if isinstance(self.projections, str):
+            raise InvalidInput(
+                "projections='auto' is settled while the noise is calibrated: call recipe.calibrate with "
+                "noise_multiplier left open, or give a number such as 24"
+            )
+        return self.projections
+
+
+def _with_noise(recipe: Recipe, norms: Norms, budget: Budget, start: float = 1.0) -> Recipe:
+    recipe = replace(recipe, norms=norms)
+    found = calibration.noise_for(budget, lambda sigma: replace(recipe, noise_multiplier=sigma).plan(), start=start)
+    return replace(recipe, noise_multiplier=found.noise_multiplier)
+
+
+def _unproven(slot: str, part: object, why: str) -> InvalidInput:
+    return InvalidInput(f"{slot}={part!r} has no proof with projected norms ({why}): use norms=Exact()")
