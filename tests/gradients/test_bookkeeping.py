@@ -89,6 +89,27 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
         ),
         lambda b: torch.randn(b, 1, 8, 8),
     ),
+    "transposed 1d": (lambda: nn.ConvTranspose1d(2, 3, 3, stride=2), lambda b: torch.randn(b, 2, 4)),
+    "transposed 2d": (
+        lambda: nn.ConvTranspose2d(4, 6, (3, 2), stride=2, padding=1, output_padding=1, groups=2),
+        lambda b: torch.randn(b, 4, 3, 4),
+    ),
+    "transposed dilated": (
+        lambda: nn.ConvTranspose2d(2, 3, 3, dilation=2, bias=False),
+        lambda b: torch.randn(b, 2, 3, 4),
+    ),
+    "transposed 3d": (lambda: nn.ConvTranspose3d(2, 3, 2), lambda b: torch.randn(b, 2, 2, 3, 2)),
+    "bag sum": (lambda: nn.EmbeddingBag(7, 3, mode="sum"), lambda b: tokens(b, 5)),
+    "bag mean": (lambda: nn.EmbeddingBag(7, 3, padding_idx=2), lambda b: tokens(b, 5)),
+    "bag max": (lambda: nn.EmbeddingBag(7, 3, mode="max"), lambda b: tokens(b, 5)),
+    "bag offsets": (
+        lambda: Apply(lambda m, x: m.e(x.flatten(), torch.arange(len(x)) * 5), e=nn.EmbeddingBag(7, 3)),
+        lambda b: tokens(b, 5),
+    ),
+    "bag of bags": (
+        lambda: Apply(lambda m, x: m.e(x.flatten(0, 1)).reshape(len(x), -1), e=nn.EmbeddingBag(7, 3)),
+        lambda b: tokens(b, 2, 5),
+    ),
     "layer norm": (lambda: nn.LayerNorm(5), lambda b: torch.randn(b, 4, 5)),
     "layer norm 2d": (lambda: nn.LayerNorm((4, 5)), lambda b: torch.randn(b, 4, 5)),
     "layer norm flat": (lambda: nn.LayerNorm(5), lambda b: torch.randn(b, 5)),

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from sordino.errors import UnsupportedModel
 from sordino.gradients.bookkeeping import BookKeeping
-from sordino.gradients.engine import Objective
-from tests.gradients.oracle import assert_same_state, batch_of, check, singles, squared, state_of
+from sordino.gradients.engine import Batch, Objective
+from tests.gradients.oracle import assert_matches, assert_same_state, batch_of, check, singles, squared, state_of
 from tests.gradients.test_bookkeeping import MODELS, Apply
 
 CONTINUOUS = [
@@ -192,3 +192,18 @@ def test_cross_entropy_of_sequences() -> None:
     model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7))
     data = (torch.randint(0, 7, (5, 6)), torch.randint(0, 7, (5, 6)))
     check(BookKeeping(), model, data, 5, loss)
+
+
+def test_bags_of_different_lengths() -> None:
+    """Offsets make bags that no slice of the data can; the loop collates each bag alone."""
+    torch.manual_seed(0)
+    model = nn.EmbeddingBag(7, 3, mode="mean")
+    rows = [torch.randint(0, 7, (length,)) for length in (3, 1, 4, 2)]
+
+    def collate(chosen: list[Tensor]) -> tuple[Tensor, Tensor]:
+        lengths = torch.tensor([0, *(len(row) for row in chosen[:-1])])
+        return torch.cat(chosen), lengths.cumsum(0)
+
+    batch = Batch(collate(rows), 4, lambda i: collate([rows[i]]))
+    result = BookKeeping().differentiate(Objective(model, squared), list(model.parameters()), batch)
+    assert_matches(result, singles(model, squared, batch), 1e-4)

@@ -93,7 +93,7 @@ def settle(recording: Recording, losses: Tensor, parameters: list[nn.Parameter],
         raise detached_from(parameters)
     arrange(recording, losses, knowledge)
     book = Book(parameters, recording, len(losses))
-    recording.on_gradient = book.receive
+    recording.on_gradient, recording.final = book.receive, not recording.lenient
     losses.sum().backward(retain_graph=recording.lenient)
     return book.close()
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from sordino.gradients.bookkeeping_layout import Layout
 from sordino.gradients.rules import RULES, generic
 from sordino.gradients.rules.base import Call, NoRule, Share, name_of
-from sordino.gradients.rules.elementwise import EXPANSIONS, expands_first
+from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples
 
 METADATA = frozenset({"__get__", "__set__", "__len__", "__hash__", "__repr__", "__bool__", "detach", "size"})
 VIEW_PROPERTIES = frozenset({"T", "mT", "H", "mH"})
@@ -35,7 +35,7 @@ class Use:
     """One operation that used tracked tensors; `closed` when nothing else that it used has a gradient."""
 
     name: str
-    shape: torch.Size
+    shape: tuple[int, ...]
     shares: list[Share]
     batch_dims: int
     versions: list[tuple[Tensor, int]]
@@ -91,6 +91,9 @@ class Tap(torch.autograd.Function):
         return None, None, None
 
 
+FOLLOWED = (Tensor.index_select, torch._C._VariableFunctions._pack_padded_sequence)
+
+
 class Recording(TorchFunctionMode):
     """Records the uses of `parameters` while it is entered; knows nothing of what happens to the gradients.
 
@@ -115,6 +118,9 @@ class Recording(TorchFunctionMode):
         self.on_gradient: Callable[[Use, Tensor], None] = lambda use, gradient: None
         self.anchor = torch.zeros((), requires_grad=True)
         self.failure: NoRule | None = None
+        self.final = False
+        self.sorted: dict[int, tuple[Tensor, Tensor]] = {}
+        self.packed: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -124,6 +130,8 @@ class Recording(TorchFunctionMode):
             result = func(*args, **kwargs)
             if not tracked and isinstance(result, Tensor):
                 self.note_constant(func, result, tensors)
+            if func in FOLLOWED:
+                self.note_order(func, args, result)
             return result
         try:
             return self.use(func, args, kwargs, tensors, tracked)
@@ -147,6 +155,14 @@ class Recording(TorchFunctionMode):
         elif not constant and tensors and is_in_place(name_of(func)):
             self.constants.pop(id(tensors[0]), None)
 
+    def note_order(self, func: Any, args: Any, result: Any) -> None:
+        """pack_padded_sequence sorts the examples (index_select) and packs them: remember which row is which."""
+        if func is torch.Tensor.index_select:
+            self.sorted[id(result)] = (result, args[2])
+        else:
+            order = self.sorted.get(id(args[0]), (None, None))[1]
+            self.packed[id(result[1])] = (result[1], order)
+
     def use(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], tracked: list[Tensor]) -> Any:
         """Run one operation on tracked tensors: derive from parameters alone, or hand it to its rule."""
         self.calls += 1
@@ -154,7 +170,7 @@ class Recording(TorchFunctionMode):
         if args and id(args[0]) in self.tracked and is_in_place(name):
             raise NoRule(f"{name}: modifies a parameter in place during the loss")
         known = all(id(t) in self.tracked or id(t) in self.constants for t in tensors)
-        over_examples = func in EXPANSIONS and expands_first(args, kwargs, self.size)
+        over_examples = func in EXPANSIONS and expands_examples(args, kwargs, self.size)
         if (known and not over_examples) or self.calls in self.shared:
             return self.derive(func, args, kwargs, tracked)
         closed = not any(t.requires_grad for t in tensors if id(t) not in self.tracked)
@@ -186,13 +202,8 @@ class Recording(TorchFunctionMode):
         pieces = [track(piece, index) for index, piece in enumerate(results if several else [results])]
         return type(results)(pieces) if several else pieces[0]
 
-    def tap(self, output: Tensor, use: Use) -> Tensor:
-        """Arrange for the gradient of `output` to arrive at `use`."""
-        self.uses.append(use)
-
-        def receive(gradient: Tensor) -> None:
-            self.on_gradient(use, gradient)
-
+    def tap(self, output: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
+        """Arrange for the gradient of `output` to be received."""
         if output.requires_grad:
             output.register_hook(receive)
             return output
@@ -208,6 +219,7 @@ class Recorded(Call):
         self, recording: Recording, function: Callable[..., Any], index: int, tracked: list[Tensor], closed: bool
     ) -> None:
         self.recording, self.function, self.index, self.closed = recording, function, index, closed
+        self.anchor = recording.anchor
         self._tracked = tracked
 
     def tracks(self, value: object) -> bool:
@@ -217,10 +229,30 @@ class Recorded(Call):
         return list({id(tensor): tensor for tensor in self._tracked}.values())
 
     def keep(self, output: Tensor, inputs: Sequence[Tensor], shares: Sequence[Share], batch_dims: int) -> Tensor:
+        return self.recording.tap(output, self.receive(output.shape, inputs, shares, batch_dims))
+
+    def receive(
+        self, shape: tuple[int, ...], inputs: Sequence[Tensor], shares: Sequence[Share], batch_dims: int
+    ) -> Callable[[Tensor], None]:
         mine = [share for share in shares if self.tracks(share.parameter)]
         versions = [(tensor, tensor._version) for tensor in inputs]
-        use = Use(name_of(self.function), output.shape, mine, batch_dims, versions, self.index, self.closed)
-        return self.recording.tap(output, use)
+        use = Use(name_of(self.function), shape, mine, batch_dims, versions, self.index, self.closed)
+        self.recording.uses.append(use)
+        return lambda gradient: self.recording.on_gradient(use, gradient)
+
+    def use(self, function: Callable[..., Any], *args: Any) -> Any:
+        tensors = list(tensors_in(args, {}))
+        tracked = [tensor for tensor in tensors if self.tracks(tensor)]
+        return self.recording.use(function, args, {}, tensors, tracked) if tracked else function(*args)
+
+    def final(self) -> bool:
+        return self.recording.final
+
+    def order_of(self, batch_sizes: Tensor) -> Tensor | None:
+        packed = self.recording.packed.get(id(batch_sizes))
+        if packed is None:
+            raise NoRule("packed sequence: packed outside of the loss, so the order of its examples is unknown")
+        return packed[1]
 
 
 def tensors_in(args: Iterable[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:

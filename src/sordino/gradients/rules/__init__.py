@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sordino.gradients.rules import conv, elementwise, embedding, linear, norms
+from sordino.gradients.rules import (
+    attention,
+    conv,
+    conv_transpose,
+    elementwise,
+    embedding,
+    embedding_bag,
+    linear,
+    norms,
+    recurrent,
+)
 
 RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     **linear.RULES,
     **conv.RULES,
+    **conv_transpose.RULES,
     **elementwise.RULES,
     **norms.RULES,
     **embedding.RULES,
+    **embedding_bag.RULES,
+    **attention.RULES,
+    **recurrent.RULES,
 }

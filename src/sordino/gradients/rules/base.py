@@ -105,6 +105,27 @@ class Call(ABC):
         the first `batch_dims` dimensions of the output: those that the operation treats alike.
         """
 
+    @abstractmethod
+    def receive(
+        self, shape: tuple[int, ...], inputs: Sequence[Tensor], shares: Sequence[Share], batch_dims: int
+    ) -> Callable[[Tensor], None]:
+        """Like `keep`, for an operation with a backward of its own, which calls what is returned with its gradient."""
+
+    @abstractmethod
+    def use(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run another operation by its own rule, for operations made of simpler ones."""
+
+    @abstractmethod
+    def final(self) -> bool:
+        """Whether the backward pass in progress is the last one, so that buffers may be overwritten."""
+
+    @abstractmethod
+    def order_of(self, batch_sizes: Tensor) -> Tensor | None:
+        """Which example each row of a packed sequence came from; None when they are in order."""
+
+    anchor: Tensor
+    """A scalar with a gradient, to make an operation on nothing trainable part of the graph."""
+
     def plain(self, value: Any) -> Any:
         """A tracked parameter without its gradient; anything else as it is."""
         return value.detach() if self.tracks(value) else value

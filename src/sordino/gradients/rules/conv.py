@@ -1,7 +1,5 @@
 """Convolutions: gradient_i = sum over positions of G_i[position] ⊗ patch_i[position], an outer product per position."""
 
-
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

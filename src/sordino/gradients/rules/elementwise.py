@@ -1,7 +1,5 @@
 """Parameters that are added, multiplied or expanded: gradient_i = the sum of G_i ∘ factor over broadcast dimensions."""
 
-
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -106,13 +104,14 @@ EXPANSIONS = frozenset(
 )
 
 
-def expands_first(args: Any, kwargs: Any, size: int | None) -> bool:
-    """Whether an expansion makes dimension 0 from nothing, so that it may be the examples."""
+def expands_examples(args: Any, kwargs: Any, size: int | None) -> bool:
+    """Whether an expansion makes a dimension of `size` (unknown: any size) from nothing, which may be the examples."""
     tensor, rest = args[0], args[1:] or tuple(kwargs.values())
     target = rest[0] if len(rest) == 1 and not isinstance(rest[0], int) else rest
     target = target.shape if isinstance(target, Tensor) else target
-    new = len(target) > tensor.dim() or tensor.shape[0] == 1
-    return new and (target[0] == size if size is not None else target[0] > 1)
+    before = [1] * (len(target) - tensor.dim()) + list(tensor.shape)
+    grown = [now for was, now in zip(before, target, strict=True) if was == 1 and now not in (1, -1)]
+    return size in grown if size is not None else bool(grown)
 
 
 def repeat(call: Call, input: Tensor, *sizes: Any, **named: Any) -> Tensor:

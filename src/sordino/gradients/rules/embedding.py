@@ -1,7 +1,5 @@
 """F.embedding: the gradient of example i has few non-zero rows, one sum of output gradients for each distinct token."""
 
-
-
 from __future__ import annotations
 
 from collections.abc import Callable

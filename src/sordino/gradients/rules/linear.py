@@ -1,7 +1,5 @@
 """F.linear and matrix products with a parameter: gradient_i = G_iᵀ X_i, sums of outer products over the rows of i."""
 
-
-
 from __future__ import annotations
 
 from collections.abc import Callable

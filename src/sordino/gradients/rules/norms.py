@@ -1,7 +1,5 @@
 """Scale and shift of layer, group, instance, RMS and (with fixed statistics) batch normalisation, per example."""
 
-
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -1,0 +1,187 @@
+"""torch.lstm, gru, rnn_tanh and rnn_relu, as the stock modules call them: gates are linear maps of input and state.
+
+With the gates' pre-activation gradients G [examples, time, gates] a recurrence is two linear layers: the weights see
+Gᵀ X and Gᵀ H (H the states before each step), the biases the sum of G over time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sordino.gradients.bookkeeping_layout import Examples
+from sordino.gradients.rules.base import Call, NoRule, PerExample, Settle, Share, precise
+from sordino.gradients.rules.linear import Outer, bias_sum
+from sordino.gradients.rules.recurrent_cells import Cell, Gru, Lstm, Rnn
+from sordino.gradients.rules.recurrent_layer import Layer, Order, Weights
+
+
+@dataclass(frozen=True)
+class Options:
+    """The trailing arguments of torch's recurrent functions."""
+
+    has_biases: bool
+    num_layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+
+def recurrent(cell: Cell) -> Callable[..., Any]:
+    """The rule of one recurrent function; its padded and packed forms differ in their arguments."""
+
+    def rule(call: Call, data: Tensor, second: Any, third: Any, fourth: Any, *rest: Any) -> Any:
+        if isinstance(fourth, bool):
+            options, batch_first = Options(fourth, *rest[:4]), rest[4]
+            steps = data.transpose(0, 1) if batch_first else data
+            output, *last = layers(call, cell, steps, Order(None), second, third, options)
+            return (output.transpose(0, 1) if batch_first else output, *last)
+        return packed(call, cell, data, second, third, fourth, Options(*rest))
+
+    return rule
+
+
+def packed(
+    call: Call, cell: Cell, data: Tensor, batch_sizes: Tensor, hx: Any, weights: Sequence[Tensor], options: Options
+) -> Any:
+    """Packed sequences, run as padded ones: what follows a sequence's end reaches no loss and so has no gradient."""
+    padded, lengths = torch._VF._pad_packed_sequence(data, batch_sizes, False, 0.0, len(batch_sizes))
+    order = Order(lengths, call.order_of(batch_sizes))
+    output, *last = layers(call, cell, padded, order, hx, weights, options)
+    return (torch._VF._pack_padded_sequence(output, lengths, False)[0], *last)
+
+
+def layers(
+    call: Call, cell: Cell, steps: Tensor, order: Order, hx: Any, weights: Sequence[Tensor], options: Options
+) -> Any:
+    """All layers on [time, examples, features]: the output, the last states and, for an LSTM, the last cells."""
+    call.only(*weights)
+    if steps.dim() != 3 or len(steps) == 0:
+        raise NoRule("recurrent: needs sequences with a dimension for examples")
+    is_lstm, directions = isinstance(cell, Lstm), options.directions
+    states, cells = hx if is_lstm else (hx, None)
+    each = len(weights) // (options.num_layers * directions)
+    last_states, last_cells = [], []
+    for layer in range(options.num_layers):
+        chosen = slice(layer * directions, (layer + 1) * directions)
+        mine = [weights[each * d : each * (d + 1)] for d in range(chosen.start, chosen.stop)]
+        if layer and options.train and options.dropout:
+            steps = F.dropout(steps, options.dropout)
+        first_cell = None if cells is None else cells[chosen]
+        steps, last_cell = run_layer(call, cell, steps, order, states[chosen], first_cell, mine, options.has_biases)
+        last_states.append(order.last(steps, directions))
+        last_cells.append(last_cell)
+    return (steps, torch.cat(last_states), torch.cat(last_cells)) if is_lstm else (steps, torch.cat(last_states))
+
+
+def run_layer(
+    call: Call,
+    cell: Cell,
+    steps: Tensor,
+    order: Order,
+    state: Tensor,
+    cell_state: Tensor | None,
+    parameters: Sequence[Sequence[Tensor]],
+    has_biases: bool,
+) -> tuple[Tensor, Tensor]:
+    """One layer in all its directions, with the shares of its parameters."""
+    plain = [[call.plain(parameter) for parameter in one] for one in parameters]
+    weights = Weights.of(cell, plain, has_biases)
+    layer = Layer(cell, weights, order)
+    settled: list[tuple[Tensor, Settle]] = []
+    projected: list[Share] = []
+    for direction, one in enumerate(parameters):
+        settled += shares_of(layer, direction, one, has_biases)
+        if weights.project is not None:
+            projected.append(Share(one[-1], projection(layer, direction)))
+    examples, time, width = steps.shape[1], len(steps), len(parameters) * cell.blocks * weights.size
+    kept = (steps,) if len(parameters) == 1 else ()
+    layer.on_gates = call.receive((examples, time, width), kept, [Share(*pair) for pair in settled], 1)
+    if weights.project is not None:
+        states = len(parameters) * weights.hidden.shape[1]
+        layer.on_states = call.receive((examples, time, states), (), projected, 1)
+    layer.final = call.final
+    return layer.run(steps, state, cell_state, call.anchor)
+
+
+def shares_of(
+    layer: Layer, direction: int, parameters: Sequence[Tensor], has_biases: bool
+) -> list[tuple[Tensor, Settle]]:
+    """Input weight, recurrent weight and, if there are, both biases of one direction."""
+    cell, size = layer.cell, layer.weights.size
+
+    def gates(g: Tensor, blocks: Sequence[int]) -> Tensor:
+        mine: Tensor = g.unflatten(-1, (-1, cell.blocks, size))[:, :, direction]
+        if tuple(blocks) == tuple(range(blocks[0], blocks[-1] + 1)):
+            return mine[:, :, blocks[0] : blocks[-1] + 1].flatten(2)
+        return torch.cat([mine[:, :, block] for block in blocks], -1)
+
+    into, onto = cell.input_blocks, range(cell.blocks)[cell.recurrent]
+
+    def from_inputs(g: Tensor, at: Examples) -> PerExample:
+        return Outer(precise(at.rows(layer.seen(direction))), precise(at.rows(gates(g, into))))
+
+    def from_states(g: Tensor, at: Examples) -> PerExample:
+        return Outer(precise(at.rows(layer.remembered(direction))), precise(at.rows(gates(g, onto))))
+
+    biases: list[Settle] = [
+        lambda g, at: bias_sum(gates(g, into), at),
+        lambda g, at: bias_sum(gates(g, onto), at),
+    ]
+    settles: list[Settle] = [from_inputs, from_states, *(biases if has_biases else [])]
+    return list(zip(parameters, settles, strict=False))
+
+
+def projection(layer: Layer, direction: int) -> Settle:
+    """The share of an LSTM's projection: it maps raw states to states."""
+
+    def settle(g: Tensor, at: Examples) -> PerExample:
+        mine = g.unflatten(-1, (-1, layer.weights.hidden.shape[1]))[:, :, direction]
+        return Outer(precise(at.rows(layer.unprojected(direction))), precise(at.rows(mine)))
+
+    return settle
+
+
+def cell_by_linear(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.lstm_cell and its like: one step written with F.linear, each of which is book-kept by its own rule."""
+
+    def rule(call: Call, x: Tensor, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+        state = hx[0] if isinstance(hx, (tuple, list)) else hx
+        return function(call.use(F.linear, x, w_ih, b_ih), call.use(F.linear, state, w_hh, b_hh), hx)
+
+    return rule
+
+
+def lstm_step(from_input: Tensor, from_state: Tensor, hx: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """One LSTM step from its two projections."""
+    i, f, g, o = (from_input + from_state).chunk(4, -1)
+    cell = torch.sigmoid(f) * hx[1] + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(cell), cell
+
+
+def gru_step(from_input: Tensor, from_state: Tensor, hx: Tensor) -> Tensor:
+    """One GRU step from its two projections."""
+    (r, z, n), (sr, sz, sn) = from_input.chunk(3, -1), from_state.chunk(3, -1)
+    new = torch.tanh(n + torch.sigmoid(r + sr) * sn)
+    return torch.lerp(new, hx, torch.sigmoid(z + sz))
+
+
+RULES: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.lstm: recurrent(Lstm()),
+    torch.gru: recurrent(Gru()),
+    torch.rnn_tanh: recurrent(Rnn(relu=False)),
+    torch.rnn_relu: recurrent(Rnn(relu=True)),
+    torch.lstm_cell: cell_by_linear(lstm_step),
+    torch.gru_cell: cell_by_linear(gru_step),
+    torch.rnn_tanh_cell: cell_by_linear(lambda x, h, hx: torch.tanh(x + h)),
+    torch.rnn_relu_cell: cell_by_linear(lambda x, h, hx: torch.relu(x + h)),
+}
