@@ -102,7 +102,7 @@ class Running(nn.Module):
     def __init__(self, update: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         self.update = update
-        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("seen", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen = self.update(self.seen, x.detach())

@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
 from tests.probes import (
     CLASSES,
     Augmented,
@@ -18,9 +22,6 @@ from tests.probes import (
     kinds,
     vectors,
 )
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.data import Dataset, TensorDataset
 
 
 class Sentences(Dataset[Any]):
@@ -85,6 +86,8 @@ def test_time_first_batches_pass_and_their_mixing_is_found(length: int) -> None:
     mixing.head = nn.Sequential(Centred(), mixing.head)
     (finding,) = findings(mixing, dataset, bag_loss_time_first, time_first)
     assert (finding.kind, finding.where) == ("mixing", "Centred 'head.0'")
+    mixing.head[0] = nn.BatchNorm1d(8)
+    assert findings(mixing, dataset, bag_loss_time_first, time_first)[0].where == "BatchNorm1d 'head.0'"
 
 
 def test_batches_of_lists_are_checked_through_the_collate_function() -> None:
@@ -109,6 +112,15 @@ def test_batches_of_lists_are_checked_through_the_collate_function() -> None:
 def test_random_augmentation_passes_and_hides_nothing(draw: Callable[[], float]) -> None:
     assert kinds(around(nn.LayerNorm(8)), Augmented(draw)) == set()
     assert "mixing" in kinds(around(nn.BatchNorm1d(8)), Augmented(draw))
+
+
+@pytest.mark.parametrize("draw", [lambda: float(torch.rand(())), random.random, np.random.rand])
+def test_random_augmentation_does_not_hide_a_collate_function_that_mixes(draw: Callable[[], float]) -> None:
+    def scaled(records: list[Any]) -> Any:
+        x, y = default_collate(records)
+        return x / len(records), y
+
+    assert kinds(around(nn.LayerNorm(8)), Augmented(draw), collate=scaled) == {"collation"}
 
 
 def test_targets_that_cannot_be_rescaled_are_no_objection() -> None:

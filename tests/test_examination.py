@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
 from tests.probes import (
     CLASSES,
     Attending,
@@ -28,9 +32,6 @@ from tests.probes import (
     vectors,
     zero_head,
 )
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.data import TensorDataset
 
 HEALTHY: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "linear": (lambda: around(nn.Identity()), vectors),
@@ -116,6 +117,15 @@ class Applied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
+
+
+class FirstOutput(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x[None])[0][0]  # time first: one step
 
 
 class CentresBetween(nn.Module):
@@ -233,6 +243,13 @@ def test_losses_that_are_not_per_example_are_found(name: str) -> None:
     assert all("\n" not in finding.message for finding in found)
 
 
+@pytest.mark.parametrize("layer", [nn.Dropout(), nn.LSTM(8, 8, 2, dropout=0.5), FunctionalDropout()])
+def test_dropout_does_not_hide_a_division_by_the_batch_size(layer: nn.Module) -> None:
+    model = around(FirstOutput(layer) if isinstance(layer, nn.LSTM) else layer)
+    assert kinds(model, vectors(), LOSSES["divided by the batch size"][0]) == {"batch-size"}
+    assert kinds(model, vectors()) == set()
+
+
 def test_a_scalar_loss_is_told_about_reduction() -> None:
     (finding,) = findings(around(nn.LayerNorm(8)), vectors(), LOSSES["scalar"][0])
     assert "reduction='none'" in finding.message
@@ -252,6 +269,13 @@ def test_one_bad_record_does_not_hide_a_batchnorm() -> None:
     dataset = vectors()
     dataset.tensors[0][0] = float("nan")
     assert "mixing" in kinds(around(nn.BatchNorm1d(8)), dataset)
+
+
+@pytest.mark.parametrize("bad", [0, 2, 8])
+def test_one_bad_record_does_not_hide_mixing_that_only_gradients_show(bad: int) -> None:
+    dataset = vectors()
+    dataset.tensors[0][bad] = float("nan")
+    assert kinds(around(GradientMixer()), dataset) == {"mixing"}
 
 
 def test_a_bad_record_that_spreads_is_mixing_not_bad_data() -> None:

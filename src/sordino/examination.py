@@ -54,8 +54,12 @@ class Examination:
         self.distinct = count
         self.fetched = self.collate(self.indices)
         self.sliceable = self._sliceable(self.indices) and self._sliceable(self.indices[:-1])
-        self.rows = self.fetched.shift(1, 0.5, 0.1) if count == 1 and self.sliceable else self.fetched
-        self.size = len(self.indices)
+        rows = self.fetched.shift(1, 0.5, 0.1) if count == 1 and self.sliceable else self.fetched
+        self.first = self.run(rows, watched=range(rows.size))
+        # A bad example's NaN would hide the others' gradients.
+        finite = self.first.losses.isfinite().nonzero().flatten().tolist()
+        self.rows = rows.take(finite) if self.sliceable and len(finite) > 1 else rows
+        self.size = self.rows.size
 
     def findings(self) -> Iterator[Finding]:
         """Everything that is wrong, the most basic first; later probes trust what the earlier ones established."""
@@ -132,15 +136,15 @@ class Examination:
 
     def basics(self) -> Iterator[Finding]:
         """The loss runs, is a vector, is finite for some record, and reaches a parameter."""
-        if all(gradient is None for gradient in self.base.gradient):
+        if all(gradient is None for gradient in self.first.gradient):
             advice = "compute it from the model it is given, without detach() or no_grad()"
             yield Finding("detached", "loss", f"loss reaches no trainable parameter: {advice}")
-        elif self.distinct > 1 and not self.base.losses.isfinite().any():
+        elif self.distinct > 1 and not self.first.losses.isfinite().any():
             # Alone, because one bad record must not be reported, not even through layers that spread it.
             alone = [self.run(self.collate([i]), mode="eval").losses.isfinite().all() for i in self.indices]
             if not any(alone):
                 advice = "check the scale of the inputs, the initial weights and logarithms or divisions by zero"
-                yield Finding("non-finite", "loss", f"loss is not finite for any of {self.size} records: {advice}")
+                yield Finding("non-finite", "loss", f"loss is not finite for any of {self.distinct} records: {advice}")
 
     def changes(self) -> Iterator[Change]:
         """The first example, then the last, becomes another record, then a rescaled version of itself."""
@@ -151,7 +155,7 @@ class Examination:
             if self.sliceable:
                 yield Change(self.rows, self.rows.take(order), watched)
                 yield Change(self.rows, self.rows.shift(row, scale, offset), watched, optional=True)
-            elif self.repeatable and self.quiet:
+            elif self.repeatable and self.quiet:  # the rows are then all fetched ones
                 other_records = self.collate([self.indices[i] for i in order])
                 yield Change(self.rows, other_records, watched, self.quiet)
 
@@ -245,7 +249,7 @@ class Examination:
         if not self.repeatable or not self.quiet:
             return
         whole = self.run(self.fetched, mode=self.quiet)
-        for size in {min(2, self.size - 1), 1}:
+        for size in {min(2, len(self.indices) - 1), 1}:
             part = self.run(self.collate(self.indices[:size]), mode=self.quiet)
             if differs(whole.losses[:size], part.losses, self.relative, self.noise):
                 yield Finding("collation", "collate function", COMPANY)

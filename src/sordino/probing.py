@@ -204,13 +204,13 @@ class Prober:
             raise translate(error, objective, data, tracer.open[-1][0] if tracer.open else "") from error
 
     def _gradient(self, objective: Objective, losses: Tensor, watched: Sequence[int]) -> list[Tensor | None]:
-        """Of the watched examples with a finite loss: one bad example must not hide the others."""
-        rows = [i for i in watched if bool(losses[i].isfinite())] or list(watched)
         if not losses.requires_grad:
             return [None] * len(self.trained)
         named = dict(objective.named_parameters())
         try:
-            return list(torch.autograd.grad(losses[rows].sum(), [named[n] for n in self.trained], allow_unused=True))
+            return list(
+                torch.autograd.grad(losses[list(watched)].sum(), [named[n] for n in self.trained], allow_unused=True)
+            )
         except (RuntimeError, NotImplementedError) as error:
             raise ProbeFailed("error", "loss", f"backward pass of the loss failed: {first_line(error)}") from error
 
