@@ -1,0 +1,240 @@
+"""Thousands of different noises at one sampling rate, priced through a few: the heterogeneous composition.
+
+A schedule changes the noise at every step, and building one privacy loss distribution per step takes minutes. So
+distributions are built only on a fixed *ladder* of noises, and a step between two rungs is charged as a blend of both.
+
+**Why a blend is an upper bound.** Let μ = 1/σ, H_μ(E) the hockey-stick divergence of the Gaussian, and s(μ) its total
+variation. Then ∂H/∂μ = φ(log E/μ − μ/2), and with E = e^ε
+
+    dH/ds = exp(ε/2 − ε²/(2μ²)),
+
+which grows with μ: at every E the divergence is a *convex* function of s. A Poisson draw only rescales H and E (both
+without μ), so the sampled Gaussian is convex in s too, in both directions. Hence with s(μ) = (1−λ)·s(a) + λ·s(b)
+
+    H_μ ≤ (1−λ)·H_a + λ·H_b    at every E,
+
+and the right side is the divergence of the mechanism that tosses a coin of probability λ, says how it fell, and
+answers with noise 1/b or 1/a. It dominates the step, and dominating pairs compose (Zhu, Dong & Wang 2022, Thm. 10).
+Its privacy loss distribution is the blend of the two distributions, so its transform is the blend of the transforms.
+For replace-one neighbours, N(±μ, 1) each on a draw, the same holds with s(μ) the total variation of N(μ, 1) and
+N(−μ, 1): with x the point where the densities of H balance and R = tanh(xμ − ε/2) ∈ [0, 1) for ε ≥ 0, one finds
+d/dμ log(dH/ds) ∝ x² − xμR + μ²R² ≥ 0, and ε < 0 follows by reflection.
+
+The error is of second order in the width of a rung, while rounding the noise down to a rung, the usual grouping, has
+one of first order. Rungs grow geometrically in e^{μ²} − 1, what a step costs in the limit theorem (Dynamic DP-SGD,
+Eq. 9). They are the same for every ledger: distributions are reused by all prices of a calibration, and a step costs
+the same whatever stands beside it, so that a longer ledger never has a smaller price.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from sordino.accounting.adjacency import Adjacency
+from sordino.accounting.composition import LogSpectrum, LongArray, LossGrid, Spectrum, spectrum, to_logarithms
+from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+
+GROWTH = 1.1  # of e^{μ²} − 1 from rung to rung
+SHARES = 64  # λ is rounded up to multiples of 1/SHARES, so that a rung has few different blends
+MOST_DISTINCT = 32  # as many different noises at one rate are still composed one by one
+FLOOR = -60.0  # a transform below e^FLOOR counts as zero: all of them together are far below the tail that is charged
+LOW = 4096  # so many frequencies are kept for the next price
+MOST_NOISE = 1e100  # more is charged as this much
+PORTION = 2**18
+
+Counted = tuple[DpEvent, int]
+Frequencies = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Charge:
+    """`count` events between rung `rung` and the next, each charged `share` of the next, which has less noise."""
+
+    rung: int
+    share: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """All events at one sampling rate, as charges."""
+
+    rate: float
+    charges: tuple[Charge, ...]
+
+    def events(self) -> dict[int, DpEvent]:
+        """The events whose distributions the charges blend, by rung."""
+        rungs = sorted({rung for charge in self.charges for rung in (charge.rung, charge.rung + 1)})
+        return {rung: PoissonSampledDpEvent(self.rate, GaussianDpEvent(noise_at(rung))) for rung in rungs}
+
+
+def noise_at(rung: int) -> float:
+    """The noise multiplier of a rung: e^{1/σ²} − 1 = GROWTH^rung."""
+    exponent = rung * math.log(GROWTH)
+    return float((exponent if exponent > 40 else math.log1p(math.exp(exponent))) ** -0.5)
+
+
+def rung_of(noise: float) -> int:
+    """The rung just above this noise; the next one is below it."""
+    precision = noise**-2
+    growth = precision if precision > 40 else math.log(math.expm1(precision))
+    rung = math.floor(growth / math.log(GROWTH))
+    while noise_at(rung) < noise:  # rounding may be off by one
+        rung -= 1
+    while noise_at(rung + 1) > noise:
+        rung += 1
+    return rung
+
+
+def share_of(noise: float, rung: int, adjacency: Adjacency) -> float:
+    """How much of the next rung a step with this noise is charged: linear in total variation, rounded up."""
+    scale = (2 if adjacency == "replace-one" else 1) / math.sqrt(8)  # the total variation is erf(scale/σ)
+    low, here, high = (scale / sigma for sigma in (noise_at(rung), noise, noise_at(rung + 1)))
+    width = _erf_between(low, high)
+    exact = _erf_between(low, here) / width if width > 1e-290 else 1.0
+    return min(1.0, max(1, math.ceil(exact * SHARES + 1e-6)) / SHARES)
+
+
+def _erf_between(low: float, high: float) -> float:
+    """erf(high) − erf(low), without losing its digits where both are near 0 or near 1."""
+    return math.erf(high) - math.erf(low) if high < 0.5 else math.erfc(low) - math.erfc(high)
+
+
+def split(events: Sequence[Counted], adjacency: Adjacency) -> tuple[list[Counted], tuple[Ladder, ...]]:
+    """The events to be composed one by one, and a ladder for each rate with more than MOST_DISTINCT noises."""
+    noises: dict[float, dict[float, int]] = {}
+    for event, count in events:
+        rate, noise = _rate_and_noise(event)
+        if noise < math.inf:
+            found = noises.setdefault(rate, {})
+            found[noise] = found.get(noise, 0) + count
+    crowded = {rate: found for rate, found in noises.items() if len(found) > MOST_DISTINCT}
+    if not crowded:
+        return list(events), ()
+    single = [(event, count) for event, count in events if _rate_and_noise(event)[0] not in crowded]
+    return single, tuple(Ladder(rate, _charges(crowded[rate], adjacency)) for rate in sorted(crowded))
+
+
+def _charges(noises: Mapping[float, int], adjacency: Adjacency) -> tuple[Charge, ...]:
+    counts: dict[tuple[int, float], int] = {}
+    for noise, count in noises.items():
+        rung = rung_of(noise)
+        key = rung, share_of(noise, rung, adjacency)
+        counts[key] = counts.get(key, 0) + count
+    return tuple(Charge(rung, share, count) for (rung, share), count in sorted(counts.items()))
+
+
+def _rate_and_noise(event: DpEvent) -> tuple[float, float]:
+    """Of a Gaussian answer on a draw, at most MOST_NOISE; (0, ∞) of anything else."""
+    if isinstance(event, PoissonSampledDpEvent) and isinstance(event.event, GaussianDpEvent):
+        rate, noise = float(event.sampling_probability), float(event.event.noise_multiplier)
+        if 0 < rate < 1 and 0 < noise < math.inf:
+            return rate, min(noise, MOST_NOISE)
+    return 0.0, math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class Blend:
+    """The composed loss of all `charges` at one rate, given the distributions at the rungs: a part for `compose`."""
+
+    rungs: Mapping[int, LossGrid]
+    charges: Sequence[Charge]
+
+    @property
+    def interval(self) -> float:
+        return self.rungs[self.charges[0].rung].interval
+
+    @property
+    def events(self) -> int:
+        return sum(charge.count for charge in self.charges)
+
+    @property
+    def lower(self) -> int:
+        return sum(charge.count * min(grid.lower for grid in self._ends(charge)) for charge in self.charges)
+
+    @property
+    def upper(self) -> int:
+        return sum(charge.count * max(grid.upper for grid in self._ends(charge)) for charge in self.charges)
+
+    @property
+    def infinity(self) -> float:
+        logs = 0.0
+        for charge in self.charges:
+            noisy, quiet = self._ends(charge)
+            escaped = noisy.infinity + charge.share * (quiet.infinity - noisy.infinity)
+            if escaped >= 1:
+                return 1.0
+            logs += charge.count * math.log1p(-escaped)
+        return -math.expm1(logs)
+
+    def cumulant(self, slope: float) -> float:
+        """log E[exp(slope·loss)]: of each blend the blend of the ends, in logarithms."""
+        total = 0.0
+        for charge in self.charges:
+            low, high = (grid.cumulant(slope) for grid in self._ends(charge))
+            peak = max(low, high)
+            blended = (1 - charge.share) * math.exp(low - peak) + charge.share * math.exp(high - peak)
+            total += charge.count * (peak + math.log(blended))
+        return total
+
+    def log_spectrum(self, length: int) -> LogSpectrum:
+        """Log magnitude and angle (in turns) of the transform, worked out only where it is not practically zero.
+
+        Every factor has magnitude at most 1, so that a frequency once below FLOOR stays there. After a few hundred
+        steps some hundred of a hundred thousand frequencies are left; the rungs that spend most come first.
+        """
+        magnitude: LongArray = np.zeros(length // 2 + 1, dtype=np.longdouble)
+        turns: LongArray = np.zeros(length // 2 + 1, dtype=np.longdouble)
+        alive = np.arange(length // 2 + 1)
+        for charges in self._by_rung():
+            noisy, quiet = (_transform(grid, length, alive) for grid in self._ends(charges[0]))
+            ceiling = np.log(np.maximum(np.maximum(np.abs(noisy), np.abs(quiet)), 1e-300))
+            kept = magnitude[alive] + sum(charge.count for charge in charges) * ceiling > FLOOR
+            magnitude[alive[~kept]] = -np.inf
+            alive = alive[kept]
+            for some in _portions(charges, len(alive)):
+                logs, angles = _blended(noisy[kept], quiet[kept], some)
+                magnitude[alive] += logs
+                turns[alive] += angles
+        return magnitude, turns
+
+    def _by_rung(self) -> list[list[Charge]]:
+        rungs: dict[int, list[Charge]] = {}
+        for charge in self.charges:
+            rungs.setdefault(charge.rung, []).append(charge)
+        return sorted(rungs.values(), key=lambda some: -sum(charge.count / noise_at(charge.rung) for charge in some))
+
+    def _ends(self, charge: Charge) -> tuple[LossGrid, LossGrid]:
+        return self.rungs[charge.rung], self.rungs[charge.rung + 1]
+
+
+def _blended(noisy: Spectrum, quiet: Spectrum, charges: Sequence[Charge]) -> LogSpectrum:
+    """Log magnitude and turns of Π ((1−λ)·noisy + λ·quiet)^count."""
+    shares = np.array([charge.share for charge in charges], dtype=np.longdouble)[:, None]
+    counts = np.array([charge.count for charge in charges], dtype=np.longdouble)
+    magnitudes, turns = to_logarithms(noisy + shares * (quiet - noisy))
+    return counts @ magnitudes, counts @ turns
+
+
+def _portions(charges: Sequence[Charge], frequencies: int) -> Iterator[Sequence[Charge]]:
+    """As many charges at once as fit into some megabytes."""
+    size = max(1, PORTION // max(1, frequencies))
+    for start in range(0, len(charges), size):
+        yield charges[start : start + size]
+
+
+def _transform(grid: LossGrid, length: int, frequencies: Frequencies) -> Spectrum:
+    if len(frequencies) and frequencies[-1] >= LOW:
+        return spectrum(grid, length)[frequencies]
+    return _low_spectrum(grid, length)[frequencies]
+
+
+@lru_cache(maxsize=512)
+def _low_spectrum(grid: LossGrid, length: int) -> Spectrum:
+    """The part of the transform that long compositions need, small enough to be kept for the next price."""
+    return spectrum(grid, length)[:LOW].copy()
