@@ -8,6 +8,8 @@ touched: no hooks on modules, no attributes on parameters, nothing to undo after
 from __future__ import annotations
 
 import logging
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from weakref import WeakKeyDictionary
 
 import torch
@@ -57,7 +59,7 @@ class BookKeeping:
         self, objective: Objective, parameters: list[nn.Parameter], batch: Batch, knowledge: Knowledge
     ) -> Differentiated:
         recording = recording_of(objective, batch.size, knowledge)
-        with torch.enable_grad(), recording:
+        with torch.enable_grad(), uncompiled(), recording:
             losses = objective.losses(batch.data, batch.size)
         try:
             return settle(recording, losses, parameters, knowledge)
@@ -94,8 +96,16 @@ def settle(recording: Recording, losses: Tensor, parameters: list[nn.Parameter],
     arrange(recording, losses, knowledge)
     book = Book(parameters, recording, len(losses))
     recording.on_gradient, recording.final = book.receive, not recording.lenient
-    losses.sum().backward(retain_graph=recording.lenient)
+    recording.backward(losses.sum(), retain_graph=recording.lenient)
     return book.close()
+
+
+def uncompiled() -> AbstractContextManager[object]:
+    """Compiled modules run as they were written: a recording must see their operations."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    eager: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return eager
 
 
 class BookRecorder:
@@ -106,13 +116,16 @@ class BookRecorder:
 
     def __init__(self, recording: Recording, parameters: list[nn.Parameter], knowledge: Knowledge) -> None:
         self._recording, self._parameters, self._knowledge = recording, parameters, knowledge
+        self._uncompiled = uncompiled()
 
     def __enter__(self) -> BookRecorder:
+        self._uncompiled.__enter__()
         self._recording.__enter__()  # type: ignore[no-untyped-call]  # torch has no types for modes
         return self
 
     def __exit__(self, *error: object) -> None:
         self._recording.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # see above
+        self._uncompiled.__exit__(None, None, None)
 
     def differentiate(self, losses: Tensor) -> Book | OneByOne:
         """The recorded batch; if the result is not `isolated`, a bad example spoiled the others' gradients."""

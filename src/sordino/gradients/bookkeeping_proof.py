@@ -46,6 +46,8 @@ def arrange(recording: Recording, losses: Tensor, knowledge: Knowledge) -> None:
     if size > 1:
         probe.run(recording, losses)
     misplaced = [use for use in uses if not probe.left[id(use)]]
+    if misplaced and recording.recomputes:
+        raise NoRule(f"{misplaced[0].name}: shared by all examples in a model with checkpoints")
     if misplaced:
         refuse_or_share(misplaced)
     for use in uses:
@@ -77,7 +79,7 @@ class Probe:
         recording.on_gradient = self.receive
         for example in sorted({self.size - 1, self.size // 2}):
             self.example = example
-            losses[example].backward(retain_graph=True)
+            recording.backward(losses[example], retain_graph=True)
 
     def receive(self, use: Use, gradient: Tensor) -> None:
         gradient = gradient.nan_to_num(nan=0.0)

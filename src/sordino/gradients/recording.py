@@ -118,7 +118,7 @@ class Recording(TorchFunctionMode):
         self.on_gradient: Callable[[Use, Tensor], None] = lambda use, gradient: None
         self.anchor = torch.zeros((), requires_grad=True)
         self.failure: NoRule | None = None
-        self.final = False
+        self.final = self.recomputes = self.repeating = False
         self.sorted: dict[int, tuple[Tensor, Tensor]] = {}
         self.packed: dict[int, tuple[Tensor, Tensor | None]] = {}
 
@@ -166,6 +166,7 @@ class Recording(TorchFunctionMode):
     def use(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], tracked: list[Tensor]) -> Any:
         """Run one operation on tracked tensors: derive from parameters alone, or hand it to its rule."""
         self.calls += 1
+        self.recomputes = self.recomputes or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         name = name_of(func)
         if args and id(args[0]) in self.tracked and is_in_place(name):
             raise NoRule(f"{name}: modifies a parameter in place during the loss")
@@ -202,6 +203,31 @@ class Recording(TorchFunctionMode):
         pieces = [track(piece, index) for index, piece in enumerate(results if several else [results])]
         return type(results)(pieces) if several else pieces[0]
 
+    def backward(self, loss: Tensor, retain_graph: bool) -> None:
+        """The backward pass of a recorded loss; a gradient that reaches a parameter past the recording is refused.
+
+        Checkpointed parts run their forward again during it: with parameters detached as before, but not recorded.
+        """
+        parameters = [t.handle for t in self.tracked.values() if t.handle.requires_grad]
+        before = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        self.repeating = True
+        try:
+            if self.recomputes:
+                with self:  # torch's public backward functions would leave the mode again
+                    run = torch.autograd.graph._engine_run_backward
+                    ones = (torch.ones_like(loss),)
+                    run((loss,), ones, retain_graph, False, (), allow_unreachable=True, accumulate_grad=True)
+            else:
+                loss.backward(retain_graph=retain_graph)
+            if any(parameter.grad is not None for parameter in parameters):
+                raise NoRule("autograd.Function: a parameter is used by a custom function or a reentrant checkpoint")
+        finally:
+            self.repeating = False
+            for parameter, grad in zip(parameters, before, strict=True):
+                parameter.grad = grad
+
     def tap(self, output: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
         """Arrange for the gradient of `output` to be received."""
         if output.requires_grad:
@@ -237,6 +263,8 @@ class Recorded(Call):
         mine = [share for share in shares if self.tracks(share.parameter)]
         versions = [(tensor, tensor._version) for tensor in inputs]
         use = Use(name_of(self.function), shape, mine, batch_dims, versions, self.index, self.closed)
+        if self.recording.repeating:
+            return lambda gradient: None
         self.recording.uses.append(use)
         return lambda gradient: self.recording.on_gradient(use, gradient)
 

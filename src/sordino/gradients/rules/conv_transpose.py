@@ -1,7 +1,5 @@
 """Transposed convolutions: adjoints of convolutions, so their weight gradients are those with G and X swapped."""
 
-
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

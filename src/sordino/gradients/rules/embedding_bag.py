@@ -1,7 +1,5 @@
 """F.embedding_bag: every token of a bag gets the bag's output gradient, times its coefficient."""
 
-
-
 from __future__ import annotations
 
 from collections.abc import Callable

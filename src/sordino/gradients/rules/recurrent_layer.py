@@ -195,7 +195,8 @@ class OverTime(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         ctx.layer = layer
         ctx.set_materialize_grads(False)
-        return layer.forward(steps, state, cell)
+        with torch.autocast(steps.device.type, enabled=False):
+            return layer.forward(steps, state, cell)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -1,0 +1,122 @@
+"""Checkpoints, mixed precision, compiled modules, and parameters that reach autograd past the recording."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from sordino.gradients.bookkeeping import BookKeeping
+from sordino.gradients.engine import Objective
+from tests.gradients.oracle import assert_matches, assert_same_state, batch_of, check, singles, squared, state_of
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 6)
+        self.middle = nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True), nn.LayerNorm(6), nn.Linear(6, 6))
+        self.last = nn.Linear(6, 2)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = torch.tanh(self.first(x))
+        return self.last(checkpoint(self.middle, steps, use_reentrant=self.reentrant))
+
+
+def test_checkpointed(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    engine, model = BookKeeping(), Checkpointed(reentrant=False)
+    for size in (4, 5):
+        check(engine, model, torch.randn(size, 5), size)
+    assert not caplog.records
+
+
+def test_reentrant_checkpoint_is_refused_and_leaves_no_gradients(caplog: pytest.LogCaptureFixture) -> None:
+    model = Checkpointed(reentrant=True)
+    before = state_of(model)
+    with pytest.raises(RuntimeError, match="use_reentrant=False"):
+        BookKeeping().differentiate(Objective(model, squared), list(model.parameters()), batch_of(torch.randn(4, 5), 4))
+    assert_same_state(before, state_of(model))
+    assert "reentrant" in caplog.text
+
+
+class Doubled(torch.autograd.Function):
+    """A custom function, invisible to the recording."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return 2 * x * weight
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        return 2 * g * weight, (2 * g * x).sum(0)
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 5)
+        self.weight = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Doubled.apply(self.linear(x), self.weight)
+
+
+def test_parameter_in_a_custom_function_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    """A gradient that bypasses the recording would escape clipping."""
+    torch.manual_seed(0)
+    check(BookKeeping(), Custom(), torch.randn(4, 5), 4)
+    assert "custom function" in caplog.text
+
+
+def test_parameter_in_a_custom_function_is_recorded_singly() -> None:
+    torch.manual_seed(0)
+    model, data = Custom(), torch.randn(4, 5)
+    recorder = BookKeeping().record(Objective(model, squared), list(model.parameters()))
+    with recorder:
+        losses = squared(model, data)
+    assert_matches(recorder.differentiate(losses), singles(model, squared, batch_of(data, 4)), 1e-4)
+
+
+class Steps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(3, 4, 3)
+        self.lstm = nn.LSTM(4, 5, batch_first=True)
+        self.attention = nn.TransformerEncoderLayer(5 * 2, 2, 8, 0.0, batch_first=True)
+        self.last = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps, _ = self.lstm(self.conv(x).transpose(1, 2))
+        return self.last(self.attention(torch.cat([steps, steps], -1))[..., :5])
+
+
+def test_autocast_has_float32_norms(caplog: pytest.LogCaptureFixture) -> None:
+    def mixed(model: nn.Module, data: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return squared(model, data)
+
+    torch.manual_seed(0)
+    model, batch = Steps(), batch_of(torch.randn(4, 3, 8), 4)
+    parameters = list(model.parameters())
+    exact = BookKeeping().differentiate(Objective(model, squared), parameters, batch)
+    result = BookKeeping().differentiate(Objective(model, mixed), parameters, batch)
+    assert result.norms.dtype == torch.float32
+    torch.testing.assert_close(result.norms, exact.norms, rtol=0.05, atol=0)
+    for mine, wanted in zip(result.weighted_sum(torch.ones(4)), exact.weighted_sum(torch.ones(4)), strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine, wanted, rtol=0.1, atol=0.05 * float(wanted.abs().max()) + 1e-3)
+    assert not caplog.records
+
+
+def test_compiled_module(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
+    check(BookKeeping(), torch.compile(model, backend="eager"), torch.randn(4, 5), 4)
+    assert not [record for record in caplog.records if record.name == "sordino"]
