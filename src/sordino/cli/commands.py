@@ -61,9 +61,9 @@ def _sordino(
 ) -> None:
     """Train PyTorch models so that the model says almost nothing about any one record."""
     if version:
-        from importlib.metadata import version as installed
+        from sordino import __version__
 
-        print(installed("sordino"))
+        print(__version__)
     elif context.invoked_subcommand is None:
         print(context.get_help())
 

@@ -1,0 +1,88 @@
+"""`sordino check` finds what mixes examples, names the way out, and passes what does not mix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+HEAD = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+def loss(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+def mean_loss(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+def batch():
+    return torch.randn(6, 1, 8, 8), torch.arange(6) % 3
+
+"""
+
+
+@pytest.fixture
+def check(sordino, tmp_path: Path):
+    def call(body: str, *arguments: object):
+        (tmp_path / "mine.py").write_text(f"{HEAD}def build():\n    {body}\n")
+        return sordino("check", f"{tmp_path / 'mine.py'}:build", *arguments)
+
+    return call
+
+
+def test_batch_norm_is_found_and_the_fix_named(check):
+    body = "return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3)), loss, batch()"
+    result = check(body)
+    assert result.exit_code == 1
+    assert "BatchNorm2d" in result.stdout
+    assert "sordino.fix(model) would change:" in result.stdout
+    assert "GroupNorm" in result.stdout
+    said = json.loads(check(body, "--json").stdout)
+    assert said["findings"]
+    assert said["engine"] is None
+
+
+def test_the_fixed_model_passes(check):
+    body = "import sordino; return sordino.fix(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)))"
+    result = check(body, "--input", "1,8,8")
+    assert result.exit_code == 0, result.stdout
+    assert "can be trained privately" in result.stdout
+
+
+def test_loss_that_is_no_vector_is_found(check):
+    result = check("return nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), mean_loss, batch()")
+    assert result.exit_code == 1
+    assert "reduction='none'" in result.stdout
+
+
+def test_sound_model_lists_layers_and_engine(check):
+    said = json.loads(check("return nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), loss, batch()", "--json").stdout)
+    assert said["findings"] == []
+    assert (said["parameters"], said["trainable"]) == (195, 195)
+    assert said["layers"] == [{"name": "1", "kind": "Linear", "parameters": 195, "trainable": 195}]
+    assert said["engine"] == "vmap"
+
+
+def test_model_alone_needs_no_batch_where_its_first_layer_is_linear(check):
+    result = check("return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))")
+    assert result.exit_code == 0, result.stdout
+    assert "vmap" in result.stdout
+
+
+def test_frozen_and_tied_parameters_are_counted_once(check):
+    body = """model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    model[1].bias.requires_grad_(False)
+    return model"""
+    said = json.loads(check(body, "--json").stdout)
+    assert (said["parameters"], said["trainable"]) == (24, 20)
+
+
+def test_model_that_vmap_refuses_is_differentiated_by_the_loop(check):
+    body = "return nn.GRU(3, 2, batch_first=True), lambda m, x: m(x)[0].square().mean((1, 2)), torch.randn(4, 5, 3)"
+    result = check(body)
+    assert result.exit_code == 0, result.stdout
+    assert "the loop engine" in result.stdout
