@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from sordino import Budget, InvalidInput, Private, SordinoError, recipes
+from sordino import Budget, InvalidInput, Private, Recipe, SordinoError, recipes
 from sordino.accounting.ledger import Ledger
 from sordino.sampling import Foreign
 from tests.helpers import calibrated, classification, cross_entropy, mlp, private
@@ -194,18 +195,18 @@ def test_two_writers_on_one_run_are_refused(tmp_path: Path) -> None:
 def test_numeric_edges_give_a_finite_recipe_or_one_line(
     batch_size: int, records: int, clip: float, sigma: float, steps: int
 ) -> None:
-    try:
-        recipe = recipes.dpsgd(batch_size=batch_size, steps=steps, clip=clip, noise_multiplier=sigma).for_records(
-            records
-        )
-    except InvalidInput as error:
-        assert "\n" not in str(error)
+    def build() -> Recipe:
+        recipe = recipes.dpsgd(batch_size=batch_size, steps=steps, clip=clip, noise_multiplier=sigma)
+        return recipe.for_records(records)
+
+    possible = 1 <= batch_size <= records and 0 < clip < math.inf and 0 < sigma < math.inf and steps >= 1
+    if possible:
+        terms = build().terms(0, {})
+        assert (terms.clip, terms.noise_multiplier, terms.divisor) == (clip, sigma, batch_size)
     else:
-        terms = recipe.terms(0, {})
-        assert terms.clip > 0
-        assert terms.noise_multiplier > 0
-        assert terms.divisor == batch_size
-        assert 1 <= batch_size <= records
+        with pytest.raises(InvalidInput) as caught:
+            build()
+        assert "\n" not in str(caught.value)
 
 
 def test_the_budget_is_checked_when_noise_and_steps_are_given() -> None:
