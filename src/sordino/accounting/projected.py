@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy.special import gammainc, gammainccinv, gammaincinv, ndtr
 
@@ -39,7 +40,7 @@ HIGHEST = 100.0
 """Larger losses count as infinite: telling ε = 200 from ∞ would cost time and help no one."""
 LOWEST = -50.0
 """Lower losses have mass below e^LOWEST."""
-NEGLIGIBLE = 1e-20
+NEGLIGIBLE = 1e-16
 """Mass that is moved up, at the lower end of a distribution to its rest and at the upper end to ∞, to shorten it."""
 SPREAD = 100
 
@@ -104,24 +105,15 @@ def _mixture(event: ProjectedGaussian, rate: float, adjacency: Adjacency, interv
     positions = _positions(interval)
     shifts, weights, noiseless = _levels(event)
     with_record, without = _cell_masses(positions.astype(np.float64) * interval, rate, shifts, weights)
-    remove, remove_infinity = _connect(positions, interval, with_record, without)
-    add, add_infinity = _connect(-positions[::-1], interval, without[::-1], with_record[::-1])
+    remove = _connect(positions, interval, with_record, without)
+    add = _connect(-positions[::-1], interval, without[::-1], with_record[::-1])
     # Where z = ∞ a drawn record is seen as it is. With it in the data the loss is ∞ with probability q, else ln(1−q);
     # without it the loss is −ln(1−q).
-    remove_infinity += noiseless * rate
-    if rate == 1:
-        add_infinity += noiseless
-    else:
-        _put(remove, math.log1p(-rate) / interval, noiseless * (1 - rate))
-        _put(add, -math.log1p(-rate) / interval, noiseless)
-    return PrivacyLossDistribution.create_from_rounded_probability(
-        remove,
-        remove_infinity,
-        interval,
-        rounded_probability_mass_function_add=add,
-        infinity_mass_add=add_infinity,
-        symmetric=False,
-    )
+    unseen = math.log1p(-rate) if rate < 1 else -math.inf
+    remove[-1] += noiseless * rate
+    remove[np.searchsorted(positions, unseen / interval)] += noiseless * (1 - rate)
+    add[np.searchsorted(-positions[::-1], -unseen / interval)] += noiseless
+    return PrivacyLossDistribution(_dense(positions, remove, interval), _dense(-positions[::-1], add, interval))
 
 
 def _levels(event: ProjectedGaussian) -> tuple[Array, Array, float]:
@@ -173,32 +165,31 @@ def _between(points: Array) -> Array:
     return np.concatenate([below[:1], inner, above[-1:]])
 
 
-def _connect(positions: Positions, interval: float, upper: Array, lower: Array) -> tuple[dict[int, float], float]:
+def _connect(positions: Positions, interval: float, upper: Array, lower: Array) -> Array:
     """Connect the dots: move the mass of every cell to its ends such that upper and lower mass stay what they are.
 
-    The lowest cell moves up to the first position, the highest to infinity.
+    The lowest cell moves up to the first position, the highest to infinity, which is the last of the masses.
     """
-    masses = np.zeros(len(positions))
-    masses[0] = upper[0]
+    inner = upper[1:-1]
     starts, widths = positions[:-1] * interval, np.diff(positions) * interval
-    to_the_end = (upper[1:-1] - lower[1:-1] * np.exp(starts)) / -np.expm1(-widths)
-    to_the_end = np.clip(to_the_end, 0.0, upper[1:-1])
-    masses[:-1] += upper[1:-1] - to_the_end
-    masses[1:] += to_the_end
-    return _shortened(positions, masses, float(upper[-1]))
+    to_the_end = np.clip((inner - lower[1:-1] * np.exp(starts)) / -np.expm1(-widths), 0.0, inner)
+    masses = np.zeros(len(positions) + 1)
+    masses[0], masses[-1] = upper[0], upper[-1]
+    masses[:-2] += inner - to_the_end
+    masses[1:-1] += to_the_end
+    return masses
 
 
-def _shortened(positions: Positions, masses: Array, infinity: float) -> tuple[dict[int, float], float]:
-    below, above = np.cumsum(masses), np.cumsum(masses[::-1])[::-1]
+def _dense(positions: Positions, masses: Array, interval: float) -> DensePLDPmf:
+    """The distribution on every multiple of the interval, shortened by what is negligible at either end."""
+    below, above = np.cumsum(masses[:-1]), np.cumsum(masses[:-1][::-1])[::-1]
     first = int(np.searchsorted(below, NEGLIGIBLE))
-    kept = slice(first, max(first + 1, int(np.searchsorted(-above, -NEGLIGIBLE))))
-    masses[first] = below[first]
-    infinity += float(masses[kept.stop :].sum())
-    return dict(zip(positions[kept].tolist(), masses[kept].tolist(), strict=True)), infinity
-
-
-def _put(masses: dict[int, float], position: float, mass: float) -> None:
-    masses[math.ceil(position)] = masses.get(math.ceil(position), 0.0) + mass
+    end = max(first + 1, int(np.searchsorted(-above, -NEGLIGIBLE)))
+    kept = positions[first:end]
+    dense = np.zeros(kept[-1] - kept[0] + 1)
+    dense[kept - kept[0]] = masses[first:end]
+    dense[0] = below[first]
+    return DensePLDPmf(interval, int(kept[0]), dense, float(masses[end:].sum()), True)
 
 
 def _infinite_renyi(event: ProjectedGaussian) -> InvalidInput:
