@@ -34,11 +34,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Change:
-    """The same examples but for those that are not watched; an optional change may be one the loss cannot take."""
+    """The reference but for an example that is not watched; an optional change may be one the loss cannot take."""
 
-    before: Rows
     after: Rows
-    watched: list[int]
+    watched: tuple[int, ...]
     mode: Mode = "given"
     optional: bool = False
 
@@ -54,12 +53,13 @@ class Examination:
         self.distinct = count
         self.fetched = self.collate(self.indices)
         self.sliceable = self._sliceable(self.indices) and self._sliceable(self.indices[:-1])
-        rows = self.fetched.shift(1, 0.5, 0.1) if count == 1 and self.sliceable else self.fetched
-        self.first = self.run(rows, watched=range(rows.size))
-        # A bad example's NaN would hide the others' gradients.
+        self.rows = self.fetched.shift(1, 0.5, 0.1) if count == 1 and self.sliceable else self.fetched
+        self._references: dict[tuple[Mode, tuple[int, ...]], Run] = {}
+        self.first = self.reference()
         finite = self.first.losses.isfinite().nonzero().flatten().tolist()
-        self.rows = rows.take(finite) if self.sliceable and len(finite) > 1 else rows
-        self.size = self.rows.size
+        if self.sliceable and 1 < len(finite) < self.size:  # a bad example's NaN would hide the others' gradients
+            self.rows = self.rows.take(finite)
+            self._references.clear()
 
     def findings(self) -> Iterator[Finding]:
         """Everything that is wrong, the most basic first; later probes trust what the earlier ones established."""
@@ -68,8 +68,6 @@ class Examination:
             yield from found
             if found:
                 return
-
-    # What the probes compare with.
 
     def collate(self, indices: Sequence[int]) -> Rows:
         """Records through the user's collate function, with random augmentations repeated."""
@@ -88,23 +86,38 @@ class Examination:
         # Asked for two sizes, because a time-first tensor can have as many steps as there are examples.
         return self._batch(indices).sliceable
 
-    @cached_property
-    def base(self) -> Run:
-        return self.run(self.rows, watched=range(self.size))
+    @property
+    def size(self) -> int:
+        return self.rows.size
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """Examples that are watched whichever end of the batch changes, so that one reference serves both."""
+        return tuple(range(1, self.size - 1)) or tuple(range(self.size))
+
+    def reference(self, mode: Mode = "given", watched: tuple[int, ...] | None = None) -> Run:
+        """The unchanged examples, run once."""
+        key = mode, watched or self.inner
+        if key not in self._references:
+            self._references[key] = self.run(self.rows, key[1], mode)
+        return self._references[key]
 
     @cached_property
     def again(self) -> Run:
-        """The same run once more: what differs here is noise of the kernels."""
-        return self.run(self.rows, watched=range(self.size))
+        """The unchanged examples once more, once something differs: what differs here too is noise of the kernels."""
+        return self.run(self.rows, self.inner)
 
     @cached_property
     def relative(self) -> float:
         weights = (p.dtype for p in self.prober.pristine.parameters())
-        return relative_tolerance({self.base.losses.dtype, *self.base.dtypes, *weights})
+        return relative_tolerance({self.first.losses.dtype, *self.first.dtypes, *weights})
 
-    @cached_property
-    def noise(self) -> float:
-        return noise_floor(self.base.losses, self.again.losses)
+    def differ(self, before: Tensor, after: Tensor) -> bool:
+        """Whether losses or activations differ beyond rounding and noise."""
+        if not differs(before, after, self.relative, 0.0):
+            return False
+        noise = noise_floor(self.reference().losses, self.again.losses)
+        return differs(before, after, self.relative, noise)
 
     @cached_property
     def repeatable(self) -> bool:
@@ -115,8 +128,7 @@ class Examination:
     def quiet(self) -> Mode | None:
         """The mode closest to the user's in which the loss draws no random numbers, if there is one."""
         for mode in MODES:
-            first, second = (self.run(self.rows, mode=mode, seed=seed).losses for seed in (0, 1))
-            if not differs(first, second, self.relative, self.noise):
+            if not self.differ(self.reference(mode).losses, self.run(self.rows, mode=mode, seed=1).losses):
                 return mode
         return None
 
@@ -131,8 +143,6 @@ class Examination:
     ) -> Run:
         past = (after.data, after.size) if after else None
         return self.prober.run(rows.data, rows.size, watched=watched, mode=mode, seed=seed, record=record, after=past)
-
-    # The probes.
 
     def basics(self) -> Iterator[Finding]:
         """The loss runs, is a vector, is finite for some record, and reaches a parameter."""
@@ -151,24 +161,25 @@ class Examination:
         last = self.size - 1
         for row, other, scale, offset in ((0, last, 3.0, 1.0), (last, 0, 0.5, 0.1)):
             order = [other if i == row else i for i in range(self.size)]
-            watched = [i for i in range(self.size) if i != row]
+            watched = tuple(i for i in range(self.size) if i != row)
             if self.sliceable:
-                yield Change(self.rows, self.rows.take(order), watched)
-                yield Change(self.rows, self.rows.shift(row, scale, offset), watched, optional=True)
+                yield Change(self.rows.take(order), watched)
+                yield Change(self.rows.shift(row, scale, offset), watched, optional=True)
             elif self.repeatable and self.quiet:  # the rows are then all fetched ones
                 other_records = self.collate([self.indices[i] for i in order])
-                yield Change(self.rows, other_records, watched, self.quiet)
+                yield Change(other_records, watched, self.quiet)
 
     def mixing(self) -> Iterator[Finding]:
         """One example changes: the others' losses and gradients, and all parameters and buffers, must not."""
         for change in self.changes():
+            watched = self.inner if self.size > 2 else change.watched
             try:
-                after = self.run(change.after, change.watched, change.mode)
+                after = self.run(change.after, watched, change.mode)
             except ProbeFailed:
                 if change.optional:
                     continue
                 raise
-            before = self.run(change.before, change.watched, change.mode)
+            before = self.reference(change.mode, watched)
             found = list(self.state(before, after))
             if self.disagree(before, after, change.watched):
                 found.insert(0, self.blame(change))
@@ -178,11 +189,14 @@ class Examination:
 
     def disagree(self, before: Run, after: Run, watched: Sequence[int]) -> bool:
         rows = list(watched)
-        if differs(before.losses[rows], after.losses[rows], self.relative, self.noise):
+        if self.differ(before.losses[rows], after.losses[rows]):
             return True
         gap, length = distance(before.gradient, after.gradient)
-        floor, _ = distance(self.base.gradient, self.again.gradient)
-        return gap > self.relative * (length + 0.01) + 10 * floor
+        allowed = self.relative * (length + 0.01)
+        if gap <= allowed:
+            return False
+        floor, _ = distance(self.reference().gradient, self.again.gradient)
+        return gap > allowed + 10 * floor
 
     def state(self, before: Run, after: Run) -> Iterator[Finding]:
         """Parameters and buffers that remember data; a step counter changes too, but always in the same way."""
@@ -200,13 +214,15 @@ class Examination:
     def _remembers(self, name: str, before: dict[str, Tensor], after: dict[str, Tensor]) -> bool:
         if name not in before or name not in after:
             return True
-        steady = name in self.base.state and name in self.again.state
-        noise = noise_floor(self.base.state[name], self.again.state[name]) if steady else 0.0
+        if not differs(before[name], after[name], 0.0, 0.0):
+            return False
+        first, again = self.reference().state, self.again.state
+        noise = noise_floor(first[name], again[name]) if name in first and name in again else 0.0
         return differs(before[name], after[name], 0.0, noise)
 
     def blame(self, change: Change) -> Finding:
         """The first module whose output changed although its input did not; else the loss or the collate function."""
-        before, after = (self.run(r, change.watched, change.mode, record=True) for r in (change.before, change.after))
+        before, after = (self.run(r, change.watched, change.mode, record=True) for r in (self.rows, change.after))
         untouched: dict[str, bool] = {}
         culprit = ""
         for old, new in zip(before.calls, after.calls, strict=False):
@@ -223,13 +239,13 @@ class Examination:
 
     def _changed(self, before: list[Tensor], after: list[Tensor]) -> bool:
         pairs = list(zip(before, after, strict=False))
-        return len(before) != len(after) or any(differs(x, y, self.relative, self.noise) for x, y in pairs)
+        return len(before) != len(after) or any(self.differ(x, y) for x, y in pairs)
 
     def sizes(self) -> Iterator[Finding]:
         """The same examples in a smaller batch: same losses, and nothing that counted the examples."""
         if not self.sliceable or not self.quiet:
             return
-        whole = self.run(self.rows, mode=self.quiet)
+        whole = self.reference(self.quiet)
         for size in {min(2, self.size - 1), 1}:
             try:
                 part = self.run(self.rows.take(range(size)), mode=self.quiet)
@@ -238,7 +254,7 @@ class Examination:
                 yield Finding("batch-size", failure.where, f"in a batch of {size}: {failure}; {advice}")
                 return
             yield from self.state(whole, part)
-            if differs(whole.losses[:size], part.losses, self.relative, self.noise):
+            if self.differ(whole.losses[:size], part.losses):
                 message = f"an example's loss in a batch of {size} is not its loss in a batch of {self.size}"
                 advice = "do not divide by the batch size or by counts over the batch"
                 yield Finding("batch-size", "loss", f"{message}: {advice}")
@@ -251,15 +267,18 @@ class Examination:
         whole = self.run(self.fetched, mode=self.quiet)
         for size in {min(2, len(self.indices) - 1), 1}:
             part = self.run(self.collate(self.indices[:size]), mode=self.quiet)
-            if differs(whole.losses[:size], part.losses, self.relative, self.noise):
+            if self.differ(whole.losses[:size], part.losses):
                 yield Finding("collation", "collate function", COMPANY)
                 return
 
     def memory(self) -> Iterator[Finding]:
         """The same batch after different pasts: same losses, or something unregistered remembers data."""
-        past = self.rows.take([self.size - 1] * self.size) if self.sliceable else self.collate(self.indices[::-1])
-        first, second = (self.run(self.rows, after=earlier) for earlier in (self.rows, past))
-        if differs(first.losses, second.losses, self.relative, self.noise):
+        if self.sliceable:
+            rows, past = self.rows.take([0, 1]), self.rows.take([self.size - 1] * 2)
+        else:
+            rows, past = self.rows, self.collate(self.indices[::-1])
+        first, second = (self.run(rows, after=earlier) for earlier in (rows, past))
+        if self.differ(first.losses, second.losses):
             advice = "reset hidden states and caches at the start of every forward pass"
             yield Finding("memory", "model", f"model or loss remembers data of earlier batches: {advice}")
 
