@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from sordino import Private, SordinoError, recipes
+from sordino import Private, SordinoError, UnsupportedModel, recipes
 from sordino.errors import CheckpointError, LedgerError
 from tests.helpers import budgeted, calibrated, classification, cross_entropy, mlp, private
 
@@ -319,3 +319,43 @@ def test_automatic_weighing_costs_what_flat_clipping_costs() -> None:
     list(flat.steps())
     list(auto.steps())
     assert flat.guarantee(1e-5).epsilon == auto.guarantee(1e-5).epsilon
+
+
+def test_a_model_that_starts_to_mix_examples_is_refused_before_the_charge() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).eval()
+    run = private(model=model)
+    run.step()
+    model.train()
+    with pytest.raises(UnsupportedModel, match="BatchNorm"):
+        run.step()
+    with pytest.raises(UnsupportedModel, match="BatchNorm"):
+        next(run.loader())
+    assert len(run.bench.ledger) == 1
+
+
+def test_a_time_first_batch_is_never_sliced_along_time() -> None:
+    def collate(items: list[Tensor]) -> Tensor:
+        return torch.stack(items, dim=1)
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).square().sum((0, 2))
+
+    results = []
+    for engine in ("auto", "loop"):
+        model = nn.Linear(2, 1, bias=False)
+        nn.init.ones_(model.weight)
+        recipe = calibrated(records=16, batch_size=16, steps=1)
+        data = [torch.full((16, 2), float(i)) for i in range(16)]  # as many time steps as records
+        run = Private(
+            model,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            data,
+            loss,
+            recipe,
+            collate=collate,
+            seed=1,
+            engine=engine,
+        )
+        run.step()
+        results.append(vector(model))
+    assert torch.allclose(results[0], results[1], rtol=1e-4)

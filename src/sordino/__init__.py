@@ -3,9 +3,9 @@
 from sordino import recipes
 from sordino.accounting import Budget, Guarantee
 from sordino.errors import BudgetExhausted, InvalidInput, SordinoError, UnsupportedModel
-from sordino.fixing import fix
 from sordino.private import Private, Step
 from sordino.recipe import Recipe
+from sordino.validation.fixing import fix
 
 __version__ = "0.1.0"
 

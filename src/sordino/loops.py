@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from sordino import step as steps
 from sordino.errors import BudgetExhausted, InvalidInput, SordinoError
+from sordino.gradients import BookKeeping
 from sordino.gradients.backpropagated import Backpropagated
-from sordino.gradients.engine import Batch, Differentiated
+from sordino.gradients.engine import Batch, Differentiated, Recorder
 from sordino.records import Records
 from sordino.sampling import Draw, Foreign, Poisson
 from sordino.selection import Snapshot
@@ -33,6 +34,14 @@ class _Open:
     parts_left: int
     part: Draw | None = None
     batch: Batch | None = None
+    recorder: Recorder | None = None
+
+    def stop_recording(self) -> Recorder | None:
+        """Leave the recording that the user's forward pass ran in, if there is one."""
+        recorder, self.recorder = self.recorder, None
+        if recorder is not None:
+            recorder.__exit__(None, None, None)
+        return recorder
 
 
 class UserLoop:
@@ -74,6 +83,8 @@ class UserLoop:
         except BudgetExhausted:
             return
         finally:
+            if self._open is not None:
+                self._open.stop_recording()
             self._open = None
 
     def _draws(
@@ -114,11 +125,19 @@ class UserLoop:
             self.bench.optimizer.step()
         for part in parts:
             self._open.part, self._open.batch = part, fetch(part)
+            self._open.recorder = self._recording(attempt)
             yield self._open.batch.data
             if self._unfinished():
                 raise SordinoError("the last batch had no private.backward(losses): every batch of a draw needs one")
         if self._open is not None:
             raise SordinoError("the last draw had no optimizer.step(): call it after private.backward(losses)")
+
+    def _recording(self, attempt: steps.Attempt) -> Recorder | None:
+        """Watch the user's forward pass, for engines that can, so that one backward pass is enough."""
+        engine = self.bench.engine
+        if not isinstance(engine, BookKeeping):
+            return None
+        return engine.record(self.bench.objective, attempt.parameters).__enter__()
 
     def _unfinished(self) -> bool:
         return self._open is not None and self._open.part is not None
@@ -139,8 +158,9 @@ class UserLoop:
 
     def _differentiated(self, current: _Open, losses: Tensor) -> Differentiated:
         assert current.batch is not None
-        found = Backpropagated.of(losses, current.attempt.parameters)
-        if found.isolated:
+        recorder = current.stop_recording()
+        found = recorder.differentiate(losses) if recorder else Backpropagated.of(losses, current.attempt.parameters)
+        if torch.isfinite(found.norms).all():
             return found
         # A NaN in the user's graph has reached other examples' gradients: differentiate again, example by example.
         return self.bench.engine.differentiate(self.bench.objective, current.attempt.parameters, current.batch)

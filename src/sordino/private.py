@@ -18,7 +18,7 @@ from sordino.accounting import pricing
 from sordino.accounting.allowance import Allowance, Planned, Unlimited
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger
-from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
+from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput, LedgerError
 from sordino.gradients import Objective
 from sordino.gradients.engine import Loss
 from sordino.loops import UserLoop
@@ -86,10 +86,8 @@ class Private:
             ledger=Ledger.in_memory(run_id=uuid.uuid4().hex, header=_header(recipe)),
             allowance=Unlimited(),
         )
-        if validate:
-            validation.require_valid(
-                objective, self.bench.parameters(), lambda i: records.fetch(i, self.bench.device), records.count
-            )
+        self._probed: set[tuple[bool, ...]] = set()
+        self._probe()
         self.run: Path | None = None
         if run is not None:
             self._keep_in(Path(run))
@@ -137,7 +135,18 @@ class Private:
         return steps
 
     def _next_position(self) -> int | None:
+        self._probe()
         return self.position if self.position < self.total else None
+
+    def _probe(self) -> None:
+        """Refuse a model that mixes examples: at the start, and again when it changes between train and eval."""
+        objective, records = self.bench.objective, self.bench.records
+        modes = tuple(module.training for module in objective.model.modules())
+        if self._validated and modes not in self._probed:
+            validation.require_valid(
+                objective, self.bench.parameters(), lambda i: records.fetch(i, self.bench.device), records.count
+            )
+            self._probed.add(modes)
 
     def _advance(self) -> None:
         self.position += 1
@@ -235,6 +244,11 @@ class Private:
 
     def _keep_in(self, directory: Path) -> None:
         """Move the ledger from memory to the run's directory."""
+        if (directory / "ledger.sqlite").exists():
+            raise LedgerError(
+                f"{directory} holds a run already: choose another directory, "
+                f"or leave run= out and call load('{directory}')"
+            )
         try:
             directory.mkdir(parents=True, exist_ok=True)
             toml = self.bench.recipe.to_toml()

@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import TensorDataset, default_collate
 
 from sordino.errors import InvalidInput
-from sordino.gradients.engine import Batch
+from sordino.gradients.engine import Batch, counts_examples
+from sordino.validation import check_dataset
 
 Collate = Callable[[list[Any]], Any]
 
@@ -24,18 +25,18 @@ class Records:
         self.collate = collate
         self._tensors = None if collate else _as_tensors(dataset)
         self.count = self._length()
-        if self.count == 0:
-            raise InvalidInput("dataset has 0 records: nothing can be learnt from it")
+        self._by_rows = collate is None or self._collates_rows()
 
     def _length(self) -> int:
         if self._tensors is not None:
+            if not len(self._tensors[0]):
+                raise InvalidInput("dataset has 0 records: nothing can be learnt from it")
             return len(self._tensors[0])
-        if not hasattr(self.dataset, "__len__") or not hasattr(self.dataset, "__getitem__"):
-            raise InvalidInput(
-                f"dataset {type(self.dataset).__name__} must have a length and an index: "
-                "Poisson sampling needs random access; load an iterable dataset into a list first"
-            )
-        return len(self.dataset)
+        return check_dataset(self.dataset)
+
+    def _collates_rows(self) -> bool:
+        """Whether the user's collate function puts examples first, asked at two sizes so that no accident can tell."""
+        return all(counts_examples(self.raw(torch.zeros(n, dtype=torch.int64)), n) for n in (2, 3))
 
     def check_unchanged(self) -> None:
         """The sampling rate was fixed for a number of records; a dataset that grew or shrank is a different one."""
@@ -45,7 +46,8 @@ class Records:
     def fetch(self, indices: Tensor | Sequence[int], device: torch.device) -> Batch:
         """Collate the records at `indices`, in that order."""
         where = torch.as_tensor(indices, dtype=torch.int64)
-        return Batch(self._collated(where, device), len(where), lambda i: self._collated(where[i : i + 1], device))
+        data = self._collated(where, device)
+        return Batch(data, len(where), lambda i: self._collated(where[i : i + 1], device), self._by_rows)
 
     def _collated(self, indices: Tensor, device: torch.device) -> Any:
         data = self.raw(indices)

@@ -63,13 +63,13 @@ def test_sound_model_lists_layers_and_engine(check):
     assert said["findings"] == []
     assert (said["parameters"], said["trainable"]) == (195, 195)
     assert said["layers"] == [{"name": "1", "kind": "Linear", "parameters": 195, "trainable": 195}]
-    assert said["engine"] == "vmap"
+    assert said["engine"] == "book-keeping"
 
 
 def test_model_alone_needs_no_batch_where_its_first_layer_is_linear(check):
     result = check("return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))")
     assert result.exit_code == 0, result.stdout
-    assert "vmap" in result.stdout
+    assert "book-keeping" in result.stdout
 
 
 def test_frozen_and_tied_parameters_are_counted_once(check):
@@ -81,8 +81,25 @@ def test_frozen_and_tied_parameters_are_counted_once(check):
     assert (said["parameters"], said["trainable"]) == (24, 20)
 
 
-def test_model_that_vmap_refuses_is_differentiated_by_the_loop(check):
-    body = "return nn.GRU(3, 2, batch_first=True), lambda m, x: m(x)[0].square().mean((1, 2)), torch.randn(4, 5, 3)"
-    result = check(body)
+@pytest.mark.parametrize(("vmap_rule", "engine"), [(True, "vmap"), (False, "loop")])
+def test_model_without_a_rule_is_differentiated_by_another_engine(check, vmap_rule, engine):
+    """A parameter inside an autograd.Function of the user's own is nothing that books can be kept of."""
+    body = f"""class Scaled(torch.autograd.Function):
+        generate_vmap_rule = {vmap_rule}
+        @staticmethod
+        def forward(x, weight): return x * weight
+        @staticmethod
+        def setup_context(context, inputs, output): context.save_for_backward(*inputs)
+        @staticmethod
+        def backward(context, gradient):
+            x, weight = context.saved_tensors
+            return gradient * weight, (gradient * x).sum_to_size(weight.shape)
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+        def forward(self, x): return Scaled.apply(x, self.weight)
+    return Model()"""
+    result = check(body, "--input", "3")
     assert result.exit_code == 0, result.stdout
-    assert "the loop engine" in result.stdout
+    assert f"the {engine} engine" in result.stdout

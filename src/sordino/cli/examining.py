@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sordino import fixing, validation
+from sordino import validation
 from sordino.cli.architectures import imported
 from sordino.errors import InvalidInput, UnsupportedModel
-from sordino.gradients import Batch, Objective, engine_named
+from sordino.gradients import Batch, Objective, Vmapped, engine_named
+from sordino.gradients.bookkeeping_book import Book
 from sordino.gradients.engine import Loss
+from sordino.validation import fixing
 
 EXAMPLES = 4
 
@@ -102,16 +103,15 @@ def _rows(data: Any, indices: list[int]) -> Batch:
     return Batch(pick(indices), len(indices), lambda i: pick([indices[i]]))
 
 
-def _engine(objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> str | None:
-    """The first engine that differentiates this model, in the order in which the automatic choice tries them."""
-    for name in ("vmap", "loop"):
-        try:
-            engine_named(name).differentiate(objective, parameters, batch)
-        except (RuntimeError, NotImplementedError, TypeError, UnsupportedModel) as error:
-            logging.getLogger(__name__).info("engine %s: %s", name, error)
-        else:
-            return name
-    return None
+def _engine(objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> str:
+    """The engine that the automatic choice ends at; why it passed over faster ones is in the log."""
+    if isinstance(engine_named("auto").differentiate(objective, parameters, batch), Book):
+        return "book-keeping"
+    try:
+        Vmapped().differentiate(objective, parameters, batch)
+    except (RuntimeError, NotImplementedError, TypeError, UnsupportedModel):
+        return "loop"
+    return "vmap"
 
 
 def _layers(model: nn.Module) -> list[Layer]:

@@ -48,8 +48,10 @@ class Session:
 
     def guarantee(self) -> Guarantee:
         """What was promised, with what the preparation of the data read beside it."""
-        spent = self.private.guarantee()
-        return replace(spent, assumptions=(*spent.assumptions, *self.data.caveats))
+        spent, caveats = self.private.guarantee(), self.data.caveats
+        if self.config.data.source == "digits":
+            caveats = (*caveats, "the default settings of this command were found on these digits, which are public")
+        return replace(spent, assumptions=(*spent.assumptions, *caveats))
 
 
 def per_example_loss(model: nn.Module, batch: Any) -> Tensor:

@@ -33,11 +33,6 @@ class Backpropagated:
         chunks = identity.split(materialising_microbatch(parameters))
         return Backpropagated(losses, parameters, torch.cat([_norms(losses, parameters, rows) for rows in chunks]))
 
-    @property
-    def isolated(self) -> bool:
-        """Whether every example is finite; a NaN inside the user's graph reaches the other examples' gradients."""
-        return bool(torch.isfinite(self.norms).all())
-
     def weighted_sum(self, weights: Tensor) -> list[Tensor]:
         rows = weights.to(self.losses.dtype)
         gradients = torch.autograd.grad(

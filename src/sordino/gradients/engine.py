@@ -25,23 +25,30 @@ Loss = Callable[[nn.Module, Any], Tensor]
 class Batch:
     """Collated examples on the model's device.
 
-    `single(i)` collates example `i` alone, for engines that cannot slice what a user's collate function made.
+    `single(i)` collates example `i` alone, for engines that cannot slice what a user's collate function made;
+    `by_rows` says whether the first dimension is known to count the examples.
     """
 
     data: Any
     size: int
     single: Callable[[int], Any]
+    by_rows: bool = True
 
     @property
     def sliceable(self) -> bool:
         """Whether every leaf is a tensor whose first dimension counts the examples."""
-        leaves = tree_leaves(self.data)
-        return bool(leaves) and all(isinstance(x, Tensor) and x.dim() > 0 and len(x) == self.size for x in leaves)
+        return self.by_rows and counts_examples(self.data, self.size)
 
     def singles(self) -> Iterator[Any]:
         """Each example as a batch of one."""
         for i in range(self.size):
             yield tree_map(lambda x, i=i: x[i : i + 1], self.data) if self.sliceable else self.single(i)
+
+
+def counts_examples(data: Any, size: int) -> bool:
+    """Whether every leaf is a tensor with `size` rows; a time-first batch may have that many steps by accident."""
+    leaves = tree_leaves(data)
+    return bool(leaves) and all(isinstance(x, Tensor) and x.dim() > 0 and len(x) == size for x in leaves)
 
 
 class Objective(nn.Module):

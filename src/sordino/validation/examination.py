@@ -8,9 +8,9 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
-from sordino.comparing import Rows, differs, distance, noise_floor, relative_tolerance, same
 from sordino.gradients.engine import Batch
-from sordino.probing import MODES, Mode, ProbeFailed, Prober, Run, describe, first_line
+from sordino.validation.comparing import Rows, differs, distance, noise_floor, relative_tolerance, same
+from sordino.validation.probing import MODES, Mode, ProbeFailed, Prober, Run, describe, first_line
 
 Fetch = Callable[[Sequence[int]], Batch]
 """Collates the given records of the user's dataset, on the model's device."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from tests.probes import (
+from tests.validation.probes import (
     CLASSES,
     Augmented,
     Centred,

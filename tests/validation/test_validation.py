@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from sordino.errors import InvalidInput, UnsupportedModel
 from sordino.gradients.engine import Batch, Objective
 from sordino.validation import check, check_dataset, require_valid
-from tests.probes import (
+from tests.validation.probes import (
     CLASSES,
     Augmented,
     around,

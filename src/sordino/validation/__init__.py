@@ -19,9 +19,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, IterableDataset
 
 from sordino.errors import InvalidInput, UnsupportedModel
-from sordino.examination import Examination, Fetch, Finding
 from sordino.gradients.engine import Objective
-from sordino.probing import ProbeFailed, Prober, preserved_model, preserved_randomness
+from sordino.validation.examination import Examination, Fetch, Finding
+from sordino.validation.probing import ProbeFailed, Prober, preserved_model, preserved_randomness
 
 __all__ = ["Finding", "check", "check_dataset", "require_valid"]
 

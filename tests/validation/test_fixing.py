@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sordino.errors import UnsupportedModel
-from sordino.fixing import fix, plan
 from sordino.gradients.engine import Batch, Objective
 from sordino.validation import check
+from sordino.validation.fixing import fix, plan
 
 
 def network(layer: nn.Module, channels: int = 8) -> nn.Sequential:

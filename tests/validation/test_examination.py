@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from tests.probes import (
+from tests.validation.probes import (
     CLASSES,
     Attending,
     Centred,

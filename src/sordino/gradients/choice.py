@@ -1,0 +1,17 @@
+"""Engines by name, for users who want to choose."""
+
+from __future__ import annotations
+
+from sordino.errors import InvalidInput
+from sordino.gradients.bookkeeping import BookKeeping
+from sordino.gradients.engine import Engine
+from sordino.gradients.looped import Looped
+from sordino.gradients.vmapped import Vmapped
+
+
+def engine_named(name: str) -> Engine:
+    """The engine called `name`; "auto" keeps books and falls back to vmap, then to a loop, for what it cannot."""
+    engines: dict[str, type[BookKeeping | Vmapped | Looped]] = {"auto": BookKeeping, "vmap": Vmapped, "loop": Looped}
+    if name not in engines:
+        raise InvalidInput(f"engine={name!r} must be one of {', '.join(engines)}: 'auto' finds the fastest that works")
+    return engines[name]()
