@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from dp_accounting import GaussianDpEvent
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from sordino import Private, SordinoError, UnsupportedModel, recipes
+from sordino.accounting.ledger import Ledger
 from sordino.errors import CheckpointError, LedgerError
 from tests.helpers import budgeted, calibrated, classification, cross_entropy, mlp, private
 
@@ -359,3 +361,17 @@ def test_a_time_first_batch_is_never_sliced_along_time() -> None:
         run.step()
         results.append(vector(model))
     assert torch.allclose(results[0], results[1], rtol=1e-4)
+
+
+def test_what_was_released_before_training_is_part_of_the_price(tmp_path: Path) -> None:
+    ledger = Ledger.in_memory(run_id="normalised", header={})
+    ledger.charge(GaussianDpEvent(8.0))
+    with_statistics = private(budgeted(), ledger=ledger)
+    list(with_statistics.steps())
+    assert len(ledger) < 11, "the statistics took a part of the budget"
+    assert with_statistics.guarantee().epsilon <= 2.0
+    with_statistics.save(tmp_path / "run")
+    with_statistics.close()
+    again = private(budgeted())
+    again.load(tmp_path / "run")
+    assert (GaussianDpEvent(8.0), 1) in again.bench.ledger.events()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from sordino.noise import Secure, Seeded, Source
 from sordino.recipe import Recipe
 from sordino.records import Collate, Records
 from sordino.step import Bench
+from sordino.validation.binding import check_length, check_optimizer
 
 _log = logging.getLogger("sordino")
 
@@ -42,7 +42,8 @@ class Private:
     """Trains `model` with `optimizer` on `dataset` by `recipe`, and says what that reveals.
 
     `loss(model, batch)` returns one loss per example. `run` names a directory in which every event is recorded
-    durably before its release exists; without it the ledger stays in memory until `save`. `seed` makes noise and
+    durably before its release exists; without it the ledger stays in memory until `save`. `ledger` is one that already
+    holds releases about these records, such as the statistics they were normalised by. `seed` makes noise and
     sampling repeatable for experiments, which the guarantee then says. `engine` and `microbatch` are performance knobs
     that change no numbers. `validate=False` skips the probe of model and loss, and the guarantee says so.
 
@@ -58,6 +59,7 @@ class Private:
         recipe: Recipe,
         *,
         run: str | Path | None = None,
+        ledger: Ledger | None = None,
         collate: Collate | None = None,
         seed: int | None = None,
         source: Source | None = None,
@@ -69,8 +71,8 @@ class Private:
             raise InvalidInput(f"microbatch={microbatch} must be >= 1: it is how many examples are processed at once")
         recipe.terms(0, {})  # refuses a recipe that is not calibrated
         records = Records(dataset, collate)
-        _check_length(records.count, recipe)
-        _check_optimizer(model, optimizer)
+        check_length(records.count, recipe.records)
+        check_optimizer(model, optimizer)
         objective = Objective(model, loss)
         self.position = 0
         self._given_source, self._seed, self._engine = source, seed, engine
@@ -83,7 +85,7 @@ class Private:
             engine=recipe.norms.engine(engine, source or Secure()),
             microbatch=microbatch,
             source=source or Secure(),
-            ledger=Ledger.in_memory(run_id=uuid.uuid4().hex, header=_header(recipe)),
+            ledger=Ledger.in_memory(header=_header(recipe)) if ledger is None else ledger,
             allowance=Unlimited(),
         )
         self._probed: set[tuple[bool, ...]] = set()
@@ -107,6 +109,11 @@ class Private:
 
     def step(self) -> Step:
         """Take the next step, or raise `BudgetExhausted` before anything happens."""
+        if not self.bench.recipe.amplifies:
+            raise InvalidInput(
+                "sampler=Foreign() draws no batches: pass your loader to private.loader(yours), "
+                "or leave sampler out to have Poisson draws and be priced with amplification"
+            )
         if self._next_position() is None:
             raise BudgetExhausted(f"all {self.total} steps of the recipe are taken: calibrate a longer one for more")
         self._loop.take(self.position)
@@ -220,7 +227,7 @@ class Private:
 
     def _restore(self, directory: Path, ledger: Ledger) -> dict[str, Any]:
         theirs, ours = ledger.header.get("recipe"), self.bench.recipe.fingerprint()
-        if theirs != ours:
+        if theirs not in (None, ours):
             raise CheckpointError(
                 f"{directory} follows recipe {theirs}, not {ours}: load it with the recipe it was made by"
             )
@@ -294,26 +301,3 @@ def _allowance(recipe: Recipe, ledger: Ledger, position: int) -> Allowance:
 def _header(recipe: Recipe) -> dict[str, str]:
     adjacency = recipe.budget.adjacency if recipe.budget else "add-or-remove-one"
     return {"recipe": recipe.fingerprint(), "unit": "record", "adjacency": adjacency, "basis": recipe.basis}
-
-
-def _check_length(count: int, recipe: Recipe) -> None:
-    """The declared number of records need not be exact (it is public, the true one is not), but must be about right."""
-    declared = recipe.records or count
-    if abs(count - declared) > max(10, declared // 100):
-        raise InvalidInput(
-            f"dataset has {count} records, but the recipe was calibrated for {declared}: calibrate with records={count}"
-        )
-
-
-def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise InvalidInput("LBFGS evaluates the loss several times per step, each a release: use SGD, Adam or another")
-    names = {id(p) for p in model.parameters()}
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    if strangers := sum(id(p) not in names for p in held):
-        raise InvalidInput(
-            f"{strangers} of the optimizer's {len(held)} parameters are not in the model: "
-            "build the optimizer from model.parameters() after the model is final"
-        )
-    if not any(p.requires_grad for p in held):
-        raise InvalidInput(f"none of the optimizer's {len(held)} parameters is trainable: unfreeze some")
