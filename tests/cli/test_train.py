@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -41,6 +42,16 @@ def test_words_end_with_guarantee_accuracy_and_directory(sordino, small, tmp_pat
     assert words.index("differential privacy for every record") < words.index("Held-out accuracy: ")
     assert words.rstrip().endswith(f"Saved in {tmp_path / 'run'}")
     assert "ε 4.00 of 4" in result.stderr
+
+
+def test_nothing_private_is_shown(sordino, small, tmp_path):
+    """Law 7: steps, time and epsilon alone; no training loss, norm or size of a draw."""
+    result = sordino(*small, "--epsilon", 4, "--run", tmp_path / "run", "--json")
+    assert re.fullmatch(r"private training ━+ 6/6 ε 4\.00 of 4 0:00:00", result.stderr.strip())
+    assert set(outcome(result)) == {
+        *("status", "run", "steps", "total", "noise_multiplier", "held_out_accuracy", "seconds"),
+        *("epsilon", "delta", "basis", "unit", "adjacency", "accountant", "assumptions"),
+    }
 
 
 def test_guarantee_owns_up_to_what_the_preparation_read(sordino, small, tmp_path):
