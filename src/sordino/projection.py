@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sordino.accounting import calibration
+from sordino.accounting.events import to_json
 from sordino.accounting.projected import ProjectedGaussian
 from sordino.errors import InvalidInput
 from sordino.gradients import Engine, projected
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 CHOICES = (*range(4, 17, 2), *range(20, 33, 4), *range(40, 65, 8), *range(80, 129, 16), 160, 192, 256, 384, 512, 1024)
 """The numbers of projections that "auto" tries: time grows in proportion while the price falls."""
+
+
+MOST_NOISES = 64
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,9 @@ class Projected(Norms):
 
     def check(self, recipe: Recipe) -> None:
         """Refuse parts whose proofs need norms without error."""
-        if not isinstance(recipe.weighing, Flat | Automatic):
+        if type(recipe.weighing) not in (Flat, Automatic):
             raise _unproven("weighing", recipe.weighing, "its weights are bounded for exact norms only")
-        if not isinstance(recipe.sampler, Poisson | Foreign | None):
+        if type(recipe.sampler) not in (Poisson, Foreign, type(None)):
             raise _unproven("sampler", recipe.sampler, "estimated norms would decide which records are drawn")
         proposal = ProjectedGaussian(1.0, 1)
         if recipe.selection.event(proposal) != proposal:
@@ -65,6 +69,7 @@ class Projected(Norms):
 
     def calibrated(self, recipe: Recipe, budget: Budget) -> Recipe:
         """`recipe` with the smallest noise that the budget allows, and with a number of projections for "auto"."""
+        _require_few_events(recipe)
         if self.projections == "auto":
             return self._fewest(recipe, budget)
         try:
@@ -107,6 +112,17 @@ def _with_noise(recipe: Recipe, norms: Norms, budget: Budget, start: float = 1.0
     recipe = replace(recipe, norms=norms)
     found = calibration.noise_for(budget, lambda sigma: replace(recipe, noise_multiplier=sigma).plan(), start=start)
     return replace(recipe, noise_multiplier=found.noise_multiplier)
+
+
+def _require_few_events(recipe: Recipe) -> None:
+    """Each different noise needs a distribution of its own, which takes about half a second."""
+    plan = replace(recipe, norms=Exact(), noise_multiplier=1.0).plan()
+    different = len({to_json(event) for event, _ in plan})
+    if different > MOST_NOISES:
+        raise InvalidInput(
+            f"noise_schedule has {different} different noises, must have <= {MOST_NOISES} with projected norms, whose "
+            "prices are slow: run it as a staircase, noise_schedule=Levels(schedule, 16)"
+        )
 
 
 def _unproven(slot: str, part: object, why: str) -> InvalidInput:
