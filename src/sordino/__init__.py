@@ -1,11 +1,15 @@
 """Sordino trains PyTorch models so that the model says almost nothing about any one record."""
 
-from sordino import recipes
-from sordino.accounting import Budget, Guarantee
-from sordino.errors import BudgetExhausted, InvalidInput, SordinoError, UnsupportedModel
-from sordino.private import Private, Step
-from sordino.recipe import Recipe
-from sordino.validation.fixing import fix
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sordino import recipes
+    from sordino.accounting import Budget, Guarantee
+    from sordino.errors import BudgetExhausted, InvalidInput, SordinoError, UnsupportedModel
+    from sordino.private import Private, Step
+    from sordino.recipe import Recipe
+    from sordino.validation.fixing import fix
 
 __version__ = "0.1.0"
 
@@ -22,3 +26,29 @@ __all__ = [
     "fix",
     "recipes",
 ]
+
+_HOMES = {
+    "Budget": "accounting",
+    "BudgetExhausted": "errors",
+    "Guarantee": "accounting",
+    "InvalidInput": "errors",
+    "Private": "private",
+    "Recipe": "recipe",
+    "SordinoError": "errors",
+    "Step": "private",
+    "UnsupportedModel": "errors",
+    "fix": "validation.fixing",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name when it is first asked for: torch takes seconds that ``sordino --help`` need not wait."""
+    if name == "recipes":
+        return import_module("sordino.recipes")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sordino' has no attribute {name!r}")
+    return getattr(import_module(f"sordino.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

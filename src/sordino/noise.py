@@ -72,7 +72,7 @@ class Secure(_Stream):
     Guarantees: nobody without the key can predict or replay the stream; every process and every restart has a new key.
     """
 
-    assumption = "noise and sampling from a AES-128 counter stream keyed by the operating system"
+    assumption = "noise and sampling from an AES-128 counter stream keyed by the operating system"
 
     def __init__(self) -> None:
         super().__init__(secrets.randbits(128))
