@@ -15,7 +15,7 @@ from sordino.accounting.pricing import Events
 from sordino.errors import InvalidInput
 
 TOLERANCE = 1e-3
-LEAST_NOISE = 0.05
+LEAST_NOISE = 0.1
 MOST_NOISE = 1e6
 MOST_STEPS = 10**9
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -72,7 +73,7 @@ class Part(Protocol):
 class LossGrid:
     """P[loss = (lower + k)·interval] = probabilities[k], and P[loss = ∞] = infinity.
 
-    Cumulants and the last transform are kept with the grid, for the next price with another count.
+    Cumulants are kept with the grid, and the last transforms too, for the next price with another count.
     """
 
     lower: int
@@ -80,7 +81,6 @@ class LossGrid:
     infinity: float
     interval: float = INTERVAL
     _cumulants: dict[float, float] = field(default_factory=dict, repr=False)
-    _spectra: dict[int, LogSpectrum] = field(default_factory=dict, repr=False)
 
     @property
     def upper(self) -> int:
@@ -89,6 +89,10 @@ class LossGrid:
     @property
     def events(self) -> int:
         return 1
+
+    @property
+    def width(self) -> float:
+        return len(self.probabilities) * self.interval
 
     @property
     def losses(self) -> Array:
@@ -105,11 +109,7 @@ class LossGrid:
 
     def log_spectrum(self, length: int) -> LogSpectrum:
         """Log magnitude and angle (in turns) of the transform."""
-        if length not in self._spectra:
-            transform = spectrum(self, length)
-            self._spectra.clear()
-            self._spectra[length] = to_logarithms(transform)
-        return self._spectra[length]
+        return _log_spectrum(self, length)
 
     def delta(self, epsilon: float) -> float:
         """The hockey-stick divergence: infinity + Σ p·(1 − e^(ε − loss)) over losses above ε."""
@@ -196,11 +196,20 @@ def _length(size: int) -> int:
 
 
 def spectrum(grid: LossGrid, length: int) -> Spectrum:
-    """The transform of the probabilities; loss 0 is at index 0, so that the angles that matter are small."""
+    """The transform of the probabilities, scaled up to full mass where rounding has lost some.
+
+    Loss 0 is at index 0, so that the angles that matter are small.
+    """
     positions = np.arange(grid.lower, grid.upper + 1) % length
     folded = np.bincount(positions, weights=grid.probabilities, minlength=length)
     transform: Spectrum = fft.rfft(folded.astype(np.longdouble))
-    return transform
+    mass = transform[0].real
+    return transform * max((1 - grid.infinity) / mass, 1) if mass > 0 else transform
+
+
+@lru_cache(maxsize=64)
+def _log_spectrum(grid: LossGrid, length: int) -> LogSpectrum:
+    return to_logarithms(spectrum(grid, length))
 
 
 def to_logarithms(transform: Spectrum) -> LogSpectrum:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
+from sordino.accounting import levels
 from sordino.accounting.adjacency import Adjacency
-from sordino.accounting.composition import INTERVAL, LossGrid, compose
+from sordino.accounting.composition import INTERVAL, LossGrid, Part, compose
 from sordino.accounting.events import (
     ComposedDpEvent,
     DpEvent,
@@ -24,6 +26,7 @@ from sordino.errors import InvalidInput
 Counts = tuple[tuple[str, int], ...]
 
 FINEST = 4.0**-8
+NEGLIGIBLE = 1e-4
 WIDEST = 2**20
 
 
@@ -54,34 +57,53 @@ def _epsilon(counts: Counts, delta: float, adjacency: Adjacency) -> float:
 
 @lru_cache(maxsize=8)
 def _composed(counts: Counts, adjacency: Adjacency) -> tuple[LossGrid, ...]:
-    interval = min((_fitting_interval(text, adjacency) for text, _ in counts), default=INTERVAL)
-    widest = max((_width(text, adjacency) for text, _ in counts), default=0.0)
+    single, ladders = levels.split([(from_json(text), count) for text, count in counts], adjacency)
+    kinds = [(to_json(event), count) for event, count in single]
+    rungs = [({rung: to_json(event) for rung, event in ladder.events().items()}, ladder.charges) for ladder in ladders]
+    interval = _interval([*kinds, *_rung_counts(rungs)], adjacency)
+    composed = []
+    for side in (0, 1):
+        parts: list[tuple[Part, int]] = [(_grids(text, adjacency, interval)[side], count) for text, count in kinds]
+        for texts, charges in rungs:
+            grids = {rung: _grids(text, adjacency, interval)[side] for rung, text in texts.items()}
+            parts.append((levels.Blend(grids, charges), 1))
+        composed.append(compose(parts))
+        if not rungs and all(operator.is_(*_grids(text, adjacency, interval)) for text, _ in kinds):
+            break  # the other direction is the same
+    return tuple(composed)
+
+
+def _rung_counts(rungs: Sequence[tuple[dict[int, str], Sequence[levels.Charge]]]) -> Iterator[tuple[str, int]]:
+    for texts, charges in rungs:
+        for charge in charges:
+            yield texts[charge.rung], charge.count
+
+
+def _interval(kinds: Sequence[tuple[str, int]], adjacency: Adjacency) -> float:
+    """The grid for all: INTERVAL, or a tenth of the smallest typical loss s that is below two intervals and matters.
+
+    A grid h adds about n·h·s to the variance of n events whose s is below it; events whose share of the whole is below
+    NEGLIGIBLE do not matter. The widest distribution must not take more than WIDEST points.
+    """
+    typical = {text: _typical_loss(text, adjacency) for text, _ in kinds}
+    variance = sum(count * typical[text] ** 2 for text, count in kinds)
+    interval = INTERVAL
+    for text, count in kinds:
+        if 0 < typical[text] < 2 * INTERVAL and count * INTERVAL * typical[text] > NEGLIGIBLE * variance:
+            while interval > typical[text] / 10 and interval > INTERVAL * FINEST:
+                interval /= 4
+    widest = max((grid.width for text, _ in kinds for grid in _grids(text, adjacency, INTERVAL)), default=0.0)
     while widest / interval > WIDEST and interval < INTERVAL:
         interval *= 4
-    parts = [(_grids(text, adjacency, interval), count) for text, count in counts]
-    if all(remove is add for (remove, add), _ in parts):
-        return (compose([(remove, count) for (remove, _), count in parts]),)
-    return tuple(compose([(grids[side], count) for grids, count in parts]) for side in (0, 1))
-
-
-def _fitting_interval(text: str, adjacency: Adjacency) -> float:
-    """The grid for one event: INTERVAL, or a tenth of its typical loss if that is below two intervals.
-
-    δ(0) is exact on every grid. For a loss that is nearly normal with deviation s, δ(0) = s/√(2π).
-    """
-    typical = 2.5 * max(grid.delta(0.0) for grid in _grids(text, adjacency, INTERVAL))
-    interval = INTERVAL
-    if 0 < typical < 2 * INTERVAL:
-        while interval > typical / 10 and interval > INTERVAL * FINEST:
-            interval /= 4
     return interval
 
 
-def _width(text: str, adjacency: Adjacency) -> float:
-    return max(len(grid.probabilities) * grid.interval for grid in _grids(text, adjacency, INTERVAL))
+def _typical_loss(text: str, adjacency: Adjacency) -> float:
+    """δ(0) is exact on every grid; for a loss that is nearly normal with deviation s it is s/√(2π)."""
+    return 2.5 * max(grid.delta(0.0) for grid in _grids(text, adjacency, INTERVAL))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _grids(text: str, adjacency: Adjacency, interval: float) -> tuple[LossGrid, LossGrid]:
     """The loss when a record is removed and when one is added: the same object where they are equal."""
     distribution = pld(from_json(text), adjacency, interval)

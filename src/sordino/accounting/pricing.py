@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from sordino.accounting.adjacency import Adjacency, required_adjacency
+from sordino.accounting.cdp import TCDP, ZCDP, ZCDP_EPOCH
 from sordino.accounting.events import DpEvent
+from sordino.accounting.gdp import GdpPricing
 from sordino.accounting.pld import pld, sampled_pld
 from sordino.accounting.pld_accountant import PldPricing
 from sordino.accounting.rdp import ORDERS, RdpPricing, rdp_curve, sampled_rdp_curve
@@ -51,7 +53,8 @@ class Accountant(Protocol):
     def delta(self, events: Events, epsilon: float, adjacency: Adjacency) -> float: ...
 
 
-ACCOUNTANTS: dict[str, Accountant] = {"pld": PldPricing(), "rdp": RdpPricing()}
+_ALL: tuple[Accountant, ...] = (PldPricing(), RdpPricing(), GdpPricing(), ZCDP, ZCDP_EPOCH, TCDP)
+ACCOUNTANTS: dict[str, Accountant] = {accountant.name: accountant for accountant in _ALL}
 
 
 def required_accountant(name: str) -> Accountant:

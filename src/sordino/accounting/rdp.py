@@ -7,7 +7,9 @@ composition, also adaptive (Mironov 2017, Prop. 1), and become (ε, δ) by Canon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, singledispatch
 from typing import Literal
 
@@ -182,7 +184,20 @@ def _delegate(event: DpEvent, orders: Sequence[float]) -> Array:
     accountant = RdpAccountant(list(orders), NeighboringRelation.ADD_OR_REMOVE_ONE)
     if not accountant.supports(event):
         raise _unpriced(event, "add-or-remove-one")
-    return np.asarray(accountant.compose(event).rdp, dtype=np.float64)
+    with _quietly():
+        return np.asarray(accountant.compose(event).rdp, dtype=np.float64)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """dp_accounting warns of every order at which a series does not converge; it is then infinite and not used."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _unpriced(event: DpEvent, adjacency: Adjacency) -> InvalidInput:

@@ -1,0 +1,135 @@
+"""Events: merging on one draw (law 3), and a canonical text that reads back and trusts nobody else."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NonPrivateDpEvent,
+    NoOpDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sordino.accounting.events import from_json, leaves, merge, tally, to_json
+from sordino.accounting.projected import ProjectedGaussian
+from sordino.errors import InvalidInput
+
+noises = st.floats(1e-3, 1e3)
+plain = st.one_of(
+    st.builds(GaussianDpEvent, noises),
+    st.builds(LaplaceDpEvent, noises),
+    st.just(NoOpDpEvent()),
+    st.just(NonPrivateDpEvent()),
+    st.builds(ProjectedGaussian, noises, st.integers(1, 1000)),
+)
+events = st.recursive(
+    plain,
+    lambda inner: st.one_of(
+        st.builds(PoissonSampledDpEvent, st.floats(0, 1), inner),
+        st.builds(SelfComposedDpEvent, inner, st.integers(0, 9)),
+        st.builds(ComposedDpEvent, st.lists(inner, max_size=3)),
+    ),
+    max_leaves=5,
+)
+
+
+@given(events)
+def test_text_reads_back_to_an_equal_event(event: DpEvent) -> None:
+    assert from_json(to_json(event)) == event
+    assert to_json(from_json(to_json(event))) == to_json(event)
+
+
+def test_text_is_canonical_and_plain_json() -> None:
+    text = to_json(PoissonSampledDpEvent(0.5, GaussianDpEvent(1.25)))
+    assert text == to_json(PoissonSampledDpEvent(event=GaussianDpEvent(1.25), sampling_probability=0.5))
+    assert json.loads(text)["event"] == "dp_accounting.dp_event.PoissonSampledDpEvent"
+    assert to_json(GaussianDpEvent(np.float64(2.0))) == to_json(GaussianDpEvent(2.0))
+    assert to_json(GaussianDpEvent(np.float32(2.0))) == to_json(GaussianDpEvent(2.0))
+
+
+def test_every_bit_of_a_number_survives() -> None:
+    for noise in (0.1 + 0.2, 5e-324, 1.7976931348623157e308, math.inf):
+        assert from_json(to_json(GaussianDpEvent(noise))).noise_multiplier == noise
+
+
+class _Foreign(DpEvent):
+    pass
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"event":"os.system","fields":{}}',
+        '{"event":"subprocess.Popen","fields":{"args":"true"}}',
+        '{"event":"sordino_evil.Event","fields":{}}',
+        '{"event":"dp_accounting_evil.Event","fields":{}}',
+        '{"event":"sordino.errors.InvalidInput","fields":{}}',
+        '{"event":"dp_accounting.dp_event.attr","fields":{}}',
+        '{"event":"dp_accounting.dp_event.NoSuchEvent","fields":{}}',
+        '{"event":"sordino.no_such_module.Event","fields":{}}',
+        '{"event":"dp_accounting.dp_event.GaussianDpEvent","fields":{"sigma":1}}',
+        '{"event":"dp_accounting.dp_event.GaussianDpEvent"}',
+        '{"event":["x"],"fields":{}}',
+        '{"event":"","fields":{}}',
+        "[]",
+        "3",
+        "null",
+        "not json",
+        "",
+    ],
+)
+def test_refuses_text_that_is_no_trusted_event(text: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        from_json(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "event", [_Foreign(), GaussianDpEvent(math.nan), GaussianDpEvent({"a": 1}), GaussianDpEvent(1j)]
+)
+def test_refuses_to_write_what_could_not_be_read(event: DpEvent) -> None:
+    with pytest.raises(InvalidInput):
+        to_json(event)
+
+
+@given(st.lists(noises, min_size=1, max_size=5))
+def test_merge_adds_precisions(sigmas: list[float]) -> None:
+    merged = merge(*map(GaussianDpEvent, sigmas)).noise_multiplier
+    assert merged**-2 == pytest.approx(sum(sigma**-2 for sigma in sigmas))
+    assert merged <= min(sigmas) * (1 + 1e-12)
+
+
+def test_merge_at_the_edges() -> None:
+    assert merge(GaussianDpEvent(0.0), GaussianDpEvent(1.0)).noise_multiplier == 0
+    assert merge(GaussianDpEvent(math.inf), GaussianDpEvent(1.5)).noise_multiplier == 1.5
+    assert math.isinf(merge(GaussianDpEvent(math.inf)).noise_multiplier)
+    for bad in ((), (GaussianDpEvent(-1.0),), (GaussianDpEvent(math.nan),), (LaplaceDpEvent(1.0),)):
+        with pytest.raises(InvalidInput):
+            merge(*bad)
+
+
+def test_tally_sees_through_composition() -> None:
+    gaussian, sampled = GaussianDpEvent(2.0), PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
+    nested = ComposedDpEvent([SelfComposedDpEvent(sampled, 3), gaussian, NoOpDpEvent(), sampled])
+    assert dict(tally([(nested, 2), (gaussian, 1)])) == {to_json(sampled): 8, to_json(gaussian): 3}
+    assert tally([(gaussian, 1), (sampled, 2)]) == tally([(sampled, 1), (gaussian, 1), (sampled, 1)])
+    assert tally([(nested, 0)]) == ()
+    with pytest.raises(InvalidInput):
+        tally([(gaussian, -1)])
+    with pytest.raises(InvalidInput):
+        tally([(SelfComposedDpEvent(gaussian, -1), 1)])
+
+
+def test_a_draw_of_everything_is_no_draw() -> None:
+    assert list(leaves(PoissonSampledDpEvent(1.0, GaussianDpEvent(2.0)), 3)) == [(GaussianDpEvent(2.0), 3)]
+    assert list(leaves(PoissonSampledDpEvent(0.0, NonPrivateDpEvent()), 3)) == []
