@@ -78,6 +78,7 @@ class Book:
             if total is not None and not all(id(each.handle) in self.single for each in made):
                 self.squares += total.squared_norms().detach()
         self.kept.clear()
+        self.recording.ignore()  # or the two would hold each other, and what was kept, until the garbage collector
         return self
 
     @property

@@ -115,12 +115,16 @@ class Recording(TorchFunctionMode):
         self.uses: list[Use] = []
         self.calls = 0
         self.shared, self.lenient = shared, lenient
-        self.on_gradient: Callable[[Use, Tensor], None] = lambda use, gradient: None
+        self.ignore()
         self.anchor = torch.zeros((), requires_grad=True)
         self.failure: NoRule | None = None
         self.final = self.recomputes = self.repeating = False
         self.sorted: dict[int, tuple[Tensor, Tensor]] = {}
         self.packed: dict[int, tuple[Tensor, Tensor | None]] = {}
+
+    def ignore(self) -> None:
+        """Nobody listens to gradients."""
+        self.on_gradient: Callable[[Use, Tensor], None] = lambda use, gradient: None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from sordino.gradients.bookkeeping_layout import Examples
 from sordino.gradients.rules.base import Call, NoRule, PerExample, Settle, Share, precise
-from sordino.gradients.rules.linear import Outer, bias_sum
+from sordino.gradients.rules.linear import Outer
 from sordino.gradients.rules.recurrent_cells import Cell, Gru, Lstm, Rnn
 from sordino.gradients.rules.recurrent_layer import Layer, Order, Weights
+from sordino.gradients.rules.recurrent_products import Place, Products
 
 
 @dataclass(frozen=True)
@@ -97,56 +98,37 @@ def run_layer(
     plain = [[call.plain(parameter) for parameter in one] for one in parameters]
     weights = Weights.of(cell, plain, has_biases)
     layer = Layer(cell, weights, order)
-    settled: list[tuple[Tensor, Settle]] = []
-    projected: list[Share] = []
-    for direction, one in enumerate(parameters):
-        settled += shares_of(layer, direction, one, has_biases)
-        if weights.project is not None:
-            projected.append(Share(one[-1], projection(layer, direction)))
-    examples, time, width = steps.shape[1], len(steps), len(parameters) * cell.blocks * weights.size
-    kept = (steps,) if len(parameters) == 1 else ()
-    layer.on_gates = call.receive((examples, time, width), kept, [Share(*pair) for pair in settled], 1)
+    products = Products(layer)
+    shares = [share for d, one in enumerate(parameters) for share in shares_of(products, d, one, has_biases)]
+    shape = (steps.shape[1], len(steps), len(parameters))
+    layer.on_gates = call.receive((*shape, weights.forth.shape[-1]), (), shares, 1)
     if weights.project is not None:
-        states = len(parameters) * weights.hidden.shape[1]
-        layer.on_states = call.receive((examples, time, states), (), projected, 1)
+        projected = [Share(one[-1], projection(layer, d)) for d, one in enumerate(parameters)]
+        layer.on_states = call.receive((*shape, weights.project.shape[-1]), (), projected, 1)
     layer.final = call.final
     return layer.run(steps, state, cell_state, call.anchor)
 
 
-def shares_of(
-    layer: Layer, direction: int, parameters: Sequence[Tensor], has_biases: bool
-) -> list[tuple[Tensor, Settle]]:
-    """Input weight, recurrent weight and, if there are, both biases of one direction."""
-    cell, size = layer.cell, layer.weights.size
-
-    def gates(g: Tensor, blocks: Sequence[int]) -> Tensor:
-        mine: Tensor = g.unflatten(-1, (-1, cell.blocks, size))[:, :, direction]
-        if tuple(blocks) == tuple(range(blocks[0], blocks[-1] + 1)):
-            return mine[:, :, blocks[0] : blocks[-1] + 1].flatten(2)
-        return torch.cat([mine[:, :, block] for block in blocks], -1)
-
-    into, onto = cell.input_blocks, range(cell.blocks)[cell.recurrent]
-
-    def from_inputs(g: Tensor, at: Examples) -> PerExample:
-        return Outer(precise(at.rows(layer.seen(direction))), precise(at.rows(gates(g, into))))
-
-    def from_states(g: Tensor, at: Examples) -> PerExample:
-        return Outer(precise(at.rows(layer.remembered(direction))), precise(at.rows(gates(g, onto))))
-
-    biases: list[Settle] = [
-        lambda g, at: bias_sum(gates(g, into), at),
-        lambda g, at: bias_sum(gates(g, onto), at),
+def shares_of(products: Products, direction: int, parameters: Sequence[Tensor], has_biases: bool) -> list[Share]:
+    """Input weight, state weight and, if there are, both biases of one direction."""
+    cell, inputs = products.layer.cell, products.layer.weights.inputs
+    from_input, one, from_state = slice(0, inputs), slice(inputs, inputs + 1), slice(inputs + 1, None)
+    places = [
+        Place(direction, cell.input_blocks, from_input),
+        Place(direction, cell.state_blocks, from_state),
+        Place(direction, cell.input_blocks, one, squeeze=True),
+        Place(direction, cell.state_blocks, one, squeeze=True),
     ]
-    settles: list[Settle] = [from_inputs, from_states, *(biases if has_biases else [])]
-    return list(zip(parameters, settles, strict=False))
+    kept = zip(parameters[: 4 if has_biases else 2], places, strict=False)
+    return [Share(parameter, products.settle(place)) for parameter, place in kept]
 
 
 def projection(layer: Layer, direction: int) -> Settle:
     """The share of an LSTM's projection: it maps raw states to states."""
 
     def settle(g: Tensor, at: Examples) -> PerExample:
-        mine = g.unflatten(-1, (-1, layer.weights.hidden.shape[1]))[:, :, direction]
-        return Outer(precise(at.rows(layer.unprojected(direction))), precise(at.rows(mine)))
+        raw = layer.unprojected()[:, :, direction]
+        return Outer(precise(at.rows(raw)), precise(at.rows(g[:, :, direction])))
 
     return settle
 

@@ -1,14 +1,16 @@
 """LSTM, GRU and RNN over time at native speed: both directions at once, in place, gradients of gates left behind.
 
-All tensors are [directions, time, examples, features], time in each direction's own order. The input projections of
-all steps are already in `gates`; `forward` turns them into activations, `backward` turns those into gradients of the
-pre-activations, with every factor that does not depend on the recursion computed outside the time loop.
+Tensors are [time, directions, examples, features], time in each direction's own order, so that one step is contiguous.
+A step sees (input, 1, state) side by side and multiplies once by (W_ih, bias, W_hh) stacked. `forward` leaves activated
+gates, `backward` overwrites them by the gradients of their pre-activations, a block of steps at a time, so that all
+that does not depend on the recursion is computed for many steps at once and stays in the cache.
 tanh(z) = 2σ(2z) - 1 throughout: torch's vectorised sigmoid is several times faster than its tanh. The doubling of z is
 folded into the weights (`doubled`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,182 +20,188 @@ from torch import Tensor
 
 @dataclass
 class Trace:
-    """What a pass over time leaves behind; `states` and `cells` have one step more than `gates`, the initial one.
+    """What a pass over time leaves behind.
 
-    `raw` are an LSTM's states before their projection and `squashed` its tanh(cell).
+    `seen` [time + 1, …, inputs + 1 + state] is what each step saw, the last one only for its state. An LSTM also has
+    `cells` (doubled, one step more), `squashed` σ(2 cell), and `raw` states if they are projected.
     """
 
+    seen: Tensor
     gates: Tensor
     states: Tensor
     cells: Tensor | None = None
-    raw: Tensor | None = None
     squashed: Tensor | None = None
+    raw: Tensor | None = None
 
-    @property
-    def steps(self) -> int:
-        return self.gates.shape[1]
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Ranges of steps, last first, whose gates take about a quarter of a megabyte."""
+        steps = len(self.gates)
+        count = max(1, 2**16 // max(1, self.gates[0].numel()))
+        for stop in range(steps, 0, -count):
+            yield max(0, stop - count), stop
 
 
 class Cell(Protocol):
-    """A recurrence over a buffer of `blocks` gates: where torch's blocks go, which the state enters, which tanh."""
+    """A recurrence over `blocks` gates: where torch's input blocks go, which the state enters, which a tanh follows."""
 
     blocks: int
     input_blocks: tuple[int, ...]
-    recurrent: slice
+    state_blocks: tuple[int, ...]
     doubled: tuple[int, ...]
 
-    def forward(self, trace: Trace, hidden: Tensor, project: Tensor | None) -> None:
-        """Fill states (and cells) and activate gates; `hidden` is [directions, state, gates * size]."""
+    def forward(self, trace: Trace, weights: Tensor, project: Tensor | None) -> None:
+        """Fill states, gates and cells; `weights` is [directions, inputs + 1 + state, blocks * size]."""
         ...
 
     def backward(
-        self, trace: Trace, hidden: Tensor, project: Tensor | None, d_states: Tensor, d_cells: Tensor | None
+        self, trace: Trace, back: Tensor, project: Tensor | None, d_states: Tensor, d_cells: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Overwrite gates by their gradients, `d_states` by their totals; return the initial state's gradients."""
         ...
 
 
-def tanh_of_half_(doubled: Tensor) -> Tensor:
-    """tanh(z), in place, given 2z."""
-    return doubled.sigmoid_().mul_(2).sub_(1)
-
-
 class Rnn:
-    """h = tanh(pre + h U), or relu."""
+    """h = tanh(pre), or relu."""
 
-    blocks, recurrent = 1, slice(0, 1)
+    blocks = 1
     input_blocks: tuple[int, ...] = (0,)
+    state_blocks: tuple[int, ...] = (0,)
 
     def __init__(self, relu: bool) -> None:
         self.relu = relu
         self.doubled: tuple[int, ...] = () if relu else (0,)
 
-    def forward(self, trace: Trace, hidden: Tensor, project: Tensor | None) -> None:
-        gates, states = trace.gates, trace.states
-        for t in range(trace.steps):
-            step = gates[:, t].baddbmm_(states[:, t], hidden)
-            states[:, t + 1] = step.clamp_min_(0) if self.relu else tanh_of_half_(step)
+    def forward(self, trace: Trace, weights: Tensor, project: Tensor | None) -> None:
+        states = trace.states.unbind()
+        for t, (seen, gate) in enumerate(zip(trace.seen[:-1].unbind(), trace.gates.unbind(), strict=True)):
+            torch.bmm(seen, weights, out=gate)
+            states[t + 1].copy_(gate.relu_() if self.relu else gate.sigmoid_().mul_(2).sub_(1))
 
     def backward(
-        self, trace: Trace, hidden: Tensor, project: Tensor | None, d_states: Tensor, d_cells: Tensor | None
+        self, trace: Trace, back: Tensor, project: Tensor | None, d_states: Tensor, d_cells: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        gates, back = trace.gates, hidden.transpose(1, 2)
-        if self.relu:
-            gates.sign_()
-        else:
-            gates.square_().neg_().add_(1)
-        for t in reversed(range(trace.steps)):
-            gates[:, t].mul_(d_states[:, t])
-            if t:
-                d_states[:, t - 1].baddbmm_(gates[:, t], back)
-        return gates[:, 0] @ back, None
+        gates, d_state = trace.gates.unbind(), d_states.unbind()
+        for start, stop in trace.blocks():
+            block = trace.gates[start:stop]
+            block.sign_() if self.relu else block.square_().neg_().add_(1)
+            for t in range(stop - 1, start - 1, -1):
+                gates[t].mul_(d_state[t])
+                if t:
+                    d_state[t - 1].baddbmm_(gates[t], back)
+        return gates[0] @ back, None
 
 
 class Lstm:
     """Gates i, f, g, o as in torch; c = f c + i g, h = o tanh(c), projected if there is a projection."""
 
-    blocks, recurrent = 4, slice(0, 4)
+    blocks = 4
     input_blocks: tuple[int, ...] = (0, 1, 2, 3)
+    state_blocks: tuple[int, ...] = (0, 1, 2, 3)
     doubled: tuple[int, ...] = (2,)
 
-    def forward(self, trace: Trace, hidden: Tensor, project: Tensor | None) -> None:
+    def forward(self, trace: Trace, weights: Tensor, project: Tensor | None) -> None:
         assert trace.cells is not None
-        size = trace.cells.shape[-1]
-        gates, cells, states = trace.gates, trace.cells, trace.states
-        squashed = trace.squashed = torch.empty_like(cells[:, 1:])
-        raw = trace.raw = states[:, 1:] if project is None else torch.empty_like(squashed)
-        for t in range(trace.steps):
-            step = gates[:, t].baddbmm_(states[:, t], hidden).sigmoid_()
-            i, f, g, o = step.split(size, -1)
-            g.mul_(2).sub_(1)
-            cell, tanh = cells[:, t + 1], squashed[:, t]
-            torch.mul(f, cells[:, t], out=cell).addcmul_(i, g)
-            tanh_of_half_(torch.mul(cell, 2, out=tanh))
-            torch.mul(o, tanh, out=raw[:, t])
+        trace.squashed = torch.empty_like(trace.cells[1:])
+        trace.raw = trace.states[1:] if project is None else torch.empty_like(trace.squashed)
+        cells, raws, states = trace.cells.unbind(), trace.raw.unbind(), trace.states.unbind()
+        each = [block.unbind() for block in trace.gates.split(trace.cells.shape[-1], -1)]
+        steps = zip(trace.seen[:-1].unbind(), trace.gates.unbind(), *each, trace.squashed.unbind(), strict=True)
+        for t, (seen, gate, i, f, g, o, squashed) in enumerate(steps):
+            torch.bmm(seen, weights, out=gate).sigmoid_()
+            # 2c' = f 2c + 2 i (2g - 1), and h = o (2σ(2c') - 1): fewest operations, no copies
+            cell = torch.mul(f, cells[t], out=cells[t + 1]).addcmul_(i, g, value=4).sub_(i, alpha=2)
+            torch.sigmoid(cell, out=squashed)
+            torch.addcmul(o, o, squashed, value=-2, out=raws[t]).neg_()
             if project is not None:
-                torch.bmm(raw[:, t], project, out=states[:, t + 1])
+                states[t + 1].copy_(raws[t] @ project)
 
     def backward(
-        self, trace: Trace, hidden: Tensor, project: Tensor | None, d_states: Tensor, d_cells: Tensor | None
+        self, trace: Trace, back: Tensor, project: Tensor | None, d_states: Tensor, d_cells: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         assert trace.cells is not None
-        keep, through_state = self.factors(trace)
-        gates, back = trace.gates, hidden.transpose(1, 2)
-        size = keep.shape[-1]
-        d_cell = torch.zeros_like(keep[:, 0])
-        for t in reversed(range(trace.steps)):
-            d_state = d_states[:, t]
-            if t + 1 < trace.steps:
-                d_state.baddbmm_(gates[:, t + 1], back)
-            d_raw = d_state if project is None else d_state @ project.transpose(1, 2)
-            d_cell.addcmul_(d_raw, through_state[:, t])
-            if d_cells is not None:
-                d_cell += d_cells[:, t]
-            step = gates[:, t]
-            step[..., 3 * size :].mul_(d_raw)
-            step[..., : 3 * size].unflatten(-1, (3, size)).mul_(d_cell.unsqueeze(2))
-            d_cell.mul_(keep[:, t])
-        return gates[:, 0] @ back, d_cell
+        size = trace.cells.shape[-1]
+        gates, d_state = trace.gates.unbind(), d_states.unbind()
+        by_state = trace.gates[..., 3 * size :].unbind()
+        by_cell = trace.gates[..., : 3 * size].unflatten(-1, (3, size)).unbind()
+        d_cell = torch.zeros_like(trace.cells[0])
+        to_three = d_cell.unsqueeze(2)
+        unproject = None if project is None else project.transpose(1, 2)
+        for start, stop in trace.blocks():
+            keep, through = self.factors(trace, start, stop)
+            for t in range(stop - 1, start - 1, -1):
+                if t + 1 < len(gates):
+                    d_state[t].baddbmm_(gates[t + 1], back)
+                d_raw = d_state[t] if unproject is None else d_state[t] @ unproject
+                d_cell.addcmul_(d_raw, through[t - start])
+                if d_cells is not None:
+                    d_cell.add_(d_cells[t])
+                by_state[t].mul_(d_raw)
+                by_cell[t].mul_(to_three)
+                d_cell.mul_(keep[t - start])
+        return gates[0] @ back, d_cell
 
-    def factors(self, trace: Trace) -> tuple[Tensor, Tensor]:
-        """Overwrite gates by d(gate)/d(cell or state); return f and o (1 - tanh²(c)), whose places are taken."""
+    def factors(self, trace: Trace, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Overwrite a block of gates by d(gate)/d(cell or state); return f and d(state)/d(cell), which the loop needs.
+
+        With s = σ(2z): tanh(z) = 2s - 1 and its slope is 4 s (1 - s).
+        """
         assert trace.cells is not None
         assert trace.squashed is not None
-        i, f, g, o = trace.gates.split(trace.cells.shape[-1], -1)
-        keep, tanh = f.clone(), trace.squashed
-        through_state = torch.mul(tanh, tanh).neg_().add_(1).mul_(o)
-        slope = o - o * o
-        torch.mul(tanh, slope, out=o)
-        torch.mul(f, f, out=slope).neg_().add_(f)
-        torch.mul(trace.cells[:, :-1], slope, out=f)
-        torch.mul(g, g, out=slope).neg_().add_(1).mul_(i)
-        i.sub_(i * i).mul_(g)
-        g.copy_(slope)
-        return keep, through_state
+        block, squashed = trace.gates[start:stop], trace.squashed[start:stop]
+        size = squashed.shape[-1]
+        i, f, g, o = block.split(size, -1)
+        slope_i, slope_f, slope_g, slope_o = (block - block * block).split(size, -1)
+        keep: Tensor = f.clone()
+        through = (squashed - squashed * squashed).mul_(o).mul_(4)
+        torch.mul(trace.cells[start:stop], slope_f.mul_(0.5), out=f)
+        torch.mul(squashed.mul(2).sub_(1), slope_o, out=o)
+        tanh_g = g.mul(2).sub_(1)
+        torch.mul(i, slope_g.mul_(4), out=g)
+        torch.mul(tanh_g, slope_i, out=i)
+        return keep, through
 
 
 class Gru:
-    """Blocks n, r, z and the state's part m of n: n = tanh(pre + r m), h = n + z (h - n)."""
+    """Blocks n, r, z and m, the state's part of n: n = tanh(pre_n + r m), h = n + z (h - n)."""
 
-    blocks, recurrent = 4, slice(1, 4)
+    blocks = 4
     input_blocks: tuple[int, ...] = (1, 2, 0)
+    state_blocks: tuple[int, ...] = (1, 2, 3)
     doubled: tuple[int, ...] = (0, 3)
 
-    def forward(self, trace: Trace, hidden: Tensor, project: Tensor | None) -> None:
-        gates, states, size = trace.gates, trace.states, trace.states.shape[-1]
-        for t in range(trace.steps):
-            step = gates[:, t]
-            step[..., size:].baddbmm_(states[:, t], hidden)
-            step[..., size : 3 * size].sigmoid_()
-            n, r, z, m = step.split(size, -1)
-            tanh_of_half_(n.addcmul_(r, m))
-            torch.lerp(n, states[:, t], z, out=states[:, t + 1])
+    def forward(self, trace: Trace, weights: Tensor, project: Tensor | None) -> None:
+        size, states = trace.states.shape[-1], trace.states.unbind()
+        for t, (seen, gate) in enumerate(zip(trace.seen[:-1].unbind(), trace.gates.unbind(), strict=True)):
+            n, r, z, m = torch.bmm(seen, weights, out=gate).split(size, -1)
+            gate[..., size : 3 * size].sigmoid_()
+            n.addcmul_(r, m).sigmoid_().mul_(2).sub_(1)
+            torch.lerp(n, states[t], z, out=states[t + 1])
 
     def backward(
-        self, trace: Trace, hidden: Tensor, project: Tensor | None, d_states: Tensor, d_cells: Tensor | None
+        self, trace: Trace, back: Tensor, project: Tensor | None, d_states: Tensor, d_cells: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        size, back = trace.states.shape[-1], hidden.transpose(1, 2)
-        keep = self.factors(trace)
-        d_state = torch.zeros_like(d_states[:, 0])
-        for t in reversed(range(trace.steps)):
-            d_state += d_states[:, t]
-            step = trace.gates[:, t]
-            n, r, z, m = step.split(size, -1)
-            n.mul_(d_state)
-            z.mul_(d_state)
-            r.mul_(n)
-            m.mul_(n)
-            d_state.mul_(keep[:, t]).baddbmm_(step[..., size:], back)
+        size = trace.states.shape[-1]
+        gates, given = trace.gates.unbind(), d_states.unbind()
+        d_state = torch.zeros_like(given[0])
+        for start, stop in trace.blocks():
+            keep = self.factors(trace, start, stop)
+            for t in range(stop - 1, start - 1, -1):
+                d_state.add_(given[t])
+                n, r, z, m = gates[t].split(size, -1)
+                n.mul_(d_state)
+                z.mul_(d_state)
+                r.mul_(n)
+                m.mul_(n)
+                d_state.mul_(keep[t - start]).baddbmm_(gates[t][..., size:], back)
         return d_state, None
 
-    def factors(self, trace: Trace) -> Tensor:
-        """Overwrite n, z by d/d(state), r, m by d/d(n's pre-activation); return z, whose place is taken."""
-        n, r, z, m = trace.gates.split(trace.states.shape[-1], -1)
+    def factors(self, trace: Trace, start: int, stop: int) -> Tensor:
+        """Overwrite a block's n, z by d/d(state) and its r, m by d/d(n's pre-activation); return z for the loop."""
+        n, r, z, m = trace.gates[start:stop].split(trace.states.shape[-1], -1)
         keep: Tensor = z.clone()
-        z.sub_(z * z).mul_(trace.states[:, :-1] - n)
-        n.mul_(n).neg_().add_(1).mul_(1 - keep)
-        m.mul_(0.5)  # the state's part was doubled together with n
+        z.sub_(z * z).mul_(trace.states[start:stop] - n)
+        n.square_().neg_().add_(1).mul_(1 - keep)
         active = r.clone()
-        r.sub_(r * r).mul_(m)
+        r.sub_(r * r).mul_(m).mul_(0.5)  # m was doubled together with n
         m.copy_(active)
         return keep

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,68 +38,59 @@ class Order:
             ends = forth[index, torch.arange(output.shape[1], device=output.device)]
         return torch.stack([ends, *(each[0] for each in back)])
 
-    def examples_first(self, steps: Tensor) -> Tensor:
-        """[time, examples, ...] as [examples, time, ...] in the order in which the examples came."""
-        first = steps.transpose(0, 1)
-        if self.sources is None:
-            return first
-        return torch.empty_like(first).index_copy_(0, self.sources, first)
+    def unsorted(self, rows: Tensor) -> Tensor:
+        """Rows of sequences in the order in which their examples came."""
+        return rows if self.sources is None else torch.empty_like(rows).index_copy_(0, self.sources, rows)
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A layer's weights for all directions: input [d, in, k·size], bias, hidden [d, state, k·size], projection.
+    """A layer's weights for all directions, as the cells want them.
 
-    The blocks that a tanh follows are doubled, see `recurrent_cells`.
+    `forth` [directions, inputs + 1 + state, blocks * size] maps what a step sees to its gates, with the blocks that a
+    tanh follows doubled; `to_input` and `to_state` map gradients of gates back; `project` is an LSTM's projection.
     """
 
-    input: Tensor
-    bias: Tensor
-    hidden: Tensor
-    hidden_plain: Tensor
+    forth: Tensor
+    to_input: Tensor
+    to_state: Tensor
     project: Tensor | None
+    inputs: int
     size: int
 
     @staticmethod
     def of(cell: Cell, parameters: Sequence[Sequence[Tensor]], has_biases: bool) -> Weights:
-        into, onto = list(cell.input_blocks), list(range(cell.blocks)[cell.recurrent])
-        size = len(parameters[0][0]) // len(into)
-        scale = torch.ones(cell.blocks, 1, dtype=parameters[0][0].dtype, device=parameters[0][0].device)
-        scale[list(cell.doubled)] = 2
-
-        def place(weight: Tensor, blocks: list[int]) -> Tensor:
-            placed = weight.new_zeros(cell.blocks, size, *weight.shape[1:])
-            placed[blocks] = weight.unflatten(0, (len(blocks), size))
-            return placed
-
-        def together(each: list[Tensor]) -> Tensor:
-            scaled = [placed * scale.reshape(-1, *[1] * (placed.dim() - 1)) for placed in each]
-            return torch.stack([placed.flatten(0, 1) for placed in scaled])
-
-        input = together([place(one[0], into) for one in parameters]).transpose(1, 2)
-        used = slice(onto[0] * size, (onto[-1] + 1) * size)
-        hidden = together([place(one[1], onto) for one in parameters])[:, used].transpose(1, 2).contiguous()
-        plain = torch.stack([one[1] for one in parameters]).transpose(1, 2)
-        bias = torch.zeros_like(input[:, 0])
-        if has_biases:
-            bias = together([place(one[2], into) + place(one[3], onto) for one in parameters])
+        first = parameters[0][0]
+        inputs, size = first.shape[1], len(first) // len(cell.input_blocks)
+        into, onto = list(cell.input_blocks), list(cell.state_blocks)
+        state = parameters[0][1].shape[1]
+        full = first.new_zeros(len(parameters), cell.blocks, size, inputs + 1 + state)
+        for placed, (w_ih, w_hh, *rest) in zip(full, parameters, strict=True):
+            placed[into, :, :inputs] = w_ih.unflatten(0, (len(into), size))
+            placed[onto, :, inputs + 1 :] = w_hh.unflatten(0, (len(onto), size))
+            if has_biases:
+                placed[into, :, inputs] += rest[0].unflatten(0, (len(into), size))
+                placed[onto, :, inputs] += rest[1].unflatten(0, (len(onto), size))
+        to_input = full[..., :inputs].flatten(1, 2).contiguous()
+        to_state = torch.stack([w_hh for _, w_hh, *_ in parameters])
+        full[:, list(cell.doubled)] *= 2
         count = 4 if has_biases else 2
-        project = (
-            torch.stack([one[count] for one in parameters]).transpose(1, 2) if len(parameters[0]) > count else None
-        )
-        return Weights(input, bias.unsqueeze(1), hidden, plain, project, size)
+        project = None
+        if len(parameters[0]) > count:
+            project = torch.stack([one[count] for one in parameters]).transpose(1, 2)
+        return Weights(full.flatten(1, 2).transpose(1, 2).contiguous(), to_input, to_state, project, inputs, size)
 
 
 class Layer:
-    """Runs a cell over time and remembers what its parameters' shares look at."""
+    """Runs a cell over time and keeps what its parameters' gradients are made of."""
+
+    trace: Trace
 
     def __init__(self, cell: Cell, weights: Weights, order: Order) -> None:
         self.cell, self.weights, self.order = cell, weights, order
         self.on_gates: Callable[[Tensor], None] = lambda g: None
         self.on_states: Callable[[Tensor], None] | None = None
         self.final: Callable[[], bool] = lambda: True
-        self.inputs: Tensor
-        self.trace: Trace
 
     def run(self, steps: Tensor, state: Tensor, cell_state: Tensor | None, anchor: Tensor) -> tuple[Tensor, Tensor]:
         """[time, examples, in] to ([time, examples, directions * state], last cells [directions, examples, size])."""
@@ -107,83 +98,77 @@ class Layer:
         return result
 
     def forward(self, steps: Tensor, state: Tensor, cell_state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        weights, directions = self.weights, len(self.weights.input)
-        steps, state = steps.to(weights.input.dtype), state.to(weights.input.dtype)
-        time, examples = steps.shape[:2]
-        self.inputs = torch.stack([steps, self.order.reversed(steps)]) if directions == 2 else steps.unsqueeze(0)
-        gates = torch.baddbmm(weights.bias, self.inputs.flatten(1, 2), weights.input).unflatten(1, (time, examples))
-        states = gates.new_empty(directions, time + 1, examples, state.shape[-1])
-        states[:, 0] = state
-        self.trace = Trace(gates, states)
+        weights, (time, examples, inputs) = self.weights, steps.shape
+        directions, width, gates = weights.forth.shape
+        seen = weights.forth.new_empty(time + 1, directions, examples, width)
+        seen[:-1, 0, :, :inputs] = steps
+        if directions == 2:
+            seen[:-1, 1, :, :inputs] = self.order.reversed(steps)
+        seen[..., inputs] = 1
+        states = seen[..., inputs + 1 :]
+        states[0] = state
+        self.trace = Trace(seen, seen.new_empty(time, directions, examples, gates), states)
         if cell_state is not None:
-            self.trace.cells = gates.new_empty(directions, time + 1, examples, weights.size)
-            self.trace.cells[:, 0] = cell_state
-        self.cell.forward(self.trace, weights.hidden, weights.project)
-        output = self.to_time(states[:, 1:]).flatten(2)
-        return output, None if cell_state is None else self.last_cells()
+            self.trace.cells = seen.new_empty(time + 1, directions, examples, weights.size)
+            torch.mul(cell_state, 2, out=self.trace.cells[0])
+        self.cell.forward(self.trace, weights.forth, weights.project)
+        return self.in_time(states[1:]).flatten(2), None if cell_state is None else self.last_cells()
 
-    def to_time(self, each: Tensor) -> Tensor:
-        """[directions, time, examples, n], each in its own order, to [time, examples, directions, n] in time's."""
-        if len(each) == 1:
-            return each[0].unsqueeze(2).clone()
-        return torch.stack([each[0], self.order.reversed(each[1])], 2)
+    def in_time(self, each: Tensor) -> Tensor:
+        """[time, directions, examples, n], each direction in its own order, to [time, examples, directions, n]."""
+        if each.shape[1] == 1:
+            return each[:, 0].unsqueeze(2).clone()
+        return torch.stack([each[:, 0], self.order.reversed(each[:, 1])], 2)
 
     def last_cells(self) -> Tensor:
         cells = self.trace.cells
         assert cells is not None
         if self.order.lengths is None:
-            return cells[:, -1].clone()
-        return cells[:, self.order.lengths, torch.arange(cells.shape[2])]
+            return cells[-1] / 2
+        rows = torch.arange(cells.shape[2])
+        return cells[self.order.lengths, :, rows].transpose(0, 1) / 2
 
     def backward(self, d_output: Tensor | None, d_cell: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Gradients of the input of every direction and of the initial state; the gates' go to their shares."""
-        trace = self.trace if self.final() else Trace(**{**vars(self.trace), "gates": self.trace.gates.clone()})
-        directions = len(trace.gates)
-        d_states = torch.zeros_like(trace.states[:, 1:])
-        if d_output is not None:
-            apart = d_output.unflatten(-1, (directions, -1))
-            d_states[0] = apart[:, :, 0]
-            if directions == 2:
-                d_states[1] = self.order.reversed(apart[:, :, 1])
-        hidden = self.weights.hidden_plain
-        first = self.cell.backward(trace, hidden, self.weights.project, d_states, self.d_cells(d_cell))
-        gates = trace.gates
-        self.on_gates(self.order.examples_first(gates.permute(1, 2, 0, 3)).flatten(2))
+        """Gradients of the gates and of the initial state; the former also go to the parameters' shares."""
+        trace = self.trace if self.final() else replace(self.trace, gates=self.trace.gates.clone())
+        if d_output is None:
+            d_states = torch.zeros_like(trace.states[1:])
+        else:
+            apart = d_output.unflatten(-1, (trace.gates.shape[1], -1)).to(trace.gates.dtype)
+            back = [self.order.reversed(apart[:, :, 1])] if apart.shape[2] == 2 else []
+            d_states = torch.stack([apart[:, :, 0], *back], 1)
+        weights = self.weights
+        first = self.cell.backward(trace, weights.to_state, weights.project, d_states, self.d_cells(d_cell))
+        self.on_gates(self.order.unsorted(trace.gates.permute(2, 0, 1, 3)))
         if self.on_states is not None:
-            self.on_states(self.order.examples_first(d_states.permute(1, 2, 0, 3)).flatten(2))
-        return gates, *first
+            self.on_states(self.order.unsorted(d_states.permute(2, 0, 1, 3)))
+        return trace.gates, *first
 
     def d_cells(self, d_cell: Tensor | None) -> Tensor | None:
         """The gradient of the last cells at each sequence's last step."""
         if d_cell is None or self.trace.cells is None:
             return None
-        all_steps = torch.zeros_like(self.trace.cells[:, 1:])
+        all_steps = torch.zeros_like(self.trace.cells[1:])
         if self.order.lengths is None:
-            all_steps[:, -1] = d_cell
+            all_steps[-1] = d_cell
         else:
-            all_steps[:, self.order.lengths - 1, torch.arange(all_steps.shape[2])] = d_cell
+            all_steps[self.order.lengths - 1, :, torch.arange(all_steps.shape[2])] = d_cell.transpose(0, 1)
         return all_steps
 
     def d_input(self, gates: Tensor) -> Tensor:
         """[time, examples, in] from the gates' gradients of all directions."""
-        plain = self.weights.input.clone()
-        doubled = torch.tensor(self.cell.doubled, dtype=torch.long)
-        plain.unflatten(2, (self.cell.blocks, -1))[:, :, doubled] /= 2
-        each: Tensor = (gates.flatten(1, 2) @ plain.transpose(1, 2)).unflatten(1, gates.shape[1:3])
-        return each[0] if len(each) == 1 else each[0] + self.order.reversed(each[1])
+        each = gates.transpose(0, 1).flatten(1, 2) @ self.weights.to_input
+        forth, *back = each.unflatten(1, (len(gates), -1))
+        return forth + self.order.reversed(back[0]) if back else forth
 
-    def seen(self, direction: int) -> Tensor:
-        """Inputs [examples, time, in] in a direction's order."""
-        return self.order.examples_first(self.inputs[direction])
+    def seen(self) -> Tensor:
+        """What the steps saw, [examples, time, directions, inputs + 1 + state]."""
+        return self.order.unsorted(self.trace.seen[:-1].permute(2, 0, 1, 3))
 
-    def remembered(self, direction: int) -> Tensor:
-        """States before each step, [examples, time, state]."""
-        return self.order.examples_first(self.trace.states[direction, :-1])
-
-    def unprojected(self, direction: int) -> Tensor:
-        """States before their projection, [examples, time, size]."""
+    def unprojected(self) -> Tensor:
+        """States before their projection, [examples, time, directions, size]."""
         assert self.trace.raw is not None
-        return self.order.examples_first(self.trace.raw[direction])
+        return self.order.unsorted(self.trace.raw.permute(2, 0, 1, 3))
 
 
 class OverTime(torch.autograd.Function):
@@ -200,7 +185,7 @@ class OverTime(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        gates, d_state, d_cell = ctx.layer.backward(gradients[0], gradients[1] if len(gradients) > 1 else None)
+        gates, d_state, d_cell = ctx.layer.backward(*gradients)
         needs = ctx.needs_input_grad
         d_steps = ctx.layer.d_input(gates) if needs[0] else None
         return d_steps, d_state if needs[1] else None, d_cell if needs[2] else None, None, None
