@@ -1,0 +1,398 @@
+"""The ledger: append-only, one writer, readers at any time, and one line for whatever can be wrong with a file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+
+from sordino.accounting import store
+from sordino.accounting.events import to_json
+from sordino.accounting.ledger import Ledger, Receipt
+from sordino.accounting.projected import ProjectedGaussian
+from sordino.errors import InvalidInput, LedgerError
+
+STEP = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.1))
+OTHER = ComposedDpEvent([GaussianDpEvent(3.0), PoissonSampledDpEvent(0.5, ProjectedGaussian(2.0, 30))])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+def _filled(path: Path, charges: int = 5) -> Path:
+    with Ledger.create(path, header={"recipe": "abc"}) as ledger:
+        for index in range(charges):
+            ledger.charge(OTHER if index == 2 else STEP, note=f"step {index}")
+    return path
+
+
+def _tamper(path: Path, *statements: str) -> None:
+    """Edit the file as somebody would who knows SQLite but not the chain."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        connection.execute(f"DROP TRIGGER {name}")
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+
+
+# -- charging and reading ---------------------------------------------------------------------------------------------
+
+
+def test_receipts_count_from_one_and_events_are_aggregated_in_order_of_appearance(path: Path) -> None:
+    with Ledger.create(path) as ledger:
+        assert len(ledger) == 0
+        assert ledger.events() == []
+        assert [ledger.charge(event) for event in (STEP, OTHER, STEP)] == [
+            Receipt(1, STEP),
+            Receipt(2, OTHER),
+            Receipt(3, STEP),
+        ]
+        assert len(ledger) == 3
+        assert ledger.events() == [(STEP, 2), (OTHER, 1)]
+        assert [(sequence, event) for sequence, event, _ in ledger.history()] == [(1, STEP), (2, OTHER), (3, STEP)]
+
+
+def test_reopening_shows_everything(path: Path) -> None:
+    with Ledger.open(_filled(path)) as ledger:
+        assert ledger.events() == [(STEP, 4), (OTHER, 1)]
+        assert ledger.charge(STEP).sequence == 6
+    with Ledger.read(path) as ledger:
+        assert len(ledger) == 6
+
+
+def test_header_holds_what_was_given(path: Path) -> None:
+    with Ledger.create(path, run_id="abc", header={"unit": "user", "recipe": "123"}) as ledger:
+        assert ledger.run_id == "abc"
+    with Ledger.read(path) as ledger:
+        assert dict(ledger.header) | {"created": ""} == {
+            "run_id": "abc",
+            "unit": "user",
+            "recipe": "123",
+            "format": store.FORMAT,
+            "created": "",
+        }
+
+
+def test_runs_without_a_name_get_one_of_their_own() -> None:
+    with Ledger.in_memory() as one, Ledger.in_memory() as other:
+        assert one.run_id != other.run_id
+        assert len(one.run_id) == 32
+
+
+def test_an_event_that_cannot_be_written_is_refused_and_leaves_no_row(path: Path) -> None:
+    with Ledger.create(path) as ledger:
+        with pytest.raises(InvalidInput):
+            ledger.charge(GaussianDpEvent(float("nan")))
+        assert len(ledger) == 0
+
+
+def test_aggregation_is_quick_for_long_runs() -> None:
+    with Ledger.in_memory() as ledger:
+        rows = [(number + 1, 1 + number % 3, "", "", b"") for number in range(100_000)]
+        for event in (STEP, OTHER, GaussianDpEvent(1.0)):
+            ledger._connection.execute("INSERT INTO kinds(event) VALUES (?)", (to_json(event),))
+        ledger._connection.executemany("INSERT INTO charges VALUES (?, ?, ?, ?, ?)", rows)
+        start = time.process_time()
+        events = ledger.events()
+        assert time.process_time() - start < 0.2
+        assert [count for _, count in events] == [33_334, 33_333, 33_333]
+
+
+# -- one writer, many readers -----------------------------------------------------------------------------------------
+
+
+def test_readers_follow_a_writer(path: Path) -> None:
+    with Ledger.create(path) as writer, Ledger.read(path) as reader:
+        for count in range(1, 4):
+            writer.charge(STEP)
+            assert len(reader) == count
+            assert reader.events() == [(STEP, count)]
+        assert reader.fingerprint() == writer.fingerprint()
+        with pytest.raises(LedgerError, match="open for reading"):
+            reader.charge(STEP)
+        assert len(writer) == 3
+
+
+def test_a_reader_in_another_process_follows_too(path: Path) -> None:
+    with Ledger.create(path) as writer:
+        writer.charge(STEP)
+        code = f"from sordino.accounting.ledger import Ledger; print(len(Ledger.read({str(path)!r})))"
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"
+        assert writer.charge(STEP).sequence == 2
+
+
+def test_a_second_writer_is_refused_until_the_first_has_closed(path: Path) -> None:
+    first = Ledger.create(path)
+    for _ in range(2):
+        with pytest.raises(LedgerError, match="being written") as caught:
+            Ledger.open(path)
+        assert "\n" not in str(caught.value)
+    code = f"from sordino.accounting.ledger import Ledger; Ledger.open({str(path)!r})"
+    refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "being written" in refused.stderr
+    assert first.charge(STEP).sequence == 1
+    first.close()
+    with Ledger.open(path) as second:
+        assert second.charge(STEP).sequence == 2
+
+
+def test_every_opening_as_a_writer_has_its_own_number(path: Path) -> None:
+    numbers = []
+    with Ledger.create(path) as ledger:
+        numbers.append(ledger.incarnation)
+    for _ in range(3):
+        with Ledger.open(path) as ledger:
+            numbers.append(ledger.incarnation)
+        with Ledger.read(path) as reader:
+            assert reader.incarnation == numbers[-1]
+    assert numbers == [1, 2, 3, 4]
+    with Ledger.read(path) as reader:
+        assert [number for number, _ in reader.incarnations] == numbers
+
+
+# -- copying ----------------------------------------------------------------------------------------------------------
+
+
+def test_copying_moves_the_run_to_a_file(path: Path) -> None:
+    memory = Ledger.in_memory(run_id="r", header={"recipe": "abc"})
+    memory.charge(STEP)
+    fingerprint, incarnation = memory.fingerprint(), memory.incarnation
+    copied = memory.copy_to(path)
+    assert (copied.run_id, copied.fingerprint(), copied.path) == ("r", fingerprint, path)
+    assert copied.incarnation > incarnation
+    assert copied.charge(STEP).sequence == 2
+    with pytest.raises(LedgerError):
+        memory.charge(STEP)
+    with pytest.raises(LedgerError, match="being written"):
+        Ledger.open(path)
+    with pytest.raises(LedgerError, match="exists already"):
+        copied.copy_to(path)
+    copied.close()
+    with Ledger.open(path) as ledger:
+        assert len(ledger) == 2
+
+
+# -- append-only ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", ["header", "kinds", "charges", "openings"])
+def test_rows_can_neither_be_changed_nor_deleted(path: Path, table: str) -> None:
+    connection = sqlite3.connect(_filled(path))
+    column = connection.execute(f"SELECT name FROM pragma_table_info('{table}') LIMIT 1").fetchone()[0]
+    for statement in (f"DELETE FROM {table}", f"UPDATE {table} SET {column} = {column}"):
+        with pytest.raises(sqlite3.DatabaseError, match="append-only"):
+            connection.execute(statement)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM charges WHERE sequence = 3",
+        "DELETE FROM charges WHERE sequence = 5",
+        "DELETE FROM charges",
+        "UPDATE charges SET kind = 2 WHERE sequence = 1",
+        "UPDATE charges SET note = 'x' WHERE sequence = 1",
+        "UPDATE charges SET time = '2001' WHERE sequence = 5",
+        "UPDATE charges SET sequence = 9 WHERE sequence = 5",
+        "UPDATE charges SET chain = x'00' WHERE sequence = 5",
+        "UPDATE kinds SET event = replace(event, '1.1', '9.9')",
+        "DELETE FROM kinds WHERE kind = 2",
+        "UPDATE header SET value = 'def' WHERE key = 'recipe'",
+        "INSERT INTO charges SELECT 6, kind, note, time, chain FROM charges WHERE sequence = 5",
+    ],
+)
+@pytest.mark.parametrize("opening", [Ledger.open, Ledger.read])
+def test_tampering_shows_on_opening(path: Path, statement: str, opening: Callable[[Path], Ledger]) -> None:
+    _tamper(_filled(path), statement)
+    with pytest.raises(LedgerError, match=r"was changed|lost rows") as caught:
+        opening(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_untouched_files_pass_the_same_check(path: Path) -> None:
+    """The twin of the test above: dropping the triggers alone changes no row and is not mistaken for tampering."""
+    _tamper(_filled(path))
+    with Ledger.open(path) as ledger:
+        assert len(ledger) == 5
+
+
+def test_fingerprints_tell_histories_apart() -> None:
+    def fingerprint(*events: DpEvent) -> str:
+        with Ledger.in_memory(run_id="same") as ledger:
+            for event in events:
+                ledger.charge(event)
+            return ledger.fingerprint()
+
+    assert len({fingerprint(), fingerprint(STEP), fingerprint(STEP, STEP), fingerprint(OTHER)}) == 4
+
+
+# -- what can be wrong with a file ------------------------------------------------------------------------------------
+
+
+def _not_there(path: Path) -> None:
+    return None
+
+
+def _directory(path: Path) -> None:
+    path.mkdir()
+
+
+def _noise(path: Path) -> None:
+    path.write_bytes(os.urandom(8192))
+
+
+def _empty(path: Path) -> None:
+    path.touch()
+
+
+def _other_database(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE t(x)")
+    connection.commit()
+    connection.close()
+
+
+def _other_format(path: Path) -> None:
+    _tamper(_filled(path), "UPDATE header SET value = '99' WHERE key = 'format'")
+
+
+def _no_table(path: Path) -> None:
+    _tamper(_filled(path), "DROP TABLE openings")
+
+
+def _torn(path: Path) -> None:
+    _filled(path, 400)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def _overwritten(path: Path) -> None:
+    _filled(path, 400)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 3000] = bytes(3000)
+    path.write_bytes(content)
+
+
+def _foreign_event(path: Path) -> None:
+    _filled(path, 0)
+    _tamper(path, """INSERT INTO kinds(event) VALUES ('{"event":"os.system","fields":{}}')""")
+
+
+@pytest.mark.parametrize("opening", [Ledger.open, Ledger.read])
+@pytest.mark.parametrize(
+    "spoil",
+    [_not_there, _directory, _noise, _empty, _other_database, _other_format, _no_table, _torn, _overwritten],
+)
+def test_unusable_files_are_refused_in_one_line(
+    path: Path, spoil: Callable[[Path], None], opening: Callable[[Path], Ledger]
+) -> None:
+    spoil(path)
+    with pytest.raises(LedgerError) as caught:
+        opening(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+    spoiled_again = path.is_file() and not path.with_name(path.name + "-shm").exists()
+    if spoiled_again:  # a refused opening holds no lock
+        with pytest.raises(LedgerError) as again:
+            Ledger.open(path)
+        assert "being written" not in str(again.value)
+
+
+def test_a_ledger_is_never_overwritten(path: Path) -> None:
+    before = _filled(path).read_bytes()
+    with pytest.raises(LedgerError, match="exists already"):
+        Ledger.create(path)
+    assert path.read_bytes() == before
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="cannot be used"):
+        Ledger.create(tmp_path / "no" / "ledger.sqlite")
+
+
+@pytest.fixture
+def read_only_run() -> Iterator[Path]:
+    """A finished run in a directory that anybody may look into and nobody may write."""
+    directory = Path(tempfile.mkdtemp())
+    path = _filled(directory / "ledger.sqlite")
+    path.with_name(path.name + ".lock").unlink()
+    path.chmod(0o444)
+    directory.chmod(0o555)
+    yield path
+    directory.chmod(0o755)
+    shutil.rmtree(directory)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
+def test_finished_runs_can_be_read_where_nothing_can_be_written(read_only_run: Path) -> None:
+    code = f"""
+import os
+from sordino.accounting.ledger import Ledger
+from sordino.errors import LedgerError
+if os.getuid() == 0:
+    os.setuid(65534)
+print(len(Ledger.read({str(read_only_run)!r})))
+try:
+    Ledger.open({str(read_only_run)!r})
+except LedgerError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    count, refusal = done.stdout.strip().split("\n")
+    assert count == "5"
+    assert "cannot be used" in refusal
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits are POSIX's")
+def test_a_full_disk_refuses_the_charge_and_keeps_the_rest(path: Path) -> None:
+    code = f"""
+import resource
+from sordino.accounting.events import GaussianDpEvent
+from sordino.accounting.ledger import Ledger
+from sordino.errors import LedgerError
+ledger = Ledger.create({str(path)!r})
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+try:
+    for index in range(10_000):
+        receipt = ledger.charge(GaussianDpEvent(1.0 + index), note="x" * 100)
+except LedgerError as error:
+    print(receipt.sequence, len(ledger), error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    acknowledged, held, message = done.stdout.strip().split(" ", 2)
+    assert acknowledged == held
+    assert "cannot be used" in message
+    assert "\n" not in message
+    with Ledger.open(path) as ledger:
+        assert len(ledger) == int(acknowledged)
+
+
+def test_unreadable_events_name_the_ledger(path: Path) -> None:
+    _foreign_event(path)
+    with Ledger.open(path) as ledger:
+        ledger._connection.execute("INSERT INTO charges VALUES (1, 1, '', '', x'')")
+        with pytest.raises(LedgerError, match="unreadable event"):
+            ledger.events()
+
+
+def test_copies_of_a_directory_stay_readable(path: Path, tmp_path: Path) -> None:
+    _filled(path)
+    (tmp_path / "copy").mkdir()
+    shutil.copy(path, tmp_path / "copy" / "ledger.sqlite")
+    with Ledger.open(tmp_path / "copy" / "ledger.sqlite") as ledger:
+        assert len(ledger) == 5
