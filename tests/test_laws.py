@@ -21,7 +21,7 @@ from sordino.accounting import events, pricing
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.noise import Seeded
 from sordino.sampling import Foreign
-from sordino.selection import Snapshot
+from sordino.selection import Selector, Snapshot
 from sordino.step import Attempt
 from tests.helpers import budgeted, calibrated, classification, cross_entropy, mlp, private
 
@@ -90,7 +90,7 @@ def test_law_3_one_draw_one_event() -> None:
     assert apart == pytest.approx(0.934, abs=1e-3)
 
 
-class Never:
+class Never(Selector):
     """Rejects every proposal."""
 
     def event(self, proposal: DpEvent) -> DpEvent:

@@ -187,9 +187,10 @@ class UserLoop:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._ours or self._open is None or self._open.parts_left:
             return
-        steps.conclude(self._open.attempt, self._open.before)
+        kept = steps.conclude(self._open.attempt, self._open.before)
         self._open = None
-        self._finished()
+        if kept or self.bench.recipe.selection.counts_attempts:
+            self._finished()
 
 
 class _ByDraw(Dataset[Any]):

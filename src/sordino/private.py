@@ -116,8 +116,8 @@ class Private:
             )
         if self._next_position() is None:
             raise BudgetExhausted(f"all {self.total} steps of the recipe are taken: calibrate a longer one for more")
-        self._loop.take(self.position)
-        self._advance()
+        if self._loop.take(self.position) or self.bench.recipe.selection.counts_attempts:
+            self._advance()
         return Step(self.position, self.total)
 
     def loader(
@@ -182,6 +182,7 @@ class Private:
         said.append("Gaussian noise is sampled in floating point")
         if not self.bench.recipe.amplifies:
             said.append("batches came from a foreign loader, so no amplification by sampling is claimed")
+        said.extend(self.bench.recipe.selection.assumptions)
         if not self._validated:
             said.append("the model was NOT probed for mixing examples (validate=False)")
         return tuple(said)

@@ -129,7 +129,7 @@ class Recipe:
         clip = self.clip * self.clip_schedule(step, self.steps)
         terms = Terms(step, clip, sigma, self.batch_size, self.norms.event(sigma))
         terms = self.sampler.terms(terms, memory)
-        return replace(terms, event=self.selection.event(terms.event))
+        return self.selection.terms(terms, self, memory)
 
     def plan(self, start: int = 0) -> list[tuple[DpEvent, int]]:
         """Every event from step `start` to the end, equal neighbours counted together."""
@@ -137,7 +137,7 @@ class Recipe:
 
     def _events(self, start: int) -> Iterator[DpEvent]:
         steps = self.steps or 0
-        if isinstance(self.noise_schedule, Constant) and start < steps:
+        if isinstance(self.noise_schedule, Constant) and self.selection.constant and start < steps:
             event = self.terms(start, {}).event
             return (event for _ in range(start, steps))
         return (self.terms(step, {}).event for step in range(start, steps))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dp_accounting import DpEvent
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from sordino.accounting.allowance import Allowance
 from sordino.accounting.ledger import Ledger, Receipt
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Bench:
-    """What a step works on: the parts of the recipe, bound to a model, its records and a ledger."""
+    """What a step works on: the parts of the recipe, bound to a model, its records and a ledger.
+
+    `schedulers` of the learning rate belong to the proposal: they step with it, and go back when it is rejected.
+    """
 
     recipe: Recipe
     objective: Objective
@@ -46,6 +50,7 @@ class Bench:
     ledger: Ledger
     allowance: Allowance
     memory: dict[str, Any] = field(default_factory=dict)
+    schedulers: list[LRScheduler] = field(default_factory=list)
 
     def charge(self, event: DpEvent) -> Receipt:
         """Refuse what the budget cannot pay, then record the event durably; only then may noise be drawn (law 5)."""
@@ -126,11 +131,14 @@ def propose(attempt: Attempt) -> None:
     for parameter, total, piece in zip(parameters, attempt.total, pieces, strict=True):
         noisy = total + piece.view_as(total).to(device=total.device, dtype=total.dtype)
         parameter.grad = (noisy / terms.divisor).to(parameter.dtype)
+    attempt.bench.recipe.selection.refine(attempt)
 
 
 def conclude(attempt: Attempt, before: Snapshot | None) -> bool:
     """Select. Keep the proposal that now stands in the model, or put everything back as it was."""
     attempt.bench.optimizer.zero_grad(set_to_none=True)
+    for scheduler in attempt.bench.schedulers:
+        scheduler.step()
     kept = attempt.bench.recipe.selection.accepts(attempt, before)
     if not kept and before is not None:
         before.restore()

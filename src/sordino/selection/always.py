@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from dp_accounting import DpEvent
 
-from sordino.selection.selector import Snapshot
+from sordino.selection.selector import Selector, Snapshot
 
 if TYPE_CHECKING:
     from sordino.step import Attempt
 
 
 @dataclass(frozen=True)
-class Always:
+class Always(Selector):
     """Keep every proposal. Guarantees: post-processing alone, so it costs nothing."""
 
     def event(self, proposal: DpEvent) -> DpEvent:
