@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 from sordino.accounting.adjacency import Adjacency, required_adjacency
 from sordino.accounting.cdp import TCDP, ZCDP, ZCDP_EPOCH
 from sordino.accounting.events import DpEvent
+from sordino.accounting.filter import FilterPricing
 from sordino.accounting.gdp import GdpPricing
 from sordino.accounting.pld import pld, sampled_pld
 from sordino.accounting.pld_accountant import PldPricing
@@ -53,7 +54,7 @@ class Accountant(Protocol):
     def delta(self, events: Events, epsilon: float, adjacency: Adjacency) -> float: ...
 
 
-_ALL: tuple[Accountant, ...] = (PldPricing(), RdpPricing(), GdpPricing(), ZCDP, ZCDP_EPOCH, TCDP)
+_ALL: tuple[Accountant, ...] = (PldPricing(), RdpPricing(), FilterPricing(), GdpPricing(), ZCDP, ZCDP_EPOCH, TCDP)
 ACCOUNTANTS: dict[str, Accountant] = {accountant.name: accountant for accountant in _ALL}
 
 
