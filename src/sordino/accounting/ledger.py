@@ -11,7 +11,8 @@ import hashlib
 import json
 import sqlite3
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,36 +55,20 @@ class Ledger:
     @classmethod
     def create(cls, path: str | Path, *, run_id: str | None = None, header: Mapping[str, str] | None = None) -> Ledger:
         """Start the ledger of a new run at `path`, which must not exist yet; its directory must."""
-        path = Path(path)
-        if path.exists():
-            raise LedgerError(
-                f"ledger {path} exists already: open it to go on with its run, or choose another directory"
-            )
-        lock = store.lock(path)
-        try:
-            connection = store.connect(path)
-            store.initialise(connection, path, _full_header(run_id, header))
-            return cls(connection, path, lock)
-        except BaseException:
-            lock.close()
-            raise
+        file = _require_new(Path(path))
+        return cls._writer(file, lambda new: store.initialise(new, file, _full_header(run_id, header)))
 
     @classmethod
     def open(cls, path: str | Path) -> Ledger:
         """Go on writing the ledger of a run that stopped."""
-        path = store.require_file(Path(path))
-        lock = store.lock(path)
-        try:
-            return cls(store.connect(path), path, lock)
-        except BaseException:
-            lock.close()
-            raise
+        return cls._writer(store.require_file(Path(path)))
 
     @classmethod
     def read(cls, path: str | Path) -> Ledger:
         """Look at a ledger, also while its run is writing; sees what was charged so far at every question."""
-        path = store.require_file(Path(path))
-        return cls(store.connect(path, read_only=True), path, None)
+        file = store.require_file(Path(path))
+        with _closed_on_error(store.connect(file, read_only=True)) as connection:
+            return cls(connection, file, None)
 
     @classmethod
     def in_memory(cls, *, run_id: str | None = None, header: Mapping[str, str] | None = None) -> Ledger:
@@ -94,19 +79,16 @@ class Ledger:
 
     def copy_to(self, path: str | Path) -> Ledger:
         """Move on to a file: copies everything to `path`, closes this ledger and returns the writer from now on."""
-        path = Path(path)
-        if path.exists():
-            raise LedgerError(f"ledger {path} exists already: copy to a new file")
-        lock = store.lock(path)
-        try:
-            connection = store.connect(path)
-            store.copy(self._connection, connection, path)
-            copied = Ledger(connection, path, lock)
-        except BaseException:
-            lock.close()
-            raise
+        file = _require_new(Path(path))
+        copied = self._writer(file, lambda new: store.copy(self._connection, new, file))
         self.close()
         return copied
+
+    @classmethod
+    def _writer(cls, file: Path, prepare: Callable[[sqlite3.Connection], None] = lambda _: None) -> Ledger:
+        with _closed_on_error(store.lock(file)) as lock, _closed_on_error(store.connect(file)) as connection:
+            prepare(connection)
+            return cls(connection, file, lock)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -204,6 +186,22 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def _closed_on_error(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Hand on an open connection, but close it if the block fails."""
+    try:
+        yield connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _require_new(file: Path) -> Path:
+    if file.exists():
+        raise LedgerError(f"ledger {file} exists already: open it to go on with its run, or choose another directory")
+    return file
 
 
 def _full_header(run_id: str | None, header: Mapping[str, str] | None) -> dict[str, str]:
