@@ -20,7 +20,7 @@ from sordino.gradients import Objective
 from sordino.noise import Seeded
 from sordino.norms import Exact, Norms
 from sordino.projection import CHOICES, Projected
-from sordino.recipes.jl import jl
+from sordino.recipes.projected import jl
 from sordino.sampling import Draw, Foreign
 from sordino.schedules import GrowingMu, Levels
 from sordino.selection import Always

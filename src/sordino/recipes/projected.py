@@ -26,8 +26,8 @@ def jl(
     0.001 for Adam unless given, as in the paper. Unlike there, draws are Poisson and few projections cost what they
     reveal.
 
-    >>> from sordino import recipes
-    >>> recipes.jl(optimizer="adam", projections=24, batch_size=256, epochs=5).norms
+    >>> from sordino.recipes.projected import jl
+    >>> jl(optimizer="adam", projections=24, batch_size=256, epochs=5).norms
     Projected(projections=24, factor=1.05)
     """
     rate = lr if lr is not None else {"sgd": 0.25}.get(optimizer, 1e-3)
