@@ -15,6 +15,7 @@ from dp_accounting import DpEvent
 from sordino import toml
 from sordino.accounting import calibration, pricing
 from sordino.accounting.budget import Budget
+from sordino.accounting.filter import Filter
 from sordino.accounting.pricing import Basis
 from sordino.errors import InvalidInput
 from sordino.norms import Exact, Norms
@@ -33,7 +34,8 @@ class Recipe:
     `batch_size` is the expected size of a draw and the public divisor of every sum (law 1). The length of training is
     `steps`, or `epochs` until the number of records is known; `sampler` is then Poisson at rate batch_size / records,
     unless another one is given. `noise_multiplier` is noise over sensitivity at the
-    first step, or None until calibrated. `clip` and noise are multiplied by their schedules.
+    first step, or None until calibrated. `clip` and noise are multiplied by their schedules. `rdp_filter` prices a recipe
+    that chooses its noise as it goes.
     """
 
     name: str = "dpsgd"
@@ -51,6 +53,7 @@ class Recipe:
     optimizer: Optimizer = field(default_factory=Optimizer)
     records: int | None = None
     budget: Budget | None = None
+    rdp_filter: Filter | None = None
     basis: Basis = "proven"
 
     def __post_init__(self) -> None:
@@ -97,6 +100,9 @@ class Recipe:
             f"a larger one allows to publish whole records; use {0.1 / records:.0e}",
         )
         recipe = replace(self.for_records(records), budget=budget)
+        assert recipe.sampler is not None
+        if (by_sampler := recipe.sampler.calibrated(recipe, budget)) is not None:
+            return by_sampler
         if recipe.noise_multiplier is None:
             return recipe._with_noise_for(budget)
         if recipe.steps is None:
@@ -115,7 +121,11 @@ class Recipe:
         return replace(self, noise_multiplier=found.noise_multiplier)
 
     def _with_steps_for(self, budget: Budget) -> Recipe:
-        event = self.terms(0, {}).event
+        _require(
+            isinstance(self.noise_schedule, Constant) and self.selection.constant,
+            "neither steps nor epochs is set, and the noise changes over the run: give the length of training",
+        )
+        event = replace(self, steps=1).terms(0, {}).event
         return replace(self, steps=calibration.steps_for(budget, event))
 
     def terms(self, step: int, memory: dict[str, Any]) -> Terms:
@@ -129,7 +139,8 @@ class Recipe:
         clip = self.clip * self.clip_schedule(step, self.steps)
         terms = Terms(step, clip, sigma, self.batch_size, self.norms.event(sigma))
         terms = self.sampler.terms(terms, memory)
-        return self.selection.terms(terms, self, memory)
+        terms = self.selection.terms(terms, self, memory)
+        return terms if self.rdp_filter is None else replace(terms, event=self.rdp_filter.event(terms.event))
 
     def plan(self, start: int = 0) -> list[tuple[DpEvent, int]]:
         """Every event from step `start` to the end, equal neighbours counted together."""

@@ -4,7 +4,7 @@ An attempt draws records at rate q, adds noise of multiplier σ to their sum of 
 test on a fresh draw at rate q_v accepts w with a probability that clipping keeps between two public constants lo and
 hi, whatever the data. The attempt outputs w if accepted and nothing otherwise. With ℓ(z) = 1 − q + q·exp(z/σ − 1/(2σ²))
 for z standard normal, E = e^ε, G(c) = E[ℓ − c]₊ and H(c) = E[c − ℓ]₊ (the curve of the sampled Gaussian and its
-surplus), and with the acceptance probabilities a = (1−q_v)·lo + q_v·hi and b = (1−q_v)·hi + q_v·lo of the extreme cases:
+surplus), and with the acceptance probabilities a = (1−q_v)·lo + q_v·hi and b = (1−q_v)·hi + q_v·lo of the extremes:
 
     δ_remove(ε) = max{ a·G(E·lo/a) + (1−q_v)(hi−lo)·G(E/(1−q_v)) ,  1 − E + b·H(E·hi/b) }
     e^ε·δ_add(−ε) = δ_remove(ε) − 1 + E

@@ -1,5 +1,6 @@
 """The mechanisms by name, one constructor each: a paper is a choice of parts."""
 
 from sordino.recipes.plain import automatic, dpadam, dpsgd
+from sordino.recipes.selective import dpsur
 
-__all__ = ["automatic", "dpadam", "dpsgd"]
+__all__ = ["automatic", "dpadam", "dpsgd", "dpsur"]
