@@ -14,7 +14,7 @@ def _schedule(steps: int) -> list[tuple[PoissonSampledDpEvent, int]]:
     return [(PoissonSampledDpEvent(0.02, GaussianDpEvent(float(noise))), 1) for noise in np.geomspace(3.0, 1.5, steps)]
 
 
-@pytest.mark.parametrize("adjacency", ["add-or-remove-one", "replace-one"])
+@pytest.mark.parametrize("adjacency", ["add-or-remove-one", pytest.param("replace-one", marks=pytest.mark.slow)])
 def test_the_ladder_is_an_upper_bound_and_close(monkeypatch: pytest.MonkeyPatch, adjacency: str) -> None:
     events = _schedule(40 if adjacency == "add-or-remove-one" else 34)
     assert levels.split(events, "add-or-remove-one")[1]  # enough different noises to be priced by the ladder
