@@ -9,6 +9,7 @@ from typing import Protocol
 from dp_accounting import DpEvent
 
 from sordino.accounting.budget import Budget, affordable
+from sordino.accounting.events import to_json
 from sordino.errors import BudgetExhausted
 
 Runs = Sequence[tuple[DpEvent, int]]
@@ -39,30 +40,50 @@ class Planned:
 
     def __init__(self, budget: Budget, spent: Runs, plan: Runs) -> None:
         self._budget = budget
-        self._spent: Counter[DpEvent] = Counter()
-        for event, count in spent:
-            self._spent[event] += count
-        self._prepaid: Counter[DpEvent] = Counter()
-        self._prepay(plan)
+        self._spent = _Tally(spent)
+        self._prepaid = self._affordable(plan)
 
-    def _prepay(self, plan: Runs) -> None:
-        remaining = affordable(self._budget, list(self._spent.items()), plan)
+    def _affordable(self, plan: Runs) -> _Tally:
+        remaining = affordable(self._budget, self._spent.runs(), plan)
+        paid = _Tally()
         for event, count in plan:
-            paid = min(count, remaining)
-            self._prepaid[event] += paid
-            remaining -= paid
+            paid.add(event, min(count, remaining))
+            remaining -= min(count, remaining)
+        return paid
 
     def require(self, event: DpEvent) -> None:
-        if self._prepaid[event] > 0:
-            self._prepaid[event] -= 1
-        elif affordable(self._budget, list(self._spent.items()), [(event, 1)]) == 1:
-            self._prepaid, plan = Counter(), list(self._prepaid.items())
-            self._spent[event] += 1
-            self._prepay(plan)
-            return
+        if self._prepaid.count(event) > 0:
+            self._prepaid.add(event, -1)
+            self._spent.add(event, 1)
+        elif affordable(self._budget, self._spent.runs(), [(event, 1)]) == 1:
+            self._spent.add(event, 1)
+            self._prepaid = self._affordable(self._prepaid.runs())
         else:
             raise BudgetExhausted(
                 f"the next release would exceed epsilon={self._budget.epsilon:g} at delta={self._budget.delta:g}: "
-                f"{sum(self._spent.values())} events are spent; training ends here with the model as it is"
+                f"{self._spent.total()} events are spent; training ends here with the model as it is"
             )
-        self._spent[event] += 1
+
+
+class _Tally:
+    """How often each event occurred; events are told apart by their text, since composed ones cannot be hashed."""
+
+    def __init__(self, runs: Runs = ()) -> None:
+        self._events: dict[str, DpEvent] = {}
+        self._counts: Counter[str] = Counter()
+        for event, count in runs:
+            self.add(event, count)
+
+    def add(self, event: DpEvent, count: int) -> None:
+        text = to_json(event)
+        self._events[text] = event
+        self._counts[text] += count
+
+    def count(self, event: DpEvent) -> int:
+        return self._counts[to_json(event)]
+
+    def total(self) -> int:
+        return self._counts.total()
+
+    def runs(self) -> list[tuple[DpEvent, int]]:
+        return [(self._events[text], count) for text, count in self._counts.items() if count > 0]
