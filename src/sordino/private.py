@@ -204,6 +204,7 @@ class Private:
             "position": self.position,
             "model": self.bench.objective.model.state_dict(),
             "optimizer": self.bench.optimizer.state_dict(),
+            "released": self.bench.memory.get("released", {}),  # nothing else of the memory is public (law 7)
             "extra": extra or {},
         }
         checkpoint.write(self.run, self.position, state)
@@ -246,6 +247,7 @@ class Private:
             )
         self.bench.objective.model.load_state_dict(state["model"])
         self.bench.optimizer.load_state_dict(state["optimizer"])
+        self.bench.memory = {"released": state["released"]} if state.get("released") else {}
         self.position = state["position"]
         extra: dict[str, Any] = state["extra"]
         return extra
@@ -294,6 +296,8 @@ class Private:
 
 
 def _allowance(recipe: Recipe, ledger: Ledger, position: int) -> Allowance:
+    if recipe.rdp_filter is not None:
+        return recipe.rdp_filter.allowance(ledger.events())
     if recipe.budget is None:
         return Unlimited()
     return Planned(recipe.budget, ledger.events(), recipe.plan(position))

@@ -34,8 +34,8 @@ class Recipe:
     `batch_size` is the expected size of a draw and the public divisor of every sum (law 1). The length of training is
     `steps`, or `epochs` until the number of records is known; `sampler` is then Poisson at rate batch_size / records,
     unless another one is given. `noise_multiplier` is noise over sensitivity at the
-    first step, or None until calibrated. `clip` and noise are multiplied by their schedules. `rdp_filter` prices a recipe
-    that chooses its noise as it goes.
+    first step, or None until calibrated. `clip` and noise are multiplied by their schedules. `rdp_filter` prices a
+    recipe that chooses its noise as it goes.
     """
 
     name: str = "dpsgd"

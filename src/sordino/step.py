@@ -54,6 +54,8 @@ class Bench:
 
     def charge(self, event: DpEvent) -> Receipt:
         """Refuse what the budget cannot pay, then record the event durably; only then may noise be drawn (law 5)."""
+        if self.recipe.rdp_filter is not None:
+            event = self.recipe.rdp_filter.event(event)
         self.allowance.require(event)
         return self.ledger.charge(event)
 

@@ -56,3 +56,22 @@ class Automatic:
 
     def weights(self, norms: Tensor, clip: float, draw: Draw) -> Tensor:
         return _finite(clip * (1 - ROUNDING) / (norms + self.gamma), norms)
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Importance weights with rejection: ``C / max(|g|, floor)`` above the record's threshold, else 0 (DPIS, Eq. 15).
+
+    A record is used with a probability in proportion to the length of its gradient, so that all used gradients are
+    made equally long. The floor, which the paper lacks, keeps the weights finite: they would else turn the rounding of
+    a tiny norm into a contribution above the bound.
+
+    Guarantees: contributions no longer than C, whatever the norms. Needs the thresholds of `sampling.importance`.
+    """
+
+    def weights(self, norms: Tensor, clip: float, draw: Draw) -> Tensor:
+        if draw.thresholds is None or not draw.floor > 0:
+            raise InvalidInput("weighing=Importance() needs draws with thresholds: use sampler=Importance(), or Flat()")
+        lengths = norms.clamp(min=draw.floor)
+        used = lengths > draw.thresholds.to(norms.device)
+        return _finite(torch.where(used, clip * (1 - ROUNDING) / lengths, torch.zeros_like(norms)), norms)

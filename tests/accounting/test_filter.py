@@ -85,13 +85,16 @@ def test_the_best_order_afterwards_and_a_pld_are_refused() -> None:
     with pytest.raises(InvalidInput, match="another filter"):
         Filter.within(BUDGET, 9.0).allowance(events)
     with pytest.raises(InvalidInput, match="under a filter only"):
-        price([*events, (GaussianDpEvent(5.0), 1)])
+        price([(GaussianDpEvent(5.0), 1)])
 
 
 def test_the_price_is_the_limit_even_where_less_was_used() -> None:
     chosen = Filter.within(BUDGET, 8.0)
     assert price([(chosen.event(GaussianDpEvent(100.0)), 1)]) == pytest.approx(BUDGET.epsilon)
     assert price([]) == 0
+    used, chance = (chosen.event(GaussianDpEvent(100.0)), 1), GaussianDpEvent(100.0)
+    assert price([used, (chance, 1)]) == pytest.approx(BUDGET.epsilon)  # what else was released counts at that order
+    assert price([used, (chance, 10_000)]) == math.inf
     assert price([(chosen.event(GaussianDpEvent(0.1)), 1)]) == math.inf  # no filter let that pass
     budget = Budget(BUDGET.epsilon, BUDGET.delta, accountant="rdp-filter")
     assert budget.allows([(chosen.event(GaussianDpEvent(100.0)), 1)])
@@ -115,8 +118,8 @@ def test_the_order_for_a_plan_needs_the_least_noise() -> None:
 
     best = needed(chosen.order)
     for order in [order for order in ORDERS if 6 < order < 40][::6]:
-        assert best <= needed(order) * (1 + 1e-5)
-    assert pricing.epsilon(plan(best), BUDGET.delta, accountant="rdp") == pytest.approx(BUDGET.epsilon, rel=1e-4)
+        assert best <= needed(order) * 1.005
+    assert pricing.epsilon(plan(best), BUDGET.delta, accountant="rdp") == pytest.approx(BUDGET.epsilon, rel=5e-3)
 
 
 def test_least_noise_is_enough_and_nearly_the_least() -> None:

@@ -85,8 +85,8 @@ def test_a_draw_splits_into_parts_that_make_it_up() -> None:
     parts = list(draw.split(4))
     assert [len(p) for p in parts] == [4, 4, 2]
     assert torch.equal(torch.cat([p.indices for p in parts]), draw.indices)
-    assert parts[1].odds is not None
-    assert torch.equal(parts[1].odds, torch.arange(4.0, 8.0))
+    assert parts[1].thresholds is not None
+    assert torch.equal(parts[1].thresholds, torch.arange(4.0, 8.0))
 
 
 def test_a_foreign_sampler_does_not_draw() -> None:

@@ -34,6 +34,7 @@ Events = Sequence[tuple[DpEvent, int]]
 NAME = "rdp-filter"
 ROUNDING = 1e-9  # sums in another order differ by less; a limit that is passed by less is priced as the sum itself
 LEAST_NOISE, MOST_NOISE = 1e-2, 1e6
+CANDIDATES = (*(half / 2 for half in range(3, 21)), *range(11, 21), *range(24, 65, 8), 96, 128, 192, 256, 512, 1024)
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Filter:
     @classmethod
     def for_plan(cls, budget: Budget, plan: Callable[[float], Events]) -> Filter:
         """The filter within `budget` at the order where `plan(noise)`, a public guess, needs the least noise."""
-        orders = [order for order in ORDERS if budget.epsilon > _conversion(order, budget.delta)]
+        orders = [order for order in CANDIDATES if budget.epsilon > _conversion(order, budget.delta)]
         limits = np.array([budget.epsilon - _conversion(order, budget.delta) for order in orders])
         adjacency = required_adjacency(budget.adjacency)
 
@@ -76,7 +77,7 @@ class Filter:
             spent = sum((count * rdp_curve(event, adjacency, orders) for event, count in plan(noise)), np.zeros(1))
             return limits - spent
 
-        noise = least_noise(lambda noise: -float(slack(noise).max()), 0.0)
+        noise = least_noise(lambda noise: -float(slack(noise).max()), 0.0, tolerance=1e-3)
         return cls.within(budget, orders[int(slack(noise).argmax())])
 
     def event(self, event: DpEvent) -> Filtered:
@@ -157,8 +158,8 @@ class FilterPricing:
         parts = [part for event, count in events for part in leaves(event, count)]
         if not parts:
             return 2.0, 0.0
-        first = parts[0][0]
-        if not isinstance(first, Filtered) or not all(isinstance(event, Filtered) for event, _ in parts):
+        first = next((event for event, _ in parts if isinstance(event, Filtered)), None)
+        if first is None:
             raise InvalidInput(
                 f"accountant={NAME!r} prices runs under a filter only: use 'pld' for a plan fixed in advance"
             )
@@ -168,8 +169,8 @@ class FilterPricing:
         return first.order, max(first.limit, spent) if spent <= first.limit * (1 + ROUNDING) else math.inf
 
 
-def least_noise(cost: Callable[[float], float], limit: float, start: float = 1.0) -> float:
-    """The smallest noise whose `cost`, which must fall with the noise, is at most `limit`; to 1e-6, never below.
+def least_noise(cost: Callable[[float], float], limit: float, *, start: float = 1.0, tolerance: float = 1e-6) -> float:
+    """The smallest noise whose `cost`, which must fall with the noise, is at most `limit`; never below, hardly above.
 
     Raises `BudgetExhausted` where no noise is enough.
     """
@@ -181,7 +182,7 @@ def least_noise(cost: Callable[[float], float], limit: float, start: float = 1.0
     short = enough / 2
     while short > LEAST_NOISE and cost(short) <= limit:
         short, enough = short / 2, short
-    while enough / short > 1 + 1e-6:
+    while enough / short > 1 + tolerance:
         middle = math.sqrt(short * enough)
         if cost(middle) <= limit:
             enough = middle

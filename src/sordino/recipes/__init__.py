@@ -1,6 +1,7 @@
 """The mechanisms by name, one constructor each: a paper is a choice of parts."""
 
+from sordino.recipes.importance import dpis
 from sordino.recipes.plain import automatic, dpadam, dpsgd
 from sordino.recipes.selective import dpsur
 
-__all__ = ["automatic", "dpadam", "dpsgd", "dpsur"]
+__all__ = ["automatic", "dpadam", "dpis", "dpsgd", "dpsur"]

@@ -12,6 +12,8 @@ from sordino.noise import Source
 from sordino.terms import Terms
 
 if TYPE_CHECKING:
+    from sordino.accounting.budget import Budget
+    from sordino.recipe import Recipe
     from sordino.step import Bench
 
 
@@ -19,11 +21,13 @@ if TYPE_CHECKING:
 class Draw:
     """The records of one step, by index. Private: its size too.
 
-    `odds` holds each record's chance of having been drawn, where that differs between records (importance sampling).
+    A sampler that draws more records than are used gives `thresholds`: a record is used if its gradient is longer than
+    its threshold, where gradients shorter than `floor` count as that long (importance sampling).
     """
 
     indices: Tensor
-    odds: Tensor | None = None
+    thresholds: Tensor | None = None
+    floor: float = 0.0
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -32,14 +36,20 @@ class Draw:
         """The same draw in pieces of at most `size` records."""
         for start in range(0, len(self), size):
             part = slice(start, start + size)
-            yield Draw(self.indices[part], None if self.odds is None else self.odds[part])
+            thresholds = None if self.thresholds is None else self.thresholds[part]
+            yield Draw(self.indices[part], thresholds, self.floor)
 
 
 class Sampler(Protocol):
     """Decides which records a step sees, and what that does to the price.
 
-    A sampler that learns as it goes keeps what it learnt in the run's private `memory`, which is saved with the run.
+    A sampler that learns as it goes keeps what it learnt in the run's private `memory`. Of that only
+    ``memory["released"]``, plain numbers that were paid for, is saved with the run; the rest it must find out again.
     """
+
+    def calibrated(self, recipe: Recipe, budget: Budget) -> Recipe | None:
+        """`recipe` made ready for `budget` in this sampler's own way; None to have its plan priced as usual."""
+        return None
 
     def prepare(self, bench: Bench, step: int) -> None:
         """Make releases of its own before a step, each charged; most samplers need none."""
