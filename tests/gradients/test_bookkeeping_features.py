@@ -120,3 +120,30 @@ def test_compiled_module(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
     check(BookKeeping(), torch.compile(model, backend="eager"), torch.randn(4, 5), 4)
     assert not [record for record in caplog.records if record.name == "sordino"]
+
+
+def test_description_names_every_parameter_and_its_rule() -> None:
+    torch.manual_seed(0)
+    model, batch = Steps(), batch_of(torch.randn(4, 3, 8), 4)
+    parameters = list(model.parameters())
+    rows = BookKeeping().describe(Objective(model, squared), parameters, batch)
+    assert {row.parameter for row in rows} == {name for name, _ in model.named_parameters()}
+    assert all(row.bytes_per_example > 0 and row.rule and row.operation for row in rows)
+
+
+def test_description_of_a_model_without_rules_says_why() -> None:
+    model = Custom()
+    rows = BookKeeping().describe(Objective(model, squared), list(model.parameters()), batch_of(torch.randn(4, 5), 4))
+    assert len(rows) == 1
+    assert "custom function" in rows[0].operation
+
+
+def test_microbatch_follows_the_memory_of_an_example() -> None:
+    def chosen(length: int) -> int:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        engine, parameters = BookKeeping(), list(model.parameters())
+        engine.differentiate(Objective(model, squared), parameters, batch_of(torch.randn(2, length, 8), 2))
+        return engine.microbatch(parameters)
+
+    assert chosen(4) == 512
+    assert 16 <= chosen(20_000) < 100

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -207,3 +209,37 @@ def test_bags_of_different_lengths() -> None:
     batch = Batch(collate(rows), 4, lambda i: collate([rows[i]]))
     result = BookKeeping().differentiate(Objective(model, squared), list(model.parameters()), batch)
     assert_matches(result, singles(model, squared, batch), 1e-4)
+
+
+def test_empty_batch() -> None:
+    model = nn.Linear(3, 2)
+    result = differentiate(model, torch.randn(0, 3), 0)
+    assert result.norms.shape == (0,)
+    assert all(not total.any() for total in result.weighted_sum(torch.ones(0)))
+
+
+def test_replayed_operation_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="sordino")
+    build, draw = MODELS["einsum"]
+    model, engine = build(), BookKeeping()
+    objective = Objective(model, squared)
+    for _ in range(3):
+        engine.differentiate(objective, list(model.parameters()), batch_of(draw(4), 4))
+    assert [record.message for record in caplog.records if "einsum" in record.message] == [caplog.records[0].message]
+
+
+def test_nothing_is_held_after_the_result_is_dropped() -> None:
+    """What was kept must not wait for the garbage collector."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    data = torch.randn(5, 7, 3)
+    held = weakref.ref(data)
+    gc.collect()
+    gc.disable()
+    try:
+        result = differentiate(model, data, 5)
+        result.weighted_sum(result.norms)
+        del result, data
+        assert held() is None
+    finally:
+        gc.enable()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from weakref import WeakKeyDictionary
 
@@ -17,15 +18,21 @@ from torch import Tensor, nn
 
 from sordino.errors import UnsupportedModel
 from sordino.gradients.bookkeeping_book import Book
+from sordino.gradients.bookkeeping_costs import Row
 from sordino.gradients.bookkeeping_proof import Knowledge, Shared, arrange
 from sordino.gradients.bookkeeping_singly import OneByOne
 from sordino.gradients.engine import Batch, Differentiated, Objective
 from sordino.gradients.looped import Looped, detached_from
-from sordino.gradients.recording import Recording
-from sordino.gradients.rules.base import NoRule
+from sordino.gradients.recording import Recording, Use
+from sordino.gradients.rules.base import NoRule, PerExample
 from sordino.gradients.vmapped import Vmapped
 
 _log = logging.getLogger("sordino")
+
+MEMORY_TARGET = 96 * 2**20
+"""Bytes that one microbatch may keep by default, besides twice the size of the parameters."""
+
+Watch = Callable[[Use, Tensor, PerExample], None]
 
 
 class BookKeeping:
@@ -39,9 +46,12 @@ class BookKeeping:
     def __init__(self) -> None:
         self._knowledge: WeakKeyDictionary[Objective, Knowledge] = WeakKeyDictionary()
         self._vmapped, self._looped = Vmapped(), Looped()
+        self._bytes_per_example = 0
 
     def differentiate(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Differentiated:
         knowledge = self._knowledge.setdefault(objective, Knowledge())
+        if batch.size == 0:
+            return Book(parameters, recording_of(objective, 0, knowledge), 0).close()
         if not knowledge.refused:
             try:
                 return self._keep(objective, parameters, batch, knowledge)
@@ -56,18 +66,26 @@ class BookKeeping:
             return self._looped.differentiate(objective, parameters, batch)
 
     def _keep(
-        self, objective: Objective, parameters: list[nn.Parameter], batch: Batch, knowledge: Knowledge
+        self,
+        objective: Objective,
+        parameters: list[nn.Parameter],
+        batch: Batch,
+        knowledge: Knowledge,
+        watch: Watch | None = None,
     ) -> Differentiated:
         recording = recording_of(objective, batch.size, knowledge)
         with torch.enable_grad(), uncompiled(), recording:
             losses = objective.losses(batch.data, batch.size)
         try:
-            return settle(recording, losses, parameters, knowledge)
+            book = settle(recording, losses, parameters, knowledge, watch)
+            # Inputs and whatever activations need are about twice what the output gradients take.
+            self._bytes_per_example = 3 * book.bytes // max(1, batch.size)
+            return book
         except Shared as found:
             if found.calls <= knowledge.shared:
                 raise NoRule("an operation on constants is neither per example nor shared") from found
             knowledge.shared |= found.calls
-        return self._keep(objective, parameters, batch, knowledge)
+        return self._keep(objective, parameters, batch, knowledge, watch)
 
     def record(self, objective: Objective, parameters: list[nn.Parameter]) -> BookRecorder:
         """A context for a forward pass that the user runs; its result is differentiated by the context's method."""
@@ -75,7 +93,26 @@ class BookKeeping:
         return BookRecorder(recording_of(objective, None, knowledge, lenient=True), parameters, knowledge)
 
     def microbatch(self, parameters: list[nn.Parameter]) -> int:
-        return 128
+        """From a memory target and what an example of the last batch took: ask again after the first one."""
+        weights = sum(p.numel() * p.element_size() for p in parameters)
+        target = MEMORY_TARGET + 2 * weights  # large weights are worth larger batches: each one sums into all of them
+        return int(min(512, max(16, target // self._bytes_per_example))) if self._bytes_per_example else 64
+
+    def describe(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[Row]:
+        """One row for each use of a parameter: how its gradients are measured and what that costs."""
+        knowledge = self._knowledge.setdefault(objective, Knowledge())
+        names = {id(p): name.removeprefix("model.") for name, p in objective.named_parameters()}
+        rows: list[Row] = []
+
+        def watch(use: Use, parameter: Tensor, kept: PerExample) -> None:
+            rows.append(Row.of(names.get(id(parameter), "(made from parameters)"), use.name, kept))
+
+        try:
+            self._keep(objective, parameters, batch, knowledge, watch)
+        except NoRule as reason:
+            knowledge.refused = str(reason)
+            return [Row("(whole model)", str(reason), "vmap, or a loop", 0, 0.0)]
+        return rows[::-1]
 
 
 def recording_of(objective: Objective, size: int | None, knowledge: Knowledge, lenient: bool = False) -> Recording:
@@ -85,7 +122,13 @@ def recording_of(objective: Objective, size: int | None, knowledge: Knowledge, l
     return Recording(trainable, constants, size, knowledge.shared, lenient)
 
 
-def settle(recording: Recording, losses: Tensor, parameters: list[nn.Parameter], knowledge: Knowledge) -> Book:
+def settle(
+    recording: Recording,
+    losses: Tensor,
+    parameters: list[nn.Parameter],
+    knowledge: Knowledge,
+    watch: Watch | None = None,
+) -> Book:
     """Find the examples in what was recorded, then run the one backward pass."""
     if recording.failure is not None:
         raise recording.failure
@@ -95,8 +138,13 @@ def settle(recording: Recording, losses: Tensor, parameters: list[nn.Parameter],
         raise detached_from(parameters)
     arrange(recording, losses, knowledge)
     book = Book(parameters, recording, len(losses))
+    book.watch = watch or book.watch
     recording.on_gradient, recording.final = book.receive, not recording.lenient
     recording.backward(losses.sum(), retain_graph=recording.lenient)
+    for operation, reason in recording.replayed.items():
+        if operation not in knowledge.told:
+            knowledge.told.add(operation)
+            _log.info("book-keeping replays an operation for one example at a time (%s)", reason)
     return book.close()
 
 
@@ -132,7 +180,8 @@ class BookRecorder:
         try:
             return settle(self._recording, losses, self._parameters, self._knowledge)
         except (NoRule, Shared) as reason:
+            told = f"book-keeping cannot run this model ({reason}): one backward pass per example"
             if not self._knowledge.told:
-                self._knowledge.told = True
-                _log.warning("book-keeping cannot run this model (%s): one backward pass per example", reason)
+                _log.warning(told)
+            self._knowledge.told.add(told)
             return OneByOne(self._recording, losses, self._parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,8 @@ class Book:
         self.wanted = {id(p) for p in parameters}
         self.single = self.measured_alone()
         self.totals: list[PerExample | None] = []
+        self.bytes = 0
+        self.watch: Callable[[Use, Tensor, PerExample], None] = lambda use, parameter, kept: None
 
     def measured_alone(self) -> set[int]:
         """Tracked tensors whose one use is all there is of their parameter, or a piece apart from all other uses."""
@@ -53,6 +56,7 @@ class Book:
     def receive(self, use: Use, gradient: Tensor) -> None:
         """The gradient of a use's output: settle what it means for its parameters and let go of the rest."""
         use.unchanged()
+        self.bytes += gradient.numel() * gradient.element_size()
         layout = self.layout or use.layout
         assert layout is not None
         at = Examples(layout, self.size)
@@ -60,7 +64,9 @@ class Book:
             for share in use.shares:
                 if not any(id(root) in self.wanted for root in self.recording.tracked[id(share.parameter)].roots):
                     continue
+                assert share.parameter is not None
                 kept = share.settle(gradient, at)
+                self.watch(use, share.parameter, kept)
                 self.kept[id(share.parameter)].append(kept)
                 if id(share.parameter) in self.single:
                     self.squares += kept.squared_norms()

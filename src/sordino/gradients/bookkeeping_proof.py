@@ -29,7 +29,7 @@ class Knowledge:
     proven: dict[tuple[object, ...], list[Layout]] = field(default_factory=dict)
     shared: frozenset[int] = frozenset()
     attempts: int = 0
-    told: bool = False
+    told: set[str] = field(default_factory=set)
     refused: str = ""
 
 

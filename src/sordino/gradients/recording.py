@@ -8,7 +8,7 @@ with the parameter detached and keeps what turns the output gradient into per-ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from sordino.gradients.bookkeeping_functions import (
+    FOLLOWED,
+    REARRANGE,
+    is_in_place,
+    is_metadata,
+    keeps_lengths,
+    tensors_in,
+)
 from sordino.gradients.bookkeeping_layout import Layout
 from sordino.gradients.rules import RULES, generic
 from sordino.gradients.rules.base import Call, NoRule, Share, name_of
 from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples
-
-METADATA = frozenset({"__get__", "__set__", "__len__", "__hash__", "__repr__", "__bool__", "detach", "size"})
-VIEW_PROPERTIES = frozenset({"T", "mT", "H", "mH"})
-REARRANGE = VIEW_PROPERTIES | {
-    *("t", "transpose", "swapaxes", "permute", "movedim", "adjoint", "neg", "flip", "contiguous", "clone"),
-    *("reshape", "reshape_as", "view", "view_as", "flatten", "unflatten", "unsqueeze", "squeeze"),
-}
-CUT = frozenset({"chunk", "split", "unbind", "tensor_split", "narrow", "select"})
 
 
 @dataclass
@@ -91,9 +91,6 @@ class Tap(torch.autograd.Function):
         return None, None, None
 
 
-FOLLOWED = (Tensor.index_select, torch._C._VariableFunctions._pack_padded_sequence)
-
-
 class Recording(TorchFunctionMode):
     """Records the uses of `parameters` while it is entered; knows nothing of what happens to the gradients.
 
@@ -118,6 +115,7 @@ class Recording(TorchFunctionMode):
         self.ignore()
         self.anchor = torch.zeros((), requires_grad=True)
         self.failure: NoRule | None = None
+        self.replayed: dict[str, str] = {}
         self.final = self.recomputes = self.repeating = False
         self.sorted: dict[int, tuple[Tensor, Tensor]] = {}
         self.packed: dict[int, tuple[Tensor, Tensor | None]] = {}
@@ -184,8 +182,9 @@ class Recording(TorchFunctionMode):
         if rule is not None:
             try:
                 return rule(call, *args, **kwargs)
-            except NoRule:
-                pass
+            except NoRule as reason:
+                self.replayed[name] = str(reason)
+        self.replayed.setdefault(name, f"{name}: has no rule")
         return generic.replay(call, *args, **kwargs)
 
     def derive(self, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
@@ -285,36 +284,3 @@ class Recorded(Call):
         if packed is None:
             raise NoRule("packed sequence: packed outside of the loss, so the order of its examples is unknown")
         return packed[1]
-
-
-def tensors_in(args: Iterable[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The tensors among the arguments of an operation, also inside tuples and lists."""
-    for value in args:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from tensors_in(value, {})
-    for value in kwargs.values():
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from tensors_in(value, {})
-
-
-def is_metadata(func: Any) -> bool:
-    """Whether this asks a tensor about itself rather than computing with its values."""
-    return getattr(func, "__name__", "") in METADATA and name_of(func) not in VIEW_PROPERTIES
-
-
-def is_in_place(name: str) -> bool:
-    """Whether a function of this name changes its first argument."""
-    return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or name.startswith("__i")
-
-
-def keeps_lengths(func: Any, args: Any) -> bool:
-    """Whether an operation only rearranges or cuts its first argument, so that gradients keep their lengths."""
-    name = name_of(func)
-    if name == "__getitem__":
-        index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        return all(isinstance(part, (int, slice, type(None), type(...))) for part in index)
-    return name in REARRANGE or name in CUT

@@ -31,6 +31,11 @@ class PerExample(ABC):
     shape: torch.Size
     size: int
 
+    @property
+    @abstractmethod
+    def manner(self) -> str:
+        """How norms are found, in a word or two for people."""
+
     @abstractmethod
     def squared_norms(self) -> Tensor:
         """``|gradient_i|**2``, shape [size]."""
@@ -55,6 +60,8 @@ class PerExample(ABC):
 
 class Formed(PerExample):
     """Gradients as one tensor [size, *shape]: right for biases, scales and small weights."""
+
+    manner = "sums"
 
     def __init__(self, gradients: Tensor) -> None:
         self.gradients = gradients

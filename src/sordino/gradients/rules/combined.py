@@ -9,11 +9,13 @@ from torch import Tensor
 
 from sordino.gradients.rules.base import PerExample
 from sordino.gradients.rules.embedding import Looked
-from sordino.gradients.rules.linear import Outer, gram
+from sordino.gradients.rules.linear import Outer, inner_products
 
 
 class Summed(PerExample):
     """gradient_i = sum of several uses' gradients; with `apart` they are orthogonal: different pieces of it."""
+
+    manner = "several uses"
 
     def __init__(self, parts: Sequence[PerExample], apart: bool = False) -> None:
         self.parts, self.apart = list(parts), apart
@@ -53,6 +55,8 @@ class Pulled(PerExample):
 
     With `isometric` the tensor is the parameter rearranged or a piece of it, so lengths are those of the tensor.
     """
+
+    manner = "pulled back"
 
     def __init__(self, inner: PerExample, made: Tensor, parameter: Tensor, isometric: bool) -> None:
         self.inner, self.made, self.parameter, self.isometric = inner, made, parameter, isometric
@@ -117,7 +121,7 @@ def inner(left: PerExample, right: PerExample) -> Tensor:
     over_rows, over_columns = (left.x, left.g) if left.transposed else (left.g, left.x)
     if isinstance(right, Outer):
         rows, columns = (right.x, right.g) if right.transposed else (right.g, right.x)
-        return gram(over_rows, over_columns, rows, columns)
+        return inner_products(over_rows, over_columns, rows, columns)
     assert isinstance(right, Looked)
     # The token's one-hot row picks an entry of every row factor of the product.
     picked = over_rows.gather(2, right.tokens.unsqueeze(1).expand(-1, over_rows.shape[1], -1))

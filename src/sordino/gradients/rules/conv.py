@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sordino.gradients.bookkeeping_layout import Examples
 from sordino.gradients.rules.base import Call, Formed, NoRule, PerExample, Share, precise, zeroed
+from sordino.gradients.rules.ways import Way, cheapest, gram_norms
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Convolved(PerExample):
         self.x, self.g, self.shape, self.geometry = x, g, shape, geometry
         self.size, self.items = x.shape[:2]
         self.formed: Formed | None = None
+        groups, self.positions = geometry.groups, self.items * prod(g.shape[3:])
+        self.way = cheapest(self.size * groups, self.positions, shape.numel() // shape[0], shape[0] // groups)
 
     def factors(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """[b, groups, C/groups*K, L] patches and [b, groups, O/groups, L] gradients, L all positions of an example."""
@@ -60,27 +63,41 @@ class Convolved(PerExample):
             return patches, gradients
         return joined(patches, size), joined(gradients, size)
 
+    @property
+    def manner(self) -> str:
+        return f"patches: {self.way.value}"
+
     def squared_norms(self) -> Tensor:
-        positions = self.items * prod(self.g.shape[3:])
-        if self.prefers_gram(positions):
-            return torch.cat([self.gram(start, stop) for start, stop in self.ranges(positions)])
-        self.formed = Formed(torch.cat([self.form(start, stop) for start, stop in self.ranges(positions)]))
+        if self.way is Way.GRAM:
+            return torch.cat([self.gram(start, stop) for start, stop in self.ranges()])
+        if self.way is Way.PASS:
+            return torch.cat([self.form(*some).flatten(1).square().sum(1) for some in self.ranges()])
+        self.formed = Formed(self.form_all())
         del self.x, self.g
         return self.formed.squared_norms()
 
-    def prefers_gram(self, positions: int) -> bool:
-        """Gram matrices of the positions rather than formed gradients: the mixed ghost rule (Bu et al. 2022, Eq. 5)."""
-        return 2 * positions**2 * self.geometry.groups <= self.shape.numel()
+    def form_all(self) -> Tensor:
+        """All gradients at once: by one grouped convolution for few channels on large maps, otherwise by patches."""
+        channels, groups = self.x.shape[2], self.geometry.groups
+        if self.items == 1 and groups == 1 and channels <= 32 and self.positions >= 128:
+            x, g = self.x.flatten(0, 2).unsqueeze(0), self.g.flatten(0, 2).unsqueeze(0)
+            shape = torch.Size((self.size * self.shape[0], *self.shape[1:]))
+            apart = weight_gradient(x, g, shape, replace(self.geometry, groups=self.size))
+            return apart.reshape(self.size, *self.shape)
+        formed = self.x.new_empty(self.size, *self.shape)
+        for start, stop in self.ranges():
+            formed[start:stop] = self.form(start, stop)
+        return formed
 
-    def ranges(self, positions: int) -> list[tuple[int, int]]:
+    def ranges(self) -> list[tuple[int, int]]:
         """Ranges of examples whose patches fit in a cache of about 1 MB."""
-        entries = positions * self.x.shape[2] * prod(self.geometry.kernel)
+        entries = self.positions * self.x.shape[2] * prod(self.geometry.kernel)
         step = max(1, 2**18 // max(1, entries))
         return [(start, min(start + step, self.size)) for start in range(0, self.size, step)]
 
     def gram(self, start: int, stop: int) -> Tensor:
         patches, g = self.factors(start, stop)
-        return ((patches.mT @ patches) * (g.mT @ g)).sum((1, 2, 3))
+        return gram_norms(patches.mT, g.mT, lambda i, j: self.form(start + i, start + j))
 
     def form(self, start: int, stop: int) -> Tensor:
         if self.formed is not None:

@@ -17,8 +17,10 @@ from sordino.gradients.rules.base import Call, PerExample, Share, precise, zeroe
 class Looked(PerExample):
     """gradient_i[v] = sum of g[i, t] over the t with tokens[i, t] = v; tokens [size, T], g [size, T, d].
 
-    Norms: sort the (example, token) pairs and add up each run of equal pairs; nothing [size, vocabulary] exists.
+    Norms: sort each example's tokens and add up the gradients of repeated ones; nothing [size, vocabulary] exists.
     """
+
+    manner = "repeated tokens"
 
     def __init__(self, tokens: Tensor, g: Tensor, vocabulary: int) -> None:
         self.tokens, self.g = tokens, g
@@ -26,24 +28,31 @@ class Looked(PerExample):
         self.shape = torch.Size((vocabulary, g.shape[-1]))
 
     def squared_norms(self) -> Tensor:
-        if self.tokens.shape[1] <= 1:
-            return self.g.square().sum((1, 2))
-        # Equal tokens of one example become neighbours; each run's sum lands in the slot of its first position.
+        lengths: Tensor = torch.linalg.vector_norm(self.g, dim=2).square_()
+        if self.tokens.shape[1] < 2:
+            return lengths.sum(1)
         ordered, order = self.tokens.sort(dim=1)
-        fresh = torch.ones_like(ordered, dtype=torch.bool)
-        fresh[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-        run = fresh.flatten().cumsum(0).sub_(1)
-        offset = torch.arange(self.size, device=order.device).mul_(self.tokens.shape[1]).unsqueeze(1)
-        slots = torch.empty_like(run).scatter_(0, (order + offset).flatten(), run)
-        d = self.g.shape[-1]
-        sums = self.g.new_zeros(len(run), d).index_add_(0, slots, self.g.reshape(-1, d))
-        example = torch.arange(len(run), device=run.device) // self.tokens.shape[1]
-        owner = torch.zeros_like(run).scatter_(0, run, example)
-        return self.g.new_zeros(self.size).index_add_(0, owner, sums.square_().sum(1))
+        again = ordered[:, 1:] == ordered[:, :-1]
+        repeated = F.pad(again, (1, 0)) | F.pad(again, (0, 1))
+        example, place = repeated.nonzero(as_tuple=True)
+        if len(example) == 0:
+            return lengths.sum(1)
+        # Neighbours in the order are equal tokens: each run of them is one row of the gradient.
+        position = order[example, place]
+        run = (~F.pad(again, (1, 0)))[example, place].cumsum(0) - 1
+        sums = self.g.new_zeros(int(run[-1]) + 1, self.g.shape[2]).index_add_(0, run, self.g[example, position])
+        owner = torch.empty(len(sums), dtype=torch.long, device=run.device).index_copy_(0, run, example)
+        lengths[example, position] = 0
+        return lengths.sum(1).index_add_(0, owner, sums.square_().sum(1))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        scaled = self.g * weights.to(self.g.dtype).reshape(-1, 1, 1)
-        return self.g.new_zeros(self.shape).index_add_(0, self.tokens.flatten(), scaled.flatten(0, 1))
+        total = self.g.new_zeros(self.shape)
+        scales = weights.to(self.g.dtype).reshape(-1, 1, 1)
+        step = max(1, 2**18 // max(1, self.g[:1].numel()))
+        for start in range(0, self.size, step):  # a few examples at a time, so that scaling them stays in the cache
+            some = slice(start, start + step)
+            total.index_add_(0, self.tokens[some].flatten(), (self.g[some] * scales[some]).flatten(0, 1))
+        return total
 
     def form(self, start: int, stop: int) -> Tensor:
         tokens, g = self.tokens[start:stop], self.g[start:stop]

@@ -18,6 +18,8 @@ from sordino.gradients.rules.embedding import Looked, refuse
 class Bagged(PerExample):
     """gradient_i = counts_i ⊗ g_i with counts_i[v] the coefficients of token v, so |gradient_i| = |counts_i| |g_i|."""
 
+    manner = "counted tokens"
+
     def __init__(self, tokens: Tensor, coefficients: Tensor, g: Tensor, vocabulary: int) -> None:
         self.tokens, self.coefficients, self.g = tokens, coefficients, g
         self.size = len(tokens)

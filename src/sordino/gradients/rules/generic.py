@@ -26,6 +26,10 @@ class Replayed(PerExample):
         self.run, self.parameter, self.batched, self.g, self.loop = run, parameter, batched, g, loop
         self.size, self.shape = len(g), parameter.shape
 
+    @property
+    def manner(self) -> str:
+        return "replayed in a loop" if self.loop else "replayed by vmap"
+
     def form(self, start: int, stop: int) -> Tensor:
         slices = [tensor[start:stop] for tensor in self.batched]
         g = self.g[start:stop]

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from sordino.gradients.bookkeeping_layout import Examples
 from sordino.gradients.rules.base import Call, Formed, NoRule, PerExample, Settle, Share, precise, squares, zeroed
+from sordino.gradients.rules.ways import Way, cheapest, gram_norms
 
 
 class Outer(PerExample):
     """gradient_i = G_iᵀ X_i for X [size, rows, d] and G [size, rows, o]; transposed: X_iᵀ G_i.
 
-    Norms need no gradients: with one row |x|²|g|², otherwise sum((X Xᵀ) ∘ (G Gᵀ)) over pairs of rows (Goodfellow 2015;
-    Li et al. 2022, Eq. 4), or the formed product, whichever is cheaper. Once formed, the product is what is kept.
+    Norms need no gradients: with one row |x|²|g|² (Goodfellow 2015), otherwise the cheapest `Way`.
     """
 
     def __init__(self, x: Tensor, g: Tensor, transposed: bool = False) -> None:
@@ -26,12 +26,19 @@ class Outer(PerExample):
         o, d = g.shape[-1], x.shape[-1]
         self.shape = torch.Size((d, o) if transposed else (o, d))
         self.formed: Formed | None = None
+        self.way = cheapest(self.size, self.rows, d, o)
+
+    @property
+    def manner(self) -> str:
+        return "product of lengths" if self.rows == 1 else f"rows: {self.way.value}"
 
     def squared_norms(self) -> Tensor:
         if self.rows == 1:
             return squares(self.x[:, 0]) * squares(self.g[:, 0])
-        if prefers_gram(self.rows, self.x.shape[-1], self.g.shape[-1]):
-            return gram(self.x, self.g, self.x, self.g)
+        if self.way is Way.GRAM:
+            return gram_norms(self.x, self.g, self.form)
+        if self.way is Way.PASS:
+            return torch.cat([self.form(*block).square().sum((1, 2)) for block in self.blocks()])
         self.formed = Formed(self.form(0, self.size))
         del self.x, self.g
         return self.formed.squared_norms()
@@ -55,12 +62,7 @@ class Outer(PerExample):
         return Outer(zeroed(self.x, bad), zeroed(self.g, bad), self.transposed)
 
 
-def prefers_gram(rows: int, d: int, o: int) -> bool:
-    """Gram matrices of the rows rather than formed products: 2T² ≤ p·d (mixed ghost rule, Bu et al. 2022)."""
-    return 2 * rows * rows <= d * o
-
-
-def gram(x: Tensor, g: Tensor, y: Tensor, h: Tensor) -> Tensor:
+def inner_products(x: Tensor, g: Tensor, y: Tensor, h: Tensor) -> Tensor:
     """<G_iᵀ X_i, H_iᵀ Y_i> = sum over row pairs of (X Yᵀ) ∘ (G Hᵀ), for each example."""
     return ((x @ y.transpose(1, 2)) * (g @ h.transpose(1, 2))).sum((1, 2))
 

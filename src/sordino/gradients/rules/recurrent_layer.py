@@ -157,9 +157,9 @@ class Layer:
 
     def d_input(self, gates: Tensor) -> Tensor:
         """[time, examples, in] from the gates' gradients of all directions."""
-        each = gates.transpose(0, 1).flatten(1, 2) @ self.weights.to_input
-        forth, *back = each.unflatten(1, (len(gates), -1))
-        return forth + self.order.reversed(back[0]) if back else forth
+        each: Tensor = gates.transpose(0, 1).flatten(1, 2) @ self.weights.to_input
+        apart: tuple[Tensor, ...] = each.unflatten(1, (len(gates), -1)).unbind()
+        return apart[0] if len(apart) == 1 else apart[0] + self.order.reversed(apart[1])
 
     def seen(self) -> Tensor:
         """What the steps saw, [examples, time, directions, inputs + 1 + state]."""

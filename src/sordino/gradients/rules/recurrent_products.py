@@ -10,8 +10,9 @@ from torch import Tensor
 
 from sordino.gradients.bookkeeping_layout import Examples
 from sordino.gradients.rules.base import Formed, PerExample, Settle, precise, zeroed
-from sordino.gradients.rules.linear import Outer, prefers_gram
+from sordino.gradients.rules.linear import Outer
 from sordino.gradients.rules.recurrent_layer import Layer
+from sordino.gradients.rules.ways import Way, cheapest
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Products:
 
         def settle(g: Tensor, at: Examples) -> PerExample:
             width = self.layer.weights.forth.shape[1]
-            if prefers_gram(g.shape[1], width, g.shape[-1]):
+            if cheapest(len(g), g.shape[1], width, g.shape[-1]) is not Way.FORM:
                 return self.outer(place, g, at)
             if id(g) not in self.formed:
                 self.formed = {id(g): (g, Joint(self.form(g, at)))}
@@ -94,6 +95,8 @@ class Joint:
 
 class Piece(PerExample):
     """One parameter's gradients within the products of its layer."""
+
+    manner = "gates: formed"
 
     def __init__(self, joint: Joint, place: Place) -> None:
         self.joint, self.place = joint, place

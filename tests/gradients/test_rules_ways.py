@@ -1,0 +1,98 @@
+"""Every way of measuring agrees with the gradients themselves, also where the terms of a Gram norm cancel."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sordino.gradients.rules.conv import Convolved, Geometry
+from sordino.gradients.rules.linear import Outer
+from sordino.gradients.rules.ways import FORM_BYTES, Way, cheapest, gram_norms
+
+
+@pytest.mark.parametrize("way", Way)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_outer(way: Way, transposed: bool) -> None:
+    torch.manual_seed(0)
+    x, g = torch.randn(6, 5, 3), torch.randn(6, 5, 4)
+    wanted = torch.einsum("btd,bto->bdo" if transposed else "btd,bto->bod", x, g)
+    outer = Outer(x, g, transposed)
+    outer.way = way
+    torch.testing.assert_close(outer.squared_norms(), wanted.square().sum((1, 2)))
+    weights = torch.rand(6)
+    torch.testing.assert_close(outer.weighted_sum(weights), torch.tensordot(weights, wanted, 1))
+    torch.testing.assert_close(outer.form(2, 4), wanted[2:4])
+
+
+@pytest.mark.parametrize("way", Way)
+@settings(max_examples=20)
+@given(
+    channels=st.integers(1, 3),
+    outputs=st.integers(1, 3),
+    groups=st.integers(1, 2),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 3),
+    padding=st.integers(0, 2),
+    dilation=st.integers(1, 2),
+    side=st.integers(5, 14),
+    items=st.integers(1, 2),
+)
+def test_convolved(
+    way: Way,
+    channels: int,
+    outputs: int,
+    groups: int,
+    kernel: int,
+    stride: int,
+    padding: int,
+    dilation: int,
+    side: int,
+    items: int,
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, items, channels * groups, side, side)
+    weight = torch.randn(outputs * groups, channels, kernel, kernel, requires_grad=True)
+    geometry = Geometry((kernel,) * 2, (stride,) * 2, (padding,) * 2, (dilation,) * 2, groups)
+
+    def convolve(x: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, weight, None, stride, padding, dilation, groups)
+
+    g = torch.randn_like(convolve(x[0])).unsqueeze(0).repeat(4, 1, 1, 1, 1) * torch.rand(4, items, 1, 1, 1)
+    wanted = torch.stack([torch.autograd.grad(convolve(one), weight, back)[0] for one, back in zip(x, g, strict=True)])
+    kept = Convolved(x, g, weight.shape, geometry)
+    kept.way = way
+    torch.testing.assert_close(kept.squared_norms(), wanted.square().sum((1, 2, 3, 4)), rtol=1e-3, atol=1e-4)
+    weights = torch.rand(4)
+    torch.testing.assert_close(kept.weighted_sum(weights), torch.tensordot(weights, wanted, 1), rtol=1e-3, atol=1e-4)
+
+
+def test_grouped_convolution_forms_the_same() -> None:
+    torch.manual_seed(0)
+    x, g = torch.randn(5, 1, 3, 16, 16), torch.randn(5, 1, 4, 16, 16)
+    kept = Convolved(x, g, torch.Size((4, 3, 3, 3)), Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1))
+    torch.testing.assert_close(kept.form_all(), kept.form(0, 5), rtol=1e-4, atol=1e-4)
+
+
+def test_cancelling_rows_are_not_measured_too_short() -> None:
+    """Two opposite rows of length 1000 and a small third: the plain Gram sum is off by more than the result."""
+    x = torch.tensor([[[1000.0, 0.1], [1000.0, 0.1], [0.0, 0.01]]])
+    g = torch.tensor([[[1000.0], [-1000.0], [1.0]]])
+    outer = Outer(x, g)
+    plain = ((x @ x.mT) * (g @ g.mT)).sum()
+    exact = (g.double().mT @ x.double()).square().sum().float()
+    assert not torch.isclose(plain, exact, rtol=0.1)
+    torch.testing.assert_close(gram_norms(x, g, outer.form), exact.reshape(1))
+
+
+def test_choice_follows_shapes() -> None:
+    assert cheapest(64, 4, 512 * 9, 512) is Way.GRAM
+    assert cheapest(64, 1024, 9 * 64, 64) is Way.FORM
+    assert cheapest(64, 80, 65, 128) is Way.FORM
+    for size, rows, inputs, outputs in product((1, 256), (2, 2000), (8, 512), (8, 8000)):
+        kept = cheapest(size, rows, inputs, outputs) is Way.FORM
+        assert not kept or 4 * size * inputs * outputs <= FORM_BYTES
