@@ -2,6 +2,6 @@
 
 from sordino.recipes.importance import dpis
 from sordino.recipes.plain import automatic, dpadam, dpsgd
-from sordino.recipes.selective import dpsur
+from sordino.recipes.selective import dpagd, dpsur, screening
 
-__all__ = ["automatic", "dpadam", "dpis", "dpsgd", "dpsur"]
+__all__ = ["automatic", "dpadam", "dpagd", "dpis", "dpsgd", "dpsur", "screening"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from sordino.accounting.erasure import Erasure
@@ -91,7 +92,7 @@ class NoisyTest:
         """Clip, then add noise: nothing else of the records reaches the decision."""
         return bounded(means, self.clip) + noise
 
-    def passes(self, noised: Array) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    def passes(self, noised: Array) -> NDArray[np.bool_]:
         """Whether noisy energies are below β·C_v."""
         return noised < self.threshold * self.clip
 
