@@ -62,7 +62,7 @@ class Epoch:
 
     def multiplier(self, noise: float) -> float:
         """Noise of deviation σ_G·C over the sensitivity."""
-        return noise * self.clip / self.sensitivity
+        return noise * (self.records * self.clip / self.total)
 
     def event(self, noise: float) -> PoissonSampledDpEvent:
         """One step with σ_G = `noise` (Eq. 13)."""
