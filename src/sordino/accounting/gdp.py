@@ -11,15 +11,20 @@ is from 1 % to more than twice as large; the error grows with the largest μ_t. 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
+import numpy as np
 from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr
+from scipy.special import log_ndtr, ndtr, ndtri
 
 from sordino.accounting.adjacency import Adjacency
 from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, leaves
 from sordino.errors import InvalidInput
+
+Events = Sequence[tuple[DpEvent, int]]
+
+UNDERSTATED = 1.05  # the limit asks for one to twenty per cent less noise than is needed
 
 
 class GdpPricing:
@@ -28,38 +33,67 @@ class GdpPricing:
     name = "gdp"
     basis: Literal["asymptotic"] = "asymptotic"
 
-    def epsilon(self, events: Sequence[tuple[DpEvent, int]], delta: float, adjacency: Adjacency) -> float:
+    def epsilon(self, events: Events, delta: float, adjacency: Adjacency) -> float:
         return gaussian_epsilon(limit_mu(events, adjacency), delta)
 
-    def delta(self, events: Sequence[tuple[DpEvent, int]], epsilon: float, adjacency: Adjacency) -> float:
+    def delta(self, events: Events, epsilon: float, adjacency: Adjacency) -> float:
         return gaussian_delta(limit_mu(events, adjacency), epsilon)
 
 
-def limit_mu(events: Sequence[tuple[DpEvent, int]], adjacency: Adjacency = "add-or-remove-one") -> float:
+def limit_mu(events: Events, adjacency: Adjacency = "add-or-remove-one") -> float:
     """The μ of the limit (Eq. 9); infinite without noise."""
     if adjacency != "add-or-remove-one":
         raise InvalidInput(f"the GDP limit has no price under {adjacency} adjacency: use accountant='pld'")
-    squares = 0.0
+    return math.sqrt(math.fsum(count * _square(rate, noise) for rate, noise, count in _gaussians(events)))
+
+
+def starting_noise(events: Events, epsilon: float, delta: float) -> float:
+    """How much more noise `events` need, as a factor, to cost about (ε, δ): where calibration should start looking.
+
+    A schedule whose noise falls tenfold must not be priced at σ = 1: its last steps would have σ = 0.1, whose loss
+    reaches hundreds and takes minutes. The limit is right to some tenths and costs nothing. Any answer is safe, since
+    calibration goes on from here by a proven price; it is 1 where the limit has no price for the events.
+    """
+    try:
+        parts = [part for part in _gaussians(events) if part[1] > 0]
+    except InvalidInput:
+        return 1.0
+    if not parts:
+        return 1.0
+    rates, noises, counts = (np.array(column, dtype=np.float64) for column in zip(*parts, strict=True))
+    target = float(brentq(lambda mu: gaussian_epsilon(mu, delta) - epsilon, 1e-9, 1e3))
+
+    def surplus(log_factor: float) -> float:
+        precisions = np.minimum((noises * math.exp(log_factor)) ** -2, 500.0)
+        squares = np.where(rates < 1, rates**2 * np.expm1(precisions), precisions)
+        return math.log(float(np.dot(counts, squares))) - 2 * math.log(target)
+
+    low, high = math.log(1e-3), math.log(1e6)
+    if surplus(low) <= 0 or surplus(high) >= 0:
+        return 1.0
+    return UNDERSTATED * math.exp(brentq(surplus, low, high, rtol=1e-3))
+
+
+def _gaussians(events: Events) -> Iterator[tuple[float, float, int]]:
+    """(rate, noise multiplier, count) of every plain event that costs anything."""
     for event, count in events:
         for leaf, times in leaves(event, count):
-            squares += times * _square(leaf)
-    return math.sqrt(squares)
+            rate, answer = 1.0, leaf
+            if isinstance(leaf, PoissonSampledDpEvent):
+                rate, answer = float(leaf.sampling_probability), leaf.event
+            if not isinstance(answer, GaussianDpEvent):
+                raise InvalidInput(f"event {leaf!r} has no GDP price: only Gaussian answers have one; use 'pld'")
+            if rate > 0 and answer.noise_multiplier < math.inf:
+                yield rate, float(answer.noise_multiplier), times
 
 
-def _square(event: DpEvent) -> float:
-    rate, answer = 1.0, event
-    if isinstance(event, PoissonSampledDpEvent):
-        rate, answer = float(event.sampling_probability), event.event
-    if not isinstance(answer, GaussianDpEvent):
-        raise InvalidInput(f"event {event!r} has no GDP price: only Gaussian answers have one; use accountant='pld'")
-    if rate == 0 or math.isinf(answer.noise_multiplier):
-        return 0.0
-    if answer.noise_multiplier <= 0:
+def _square(rate: float, noise: float) -> float:
+    """What an event adds to μ²: 1/σ² on all records, q² (e^{1/σ²} − 1) on a draw."""
+    if noise <= 0:
         return math.inf
-    precision = float(answer.noise_multiplier) ** -2
     if rate == 1:
-        return precision
-    return rate**2 * math.expm1(precision) if precision < 700 else math.inf
+        return noise**-2
+    return rate**2 * math.expm1(noise**-2) if noise**-2 < 700 else math.inf
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
@@ -78,5 +112,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return math.inf
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
+    if mu > 1e4:  # the second term is far below the first, and doubles cannot hold both
+        return float(mu**2 / 2 - mu * ndtri(delta))
     upper = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1.0
     return float(brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, upper, xtol=1e-12, rtol=1e-12))

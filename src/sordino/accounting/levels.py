@@ -31,19 +31,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 
 from sordino.accounting.adjacency import Adjacency
-from sordino.accounting.composition import LogSpectrum, LongArray, LossGrid, Spectrum, spectrum, to_logarithms
+from sordino.accounting.composition import Array, LogSpectrum, LongArray, LossGrid, Spectrum, spectrum, to_logarithms
 from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
 GROWTH = 1.1  # of e^{μ²} − 1 from rung to rung
 SHARES = 64  # λ is rounded up to multiples of 1/SHARES, so that a rung has few different blends
 MOST_DISTINCT = 32  # as many different noises at one rate are still composed one by one
 FLOOR = -60.0  # a transform below e^FLOOR counts as zero: all of them together are far below the tail that is charged
-LOW = 4096  # so many frequencies are kept for the next price
+LOW = 2**14  # so many frequencies are kept for the next price
 MOST_NOISE = 1e100  # more is charged as this much
 PORTION = 2**18
 
@@ -138,6 +139,14 @@ def _rate_and_noise(event: DpEvent) -> tuple[float, float]:
     return 0.0, math.inf
 
 
+def blended_curve(noisy: Array, quiet: Array, share: float, orders: Sequence[float]) -> Array:
+    """The Rényi curve of a blend. e^((α−1)·D_α) is a positive sum of divergences H_E, so it blends like them."""
+    above = np.asarray(orders, dtype=np.float64) - 1
+    with np.errstate(divide="ignore"):
+        logs = np.logaddexp(np.log1p(-share) + above * noisy, np.log(share) + above * quiet)
+    return np.asarray(logs / above, dtype=np.float64)
+
+
 @dataclass(frozen=True, eq=False)
 class Blend:
     """The composed loss of all `charges` at one rate, given the distributions at the rungs: a part for `compose`."""
@@ -147,39 +156,36 @@ class Blend:
 
     @property
     def interval(self) -> float:
-        return self.rungs[self.charges[0].rung].interval
+        return self._flights[0].noisy.interval
 
     @property
     def events(self) -> int:
-        return sum(charge.count for charge in self.charges)
+        return sum(flight.events for flight in self._flights)
 
     @property
     def lower(self) -> int:
-        return sum(charge.count * min(grid.lower for grid in self._ends(charge)) for charge in self.charges)
+        return sum(flight.events * min(flight.noisy.lower, flight.quiet.lower) for flight in self._flights)
 
     @property
     def upper(self) -> int:
-        return sum(charge.count * max(grid.upper for grid in self._ends(charge)) for charge in self.charges)
+        return sum(flight.events * max(flight.noisy.upper, flight.quiet.upper) for flight in self._flights)
 
     @property
     def infinity(self) -> float:
-        logs = 0.0
-        for charge in self.charges:
-            noisy, quiet = self._ends(charge)
-            escaped = noisy.infinity + charge.share * (quiet.infinity - noisy.infinity)
-            if escaped >= 1:
-                return 1.0
-            logs += charge.count * math.log1p(-escaped)
-        return -math.expm1(logs)
+        escapes = [flight.blended(flight.noisy.infinity, flight.quiet.infinity) for flight in self._flights]
+        if any(np.any(escape >= 1) for escape in escapes):
+            return 1.0
+        each = (np.dot(flight.counts, np.log1p(-escape)) for flight, escape in zip(self._flights, escapes, strict=True))
+        return -math.expm1(float(sum(each)))
 
     def cumulant(self, slope: float) -> float:
-        """log E[exp(slope·loss)]: of each blend the blend of the ends, in logarithms."""
+        """log E[exp(slope·loss)]: of each blend the blend of the ends."""
         total = 0.0
-        for charge in self.charges:
-            low, high = (grid.cumulant(slope) for grid in self._ends(charge))
+        for flight in self._flights:
+            low, high = flight.noisy.cumulant(slope), flight.quiet.cumulant(slope)
             peak = max(low, high)
-            blended = (1 - charge.share) * math.exp(low - peak) + charge.share * math.exp(high - peak)
-            total += charge.count * (peak + math.log(blended))
+            logs = np.log(flight.blended(math.exp(low - peak), math.exp(high - peak)))
+            total += flight.events * peak + float(np.dot(flight.counts, logs))
         return total
 
     def log_spectrum(self, length: int) -> LogSpectrum:
@@ -191,41 +197,46 @@ class Blend:
         magnitude: LongArray = np.zeros(length // 2 + 1, dtype=np.longdouble)
         turns: LongArray = np.zeros(length // 2 + 1, dtype=np.longdouble)
         alive = np.arange(length // 2 + 1)
-        for charges in self._by_rung():
-            noisy, quiet = (_transform(grid, length, alive) for grid in self._ends(charges[0]))
+        for flight in self._flights:
+            noisy, quiet = (_transform(grid, length, alive) for grid in (flight.noisy, flight.quiet))
             ceiling = np.log(np.maximum(np.maximum(np.abs(noisy), np.abs(quiet)), 1e-300))
-            kept = magnitude[alive] + sum(charge.count for charge in charges) * ceiling > FLOOR
+            kept = magnitude[alive] + flight.events * ceiling > FLOOR
             magnitude[alive[~kept]] = -np.inf
             alive = alive[kept]
-            for some in _portions(charges, len(alive)):
-                logs, angles = _blended(noisy[kept], quiet[kept], some)
-                magnitude[alive] += logs
-                turns[alive] += angles
+            for some in _portions(len(flight.shares), len(alive)):
+                logs, angles = to_logarithms(flight.blended(noisy[kept], quiet[kept], some))
+                magnitude[alive] += flight.counts[some] @ logs
+                turns[alive] += flight.counts[some] @ angles
         return magnitude, turns
 
-    def _by_rung(self) -> list[list[Charge]]:
-        rungs: dict[int, list[Charge]] = {}
+    @cached_property
+    def _flights(self) -> list[_Flight]:
+        found: dict[int, list[Charge]] = {}
         for charge in self.charges:
-            rungs.setdefault(charge.rung, []).append(charge)
-        return sorted(rungs.values(), key=lambda some: -sum(charge.count / noise_at(charge.rung) for charge in some))
-
-    def _ends(self, charge: Charge) -> tuple[LossGrid, LossGrid]:
-        return self.rungs[charge.rung], self.rungs[charge.rung + 1]
+            found.setdefault(charge.rung, []).append(charge)
+        flights = [(rung, _Flight(self.rungs[rung], self.rungs[rung + 1], some)) for rung, some in found.items()]
+        return [flight for _, flight in sorted(flights, key=lambda pair: -pair[1].events / noise_at(pair[0]) ** 2)]
 
 
-def _blended(noisy: Spectrum, quiet: Spectrum, charges: Sequence[Charge]) -> LogSpectrum:
-    """Log magnitude and turns of Π ((1−λ)·noisy + λ·quiet)^count."""
-    shares = np.array([charge.share for charge in charges], dtype=np.longdouble)[:, None]
-    counts = np.array([charge.count for charge in charges], dtype=np.longdouble)
-    magnitudes, turns = to_logarithms(noisy + shares * (quiet - noisy))
-    return counts @ magnitudes, counts @ turns
+class _Flight:
+    """The charges between two rungs, as arrays."""
+
+    def __init__(self, noisy: LossGrid, quiet: LossGrid, charges: Sequence[Charge]) -> None:
+        self.noisy, self.quiet = noisy, quiet
+        self.events = sum(charge.count for charge in charges)
+        self.shares: LongArray = np.array([charge.share for charge in charges], dtype=np.longdouble)
+        self.counts: LongArray = np.array([charge.count for charge in charges], dtype=np.longdouble)
+
+    def blended(self, noisy: Any, quiet: Any, some: slice = slice(None)) -> Any:
+        """(1 − λ)·noisy + λ·quiet for some of the shares λ, one row each."""
+        shares = self.shares[some]
+        return noisy + (shares if np.ndim(noisy) == 0 else shares[:, None]) * (quiet - noisy)
 
 
-def _portions(charges: Sequence[Charge], frequencies: int) -> Iterator[Sequence[Charge]]:
+def _portions(charges: int, frequencies: int) -> Iterator[slice]:
     """As many charges at once as fit into some megabytes."""
     size = max(1, PORTION // max(1, frequencies))
-    for start in range(0, len(charges), size):
-        yield charges[start : start + size]
+    return (slice(start, start + size) for start in range(0, charges, size))
 
 
 def _transform(grid: LossGrid, length: int, frequencies: Frequencies) -> Spectrum:
@@ -234,7 +245,7 @@ def _transform(grid: LossGrid, length: int, frequencies: Frequencies) -> Spectru
     return _low_spectrum(grid, length)[frequencies]
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=192)
 def _low_spectrum(grid: LossGrid, length: int) -> Spectrum:
     """The part of the transform that long compositions need, small enough to be kept for the next price."""
     return spectrum(grid, length)[:LOW].copy()
