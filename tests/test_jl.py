@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting import PoissonSampledDpEvent
 from scipy import stats
 from torch import Tensor, nn
 
@@ -22,8 +22,9 @@ from sordino.norms import Exact, Norms
 from sordino.projection import CHOICES, Projected
 from sordino.recipes.projected import jl
 from sordino.sampling import Draw, Foreign
+from sordino.sampling.importance import Importance
 from sordino.schedules import GrowingMu, Levels
-from sordino.selection import Always
+from sordino.selection.selective import Selective
 from sordino.weighing import Automatic, Flat
 from tests.helpers import batch_of, classification, private
 
@@ -143,20 +144,8 @@ def calibrate_exactly(recipe: Recipe) -> float:
 # -- what has no proof ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class WithTest(Always):
-    """Stands for a selector with a test of its own."""
-
-    def event(self, proposal: DpEvent) -> DpEvent:
-        return GaussianDpEvent(1.0)
-
-
 class ByNorm(Flat):
     """Stands for importance weights: any weighing that is not known may divide by more than the norm."""
-
-
-class Importance(Foreign):
-    """Stands for importance sampling."""
 
 
 def test_parts_without_a_proof_are_refused() -> None:
@@ -165,7 +154,7 @@ def test_parts_without_a_proof_are_refused() -> None:
     for change in fine:
         recipe.norms.check(replace(recipe, **change))
     with pytest.raises(InvalidInput, match="selection"):
-        recipe.norms.check(replace(recipe, selection=WithTest()))
+        recipe.norms.check(replace(recipe, selection=Selective()))
     with pytest.raises(InvalidInput, match="weighing"):
         recipe.norms.check(replace(recipe, weighing=ByNorm()))
     with pytest.raises(InvalidInput, match="sampler"):
