@@ -68,7 +68,7 @@ def test_law_2_only_our_sampler_amplifies() -> None:
         run.bench.optimizer.zero_grad()
         run.backward(cross_entropy(run.bench.objective.model, batch))
         run.bench.optimizer.step()
-    assert run.bench.ledger.events() == [(GaussianDpEvent(1.0), 4)]
+    assert run.bench.ledger.events() == [(GaussianDpEvent(0.5), 4)]
     assert run.guarantee(delta=1e-5).epsilon > private_epsilon(4)
     assert any("foreign" in said for said in run.guarantee().assumptions)
     with pytest.raises(ValueError, match=r"sampler=Foreign\(\)"):

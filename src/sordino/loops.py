@@ -19,7 +19,7 @@ from sordino import step as steps
 from sordino.errors import BudgetExhausted, InvalidInput, SordinoError
 from sordino.gradients import BookKeeping
 from sordino.gradients.backpropagated import Backpropagated
-from sordino.gradients.engine import Batch, Differentiated, Recorder
+from sordino.gradients.engine import Batch, Differentiated, Recorder, described
 from sordino.records import Records
 from sordino.sampling import Draw, Foreign, Poisson
 from sordino.selection import Snapshot
@@ -45,12 +45,23 @@ class _Open:
 
 
 class UserLoop:
-    """Binds a bench to somebody else's loop. `finished` is called after each step, `position` says which is next."""
+    """Binds a bench to somebody else's loop.
 
-    def __init__(self, bench: steps.Bench, position: Callable[[], int | None], finished: Callable[[], None]) -> None:
+    `position` says which step is next, `finished` is called after each, `probe` refuses a model that mixes examples.
+    """
+
+    def __init__(
+        self,
+        bench: steps.Bench,
+        position: Callable[[], int | None],
+        finished: Callable[[], None],
+        probe: Callable[[], None],
+    ) -> None:
         self.bench = bench
         self._position = position
         self._finished = finished
+        self._probe = probe
+        self.assumptions: tuple[str, ...] = ()
         self._open: _Open | None = None
         self._ours = False
         optimizer = bench.optimizer
@@ -98,6 +109,8 @@ class UserLoop:
                 "give both, or neither to have Poisson draws"
             )
         if foreign is not None:
+            if getattr(getattr(foreign, "sampler", None), "replacement", False):
+                raise InvalidInput("the foreign loader draws with replacement: a record may count twice in a batch")
             return ((_whole(data), _slicer(data, bench.device)) for data in foreign)
         if num_workers == 0:
             return iter(lambda: (None, lambda part: bench.records.fetch(part.indices, bench.device)), None)
@@ -149,12 +162,30 @@ class UserLoop:
             raise SordinoError("private.backward needs a batch from private.loader(): loop over it")
         if losses.shape != (len(current.part),):
             raise InvalidInput(
-                f"losses have shape {tuple(losses.shape)}, must be ({len(current.part)},): one loss per example; "
-                "use reduction='none'"
+                f"losses are {described(losses)}, must be a vector with one loss per example: use reduction='none'"
             )
+        self._probe()  # the model may have been put into another mode since the batch was drawn
+        if not self.assumptions:
+            self._compare(losses, current.batch)
         steps.add(current.attempt, current.part, self._differentiated(current, losses))
         current.part = current.batch = None
         current.parts_left -= 1
+
+    def _compare(self, losses: Tensor, batch: Batch) -> None:
+        """On the first batch, hold the user's losses against the loss that was probed for mixing examples.
+
+        A model with dropout gives other losses every time and cannot be compared; the guarantee says what is assumed.
+        """
+        with torch.no_grad(), torch.random.fork_rng():
+            first, second = (self.bench.objective.losses(batch.data, batch.size) for _ in range(2))
+        here = losses.detach().to(first.dtype)
+        same = torch.allclose(here, first, rtol=1e-2, atol=1e-3, equal_nan=True)
+        if torch.equal(first, second) and not same:
+            raise InvalidInput(
+                "the losses given to private.backward are not those of the loss that Private was given: "
+                "pass the same loss to both, undivided by the batch size"
+            )
+        self.assumptions = ("private.backward was given the losses that were probed, one per example",)
 
     def _differentiated(self, current: _Open, losses: Tensor) -> Differentiated:
         assert current.batch is not None

@@ -7,8 +7,9 @@ Gaussian noise can only be drawn against a ledger receipt, so that nothing is re
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -46,13 +47,27 @@ class _Stream:
 
     def __init__(self, key: int) -> None:
         self._generator = np.random.Generator(AESCounter(key=key))
+        self._process = os.getpid()
         self._last_receipt = 0
 
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInput(
+            "a noise source cannot be copied or sent elsewhere: its noise would be drawn twice; make a new one"
+        )
+
+    def _fresh(self) -> np.random.Generator:
+        """The generator, unless this process was forked from the one that made it: both would draw the same noise."""
+        if os.getpid() != self._process:
+            raise InvalidInput(
+                "a noise source was used in a forked process: its noise would be drawn twice; make a new one"
+            )
+        return self._generator
+
     def uniform(self, size: int) -> NDArray[np.float64]:
-        return self._generator.random(size)
+        return self._fresh().random(size)
 
     def directions(self, size: int) -> NDArray[np.float32]:
-        return self._generator.standard_normal(size, dtype=np.float32)
+        return self._fresh().standard_normal(size, dtype=np.float32)
 
     def gaussian(self, receipt: Receipt, size: int, std: float) -> Tensor:
         if receipt.sequence < self._last_receipt:
@@ -61,7 +76,7 @@ class _Stream:
                 "charge the ledger again for another release"
             )
         self._last_receipt = receipt.sequence
-        noise = self._generator.standard_normal(size)
+        noise = self._fresh().standard_normal(size)
         noise *= std
         return torch.from_numpy(noise)
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from sordino import checkpoint, validation
-from sordino.accounting import pricing
 from sordino.accounting.allowance import Allowance, Planned, Unlimited
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger
+from sordino.accounting.pricing import required_accountant
+from sordino.claims import guarantee_of, weaker
 from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput, LedgerError
 from sordino.gradients import Objective
 from sordino.gradients.engine import Loss
@@ -94,7 +95,7 @@ class Private:
         if run is not None:
             self._keep_in(Path(run))
         self._bind(self.bench.ledger)
-        self._loop = UserLoop(self.bench, self._next_position, self._advance)
+        self._loop = UserLoop(self.bench, self._next_position, self._advance, self._probe)
 
     # -- training -----------------------------------------------------------------------------------------------
 
@@ -162,30 +163,8 @@ class Private:
 
     def guarantee(self, delta: float | None = None, accountant: str | None = None) -> Guarantee:
         """What has been promised so far: a pure function of the ledger."""
-        recipe, budget = self.bench.recipe, self.bench.recipe.budget
-        delta = delta or (budget.delta if budget else 0.1 / (recipe.records or self.bench.records.count))
-        accountant = accountant or (budget.accountant if budget else "pld")
-        adjacency = budget.adjacency if budget else "add-or-remove-one"
-        return Guarantee(
-            epsilon=pricing.epsilon(self.bench.ledger.events(), delta, accountant=accountant, adjacency=adjacency),
-            delta=delta,
-            basis=recipe.basis,
-            unit="record",
-            adjacency=adjacency,
-            accountant=accountant,
-            assumptions=self._assumptions(),
-        )
-
-    def _assumptions(self) -> tuple[str, ...]:
-        said = [self.bench.source.assumption]
-        said.append("hyperparameters were fixed in advance, not tuned on these records")
-        said.append("Gaussian noise is sampled in floating point")
-        if not self.bench.recipe.amplifies:
-            said.append("batches came from a foreign loader, so no amplification by sampling is claimed")
-        said.extend(self.bench.recipe.selection.assumptions)
-        if not self._validated:
-            said.append("the model was NOT probed for mixing examples (validate=False)")
-        return tuple(said)
+        unprobed = () if self._validated else ("the model was NOT probed for mixing examples (validate=False)",)
+        return guarantee_of(self.bench, delta, accountant, unprobed + self._loop.assumptions)
 
     # -- saving -------------------------------------------------------------------------------------------------
 
@@ -215,6 +194,11 @@ class Private:
 
         Work that was charged after the checkpoint is lost but stays paid for; the noise stream starts afresh.
         """
+        if spent := len(self.bench.ledger):
+            raise LedgerError(
+                f"{spent} events were charged to another ledger before load: they would be forgotten; "
+                "load right after building, without ledger= (the run's own ledger holds what came before it)"
+            )
         directory = Path(run)
         ledger = Ledger.open(directory / "ledger.sqlite")
         try:
@@ -279,7 +263,8 @@ class Private:
         if self._given_source is None:
             self.bench.source = Secure() if self._seed is None else Seeded(self._seed, ledger.incarnation)
         self.bench.engine = recipe.norms.engine(self._engine, self.bench.source)
-        self.bench.allowance = _allowance(recipe, ledger, self.position)
+        self.bench.renew = lambda: _allowance(recipe, ledger, self.position)
+        self.bench.allowance, self.bench.recorded = self.bench.renew(), len(ledger)
 
     def close(self) -> None:
         """Take the hooks off the optimizer and close the ledger."""
@@ -305,4 +290,5 @@ def _allowance(recipe: Recipe, ledger: Ledger, position: int) -> Allowance:
 
 def _header(recipe: Recipe) -> dict[str, str]:
     adjacency = recipe.budget.adjacency if recipe.budget else "add-or-remove-one"
-    return {"recipe": recipe.fingerprint(), "unit": "record", "adjacency": adjacency, "basis": recipe.basis}
+    basis = weaker(recipe.basis, required_accountant(recipe.budget.accountant).basis) if recipe.budget else recipe.basis
+    return {"recipe": recipe.fingerprint(), "unit": "record", "adjacency": adjacency, "basis": basis}

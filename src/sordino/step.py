@@ -12,6 +12,7 @@ a weighing (`sordino.weighing`), schedules behind ``recipe.terms``, a noise sour
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from sordino.accounting.allowance import Allowance
 from sordino.accounting.ledger import Ledger, Receipt
+from sordino.errors import SordinoError, UnsupportedModel
 from sordino.gradients.engine import Differentiated, Engine, Objective, accumulation_dtype
 from sordino.noise import Source
 from sordino.records import Records
@@ -49,6 +51,8 @@ class Bench:
     source: Source
     ledger: Ledger
     allowance: Allowance
+    renew: Callable[[], Allowance] | None = None
+    recorded: int = 0
     memory: dict[str, Any] = field(default_factory=dict)
     schedulers: list[LRScheduler] = field(default_factory=list)
 
@@ -56,13 +60,21 @@ class Bench:
         """Refuse what the budget cannot pay, then record the event durably; only then may noise be drawn (law 5)."""
         if self.recipe.rdp_filter is not None:
             event = self.recipe.rdp_filter.event(event)
+        if self.renew is not None and len(self.ledger) != self.recorded:  # somebody else charged the same ledger
+            self.allowance, self.recorded = self.renew(), len(self.ledger)
         self.allowance.require(event)
-        return self.ledger.charge(event)
+        receipt = self.ledger.charge(event)
+        self.recorded = receipt.sequence
+        return receipt
 
     def parameters(self) -> list[nn.Parameter]:
         """What is trained now: the optimizer's parameters that are not frozen, each once."""
         held = (p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad)
         return list({id(p): p for p in held}.values())
+
+    def versions(self) -> list[int]:
+        """How often each parameter was written to, frozen ones included: a loss must leave them all alone."""
+        return [p._version for p in self.objective.parameters()]
 
     @property
     def device(self) -> torch.device:
@@ -79,6 +91,8 @@ class Attempt:
     draw: Draw
     parameters: list[nn.Parameter]
     total: list[Tensor]
+    versions: list[int]
+    released: bool = False
 
 
 def take(bench: Bench, step: int) -> bool:
@@ -111,7 +125,7 @@ def begin(bench: Bench, step: int, draw: Draw | None = None) -> Attempt:
     if draw is None:
         draw = recipe.sampler.draw(bench.records.count, bench.source, bench.memory)
     total = [torch.zeros_like(p, dtype=accumulation_dtype(p)) for p in parameters]
-    return Attempt(bench, terms, receipt, draw, parameters, total)
+    return Attempt(bench, terms, receipt, draw, parameters, total, bench.versions())
 
 
 def add(attempt: Attempt, part: Draw, differentiated: Differentiated) -> None:
@@ -127,6 +141,13 @@ def add(attempt: Attempt, part: Draw, differentiated: Differentiated) -> None:
 def propose(attempt: Attempt) -> None:
     """Noise. Release ``(total + noise) / divisor`` as the gradient: noise once per draw, divisor public (law 1)."""
     terms, parameters = attempt.terms, attempt.parameters
+    if attempt.released:
+        raise SordinoError("this draw was released already: a second noise on it would halve the protection; draw anew")
+    if attempt.versions != attempt.bench.versions():
+        raise UnsupportedModel(
+            "the loss changed a parameter in place, as nn.Embedding(max_norm=...) does: records would leak into it unnoised"
+        )
+    attempt.released = True
     attempt.bench.optimizer.zero_grad(set_to_none=True)  # no gradient but the released one may reach the optimizer
     noise = attempt.bench.source.gaussian(attempt.receipt, sum(p.numel() for p in parameters), terms.noise_std)
     pieces = noise.split([p.numel() for p in parameters])

@@ -51,6 +51,13 @@ def counts_examples(data: Any, size: int) -> bool:
     return bool(leaves) and all(isinstance(x, Tensor) and x.dim() > 0 and len(x) == size for x in leaves)
 
 
+def described(value: object) -> str:
+    """A value by its kind alone: a length would tell the size of a draw, which is private."""
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return {0: "a scalar", 1: "a vector of another length"}.get(value.dim(), f"a tensor of {value.dim()} dimensions")
+
+
 class Objective(nn.Module):
     """The user's model and loss as one module, so that parameters can be substituted without touching the model."""
 
@@ -66,9 +73,8 @@ class Objective(nn.Module):
         """One loss per example, or a refusal that says what came instead."""
         losses = self(data)
         if not isinstance(losses, Tensor) or losses.shape != (size,):
-            got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise UnsupportedModel(
-                f"loss returned {got} for {size} examples, must be a vector of shape ({size},): "
+                f"loss returned {described(losses)}, must be a vector with one loss per example: "
                 "use reduction='none' and average over everything but the examples"
             )
         return losses

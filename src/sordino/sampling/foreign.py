@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from dp_accounting import GaussianDpEvent
 
 from sordino.errors import InvalidInput
 from sordino.noise import Source
@@ -15,11 +17,15 @@ from sordino.terms import Terms
 class Foreign(Sampler):
     """A loader of the user's own, shuffled or not; nothing is known of how it chooses records.
 
-    Guarantees: none beyond the plain Gaussian mechanism, charged in full for every batch.
+    Guarantees: no amplification. Without one record, its batch may hold another one instead and later batches may
+    shift by one, so that each sum changes by up to two contributions: every batch is charged as a plain Gaussian with
+    half the noise. A record must not occur twice in a batch, which the guarantee states as an assumption.
     """
 
     def terms(self, terms: Terms, memory: dict[str, Any]) -> Terms:
-        return terms
+        if not isinstance(terms.event, GaussianDpEvent):
+            raise InvalidInput(f"sampler=Foreign() goes with exact norms, not with {terms.event}: use Poisson draws")
+        return replace(terms, event=GaussianDpEvent(terms.noise_multiplier / 2))
 
     def draw(self, records: int, source: Source, memory: dict[str, Any]) -> Draw:
         raise InvalidInput(

@@ -1,0 +1,48 @@
+"""What may be claimed of a run: the price of its ledger, with the basis and the assumptions it rests on."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from sordino.accounting import pricing
+from sordino.accounting.guarantee import Guarantee
+from sordino.accounting.pricing import Basis
+from sordino.step import Bench
+
+
+def guarantee_of(bench: Bench, delta: float | None, accountant: str | None, more: tuple[str, ...] = ()) -> Guarantee:
+    """The guarantee of everything in the bench's ledger; `more` are assumptions that only the caller knows of."""
+    recipe, budget = bench.recipe, bench.recipe.budget
+    delta = delta or (budget.delta if budget else 0.1 / (recipe.records or bench.records.count))
+    accountant = accountant or (budget.accountant if budget else "pld")
+    adjacency = budget.adjacency if budget else "add-or-remove-one"
+    return Guarantee(
+        epsilon=pricing.epsilon(bench.ledger.events(), delta, accountant=accountant, adjacency=adjacency),
+        delta=delta,
+        basis=weaker(recipe.basis, pricing.required_accountant(accountant).basis),
+        unit="record",
+        adjacency=adjacency,
+        accountant=accountant,
+        assumptions=(*_assumptions(bench), *more),
+    )
+
+
+def weaker(first: Basis, second: Basis) -> Basis:
+    """The basis of a claim that rests on both: proven only if both are (law 9)."""
+    order = get_args(Basis)
+    return max(first, second, key=order.index)
+
+
+def _assumptions(bench: Bench) -> list[str]:
+    said = [
+        bench.source.assumption,
+        "hyperparameters were fixed in advance, not tuned on these records",
+        "Gaussian noise is sampled in floating point",
+    ]
+    if not bench.recipe.amplifies:
+        said.append("batches came from a foreign loader, so no amplification by sampling is claimed")
+        said.append(
+            "the foreign loader puts a record into a batch at most once, "
+            "and without one record each batch would differ by at most one other"
+        )
+    return [*said, *bench.recipe.selection.assumptions]
