@@ -20,6 +20,7 @@ from sordino.errors import BudgetExhausted, InvalidInput, SordinoError
 from sordino.gradients import BookKeeping
 from sordino.gradients.backpropagated import Backpropagated
 from sordino.gradients.engine import Batch, Differentiated, Recorder, described
+from sordino.norms import Exact
 from sordino.records import Records
 from sordino.sampling import Draw, Foreign, Poisson
 from sordino.selection import Snapshot
@@ -190,6 +191,8 @@ class UserLoop:
     def _differentiated(self, current: _Open, losses: Tensor) -> Differentiated:
         assert current.batch is not None
         recorder = current.stop_recording()
+        if not isinstance(self.bench.recipe.norms, Exact):  # the event is priced for estimated norms
+            return self.bench.engine.differentiate(self.bench.objective, current.attempt.parameters, current.batch)
         found = recorder.differentiate(losses) if recorder else Backpropagated.of(losses, current.attempt.parameters)
         if torch.isfinite(found.norms).all():
             return found

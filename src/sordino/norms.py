@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dp_accounting import DpEvent, GaussianDpEvent
 
 from sordino.gradients import Engine, engine_named
 from sordino.noise import Source
+
+if TYPE_CHECKING:
+    from sordino.accounting.budget import Budget
+    from sordino.recipe import Recipe
 
 
 class Norms(Protocol):
@@ -25,6 +29,14 @@ class Norms(Protocol):
     def prepare(self, engine: Engine) -> None:
         """Called once before every draw, for engines that need fresh randomness."""
         return
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a recipe whose other parts have no proof with such norms."""
+        return
+
+    def calibrated(self, recipe: Recipe, budget: Budget) -> Recipe | None:
+        """The recipe with its noise found by these norms themselves; None where the ordinary search will do."""
+        return None
 
 
 @dataclass(frozen=True)

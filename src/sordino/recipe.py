@@ -70,6 +70,7 @@ class Recipe:
             sigma is None or (sigma > 0 and math.isfinite(sigma)),
             f"noise_multiplier={sigma} must be > 0 and finite: without noise there is no privacy",
         )
+        self.norms.check(self)
 
     def for_records(self, records: int) -> Recipe:
         """Fix the sampling rate and the number of steps for a data set of about `records` records.
@@ -117,6 +118,8 @@ class Recipe:
 
     def _with_noise_for(self, budget: Budget) -> Recipe:
         _require(self.steps is not None, "neither steps nor epochs is set: give the length of training")
+        if (by_norms := self.norms.calibrated(self, budget)) is not None:
+            return by_norms
         found = calibration.noise_for(budget, lambda sigma: replace(self, noise_multiplier=sigma).plan())
         return replace(self, noise_multiplier=found.noise_multiplier)
 

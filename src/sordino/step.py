@@ -145,7 +145,8 @@ def propose(attempt: Attempt) -> None:
         raise SordinoError("this draw was released already: a second noise on it would halve the protection; draw anew")
     if attempt.versions != attempt.bench.versions():
         raise UnsupportedModel(
-            "the loss changed a parameter in place, as nn.Embedding(max_norm=...) does: records would leak into it unnoised"
+            "the loss changed a parameter in place, as nn.Embedding(max_norm=...) does: "
+            "records would leak into it without noise"
         )
     attempt.released = True
     attempt.bench.optimizer.zero_grad(set_to_none=True)  # no gradient but the released one may reach the optimizer
