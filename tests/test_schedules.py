@@ -14,6 +14,7 @@ from sordino.accounting import Budget
 from sordino.errors import InvalidInput
 from sordino.recipe import Recipe
 from sordino.recipes import dpsgd
+from sordino.recipes.common import Common
 from sordino.recipes.scheduled import DECAYS, dynamic, growing_mu, noise_decay, sensitivity_decay
 from sordino.schedules import (
     Constant,
@@ -106,7 +107,7 @@ def test_levels_hold_about_equal_shares_of_what_is_spent() -> None:
 
 
 def _halving(step: int, steps: int) -> float:
-    return 0.5 ** (step / steps)
+    return float(0.5 ** (step / steps))
 
 
 def test_a_function_is_a_schedule() -> None:
@@ -151,19 +152,19 @@ def test_dynamic_is_algorithm_2() -> None:
 
 
 def test_sensitivity_decay_costs_nothing() -> None:
-    parts = {"batch_size": 10, "steps": 100, "noise_multiplier": 3.0}
+    parts: Common = {"batch_size": 10, "steps": 100, "noise_multiplier": 3.0}
     static, decaying = (make(**parts).for_records(1000) for make in (dpsgd, sensitivity_decay))
     assert decaying.plan() == static.plan()
 
 
 def test_growing_mu_with_ratio_one_is_dpsgd() -> None:
-    parts = {"batch_size": 10, "steps": 100, "noise_multiplier": 3.0}
+    parts: Common = {"batch_size": 10, "steps": 100, "noise_multiplier": 3.0}
     static, growing = dpsgd(**parts).for_records(1000), growing_mu(ratio=1, **parts).for_records(1000)
     assert growing.price(1e-5) == static.price(1e-5)
 
 
 def test_a_growing_mu_costs_more_from_the_same_start() -> None:
-    parts = {"batch_size": 10, "steps": 100, "noise_multiplier": 3.0}
+    parts: Common = {"batch_size": 10, "steps": 100, "noise_multiplier": 3.0}
     prices = [growing_mu(ratio=ratio, **parts).for_records(1000).price(1e-5) for ratio in (1, 1.5, 2)]
     assert prices == sorted(set(prices))
 

@@ -129,8 +129,7 @@ def test_replace_one_is_grouped_soundly_too(monkeypatch: pytest.MonkeyPatch) -> 
 @given(st.integers(0, 39), st.floats(1.0, 3.0))
 def test_more_noise_anywhere_never_raises_the_price(step: int, factor: float) -> None:
     events = growing(0.3, 2.0, 40, 20)
-    event, count = events[step]
-    noisier = [*events[:step], (sampled(event.event.noise_multiplier * factor), count), *events[step + 1 :]]
+    noisier = [*events[:step], (sampled(factor * 2 ** (-step / 40) / 0.3), 20), *events[step + 1 :]]
     assert epsilon(noisier, DELTA) <= epsilon(events, DELTA) * (1 + 1e-9)
 
 
