@@ -161,6 +161,7 @@ class UserLoop:
         current = self._open
         if current is None or current.part is None or current.batch is None:
             raise SordinoError("private.backward needs a batch from private.loader(): loop over it")
+        recorder = current.stop_recording()
         if losses.shape != (len(current.part),):
             raise InvalidInput(
                 f"losses are {described(losses)}, must be a vector with one loss per example: use reduction='none'"
@@ -168,7 +169,7 @@ class UserLoop:
         self._probe()  # the model may have been put into another mode since the batch was drawn
         if not self.assumptions:
             self._compare(losses, current.batch)
-        steps.add(current.attempt, current.part, self._differentiated(current, losses))
+        steps.add(current.attempt, current.part, self._differentiated(current, losses, recorder))
         current.part = current.batch = None
         current.parts_left -= 1
 
@@ -188,9 +189,8 @@ class UserLoop:
             )
         self.assumptions = ("private.backward was given the losses that were probed, one per example",)
 
-    def _differentiated(self, current: _Open, losses: Tensor) -> Differentiated:
+    def _differentiated(self, current: _Open, losses: Tensor, recorder: Recorder | None) -> Differentiated:
         assert current.batch is not None
-        recorder = current.stop_recording()
         if not isinstance(self.bench.recipe.norms, Exact):  # the event is priced for estimated norms
             return self.bench.engine.differentiate(self.bench.objective, current.attempt.parameters, current.batch)
         found = recorder.differentiate(losses) if recorder else Backpropagated.of(losses, current.attempt.parameters)

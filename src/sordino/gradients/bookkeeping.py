@@ -172,7 +172,7 @@ class BookRecorder:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._recording.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # see above
+        self._recording.leave()
         self._uncompiled.__exit__(None, None, None)
 
     def differentiate(self, losses: Tensor) -> Book | OneByOne:

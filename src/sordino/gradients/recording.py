@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from sordino.gradients.bookkeeping_functions import (
     FOLLOWED,
@@ -115,6 +115,7 @@ class Recording(TorchFunctionMode):
         self.ignore()
         self.anchor = torch.zeros((), requires_grad=True)
         self.failure: NoRule | None = None
+        self.left = False
         self.replayed: dict[str, str] = {}
         self.final = self.recomputes = self.repeating = False
         self.sorted: dict[int, tuple[Tensor, Tensor]] = {}
@@ -124,8 +125,20 @@ class Recording(TorchFunctionMode):
         """Nobody listens to gradients."""
         self.on_gradient: Callable[[Use, Tensor], None] = lambda use, gradient: None
 
+    def leave(self) -> None:
+        """Stop recording, wherever in the stack of modes this one stands: a loop that was given up is left late."""
+        self.left = True
+        above = []
+        if self in _get_current_function_mode_stack():
+            while (top := _pop_mode()) is not self:
+                above.append(top)
+        for mode in reversed(above):
+            _push_mode(mode)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.left:
+            return func(*args, **kwargs)
         tensors = list(tensors_in(args, kwargs))
         tracked = [tensor for tensor in tensors if id(tensor) in self.tracked]
         if not tracked or not torch.is_grad_enabled() or is_metadata(func):
@@ -215,7 +228,7 @@ class Recording(TorchFunctionMode):
         before = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
-        self.repeating = True
+        self.repeating, left, self.left = True, self.left, False
         try:
             if self.recomputes:
                 with self:  # torch's public backward functions would leave the mode again
@@ -227,7 +240,7 @@ class Recording(TorchFunctionMode):
             if any(parameter.grad is not None for parameter in parameters):
                 raise NoRule("autograd.Function: a parameter is used by a custom function or a reentrant checkpoint")
         finally:
-            self.repeating = False
+            self.repeating, self.left = False, left
             for parameter, grad in zip(parameters, before, strict=True):
                 parameter.grad = grad
 
