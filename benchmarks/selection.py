@@ -247,7 +247,8 @@ def table() -> None:
         tried = sum(result["attempts"] for result in results) // len(results)
         kept = sum(result["accepted"] for result in results) // len(results)
         row = (task, method, epsilon, results[0]["basis"], f"{statistics.mean(scores):.2f} ± {spread:.2f}")
-        print(f"| {' | '.join(row)} | {kept:,} / {tried:,} | {len(results)} |")
+        moved = "in blocks" if METHODS[method].get("test_every") else f"{kept:,} / {tried:,}"  # a rollback moves too
+        print(f"| {' | '.join(row)} | {moved} | {len(results)} |")
 
 
 if __name__ == "__main__":
