@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import cached_property, reduce
-from typing import Any
 
 import attr
 import numpy as np
@@ -26,6 +25,7 @@ from sordino.accounting.events import (
     leaves,
 )
 from sordino.accounting.pld import pld
+from sordino.accounting.projected import ProjectedGaussian
 from sordino.audit.bounds import Rates, delta_of_mu, epsilon_of_mu
 
 Events = list[tuple[DpEvent, int]]
@@ -93,8 +93,8 @@ class Claim:
         """The ε of these same events with just so much noise, more or less than claimed, that the rates are possible.
 
         A lower bound for mechanisms that have the claimed shape at some noise, as in Nasr et al. 2023; for any
-        mechanism at all it exceeds the claim exactly if the rates refute the claim. None where an event has no noise
-        to scale.
+        mechanism at all it exceeds the claim exactly if the rates refute the claim. None where an event has not one
+        noise to scale.
         """
         if any(scaled(event, 1.0) is None for event, _ in self.events):
             return None
@@ -122,18 +122,18 @@ class Claim:
 
 
 def scaled(event: DpEvent, scale: float) -> DpEvent | None:
-    """`event` with `scale` times its noise, or None where it does not say how much it has."""
+    """`event` with `scale` times its noise, or None for kinds whose noise is not one number."""
     if isinstance(event, PoissonSampledDpEvent | SelfComposedDpEvent):
         inner = scaled(event.event, scale)
         return None if inner is None else attr.evolve(event, event=inner)
     if isinstance(event, ComposedDpEvent):
         parts = [scaled(part, scale) for part in event.events]
         return None if None in parts else ComposedDpEvent([_required(part) for part in parts])
-    noise = getattr(event, "noise_multiplier", None)
-    if noise is None:
-        return None
-    changed: Any = {"noise_multiplier": noise * scale}
-    return dataclasses.replace(event, **changed) if dataclasses.is_dataclass(event) else attr.evolve(event, **changed)
+    if isinstance(event, GaussianDpEvent):
+        return GaussianDpEvent(event.noise_multiplier * scale)
+    if isinstance(event, ProjectedGaussian):
+        return dataclasses.replace(event, noise_multiplier=event.noise_multiplier * scale)
+    return None
 
 
 def _required(event: DpEvent | None) -> DpEvent:

@@ -15,7 +15,7 @@ class Measured:
     """One attack: what was claimed, what the attacker certainly reached.
 
     `epsilon_certain` assumes nothing about the mechanism; `epsilon_implied` is the ε of the claimed mechanism at the
-    noise that the attacker's errors imply (None where its events have no noise to scale).
+    noise that the attacker's errors imply (None where its events have not one noise to scale).
     """
 
     instance: str

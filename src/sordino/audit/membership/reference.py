@@ -1,0 +1,99 @@
+"""Attacks by reference models, each trained on a random half of the same records: LiRA and RMIA.
+
+Nothing here imports torch: reference models are known by their confidence ln(p / (1 − p)) in every example's class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from sordino.audit.membership.scoring import Membership, score
+from sordino.errors import InvalidInput
+
+Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+FEW = 16
+"""Fewer models than this do not tell the spread of one example: all examples then share one."""
+
+
+@dataclass(frozen=True)
+class References:
+    """`confidences[model, example]`, and for each whether that model trained on that example."""
+
+    confidences: Array
+    inside: Flags
+
+    def __post_init__(self) -> None:
+        if self.confidences.shape != self.inside.shape or self.confidences.ndim != 2:
+            raise InvalidInput(
+                f"confidences are {self.confidences.shape} and inside {self.inside.shape}, must be models × examples"
+            )
+        count = self.inside.sum(0)
+        if (count == 0).any() or (count == len(self.inside)).any():
+            raise InvalidInput("every example must be inside some reference model and outside some: train more")
+
+    def normal(self, inside: bool) -> tuple[Array, Array]:
+        """Mean and deviation per example over the models that trained on it, or that did not."""
+        chosen = np.where(self.inside == inside, self.confidences, np.nan)
+        means = np.nanmean(chosen, axis=0)
+        if len(self.inside) < 2 * FEW:
+            return means, np.full_like(means, np.sqrt(np.nanmean((chosen - means) ** 2)) + 1e-12)
+        return means, np.nanstd(chosen, axis=0, ddof=1) + 1e-12
+
+    def mean_probability(self, inside: bool | None = None) -> Array:
+        """p of the true class, averaged over models."""
+        chosen = self.inside == inside if inside is not None else np.ones_like(self.inside)
+        return np.asarray(np.nanmean(np.where(chosen, _probability(self.confidences), np.nan), axis=0))
+
+
+def lira(target: Array, members: Flags, references: References, *, online: bool = True) -> Membership:
+    """The likelihood-ratio attack (Carlini et al. 2022, Alg. 1; offline their Eq. 5).
+
+    `target` holds the target's confidence in each example, `members` which of them it trained on.
+    """
+    mean_out, spread_out = references.normal(False)
+    if online:
+        mean_in, spread_in = references.normal(True)
+        scores = stats.norm.logpdf(target, mean_in, spread_in) - stats.norm.logpdf(target, mean_out, spread_out)
+    else:
+        scores = stats.norm.logcdf((target - mean_out) / spread_out)
+    return score(f"LiRA, {_name(online)}", scores[members], scores[~members])
+
+
+def rmia(
+    target: Array,
+    members: Flags,
+    references: References,
+    population: tuple[Array, Array],
+    *,
+    online: bool = True,
+    gamma: float = 2.0,
+    offline_slope: float = 0.3,
+) -> Membership:
+    """How many others z does x beat by γ in p(·|target)/p(·)? (Zarifzadeh et al. 2024, robust attack).
+
+    `population` holds confidences in examples that nobody trained on: the target's, and those of the references as a
+    matrix. Offline p(x) is extrapolated from models without x: ((1 + a)·p_out + 1 − a)/2.
+    """
+    if online:
+        expected = (references.mean_probability(True) + references.mean_probability(False)) / 2
+    else:
+        expected = ((1 + offline_slope) * references.mean_probability(False) + 1 - offline_slope) / 2
+    ratio = _probability(target) / expected
+    others = _probability(population[0]) / _probability(population[1]).mean(axis=0)
+    scores = np.searchsorted(np.sort(others), ratio / gamma, side="right") / len(others)
+    # Within equal shares of z the ratio itself decides, so that low false positive rates are not lost to ties.
+    scores = scores + 1e-6 * stats.rankdata(ratio) / len(ratio)
+    return score(f"RMIA, {_name(online)}", scores[members], scores[~members])
+
+
+def _probability(confidences: Array) -> Array:
+    return np.asarray(np.clip(1 / (1 + np.exp(-np.clip(confidences, -500, 500))), 1e-12, 1.0))
+
+
+def _name(online: bool) -> str:
+    return "online" if online else "offline"

@@ -1,0 +1,143 @@
+"""How well scores tell members from others: AUC, true positives at few false ones, each with its uncertainty.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from sordino.audit.bounds import at_least, at_most
+from sordino.errors import InvalidInput
+
+Array = NDArray[np.float64]
+LOW_RATES = (0.01, 0.001)
+
+
+@dataclass(frozen=True)
+class Share:
+    """An estimate between 0 and 1 and its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What a membership attack reached. `accuracy` is balanced, at the best threshold of the first half of the scores.
+
+    The interval of the AUC is DeLong's (1988), that of the accuracy Clopper and Pearson's, those of `caught` as in
+    `caught_at`.
+    """
+
+    attack: str
+    members: int
+    others: int
+    auc: Share
+    accuracy: Share
+    caught: dict[float, Share]
+    confidence: float = 0.95
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        plain = asdict(self)
+        plain["caught"] = {f"{rate:g}": asdict(share) for rate, share in self.caught.items()}
+        return plain
+
+    def __str__(self) -> str:
+        low = ", ".join(f"TPR {share} at {rate:.1%} FPR" for rate, share in self.caught.items())
+        return f"{self.attack}: AUC {self.auc}, accuracy {self.accuracy}, {low}"
+
+
+def score(attack: str, members: Array, others: Array, confidence: float = 0.95) -> Membership:
+    """Judge an attack by its scores, which are higher for those it takes for members."""
+    members, others = _required("members", members), _required("others", others)
+    return Membership(
+        attack=attack,
+        members=len(members),
+        others=len(others),
+        auc=auc(members, others, confidence),
+        accuracy=_accuracy(members, others, confidence),
+        caught={rate: caught_at(rate, members, others, confidence) for rate in LOW_RATES},
+        confidence=confidence,
+    )
+
+
+def auc(members: Array, others: Array, confidence: float = 0.95) -> Share:
+    """The chance that a member scores above a non-member, ties counted half (DeLong, DeLong, Clarke-Pearson 1988)."""
+    ranks = stats.rankdata(np.concatenate([members, others]))
+    own, strange = stats.rankdata(members), stats.rankdata(others)
+    beaten = (ranks[: len(members)] - own) / len(others)
+    losing = 1 - (ranks[len(members) :] - strange) / len(members)
+    value = float(beaten.mean())
+    deviation = float(np.sqrt(_variance(beaten) / len(members) + _variance(losing) / len(others)))
+    reach = float(stats.norm.isf((1 - confidence) / 2)) * deviation
+    return Share(value, max(0.0, value - reach), min(1.0, value + reach))
+
+
+def caught_at(rate: float, members: Array, others: Array, confidence: float = 0.95) -> Share:
+    """The share of members above the lowest threshold that at most `rate` of the others exceed.
+
+    The interval knows that `others` are a sample: the threshold that k of n of them exceed has a true false positive
+    rate with the law Beta(k + 1, n − k), so that a strict and a lax threshold enclose the right one.
+    """
+    error, ordered = (1 - confidence) / 4, np.sort(others)[::-1]
+    exceeding = np.arange(len(others))
+    strict = exceeding[stats.beta.isf(error, exceeding + 1, len(others) - exceeding) <= rate]
+    lax = exceeding[stats.beta.ppf(error, exceeding + 1, len(others) - exceeding) >= rate]
+
+    def count(allowed: int) -> int:
+        return int((members > ordered[allowed]).sum())
+
+    low = at_least(count(int(strict[-1])), len(members), error) if len(strict) else 0.0
+    high = at_most(count(int(lax[0])), len(members), error) if len(lax) else 1.0
+    value = count(int(np.floor(rate * len(others) + 1e-9))) / len(members)
+    return Share(value, min(low, value), max(high, value))
+
+
+def curve(members: Array, others: Array) -> tuple[Array, Array]:
+    """False and true positive rates at every threshold, from (0, 0) to (1, 1)."""
+    values = np.concatenate([members, others])
+    order = np.argsort(-values, kind="stable")
+    is_member = np.concatenate([np.ones(len(members)), np.zeros(len(others))])[order]
+    last = np.append(np.diff(values[order]) != 0, True)  # equal scores share a threshold
+    true, false = np.cumsum(is_member)[last] / len(members), np.cumsum(1 - is_member)[last] / len(others)
+    return np.insert(false, 0, 0.0), np.insert(true, 0, 0.0)
+
+
+def _accuracy(members: Array, others: Array, confidence: float) -> Share:
+    """Choose the threshold on one half, judge it on the other: choosing and judging on the same scores flatters."""
+    false, true = curve(members[::2], others[::2])
+    thresholds = np.unique(np.concatenate([members[::2], others[::2]]))[::-1]
+    best = int(np.argmax(true - false))
+    threshold = np.inf if best == 0 else thresholds[best - 1]
+    size = min(len(members[1::2]), len(others[1::2]))
+    if size == 0:
+        raise InvalidInput("an attack needs at least two members and two others to be judged by")
+    right = (members[1::2][:size] >= threshold).sum() + (others[1::2][:size] < threshold).sum()
+    return _share(int(right), 2 * size, confidence)
+
+
+def _share(count: int, trials: int, confidence: float) -> Share:
+    error = (1 - confidence) / 2
+    return Share(count / trials, at_least(count, trials, error), at_most(count, trials, error))
+
+
+def _variance(values: Array) -> float:
+    return float(values.var(ddof=1)) if len(values) > 1 else 0.0
+
+
+def _required(name: str, values: Array) -> Array:
+    values = np.asarray(values, dtype=np.float64)
+    if values.ndim != 1 or len(values) < 4:
+        raise InvalidInput(f"{name} have scores of shape {values.shape}, need a vector of at least 4")
+    return np.nan_to_num(values, nan=-np.inf)
