@@ -146,4 +146,5 @@ def test_microbatch_follows_the_memory_of_an_example() -> None:
         return engine.microbatch(parameters)
 
     assert chosen(4) == 512
-    assert 16 <= chosen(20_000) < 100
+    assert chosen(2_000) == 128
+    assert 16 <= chosen(50_000) < 128

@@ -243,3 +243,15 @@ def test_nothing_is_held_after_the_result_is_dropped() -> None:
         assert held() is None
     finally:
         gc.enable()
+
+
+def test_unknown_arguments_and_outputs_given_are_left_to_other_engines(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    data = torch.randn(4, 5)
+    check(BookKeeping(), Apply(lambda m, x: torch.sub(x, m.w, alpha=2), w=(5,)), data, 4)
+    check(BookKeeping(), Apply(lambda m, x: torch.div(x, other=m.w), w=(5,)), data, 4)
+    assert not caplog.records
+    model = Apply(lambda m, x: torch.mul(x, m.w, out=torch.empty(0)), w=(5,))
+    with pytest.raises(RuntimeError, match="out="):
+        differentiate(model, data, 4)
+    assert "out=" in caplog.text

@@ -29,8 +29,11 @@ from sordino.gradients.vmapped import Vmapped
 
 _log = logging.getLogger("sordino")
 
-MEMORY_TARGET = 96 * 2**20
+MEMORY_TARGET = 320 * 2**20
 """Bytes that one microbatch may keep by default, besides twice the size of the parameters."""
+
+SMALL = 24 * 2**20
+"""So much is always taken at once: less is not worth the calls."""
 
 Watch = Callable[[Use, Tensor, PerExample], None]
 
@@ -93,10 +96,16 @@ class BookKeeping:
         return BookRecorder(recording_of(objective, None, knowledge, lenient=True), parameters, knowledge)
 
     def microbatch(self, parameters: list[nn.Parameter]) -> int:
-        """From a memory target and what an example of the last batch took: ask again after the first one."""
-        weights = sum(p.numel() * p.element_size() for p in parameters)
-        target = MEMORY_TARGET + 2 * weights  # large weights are worth larger batches: each one sums into all of them
-        return int(min(512, max(16, target // self._bytes_per_example))) if self._bytes_per_example else 64
+        """A power of two from what an example of the last batch took, 64 before the first one.
+
+        As many as fit the memory target, large weights counting towards it, as each microbatch is summed into all of
+        them; but no more than 128, beyond which caches lose what fewer calls gain, unless the examples are small.
+        """
+        if not self._bytes_per_example:
+            return 64
+        target = MEMORY_TARGET + 2 * sum(p.numel() * p.element_size() for p in parameters)
+        fitting, small = target // self._bytes_per_example, SMALL // self._bytes_per_example
+        return 1 << (int(min(512, max(16, min(128, fitting), small))).bit_length() - 1)
 
     def describe(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[Row]:
         """One row for each use of a parameter: how its gradients are measured and what that costs."""

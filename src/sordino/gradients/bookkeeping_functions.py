@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -51,3 +52,10 @@ def keeps_lengths(func: Any, args: Any) -> bool:
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
         return all(isinstance(part, (int, slice, type(None), type(...))) for part in index)
     return name in REARRANGE or name in CUT
+
+
+def accepts(rule: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a rule knows every named argument that its operation was given."""
+    code = rule.__code__
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return bool(code.co_flags & inspect.CO_VARKEYWORDS) or all(name in known for name in kwargs)

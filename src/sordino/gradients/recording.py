@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 from sordino.gradients.bookkeeping_functions import (
     FOLLOWED,
     REARRANGE,
+    accepts,
     is_in_place,
     is_metadata,
     keeps_lengths,
@@ -183,6 +184,8 @@ class Recording(TorchFunctionMode):
         self.calls += 1
         self.recomputes = self.recomputes or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         name = name_of(func)
+        if kwargs.get("out") is not None:
+            raise NoRule(f"{name}: writes into out=")
         if args and id(args[0]) in self.tracked and is_in_place(name):
             raise NoRule(f"{name}: modifies a parameter in place during the loss")
         known = all(id(t) in self.tracked or id(t) in self.constants for t in tensors)
@@ -192,7 +195,7 @@ class Recording(TorchFunctionMode):
         closed = not any(t.requires_grad for t in tensors if id(t) not in self.tracked)
         call = Recorded(self, func, self.calls, tracked, closed)
         rule = RULES.get(func)
-        if rule is not None:
+        if rule is not None and accepts(rule, kwargs):
             try:
                 return rule(call, *args, **kwargs)
             except NoRule as reason:

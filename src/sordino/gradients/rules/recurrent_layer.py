@@ -139,6 +139,10 @@ class Layer:
             d_states = torch.stack([apart[:, :, 0], *back], 1)
         weights = self.weights
         first = self.cell.backward(trace, weights.to_state, weights.project, d_states, self.d_cells(d_cell))
+        if trace is self.trace:
+            trace.cells = trace.squashed = None  # before the parameters' shares need room
+        if self.on_states is None:
+            del d_states
         self.on_gates(self.order.unsorted(trace.gates.permute(2, 0, 1, 3)))
         if self.on_states is not None:
             self.on_states(self.order.unsorted(d_states.permute(2, 0, 1, 3)))

@@ -1,0 +1,1 @@
+"""Speed and memory against peers, and the tables of the papers."""

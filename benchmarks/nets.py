@@ -1,0 +1,79 @@
+"""The networks and batches of the speed benchmark, as issue 3 lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sordino import models
+
+Data = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, a batch for it, and the ratio to ordinary training that we aim for."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    draw: Callable[[int], Data]
+    batch: int
+    target: float
+
+    def ready(self) -> tuple[nn.Module, Data]:
+        """The network and one batch, the same ones every time."""
+        torch.manual_seed(0)
+        return self.build(), self.draw(self.batch)
+
+
+def images(channels: int, side: int) -> Callable[[int], Data]:
+    """Random pixels in ten classes."""
+    return lambda size: (torch.randn(size, channels, side, side), torch.randint(0, 10, (size,)))
+
+
+def texts(words: int, length: int) -> Callable[[int], Data]:
+    """Random tokens in two classes."""
+    return lambda size: (torch.randint(0, words, (size, length)), torch.randint(0, 2, (size,)))
+
+
+def losses(model: nn.Module, data: Data) -> Tensor:
+    """Cross entropy, one loss per example."""
+    return F.cross_entropy(model(data[0]), data[1], reduction="none")
+
+
+def mnist_cnn() -> nn.Module:
+    """The 26k-parameter network of the papers."""
+    return models.mnist_cnn(padding=3)
+
+
+def frozen_bilstm() -> nn.Module:
+    """The IMDb network with vectors that are not trained."""
+    return models.imdb_bilstm(torch.randn(20_000, 100))
+
+
+def stack(layers: int) -> Callable[[], nn.Module]:
+    """A plain network of a given depth, for the growth of cost with depth."""
+    hidden = [part for _ in range(layers - 1) for part in (nn.Linear(256, 256), nn.Tanh())]
+    return lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.Tanh(), *hidden, nn.Linear(256, 10))
+
+
+CASES: Mapping[str, Case] = MappingProxyType(
+    {
+        case.name: case
+        for case in (
+            Case("MNIST CNN 26k, 256", mnist_cnn, images(1, 28), 256, 1.1),
+            Case("MNIST CNN 26k, 2048", mnist_cnn, images(1, 28), 2048, 1.1),
+            Case("CIFAR CNN 550k, 256", models.cifar_cnn, images(3, 32), 256, 1.3),
+            Case("BiLSTM32 frozen embedding, 256x80", frozen_bilstm, texts(20_000, 80), 256, 1.1),
+            Case("BiLSTM64 trained embedding, 64x150", models.jl_bilstm, texts(8_000, 150), 64, 1.1),
+            Case("VGG13 32M at 32x32, 64", models.vgg13, images(3, 32), 64, 1.3),
+            Case("transformer 4x128, 128x64", models.transformer, texts(10_000, 64), 128, 1.3),
+            Case("embedding MLP 2M, 256x200", models.embedding_mlp, texts(20_000, 200), 256, 1.3),
+        )
+    }
+)
