@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent
 from torch import Tensor
 
 from sordino import Private
@@ -129,11 +129,10 @@ class MoreThanItSays(Shuffled):
 
 @dataclass(frozen=True)
 class WithoutCap(Importance):
-    """DPIS whose bound may exceed what the coins reach: long gradients are drawn for sure."""
+    """DPIS whose bound may exceed what coins reach, as in the paper: a long gradient is drawn for sure."""
 
-    def terms(self, terms: Terms, memory: dict[str, Any]) -> Terms:
-        honest = super().terms(terms, memory)
-        return replace(honest, event=PoissonSampledDpEvent(honest.event.sampling_probability / 2, honest.event.event))
+    def bounds(self, norms: Tensor, clip: float) -> Tensor:
+        return (self.multiplier * norms.clamp(min=self.floor * clip)).float()
 
 
 # -- what is divided, kept and charged ------------------------------------------------------------------------------

@@ -35,9 +35,12 @@ SEVERAL = Instance("several attempts", lanes=1, crowd=1, steps=6)
 PUBLIC = torch.ones(2, 1)
 
 
+DRAWN_BY_NORM = Instance("drawn by norm", lanes=1, crowd=63, pull=1.0, aside=True, rate=0.125, steps=4, trials=80)
+
+
 def dpis() -> Recipe:
     """Calibrated, because DPIS chooses its noise as it goes."""
-    return recipes.dpis(momentum=0.0, **COMMON).calibrate(Budget(epsilon=4.0, delta=1e-5), records=8)
+    return recipes.dpis(momentum=0.0, **COMMON).calibrate(Budget(epsilon=12.0, delta=1e-5), records=64)
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ HEALTHY: dict[str, Case] = {
     "dpsgd with momentum": Case(recipes.dpsgd(momentum=0.9, **COMMON)),
     "dpadam": Case(recipes.dpadam(**COMMON)),
     "automatic": Case(recipes.automatic(**COMMON)),
-    "jl": Case(recipes.jl(projections=24, **COMMON)),
+    "jl": Case(recipes.jl(projections=24, **COMMON), instances=(ALL, CROWD)),
     "dynamic": Case(recipes.dynamic(mu_ratio=2.0, **COMMON)),
     "growing_mu": Case(recipes.growing_mu(ratio=2.0, **COMMON)),
     "sensitivity_decay": Case(recipes.sensitivity_decay(**COMMON)),
@@ -82,7 +85,7 @@ HEALTHY: dict[str, Case] = {
     "screening, public": Case(recipes.screening(public=PUBLIC, public_name="ones", **COMMON), instances=COUPLED),
     "screening, noised": Case(recipes.screening(validation_noise=1.0, temperature=1e6, **COMMON), instances=COUPLED),
     "dpagd": Case(recipes.dpagd(choice_epsilon=0.5, candidates=5, **COMMON), instances=COUPLED),
-    "dpis": Case(dpis(), noise=None, instances=(replace(SEVERAL, crowd=7, rate=0.25, steps=4),), single_trials=40),
+    "dpis": Case(dpis(), noise=None, instances=(DRAWN_BY_NORM,)),
 }
 
 
@@ -166,17 +169,20 @@ BROKEN: dict[str, tuple[Case, str, str]] = {
     ),
     "momentum keeps rejected gradients": (
         Case(
-            replace(
-                recipes.dpsur(momentum=0.99, validation_noise=4.0, threshold=-16.0, **COMMON),
-                selection=sabotage.KeepsMomentum(
-                    test=replace(DPSUR.selection.test, noise_multiplier=4.0, threshold=-16.0)
-                ),
-            ),
-            noise=0.5,
-            instances=(replace(SEVERAL, steps=12, trials=60),),
+            replace(DPSUR, selection=sabotage.KeepsMomentum(test=DPSUR.selection.test)),
+            instances=(replace(SEVERAL, trials=30),),
+        ),
+        "books",
+        "dpsur",
+    ),
+    "DPIS without the cap on its bounds": (
+        Case(
+            replace(dpis(), sampler=sabotage.WithoutCap(**vars(dpis().sampler))),
+            noise=None,
+            instances=(DRAWN_BY_NORM,),
         ),
         "attack",
-        "dpsur",
+        "dpis",
     ),
 }
 

@@ -46,8 +46,8 @@ class Instance:
     """A worst case: `lanes` of one canary each, `crowd` other records in every lane.
 
     `pull` is the gradient of one of the crowd and `canary` that of the canary, in clipping bounds along the lane; not a
-    number stands for a record that is none. `rate` is the chance to join a draw; `steps` and `trials` are those of the
-    audit unless given.
+    number stands for a record that is none. A crowd that stands `aside` pulls along a coordinate of its own. `rate` is
+    the chance to join a draw; `steps` and `trials` are those of the audit unless given.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Instance:
     canary: float = LOUD
     rate: float = 1.0
     loss: str = "linear"
+    aside: bool = False
     steps: int | None = None
     trials: int | None = None
 
@@ -72,6 +73,10 @@ class Instance:
         return -1.0 if self.canary < 0 else 1.0
 
     @property
+    def coordinates(self) -> int:
+        return self.lanes + self.aside
+
+    @property
     def together(self) -> bool:
         """Whether lanes with and without canary are in the same run."""
         return self.lanes > 1
@@ -81,10 +86,11 @@ class Instance:
         return torch.arange(self.lanes) % 2 == 0 if self.together else torch.tensor([present])
 
     def records(self, present: bool, clip: float) -> Tensor:
-        """One row per record."""
-        lanes = torch.eye(self.lanes)
-        crowd = lanes.repeat_interleave(self.crowd, 0) * self.pull
-        return torch.cat([crowd, lanes[self.holds_canary(present)] * self.canary]) * clip
+        """One row per record; the crowd comes first."""
+        axes = torch.eye(self.coordinates)
+        crowd = axes[-1:] if self.aside else axes[: self.lanes]
+        canaries = axes[: self.lanes][self.holds_canary(present)]
+        return torch.cat([crowd.repeat_interleave(self.crowd, 0) * self.pull, canaries * self.canary]) * clip
 
     def adapt(self, recipe: Recipe, steps: int) -> Recipe:
         """`recipe` for these records: all its parts, few steps, and a sampling rate at which something can be seen."""

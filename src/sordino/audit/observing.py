@@ -106,11 +106,11 @@ class _Stage:
     ) -> None:
         self.instance, self.recipe, self.present = instance, recipe, present
         self.sources, self.witness = sources, Witness(sources())
-        self.model = nn.Linear(instance.lanes, 1, bias=False)
+        self.model = nn.Linear(instance.coordinates, 1, bias=False)
         self.data = instance.records(present, recipe.clip)
         self.arrange = arrange
         self.private = self._bound()
-        self._heard: Tensor = torch.zeros(instance.lanes)
+        self._heard: Tensor = torch.zeros(instance.coordinates)
         self._runs: list[tuple[Array, Array, Array]] = []
         self._claims: dict[str, Events] = {}
         self._findings: list[str] = []
@@ -159,13 +159,20 @@ class _Stage:
 
     def _step(self, step: int) -> tuple[Array, Array, Array]:
         terms = self.recipe.terms(step, self.private.bench.memory)
-        before = self.model.weight.detach().flatten().clone()
+        before, state = self.model.weight.detach().flatten().clone(), self._optimizer_state()
         self.private.step()
         moved = before - self.model.weight.detach().flatten()
         kept = float(bool((moved != 0).any()))
+        if not kept and self._optimizer_state() != state:
+            self._findings.append("a rejected proposal changed the optimizer's state, in which its gradient lives on")
         scale = terms.divisor / terms.clip * self.instance.direction
-        released = self._heard.double().numpy() * scale * kept
-        return released, moved.double().numpy() * scale / LEARNING_RATE, np.full(self.instance.lanes, kept)
+        lanes = slice(self.instance.lanes)
+        released = self._heard.double().numpy()[lanes] * scale * kept
+        return released, moved.double().numpy()[lanes] * scale / LEARNING_RATE, np.full(self.instance.lanes, kept)
+
+    def _optimizer_state(self) -> list[Any]:
+        state = self.private.bench.optimizer.state.get(self.model.weight, {})
+        return [value.tolist() if isinstance(value, Tensor) else value for _, value in sorted(state.items())]
 
     def seen(self, canary: bool) -> Iterator[Seen]:
         """The trials of every run whose canary was there, or was not."""
