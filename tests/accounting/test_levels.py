@@ -166,6 +166,7 @@ def test_renyi_curves_blend_between_their_ends() -> None:
         assert np.all(curve >= noisy * (1 - 1e-12))
         assert np.all(curve <= quiet * (1 + 1e-12))
     assert levels.blended_curve(noisy, quiet, 0.0, orders) == pytest.approx(noisy)
+    assert np.all(np.isposinf(levels.blended_curve(np.full(2, np.inf), np.full(2, np.inf), 1.0, (2.0, 3.0))))
 
 
 def test_calibration_of_a_schedule_comes_back_within_a_per_cent() -> None:

@@ -142,9 +142,9 @@ def _rate_and_noise(event: DpEvent) -> tuple[float, float]:
 def blended_curve(noisy: Array, quiet: Array, share: float, orders: Sequence[float]) -> Array:
     """The Rényi curve of a blend. e^((α−1)·D_α) is a positive sum of divergences H_E, so it blends like them."""
     above = np.asarray(orders, dtype=np.float64) - 1
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.logaddexp(np.log1p(-share) + above * noisy, np.log(share) + above * quiet)
-    return np.asarray(logs / above, dtype=np.float64)
+    return np.where(np.isfinite(noisy) & np.isfinite(quiet), logs / above, np.inf)
 
 
 @dataclass(frozen=True, eq=False)
