@@ -9,7 +9,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from sordino.cli import account, calibrate, check, demo, resume, train
+from sordino.cli import account, audit, calibrate, check, demo, resume, train
 from sordino.cli.common import BAD_INPUT, complain
 from sordino.errors import SordinoError
 
@@ -18,7 +18,7 @@ EPILOG = """
 
 0 done
 
-1 check found something wrong
+1 check or audit found something wrong
 
 2 bad input: the error is one line on stderr
 
@@ -50,7 +50,7 @@ app = typer.Typer(
     epilog=EPILOG,
     pretty_exceptions_show_locals=False,  # a traceback's locals would print private records
 )
-for module in (train, resume, account, calibrate, check, demo):
+for module in (train, resume, account, calibrate, audit, check, demo):
     module.register(app)
 
 

@@ -1,0 +1,157 @@
+"""`sordino audit`: attack a saved run, or a recipe, and compare what attackers reach with what is claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sordino.cli import options
+from sordino.cli.common import FOUND, caution, console, one_of, print_json
+from sordino.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from sordino.audit.mechanism import Progress
+    from sordino.audit.result import Audit
+    from sordino.recipe import Recipe
+
+EPILOG = """
+[bold]Examples[/bold]
+
+sordino audit --recipe dpsgd --noise-multiplier 1.0
+
+sordino audit runs/20260101-120000 --json
+"""
+_Run = Annotated[Path | None, typer.Argument(help="A run of `sordino train`.")]
+_Recipe = Annotated[
+    str | None, typer.Option("--recipe", metavar="NAME|FILE.toml", help="A recipe by name, or a recipe.toml.")
+]
+_Trials = Annotated[int, typer.Option(min=20, help="Trials with and without the canary.")]
+_Confidence = Annotated[float, typer.Option(help="Chance that an honest recipe passes.")]
+_Seed = Annotated[int | None, typer.Option(help="Make the audit repeatable.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=EPILOG)(audit)
+
+
+def audit(
+    run: _Run = None,
+    recipe: _Recipe = None,
+    noise_multiplier: options.NoiseMultiplier = None,
+    trials: _Trials = 2000,
+    confidence: _Confidence = 0.999,
+    seed: _Seed = None,
+    json: options.Json = False,
+) -> None:
+    """Bound ε from below by attacks. Exits with 1 if an attacker reaches more than is claimed."""
+    one_of(run, recipe, "what to audit is missing or given twice: give a run, or --recipe")
+    if run is not None:
+        passed = _audit_run(run, trials, seed, json)
+    else:
+        assert recipe is not None
+        passed = _audit_recipe(_named(recipe), noise_multiplier, trials, confidence, seed, json)
+    if not passed:
+        raise typer.Exit(FOUND)
+
+
+def _audit_recipe(
+    recipe: Recipe, noise: float | None, trials: int, confidence: float, seed: int | None, as_json: bool
+) -> bool:
+    from sordino.audit.mechanism import mechanism
+
+    with _progress() as progress:
+        found = mechanism(
+            recipe,
+            noise_multiplier=noise,
+            trials=trials,
+            confidence=confidence,
+            seed=seed,
+            progress=progress,
+            check=False,
+        )
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _print_audit(found)
+    return found.passed
+
+
+def _audit_run(run: Path, trials: int, seed: int | None, as_json: bool) -> bool:
+    from sordino.audit.run import audit_run
+
+    with _progress() as progress:
+        found = audit_run(run, seed=seed, trials=trials, progress=progress)
+    caution("membership results speak of the private records and no guarantee covers them: do not publish them")
+    if as_json:
+        print_json(found.to_dict())
+        return found.mechanism.passed
+    out = console()
+    out.print(f"{found.run}: ε = {found.epsilon:.3f} claimed at δ = {found.delta:g}", markup=False)
+    _print_audit(found.mechanism)
+    for attack in found.membership:
+        out.print(str(attack), markup=False)
+    return found.mechanism.passed
+
+
+def _print_audit(found: Audit) -> None:
+    from rich.table import Table
+
+    table = Table("attack", "ε claimed", "ε certain", "ε implied", "verdict", title=found.name, title_justify="left")
+    for attack in found.measured:
+        implied = "-" if attack.epsilon_implied is None else f"{attack.epsilon_implied:.2f}"
+        verdict = "BROKEN" if attack.refuted else "kept"
+        table.add_row(
+            attack.instance, f"{attack.epsilon_claimed:.2f}", f"{attack.epsilon_certain:.2f}", implied, verdict
+        )
+    out = console()
+    out.print(table)
+    for finding in found.findings:
+        out.print(f"✗ {finding}", markup=False)
+    out.print(
+        f"{found}. An honest recipe fails with probability at most {1 - found.confidence:.2g}; passing is no proof.",
+        markup=False,
+    )
+
+
+def _named(name: str) -> Recipe:
+    from sordino import recipes
+    from sordino.recipe import Recipe
+
+    if Path(name).suffix == ".toml":
+        try:
+            return Recipe.from_file(name)
+        except OSError as error:
+            raise InvalidInput(f"cannot read recipe {name}: {error.strerror}") from None
+    if name not in recipes.__all__:
+        raise InvalidInput(f"recipe={name} is unknown: use a .toml file or one of {', '.join(recipes.__all__)}")
+    common: dict[str, Any] = {"batch_size": 4, "epochs": 4}
+    if name == "dpis":
+        from sordino.accounting import Budget
+
+        return recipes.dpis(**common).calibrate(Budget(epsilon=8.0, delta=1e-5), records=64)
+    if name == "jl":
+        common["projections"] = 24
+    if name == "screening":
+        common["validation_noise"] = 1.0
+    recipe: Recipe = getattr(recipes, name)(**common)
+    return recipe
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    from sordino.cli.progress import bar
+
+    with bar("audit") as shown:
+        tasks: dict[str, Any] = {}
+
+        def tell(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = shown.add_task("", total=total, note=name)
+            shown.update(tasks[name], completed=done)
+
+        yield tell
