@@ -18,7 +18,7 @@ EPILOG = """
 
 0 done
 
-1 check or audit found something wrong
+1 check found something wrong, or an audit did
 
 2 bad input: the error is one line on stderr
 
