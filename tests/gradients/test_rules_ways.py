@@ -23,7 +23,7 @@ def test_outer(way: Way, transposed: bool) -> None:
     wanted = torch.einsum("btd,bto->bdo" if transposed else "btd,bto->bod", x, g)
     outer = Outer(x, g, transposed)
     outer.way = way
-    torch.testing.assert_close(outer.squared_norms(), wanted.square().sum((1, 2)))
+    torch.testing.assert_close(outer.squared_norms(), wanted.square().sum((1, 2)), rtol=1e-5, atol=0)
     weights = torch.rand(6)
     torch.testing.assert_close(outer.weighted_sum(weights), torch.tensordot(weights, wanted, 1))
     torch.testing.assert_close(outer.form(2, 4), wanted[2:4])
@@ -86,7 +86,8 @@ def test_cancelling_rows_are_not_measured_too_short() -> None:
     plain = ((x @ x.mT) * (g @ g.mT)).sum()
     exact = (g.double().mT @ x.double()).square().sum().float()
     assert not torch.isclose(plain, exact, rtol=0.1)
-    torch.testing.assert_close(gram_norms(x, g, outer.form), exact.reshape(1))
+    measured = gram_norms(x, g, outer.form)
+    assert exact <= measured < 1e-12 * x.square().sum() * g.square().sum()
 
 
 def test_choice_follows_shapes() -> None:

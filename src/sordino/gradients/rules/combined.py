@@ -10,6 +10,7 @@ from torch import Tensor
 from sordino.gradients.rules.base import PerExample
 from sordino.gradients.rules.embedding import Looked
 from sordino.gradients.rules.linear import Outer, inner_products
+from sordino.gradients.rules.ways import bounded, drift, trusted
 
 
 class Summed(PerExample):
@@ -26,13 +27,20 @@ class Summed(PerExample):
             return torch.stack([part.squared_norms() for part in self.parts]).sum(0)
         if all(has_inner(part) for part in self.parts):
             return self.by_inner_products()
-        return torch.cat([self.form(*block).flatten(1).square().sum(1) for block in self.blocks()])
+        formed = torch.cat([self.form(*block).flatten(1).square().sum(1) for block in self.blocks()])
+        return bounded(formed, self.mass())
+
+    def mass(self) -> Tensor:
+        return torch.stack([part.mass() for part in self.parts]).sum(0)
 
     def by_inner_products(self) -> Tensor:
-        """|a + b + …|² = Σ |a|² + 2 Σ <a, b>, without forming anything."""
+        """|a + b + …|² = Σ |a|² + 2 Σ <a, b>, without forming anything, and what rounding can have taken away."""
+        mass = self.mass()
         pairs = [(left, right) for index, left in enumerate(self.parts) for right in self.parts[:index]]
         crossed = [2 * inner(left, right) for left, right in pairs]  # first: measuring may let go of the factors
-        return torch.stack([*crossed, *(part.squared_norms() for part in self.parts)]).sum(0)
+        squares = torch.stack([*crossed, *(part.squared_norms() for part in self.parts)]).sum(0)
+        lost = 2 * sum(drift(mass.new_empty(0, length)) for length in self.shape) * mass.square()
+        return bounded(trusted(squares, lost, self.form), mass)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total = self.parts[0].weighted_sum(weights)
@@ -66,6 +74,9 @@ class Pulled(PerExample):
         if self.isometric:
             return self.inner.squared_norms()
         return torch.cat([self.form(*block).flatten(1).square().sum(1) for block in self.blocks()])
+
+    def mass(self) -> Tensor:
+        return self.inner.mass() if self.isometric else super().mass()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.pull(self.inner.weighted_sum(weights))

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino.gradients.bookkeeping_layout import Examples
-from sordino.gradients.rules.base import Call, Formed, NoRule, PerExample, Share, precise, zeroed
-from sordino.gradients.rules.ways import Way, cheapest, gram_norms
+from sordino.gradients.rules.base import Call, Formed, NoRule, PerExample, Share, precise, squares, zeroed
+from sordino.gradients.rules.ways import Way, bounded, cheapest, gram_norms
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,18 @@ class Convolved(PerExample):
         if self.way is Way.GRAM:
             return torch.cat([self.gram(start, stop) for start, stop in self.ranges()])
         if self.way is Way.PASS:
-            return torch.cat([self.form(*some).flatten(1).square().sum(1) for some in self.ranges()])
+            formed = torch.cat([self.form(*some).flatten(1).square().sum(1) for some in self.ranges()])
+            return bounded(formed, self.mass())
         self.formed = Formed(self.form_all())
         del self.x, self.g
         return self.formed.squared_norms()
+
+    def mass(self) -> Tensor:
+        """An entry of the input is seen from at most as many positions as the kernel has entries."""
+        if self.formed is not None:
+            return self.formed.mass()
+        seen = prod(self.geometry.kernel) * squares(self.x.flatten(1))
+        return (seen * squares(self.g.flatten(1))).sqrt()
 
     def form_all(self) -> Tensor:
         """All gradients at once: by one grouped convolution for few channels on large maps, otherwise by patches."""

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sordino.errors import UnsupportedModel
 from sordino.gradients.bookkeeping_layout import Examples
-from sordino.gradients.rules.base import Call, PerExample, Share, precise, zeroed
+from sordino.gradients.rules.base import Call, PerExample, Share, precise, squares, zeroed
+from sordino.gradients.rules.ways import bounded
 
 
 class Looked(PerExample):
@@ -27,8 +28,11 @@ class Looked(PerExample):
         self.size = len(tokens)
         self.shape = torch.Size((vocabulary, g.shape[-1]))
 
+    def mass(self) -> Tensor:
+        return (self.tokens.shape[1] * squares(self.g.flatten(1))).sqrt()
+
     def squared_norms(self) -> Tensor:
-        lengths: Tensor = torch.linalg.vector_norm(self.g, dim=2).square_()
+        lengths = squares(self.g.flatten(0, 1)).reshape(self.g.shape[:2])
         if self.tokens.shape[1] < 2:
             return lengths.sum(1)
         ordered, order = self.tokens.sort(dim=1)
@@ -43,7 +47,7 @@ class Looked(PerExample):
         sums = self.g.new_zeros(int(run[-1]) + 1, self.g.shape[2]).index_add_(0, run, self.g[example, position])
         owner = torch.empty(len(sums), dtype=torch.long, device=run.device).index_copy_(0, run, example)
         lengths[example, position] = 0
-        return lengths.sum(1).index_add_(0, owner, sums.square_().sum(1))
+        return bounded(lengths.sum(1).index_add_(0, owner, sums.square_().sum(1)), self.mass())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total = self.g.new_zeros(self.shape)

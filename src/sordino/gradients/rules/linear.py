@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sordino.gradients.bookkeeping_layout import Examples
 from sordino.gradients.rules.base import Call, Formed, NoRule, PerExample, Settle, Share, precise, squares, zeroed
-from sordino.gradients.rules.ways import Way, cheapest, gram_norms
+from sordino.gradients.rules.ways import Way, bounded, cheapest, gram_norms, products
 
 
 class Outer(PerExample):
@@ -38,10 +38,16 @@ class Outer(PerExample):
         if self.way is Way.GRAM:
             return gram_norms(self.x, self.g, self.form)
         if self.way is Way.PASS:
-            return torch.cat([self.form(*block).square().sum((1, 2)) for block in self.blocks()])
+            formed = torch.cat([self.form(*block).square().sum((1, 2)) for block in self.blocks()])
+            return bounded(formed, self.mass())
         self.formed = Formed(self.form(0, self.size))
         del self.x, self.g
         return self.formed.squared_norms()
+
+    def mass(self) -> Tensor:
+        if self.formed is not None:
+            return self.formed.mass()
+        return (squares(self.x.flatten(1)) * squares(self.g.flatten(1))).sqrt()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.formed is not None:
@@ -64,7 +70,7 @@ class Outer(PerExample):
 
 def inner_products(x: Tensor, g: Tensor, y: Tensor, h: Tensor) -> Tensor:
     """<G_iᵀ X_i, H_iᵀ Y_i> = sum over row pairs of (X Yᵀ) ∘ (G Hᵀ), for each example."""
-    return ((x @ y.transpose(1, 2)) * (g @ h.transpose(1, 2))).sum((1, 2))
+    return (products(x, y) * products(g, h)).sum((1, 2))
 
 
 def linear(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sordino.gradients.bookkeeping_layout import Examples
-from sordino.gradients.rules.base import Formed, PerExample, Settle, precise, zeroed
+from sordino.gradients.rules.base import Formed, PerExample, Settle, precise, squares, zeroed
 from sordino.gradients.rules.linear import Outer
 from sordino.gradients.rules.recurrent_layer import Layer
 from sordino.gradients.rules.ways import Way, cheapest
@@ -105,8 +105,9 @@ class Piece(PerExample):
 
     def squared_norms(self) -> Tensor:
         piece = self.place.of(self.joint.products)
-        norms: Tensor = torch.linalg.vector_norm(piece, dim=list(range(1, piece.dim())))
-        return norms.square_()
+        if piece.dim() > 2:
+            piece = torch.linalg.vector_norm(piece, dim=1)  # side by side in memory, and not many
+        return squares(piece)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.place.of(self.joint.weighted_sum(weights))
