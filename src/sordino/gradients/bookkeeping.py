@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sordino.errors import UnsupportedModel
 from sordino.gradients.bookkeeping_book import Book
 from sordino.gradients.bookkeeping_costs import Row
-from sordino.gradients.bookkeeping_proof import Knowledge, Shared, arrange
+from sordino.gradients.bookkeeping_proof import Knowledge, Shared, Unproven, arrange
 from sordino.gradients.bookkeeping_singly import OneByOne
 from sordino.gradients.engine import Batch, Differentiated, Objective
 from sordino.gradients.looped import Looped, detached_from
@@ -58,14 +58,17 @@ class BookKeeping:
         if not knowledge.refused:
             try:
                 return self._keep(objective, parameters, batch, knowledge)
+            except Unproven as reason:
+                knowledge.tell(f"book-keeping cannot run every batch ({reason}): using vmap for those")
             except NoRule as reason:
                 knowledge.refused = str(reason)
-                _log.warning("book-keeping cannot run this model (%s): using vmap", reason)
+                knowledge.tell(f"book-keeping cannot run this model ({reason}): using vmap")
         try:
             return self._vmapped.differentiate(objective, parameters, batch)
         except (RuntimeError, NotImplementedError, TypeError, UnsupportedModel) as error:
-            if knowledge.refused:
-                _log.warning("vmap cannot run this model (%s): using a loop", str(error).strip().split("\n")[0])
+            # Torch's own words may contain the size of the batch, which is private.
+            why = error if isinstance(error, UnsupportedModel) else type(error).__name__
+            knowledge.tell(f"vmap cannot run this model ({why}): using a loop")
             return self._looped.differentiate(objective, parameters, batch)
 
     def _keep(
@@ -193,4 +196,7 @@ class BookRecorder:
             if not self._knowledge.told:
                 _log.warning(told)
             self._knowledge.told.add(told)
+        try:
             return OneByOne(self._recording, losses, self._parameters)
+        except NoRule as reason:
+            raise UnsupportedModel(f"{reason}: in a loop of your own use engine='loop'") from reason

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sordino.gradients.bookkeeping_layout import Examples, Layout
 from sordino.gradients.engine import accumulation_dtype
 from sordino.gradients.recording import Recording, Tracked, Use
-from sordino.gradients.rules.base import PerExample
+from sordino.gradients.rules.base import NoRule, PerExample
 from sordino.gradients.rules.combined import Pulled, Summed, combine
 
 
@@ -58,7 +58,8 @@ class Book:
         use.unchanged()
         self.bytes += gradient.numel() * gradient.element_size()
         layout = self.layout or use.layout
-        assert layout is not None
+        if layout is None:
+            raise NoRule(f"{use.name}: a gradient came where none came before")
         at = Examples(layout, self.size)
         with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
             for share in use.shares:

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.rules.base import name_of
+from sordino.errors import UnsupportedModel
+from sordino.gradients.rules.base import NoRule, name_of
+from sordino.gradients.rules.embedding import refuse
 
 METADATA = frozenset({"__get__", "__set__", "__len__", "__hash__", "__repr__", "__bool__", "detach", "size"})
 VIEW_PROPERTIES = frozenset({"T", "mT", "H", "mH"})
@@ -18,6 +21,9 @@ REARRANGE = VIEW_PROPERTIES | {
     *("reshape", "reshape_as", "view", "view_as", "flatten", "unflatten", "unsqueeze", "squeeze"),
 }
 CUT = frozenset({"chunk", "split", "unbind", "tensor_split", "narrow", "select"})
+WRITERS: dict[Any, inspect.Signature] = {
+    function: inspect.signature(function) for function in (F.batch_norm, F.instance_norm, F.embedding, F.embedding_bag)
+}
 FOLLOWED = (Tensor.index_select, torch._C._VariableFunctions._pack_padded_sequence)
 
 
@@ -45,13 +51,48 @@ def is_in_place(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or name.startswith("__i")
 
 
+def is_basic_index(index: Any) -> bool:
+    """Whether an index cuts by numbers alone, and not by the values of a tensor or a list."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(isinstance(part, (int, slice, type(None), type(...))) for part in parts)
+
+
 def keeps_lengths(func: Any, args: Any) -> bool:
     """Whether an operation only rearranges or cuts its first argument, so that gradients keep their lengths."""
     name = name_of(func)
     if name == "__getitem__":
-        index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        return all(isinstance(part, (int, slice, type(None), type(...))) for part in index)
+        return is_basic_index(args[1])
     return name in REARRANGE or name in CUT
+
+
+def refuse_statistics(func: Any, args: Any, kwargs: Any) -> None:
+    """Refuse layers that write private records into the model, or mix examples, whether they are trained or not."""
+    if func not in WRITERS:
+        return
+    name, bound = name_of(func), WRITERS[func].bind(*args, **kwargs).arguments
+    if name.startswith("embedding"):
+        refuse(name, bound.get("max_norm"), scale_grad_by_freq=False)
+    elif name == "batch_norm" and (bound.get("training") or bound.get("running_mean") is None):
+        raise UnsupportedModel(
+            "batch_norm with statistics of the batch mixes records: use GroupNorm, or put the layer in eval mode"
+        )
+    elif name == "instance_norm" and bound.get("use_input_stats", True) and bound.get("running_mean") is not None:
+        raise UnsupportedModel(
+            "instance_norm updates running statistics from private records: set track_running_stats=False"
+        )
+
+
+def refuse_derivatives(func: Any, tracked: list[Tensor], kwargs: dict[str, Any], lenient: bool) -> None:
+    """Refuse gradients inside of the loss that parameters have a part in: a recording has them detached."""
+    asks = func is Tensor.backward or (func is torch.autograd.grad and (kwargs.get("create_graph") or tracked))
+    nested = bool(tracked) and (
+        torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+    )
+    if not (asks or nested):
+        return
+    if lenient:
+        raise UnsupportedModel("the loss differentiates the model, which cannot be recorded: use engine='loop'")
+    raise NoRule("the loss differentiates the model: its second derivatives are not recorded")
 
 
 def accepts(rule: Callable[..., Any], kwargs: dict[str, Any]) -> bool:

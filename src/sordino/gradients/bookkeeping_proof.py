@@ -1,17 +1,33 @@
-"""Proves where the examples are in the output of every use, by backward passes of single examples' losses."""
+"""Proves where the examples are in the output of every use, by backward passes of differently weighted losses.
+
+Backward passes are linear: where a row of a gradient belongs to example i alone, weighting the losses by c multiplies
+it by c_i. With powers of two for weights it does so without any rounding, so a few passes tell every example from every
+other one, and whatever a wrong layout, or a loss that mixes examples, gets from another example shows.
+"""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from sordino.gradients.bookkeeping_layout import Examples, Layout, candidates
+from sordino.gradients.bookkeeping_layout import Layout, candidates
 from sordino.gradients.recording import Recording, Use
 from sordino.gradients.rules.base import NoRule
 
-PATIENCE = 8
-"""Batches in which a use may have an all-zero gradient (a zero-initialised layer) before its guess is accepted."""
+_log = logging.getLogger("sordino")
+
+DIGIT_BITS = 5
+"""Each pass tells 32 kinds of examples apart, by weights 1 … 2**31; half precision has room for weights 1 and 2."""
+
+EXACT = 1e-5
+"""Relative difference that counts as equal: powers of two leave none, but some devices add up in any order."""
+
+
+class Unproven(NoRule):
+    """This batch alone says too little about where its examples are; another one may say more."""
 
 
 class Shared(Exception):
@@ -24,66 +40,122 @@ class Shared(Exception):
 
 @dataclass
 class Knowledge:
-    """What earlier batches of one objective have shown."""
+    """What earlier batches of one objective have shown: layouts by the trace of the loss."""
 
-    proven: dict[tuple[object, ...], list[Layout]] = field(default_factory=dict)
+    proven: dict[tuple[object, ...], list[Layout | None]] = field(default_factory=dict)
     shared: frozenset[int] = frozenset()
-    attempts: int = 0
     told: set[str] = field(default_factory=set)
     refused: str = ""
 
+    def tell(self, warning: str) -> None:
+        """Log a warning once."""
+        if warning not in self.told:
+            self.told.add(warning)
+            _log.warning(warning)
+
 
 def arrange(recording: Recording, losses: Tensor, knowledge: Knowledge) -> None:
-    """Give every use its layout: known from earlier batches, or guessed from shapes and proven now."""
-    size, uses = len(losses), recording.uses
-    key = tuple(use.key for use in uses)
-    known = knowledge.proven.get(key)
-    if size > 1 and known and all(layout.fits(use.shape, size) for layout, use in zip(known, uses, strict=True)):
-        for use, layout in zip(uses, known, strict=True):
-            use.layout = layout
+    """Give every use its layout: proven now, or by an earlier batch on which the loss did exactly the same.
+
+    What was proven of a batch is right for that batch, whichever of the layouts that remain is taken. It is right for
+    others if only one remains, was seen at work, and nothing was arranged by the values of data.
+    """
+    size, uses, trace = len(losses), recording.uses, recording.trace
+    if size == 1:
+        for use in uses:
+            (use.layout,) = candidates(use.shape, size, use.batch_dims)
         return
-    probe = Probe({id(use): candidates(use.shape, size, use.batch_dims) for use in uses}, size)
-    if size > 1:
+    if id(losses) not in trace.made:
+        trace.reorders = True  # something that no mode sees made the losses
+    key = (*((use.name, use.call, use.batch_dims) for use in uses), *trace.key(size))
+    if trace.reorders or key not in knowledge.proven:
+        probe = Probe({id(use): candidates(use.shape, size, use.batch_dims) for use in uses}, size)
         probe.run(recording, losses)
-    misplaced = [use for use in uses if not probe.left[id(use)]]
-    if misplaced and recording.recomputes:
-        raise NoRule(f"{misplaced[0].name}: shared by all examples in a model with checkpoints")
-    if misplaced:
-        refuse_or_share(misplaced)
-    for use in uses:
-        use.layout = probe.left[id(use)][0]
-    knowledge.attempts += 1
-    if size > 1 and (all(id(use) in probe.seen for use in uses) or knowledge.attempts >= PATIENCE):
-        knowledge.proven[key] = [probe.left[id(use)][0] for use in uses]
+        layouts = [probe.layout(use) for use in uses]
+        misplaced = [use for use in uses if not probe.left[id(use)]]
+        if misplaced:
+            refuse_or_share(misplaced, recording.recomputes)
+        lasting = not trace.reorders and all(probe.is_certain(use) for use in uses)
+        if probe.spoiled and not lasting:
+            raise Unproven("gradients that are not finite hide where the examples are")
+        if lasting and not probe.spoiled:
+            knowledge.proven[key] = layouts
+    else:
+        layouts = knowledge.proven[key]
+    for use, layout in zip(uses, layouts, strict=True):
+        use.layout = layout
 
 
-def refuse_or_share(misplaced: list[Use]) -> None:
+def refuse_or_share(misplaced: list[Use], recomputes: bool) -> None:
     """An operation on no activation may be shared by all examples; anything else mixes examples."""
+    if recomputes:
+        raise NoRule(f"{misplaced[0].name}: shared by all examples in a model with checkpoints")
     mixed = [use for use in misplaced if not use.closed]
     if mixed:
-        raise NoRule(f"{mixed[0].name}: no dimension of its output {tuple(mixed[0].shape)} holds one example each")
+        dims = len(mixed[0].shape)
+        raise NoRule(f"{mixed[0].name}: none of the {dims} dimensions of its output holds one example each")
     raise Shared(frozenset(use.call for use in misplaced))
 
 
 @dataclass
 class Probe:
-    """Layouts still possible for each use, and the uses whose gradients were seen to be non-zero."""
+    """Layouts still possible for each use, after backward passes whose losses are weighted by powers of two."""
 
     left: dict[int, list[Layout]]
     size: int
+    plain: dict[int, Tensor] = field(default_factory=dict)
+    reached: set[int] = field(default_factory=set)
     seen: set[int] = field(default_factory=set)
-    example: int = 0
+    spoiled: bool = False
+    weights: Tensor | None = None
 
     def run(self, recording: Recording, losses: Tensor) -> None:
-        """One backward pass each for the loss of the last and of a middle example."""
+        """One pass with equal weights, then one for each digit of the examples' numbers."""
         recording.on_gradient = self.receive
-        for example in sorted({self.size - 1, self.size // 2}):
-            self.example = example
-            recording.backward(losses[example], retain_graph=True)
+        recording.backward(losses.sum(), retain_graph=True)
+        self.reached = set(self.plain)
+        narrow = any(g.dtype == torch.float16 for g in (losses, *self.plain.values()))
+        bits = 1 if narrow else DIGIT_BITS
+        numbers = torch.arange(self.size, device=losses.device)
+        while bool(numbers.any()):
+            self.weights = torch.exp2(numbers % 2**bits).to(losses.dtype)
+            recording.backward((losses * self.weights).sum(), retain_graph=True)
+            numbers = numbers >> bits
+        self.plain.clear()
 
     def receive(self, use: Use, gradient: Tensor) -> None:
-        gradient = gradient.nan_to_num(nan=0.0)
-        if gradient.count_nonzero():
+        gradient = gradient.detach()
+        if self.weights is None:
+            self.plain[id(use)] = gradient.clone()
+            return
+        if gradient.numel() == 0:
+            return
+        plain = self.plain[id(use)]
+        finite = torch.isfinite(gradient) & torch.isfinite(plain)
+        self.spoiled = self.spoiled or not bool(finite.all())
+        gradient, plain = gradient.where(finite, 0), plain.where(finite, 0)
+        if plain.abs().max() > 2 * smallest(plain):
             self.seen.add(id(use))
-        possible = [each for each in self.left[id(use)] if Examples(each, self.size).owns_only(gradient, self.example)]
+        possible = [layout for layout in self.left[id(use)] if self.explains(layout, plain, gradient)]
         self.left[id(use)] = possible
+
+    def explains(self, layout: Layout, plain: Tensor, weighted: Tensor) -> bool:
+        """Whether every entry was multiplied by the weight of the example that it belongs to."""
+        assert self.weights is not None
+        mine, theirs = layout.first(plain, self.size), layout.first(weighted, self.size)
+        weights = self.weights.to(mine.dtype).reshape(-1, *[1] * (mine.dim() - 1))
+        wanted = mine * weights
+        return bool(((theirs - wanted).abs() <= EXACT * wanted.abs() + smallest(plain) * weights).all())
+
+    def layout(self, use: Use) -> Layout | None:
+        """Any layout that is left; none for a use that no gradient reached."""
+        return self.left[id(use)][0] if id(use) in self.reached and self.left[id(use)] else None
+
+    def is_certain(self, use: Use) -> bool:
+        """Whether one layout alone explains gradients that were seen, or none ever come."""
+        return id(use) not in self.reached or (id(use) in self.seen and len(self.left[id(use)]) == 1)
+
+
+def smallest(gradient: Tensor) -> float:
+    """What is less may have lost digits, or all of itself, to underflow on its way."""
+    return 2.0**-20 if gradient.dtype == torch.float16 else 2.0**-106

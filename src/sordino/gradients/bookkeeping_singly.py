@@ -10,6 +10,7 @@ from sordino.gradients.bookkeeping_layout import Kind, Layout
 from sordino.gradients.engine import accumulation_dtype
 from sordino.gradients.looped import detached_from
 from sordino.gradients.recording import Recording
+from sordino.gradients.rules.base import NoRule
 
 
 class OneByOne:
@@ -34,10 +35,13 @@ class OneByOne:
         """The gradient of ``row @ losses`` by one backward pass."""
         book = Book(self.parameters, self.recording, 1, Layout(Kind.WHOLE))
         self.recording.on_gradient = book.receive
-        inputs = [*self.parameters, self.recording.anchor]
+        made = [each.handle for each in self.recording.tracked.values() if each.handle is not each.attached]
+        inputs = [*self.parameters, self.recording.anchor, *made]
         left = torch.autograd.grad(self.losses, inputs, row, retain_graph=True, allow_unused=True)
+        if any(gradient is not None for gradient in left[len(self.parameters) + 1 :]):
+            raise NoRule("autograd.Function: a tensor made from parameters is used by a custom function")
         kept = book.close().weighted_sum(torch.ones(1, device=row.device))
-        pairs = zip(kept, left[:-1], strict=True)
+        pairs = zip(kept, left, strict=False)
         return [mine if theirs is None else mine + theirs.to(accumulation_dtype(theirs)) for mine, theirs in pairs]
 
     @property

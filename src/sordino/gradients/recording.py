@@ -23,9 +23,12 @@ from sordino.gradients.bookkeeping_functions import (
     is_in_place,
     is_metadata,
     keeps_lengths,
+    refuse_derivatives,
+    refuse_statistics,
     tensors_in,
 )
 from sordino.gradients.bookkeeping_layout import Layout
+from sordino.gradients.bookkeeping_trace import Trace
 from sordino.gradients.rules import RULES, generic
 from sordino.gradients.rules.base import Call, NoRule, Share, name_of
 from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples
@@ -43,11 +46,6 @@ class Use:
     call: int
     closed: bool
     layout: Layout | None = None
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What identifies this use from one batch to the next, whatever the batch size."""
-        return (self.name, len(self.shape), self.batch_dims, tuple(id(share.parameter) for share in self.shares))
 
     def unchanged(self) -> None:
         """Refuse if something that was kept has been modified in place since."""
@@ -109,6 +107,7 @@ class Recording(TorchFunctionMode):
         super().__init__()
         self.tracked = {id(parameter): Tracked(parameter, parameter, (parameter,)) for parameter in parameters}
         self.constants = {id(constant): constant for constant in constants}
+        self.trace = Trace([*parameters, *self.constants.values()])
         self.size = size
         self.uses: list[Use] = []
         self.calls = 0
@@ -142,6 +141,19 @@ class Recording(TorchFunctionMode):
             return func(*args, **kwargs)
         tensors = list(tensors_in(args, kwargs))
         tracked = [tensor for tensor in tensors if id(tensor) in self.tracked]
+        refuse_statistics(func, args, kwargs)
+        refuse_derivatives(func, tracked, kwargs, self.lenient)
+        result = self.run(func, args, kwargs, tensors, tracked)
+        if not self.repeating:
+            self.trace.note(func, args, kwargs, result, self.is_shared)
+        return result
+
+    def is_shared(self, tensor: Tensor) -> bool:
+        """Whether a tensor is the same for every example."""
+        return id(tensor) in self.tracked or id(tensor) in self.constants
+
+    def run(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], tracked: list[Tensor]) -> Any:
+        """Run one operation: as it is without tracked tensors, otherwise as a use of them."""
         if not tracked or not torch.is_grad_enabled() or is_metadata(func):
             result = func(*args, **kwargs)
             if not tracked and isinstance(result, Tensor):
@@ -188,7 +200,7 @@ class Recording(TorchFunctionMode):
             raise NoRule(f"{name}: writes into out=")
         if args and id(args[0]) in self.tracked and is_in_place(name):
             raise NoRule(f"{name}: modifies a parameter in place during the loss")
-        known = all(id(t) in self.tracked or id(t) in self.constants for t in tensors)
+        known = all(map(self.is_shared, tensors))
         over_examples = func in EXPANSIONS and expands_examples(args, kwargs, self.size)
         if (known and not over_examples) or self.calls in self.shared:
             return self.derive(func, args, kwargs, tracked)
@@ -213,7 +225,7 @@ class Recording(TorchFunctionMode):
         def track(piece: Any, index: int) -> Any:
             if not isinstance(piece, Tensor) or not piece.requires_grad:
                 return piece
-            handle = piece.detach()
+            handle = piece.detach().requires_grad_()  # so that a use past the recording leaves a gradient here
             cut = None if source is None or name_of(func) in REARRANGE else (*source, (self.calls, index))
             path = source if name_of(func) in REARRANGE else cut
             self.tracked[id(handle)] = Tracked(piece, handle, roots, path)

@@ -93,7 +93,9 @@ def settle_replayed(
 ) -> PerExample:
     """Find which arguments carry examples and prove it: replaying one example must give that example's output."""
     name, size = name_of(function), at.size
-    if at.layout.kind is not Kind.DIMENSION and size > 1:
+    if at.layout.kind is Kind.WHOLE:
+        return replayed_whole(function, plain, spec, positions, output, at.first(g))
+    if at.layout.kind is not Kind.DIMENSION:
         raise NoRule(f"{name}: has no rule and its first dimension is not the examples")
     carrying = [
         i
@@ -116,7 +118,7 @@ def settle_replayed(
     try:
         again = run(parameter, *[tensor[-1] for tensor in batched])
     except (RuntimeError, ValueError, IndexError) as error:
-        raise NoRule(f"{name}: has no rule and cannot be replayed for one example ({error})") from error
+        raise NoRule(f"{name}: has no rule and cannot be replayed for one example") from error
     if again.shape != output.shape[1:] or not torch.allclose(again, output[-1], rtol=1e-3, atol=1e-5, equal_nan=True):
         raise NoRule(f"{name}: has no rule and gives another result for one example alone")
     kept = Replayed(run, parameter, batched, g)
@@ -125,3 +127,19 @@ def settle_replayed(
     except RuntimeError:
         kept.loop = True
     return kept
+
+
+def replayed_whole(
+    function: Callable[..., Any], plain: list[Any], spec: TreeSpec, positions: list[int], output: Tensor, g: Tensor
+) -> PerExample:
+    """All of the operation belongs to one example: replay it as it was."""
+
+    def run(parameter: Tensor) -> Tensor:
+        leaves = [parameter if i in positions else leaf for i, leaf in enumerate(plain)]
+        args, kwargs = tree_unflatten(leaves, spec)
+        result: Tensor = function(*args, **kwargs)
+        return result
+
+    if not torch.allclose(run(plain[positions[0]]), output, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise NoRule(f"{name_of(function)}: has no rule and gives another result each time")
+    return Replayed(run, plain[positions[0]], [], g, loop=True)

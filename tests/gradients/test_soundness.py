@@ -1,0 +1,326 @@
+"""What a hostile review broke: no example may contribute more than the clipping norm, whatever the model does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from sordino.errors import UnsupportedModel
+from sordino.gradients.bookkeeping import BookKeeping
+from sordino.gradients.engine import Objective
+from sordino.gradients.looped import Looped
+from sordino.gradients.rules.base import squares
+from tests.gradients.oracle import batch_of, check
+from tests.gradients.test_bookkeeping import Apply
+
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+def classified(model: nn.Module, data: Any) -> Tensor:
+    return F.cross_entropy(model(*data[:-1]), data[-1], reduction="none")
+
+
+def agree(model: nn.Module, batches: list[Any], loss: Loss = classified) -> BookKeeping:
+    """One engine sees all the batches, as in training, and is right about each."""
+    engine = BookKeeping()
+    objective, parameters = Objective(model, loss), list(model.parameters())
+    for data in batches:
+        batch = batch_of(data, len(data[0]))
+        mine, wanted = (each.differentiate(objective, parameters, batch) for each in (engine, Looped()))
+        torch.testing.assert_close(mine.norms, wanted.norms)
+        weights = torch.linspace(0.3, 1.7, batch.size, dtype=mine.norms.dtype)
+        torch.testing.assert_close(mine.weighted_sum(weights), wanted.weighted_sum(weights))
+    return engine
+
+
+def largest_contribution(model: nn.Module, loss: Loss, data: Any) -> float:
+    """The longest ``weight_i * gradient_i`` as it enters the sum, with weights that clip to 1."""
+    size = len(data[0])
+    found = BookKeeping().differentiate(Objective(model, loss), list(model.parameters()), batch_of(data, size))
+    weights = 1 / found.norms.clamp_min(1)
+    rows = [found.weighted_sum(weights * one) for one in torch.eye(size)]
+    return max(float(torch.cat([g.double().flatten() for g in row]).norm()) for row in rows)
+
+
+def doubles(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def labels(size: int) -> Tensor:
+    return torch.randint(3, (size,))
+
+
+class LastStep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps: Tensor = self.layer(x.transpose(0, 1))
+        return self.head(steps[-1])  # type: ignore[no-any-return]  # modules return Any
+
+
+@pytest.mark.parametrize("sizes", [(2, 6, 3, 2), (6, 2, 5), (3, 6)])
+def test_sequence_first_with_few_examples(sizes: tuple[int, ...]) -> None:
+    torch.manual_seed(1)
+    agree(LastStep().double(), [(doubles(size, 6, 8), labels(size)) for size in sizes])
+
+
+def test_order_by_data() -> None:
+    """The first batch happens to be sorted already."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        return m.b(torch.tanh(m.a(x[order]))[order.argsort()])
+
+    torch.manual_seed(0)
+    already = doubles(6, 4)
+    already[:, 0] = torch.arange(6)
+    model = Apply(forward, a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double()
+    agree(model, [(already, labels(6)), (doubles(6, 4), labels(6)), (doubles(7, 4), labels(7))])
+
+
+def test_order_by_python() -> None:
+    """An order that only numbers carry: every operation has the same name in both batches."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        order = sorted(range(len(x)), key=lambda i: float(x[i, 0]))
+        back = sorted(range(len(x)), key=order.__getitem__)
+        hidden = m.a(torch.stack([x[i] for i in order]))
+        return torch.stack([hidden[i] for i in back])
+
+    torch.manual_seed(0)
+    already = doubles(4, 4)
+    already[:, 0] = torch.arange(4)
+    agree(Apply(forward, a=nn.Linear(4, 3)).double(), [(already, labels(4)), (doubles(4, 4), labels(4))])
+
+
+class Sorting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(3, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        order = lengths.argsort(descending=True)
+        packed = pack_padded_sequence(x[order], lengths[order], batch_first=True)
+        last: Tensor = self.rnn(packed)[1][0][-1]
+        return self.head(last[order.argsort()])  # type: ignore[no-any-return]  # modules return Any
+
+
+def test_sequences_sorted_by_the_user() -> None:
+    torch.manual_seed(0)
+    lengths = ([6, 5, 3, 2], [2, 3, 6, 4], [2, 3, 6, 4, 1])
+    agree(Sorting().double(), [(doubles(len(n), 6, 3), torch.tensor(n), labels(len(n))) for n in lengths])
+
+
+def test_ragged_tokens() -> None:
+    """Equal lengths first; afterwards the number of tokens is a multiple of the batch by accident."""
+
+    class Ragged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            kept = torch.tanh(self.a(x[mask]))
+            owners = mask.nonzero()[:, 0]
+            pooled = torch.zeros(len(x), 6, dtype=x.dtype).index_add(0, owners, kept)
+            return self.b(pooled)  # type: ignore[no-any-return]  # modules return Any
+
+    torch.manual_seed(0)
+    masks = [torch.arange(6) < torch.tensor(n).unsqueeze(1) for n in ([3, 3, 3, 3], [1, 5, 2, 4], [6, 1, 2])]
+    agree(Ragged().double(), [(doubles(len(mask), 6, 4), mask, labels(len(mask))) for mask in masks])
+
+
+def test_examples_without_gradients_prove_nothing() -> None:
+    """Time first and folded, with a loss that is flat for the examples in the middle and at the end."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        size, time, _ = x.shape
+        return m.b(torch.tanh(m.a(x.transpose(0, 1).reshape(-1, 4)))).reshape(time, size).sum(0)
+
+    def hinge(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+        return torch.relu(1 - data[1] * model(data[0]))
+
+    torch.manual_seed(0)
+    model, x = Apply(forward, a=nn.Linear(4, 5), b=nn.Linear(5, 1)).double(), doubles(6, 3, 4)
+    signs = -model(x).detach().sign()
+    signs[[3, 5]] *= -1e4
+    agree(model, [(x, signs), (doubles(6, 3, 4), doubles(6)), (doubles(6, 3, 4), doubles(6))], hinge)
+
+
+def test_mixed_examples_are_never_taken_for_their_own() -> None:
+    """Each loss also sees its neighbour; book-keeping must refuse, and not by chance of which examples it looked at."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        hidden = m.a(torch.tanh(m.a(x)))
+        return hidden + 1e-3 * torch.cat([hidden[:1], hidden[:-1]])
+
+    torch.manual_seed(0)
+    model = Apply(forward, a=nn.Linear(4, 4))
+    engine, data = BookKeeping(), (torch.randn(40, 4), labels(40))
+    objective = Objective(model, classified)
+    engine.differentiate(objective, list(model.parameters()), batch_of(data, 40))
+    assert engine._knowledge[objective].refused
+
+
+@pytest.mark.parametrize("size", [33, 64])
+def test_ordinary_models_are_proven_once(size: int) -> None:
+    torch.manual_seed(0)
+    models = [
+        nn.Sequential(nn.Unflatten(1, (1, 16)), nn.Conv1d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(56, 3)),
+        Apply(
+            lambda m, x: m.h(m.r(x.unflatten(1, (4, 4)))[0][:, -1]),
+            r=nn.LSTM(4, 5, batch_first=True),
+            h=nn.Linear(5, 3),
+        ),
+        Apply(
+            lambda m, x: m.h(m.t(x.unflatten(1, (4, 4))).mean(1)),
+            t=nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
+            h=nn.Linear(4, 3),
+        ),
+    ]
+    for model in models:
+        engine, objective = BookKeeping(), Objective(model, classified)
+        for count in (size, size, size - 2, size):
+            batch = batch_of((torch.randn(count, 16), labels(count)), count)
+            engine.differentiate(objective, list(model.parameters()), batch)
+        knowledge = engine._knowledge[objective]
+        assert not knowledge.refused
+        assert len(knowledge.proven) <= 2
+
+
+def test_opposite_uses_of_one_weight() -> None:
+    """A siamese network on nearby points far from the origin: the gradients of its two uses cancel."""
+    torch.manual_seed(0)
+    model = nn.Linear(16, 16, bias=False)
+    far = 1e5 * torch.randn(16, 16)
+    pair = (far, far + torch.randn(16, 16))
+    assert largest_contribution(model, lambda m, d: 50 * (m(d[0]) - m(d[1])).sum(1), pair) <= 1.00001
+
+
+@pytest.mark.parametrize("scale", [1e2, 1e3, 1e5])
+def test_tied_uses_that_cancel(scale: float) -> None:
+    torch.manual_seed(0)
+    model = Apply(lambda m, x: x, e=(50, 32))
+
+    def loss(m: Any, data: tuple[Tensor, Tensor]) -> Tensor:
+        tokens, x = data
+        looked = (F.embedding(tokens, m.e) * x.unsqueeze(1)).sum((1, 2))
+        return 3e4 * (looked - F.linear(x + 0.01, m.e).gather(1, tokens).sum(1))
+
+    data = (torch.randint(50, (16, 1)), scale * torch.randn(16, 32))
+    assert largest_contribution(model, loss, data) <= 1.00001
+
+
+@pytest.mark.parametrize("offset", [3e2, 1e4, 1e5])
+def test_rows_that_cancel(offset: float) -> None:
+    """Softmax over time: the rows' gradients add up to zero, their inputs are nearly equal."""
+    torch.manual_seed(0)
+    model = nn.Linear(16, 16, bias=False)
+    x = offset * torch.randn(16, 1, 16) + torch.randn(16, 4, 16)
+    target = torch.zeros(16, dtype=torch.long)
+    loss = lambda m, d: F.cross_entropy(10 * m(d[0]).sum(2), d[1], reduction="none")  # noqa: E731
+    assert largest_contribution(model, loss, (x, target)) <= 1.00001
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3, 0.7])
+@pytest.mark.parametrize("length", [10**3, 10**6])
+def test_sums_of_squares_do_not_drift(length: int, value: float) -> None:
+    rows = torch.full((1, length), value)
+    torch.testing.assert_close(squares(rows).double(), rows.double().square().sum(1), rtol=1e-6, atol=0)
+
+
+def test_a_plain_norm_would_drift() -> None:
+    rows = torch.full((1, 10**6), 0.3)
+    naive = torch.linalg.vector_norm(rows, dim=1).square().double()
+    assert not torch.allclose(naive, rows.double().square().sum(1), rtol=1e-6)
+
+
+def test_messages_do_not_tell_the_size_of_the_batch(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    caplog.set_level(logging.DEBUG)
+    mixing = Apply(lambda m, x: m.a(x) + m.a(x).cumsum(0)[: len(x)].flip(0), a=nn.Linear(4, 3))
+    ragged = Apply(lambda m, x: m.a(x[x[:, 0] > -9].repeat(2, 1))[: len(x)], a=nn.Linear(4, 3))
+    for model in (mixing, ragged):
+        data = (torch.randn(47, 4), labels(47))
+        BookKeeping().differentiate(Objective(model, classified), list(model.parameters()), batch_of(data, 47))
+    assert caplog.records
+    assert all("47" not in record.message and "94" not in record.message for record in caplog.records)
+
+
+def test_gradient_penalty_keeps_its_second_derivatives() -> None:
+    def penalised(model: nn.Module, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        y = model(x)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return slope.square().sum(1) + y.sum(1)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    check(BookKeeping(), model, torch.randn(5, 4), 5, penalised)
+    recorder = BookKeeping().record(Objective(model, penalised), list(model.parameters()))
+    with recorder, pytest.raises(UnsupportedModel, match="differentiates"):
+        penalised(model, torch.randn(5, 4))
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return gradients[0] @ w.t(), x.t() @ gradients[0]
+
+
+def test_custom_function_of_a_derived_tensor() -> None:
+    torch.manual_seed(0)
+    model = Apply(lambda m, x: Product.apply(torch.tanh(m.a(x)), m.w.t()), a=nn.Linear(4, 6), w=(3, 6))
+    check(BookKeeping(), model, torch.randn(5, 4), 5)
+    recorder = BookKeeping().record(Objective(model, classified), list(model.parameters()))
+    with recorder:
+        losses = classified(model, (torch.randn(5, 4), labels(5)))
+    with pytest.raises(UnsupportedModel, match="custom function"):
+        recorder.differentiate(losses)
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("trained", [False, True])
+def test_batch_statistics_are_refused_in_one_line(affine: bool, trained: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, affine=affine), nn.Linear(8, 3))
+    model[1].requires_grad_(trained)
+    before = model[1].running_mean.clone()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    data = (torch.randn(5, 4), labels(5))
+    with pytest.raises(UnsupportedModel, match="batch_norm"):
+        BookKeeping().differentiate(Objective(model, classified), parameters, batch_of(data, 5))
+    with BookKeeping().record(Objective(model, classified), parameters), pytest.raises(UnsupportedModel):
+        classified(model, data)
+    assert torch.equal(before, model[1].running_mean)
+
+
+def test_frozen_layers_that_remember_records_are_refused() -> None:
+    table = nn.Embedding(7, 4, max_norm=1.0).requires_grad_(False)
+    norm = nn.InstanceNorm1d(3, track_running_stats=True)
+    looked = nn.Sequential(table, nn.Flatten(), nn.Linear(12, 3))
+    normalised = nn.Sequential(norm, nn.Flatten(), nn.Linear(12, 3))
+    for model, data, word in (
+        (looked, torch.randint(7, (5, 3)), "max_norm"),
+        (normalised, torch.randn(5, 3, 4), "running"),
+    ):
+        before = [tensor.clone() for tensor in (table.weight, norm.running_mean)]
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        with pytest.raises(UnsupportedModel, match=word):
+            BookKeeping().differentiate(Objective(model, classified), parameters, batch_of((data, labels(5)), 5))
+        assert torch.equal(before[0], table.weight)
+        assert torch.equal(before[1], norm.running_mean)
