@@ -13,7 +13,7 @@ from typing import Any
 from dp_accounting import DpEvent
 
 from sordino import toml
-from sordino.accounting import calibration, pricing
+from sordino.accounting import calibration, gdp, pricing
 from sordino.accounting.budget import Budget
 from sordino.accounting.filter import Filter
 from sordino.accounting.pricing import Basis
@@ -21,7 +21,7 @@ from sordino.errors import InvalidInput
 from sordino.norms import Exact, Norms
 from sordino.propose import Optimizer
 from sordino.sampling import Foreign, Poisson, Sampler
-from sordino.schedules import Constant, Schedule
+from sordino.schedules import Constant, Schedule, factor_at
 from sordino.selection import Always, Selector
 from sordino.terms import Terms
 from sordino.weighing import Flat, Weighing
@@ -120,7 +120,11 @@ class Recipe:
         _require(self.steps is not None, "neither steps nor epochs is set: give the length of training")
         if (by_norms := self.norms.calibrated(self, budget)) is not None:
             return by_norms
-        found = calibration.noise_for(budget, lambda sigma: replace(self, noise_multiplier=sigma).plan())
+
+        def plan(sigma: float) -> list[tuple[DpEvent, int]]:
+            return replace(self, noise_multiplier=sigma).plan()
+
+        found = calibration.noise_for(budget, plan, start=gdp.starting_noise(plan(1.0), budget.epsilon, budget.delta))
         return replace(self, noise_multiplier=found.noise_multiplier)
 
     def _with_steps_for(self, budget: Budget) -> Recipe:
@@ -138,8 +142,8 @@ class Recipe:
                 f"recipe {self.name!r} is not calibrated: "
                 "call recipe.calibrate(Budget(epsilon=3, delta=1e-5), records=N)"
             )
-        sigma = self.noise_multiplier * self.noise_schedule(step, self.steps)
-        clip = self.clip * self.clip_schedule(step, self.steps)
+        sigma = self.noise_multiplier * factor_at(self.noise_schedule, step, self.steps)
+        clip = self.clip * factor_at(self.clip_schedule, step, self.steps)
         terms = Terms(step, clip, sigma, self.batch_size, self.norms.event(sigma))
         terms = self.sampler.terms(terms, memory)
         terms = self.selection.terms(terms, self, memory)

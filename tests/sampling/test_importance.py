@@ -497,7 +497,6 @@ def test_the_clipping_bound_follows_the_mean_norm() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"norms": Projected(24)}, "norms=.*estimated norms"),
         ({"weighing": Flat()}, "weighing=.*undo the sampling"),
         ({"clip_schedule": SensitivityDecay(2.0)}, "clip_schedule=.*one bound per epoch"),
     ],
@@ -509,6 +508,11 @@ def test_parts_without_a_proof_are_refused(changes: dict[str, Any], reason: str)
     with pytest.raises(InvalidInput, match=reason):
         afterwards.step()
     assert len(afterwards.bench.ledger) == 0
+
+
+def test_estimated_norms_are_refused_when_the_recipe_is_made() -> None:
+    with pytest.raises(InvalidInput, match="proof"):
+        replace(recipes.dpis(batch_size=12, epochs=3), norms=Projected(24))
 
 
 def test_a_run_without_a_filter_is_refused() -> None:

@@ -83,10 +83,10 @@ def test_impossible_rates_are_refused(rate: float) -> None:
 def test_a_draw_splits_into_parts_that_make_it_up() -> None:
     draw = Draw(torch.arange(10), torch.arange(10.0))
     parts = list(draw.split(4))
-    assert [len(p) for p in parts] == [4, 4, 2]
+    assert [len(p) for p in parts] == [3, 3, 4]
     assert torch.equal(torch.cat([p.indices for p in parts]), draw.indices)
     assert parts[1].thresholds is not None
-    assert torch.equal(parts[1].thresholds, torch.arange(4.0, 8.0))
+    assert torch.equal(parts[1].thresholds, torch.arange(3.0, 6.0))
 
 
 def test_a_foreign_sampler_does_not_draw() -> None:

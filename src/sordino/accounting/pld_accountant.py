@@ -16,6 +16,7 @@ from sordino.accounting.events import (
     GaussianDpEvent,
     SelfComposedDpEvent,
     from_json,
+    leaves,
     tally,
     to_json,
 )
@@ -24,6 +25,7 @@ from sordino.accounting.rdp import merged_leaf
 from sordino.errors import InvalidInput
 
 Counts = tuple[tuple[str, int], ...]
+Ladders = tuple[levels.Ladder, ...]
 
 FINEST = 4.0**-8
 NEGLIGIBLE = 1e-4
@@ -42,23 +44,27 @@ class PldPricing:
 
     def epsilon(self, events: Sequence[tuple[DpEvent, int]], delta: float, adjacency: Adjacency) -> float:
         """The smallest ε at which the larger of the two divergences is at most `delta`."""
-        return _epsilon(_one_gaussian(tally(events)), delta, adjacency)
+        return _epsilon(*_sorted_out(events, adjacency), delta, adjacency)
 
     def delta(self, events: Sequence[tuple[DpEvent, int]], epsilon: float, adjacency: Adjacency) -> float:
         """The larger of the two divergences at `epsilon`."""
-        sides = _composed(_one_gaussian(tally(events)), adjacency)
+        sides = _composed(*_sorted_out(events, adjacency), adjacency)
         return min(1.0, max(side.delta(epsilon) for side in sides))
 
 
+def _sorted_out(events: Sequence[tuple[DpEvent, int]], adjacency: Adjacency) -> tuple[Counts, Ladders]:
+    """What is composed one by one, and the ladders of the rates with many noises, which need no text of each event."""
+    single, ladders = levels.split([leaf for event, count in events for leaf in leaves(event, count)], adjacency)
+    return _one_gaussian(tally(single)), ladders
+
+
 @lru_cache(maxsize=4096)
-def _epsilon(counts: Counts, delta: float, adjacency: Adjacency) -> float:
-    return max(side.epsilon(delta) for side in _composed(counts, adjacency))
+def _epsilon(kinds: Counts, ladders: Ladders, delta: float, adjacency: Adjacency) -> float:
+    return max(side.epsilon(delta) for side in _composed(kinds, ladders, adjacency))
 
 
 @lru_cache(maxsize=8)
-def _composed(counts: Counts, adjacency: Adjacency) -> tuple[LossGrid, ...]:
-    single, ladders = levels.split([(from_json(text), count) for text, count in counts], adjacency)
-    kinds = [(to_json(event), count) for event, count in single]
+def _composed(kinds: Counts, ladders: Ladders, adjacency: Adjacency) -> tuple[LossGrid, ...]:
     rungs = [({rung: to_json(event) for rung, event in ladder.events().items()}, ladder.charges) for ladder in ladders]
     interval = _interval([*kinds, *_rung_counts(rungs)], adjacency)
     composed = []
@@ -75,8 +81,8 @@ def _composed(counts: Counts, adjacency: Adjacency) -> tuple[LossGrid, ...]:
 
 def _rung_counts(rungs: Sequence[tuple[dict[int, str], Sequence[levels.Charge]]]) -> Iterator[tuple[str, int]]:
     for texts, charges in rungs:
-        for charge in charges:
-            yield texts[charge.rung], charge.count
+        for rung in texts:
+            yield texts[rung], sum(charge.count for charge in charges if charge.rung == rung)
 
 
 def _interval(kinds: Sequence[tuple[str, int]], adjacency: Adjacency) -> float:

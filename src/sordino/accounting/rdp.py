@@ -18,6 +18,7 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsilon
 
+from sordino.accounting import levels
 from sordino.accounting.adjacency import Adjacency
 from sordino.accounting.events import (
     ComposedDpEvent,
@@ -32,6 +33,7 @@ from sordino.accounting.events import (
     leaves,
     merge,
     tally,
+    to_json,
 )
 from sordino.errors import InvalidInput
 
@@ -160,16 +162,22 @@ class RdpPricing:
     basis: Literal["proven"] = "proven"
 
     def epsilon(self, events: Sequence[tuple[DpEvent, int]], delta: float, adjacency: Adjacency) -> float:
-        return float(compute_epsilon(ORDERS, _composed(tally(events), adjacency).tolist(), delta)[0])
+        return float(compute_epsilon(ORDERS, _composed(events, adjacency).tolist(), delta)[0])
 
     def delta(self, events: Sequence[tuple[DpEvent, int]], epsilon: float, adjacency: Adjacency) -> float:
-        return float(compute_delta(ORDERS, _composed(tally(events), adjacency).tolist(), epsilon)[0])
+        return float(compute_delta(ORDERS, _composed(events, adjacency).tolist(), epsilon)[0])
 
 
-def _composed(counts: Sequence[tuple[str, int]], adjacency: Adjacency) -> Array:
+def _composed(events: Sequence[tuple[DpEvent, int]], adjacency: Adjacency) -> Array:
+    single, ladders = levels.split([leaf for event, count in events for leaf in leaves(event, count)], adjacency)
     total: Array = np.zeros(len(ORDERS))
-    for text, count in counts:
+    for text, count in tally(single):
         total = total + count * _cached_curve(text, adjacency)
+    for ladder in ladders:
+        curves = {rung: _cached_curve(to_json(event), adjacency) for rung, event in ladder.events().items()}
+        for charge in ladder.charges:
+            ends = curves[charge.rung], curves[charge.rung + 1]
+            total = total + charge.count * levels.blended_curve(*ends, charge.share, ORDERS)
     return total
 
 

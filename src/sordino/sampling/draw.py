@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise, starmap
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -33,9 +34,10 @@ class Draw:
         return len(self.indices)
 
     def split(self, size: int) -> Iterator[Draw]:
-        """The same draw in pieces of at most `size` records."""
-        for start in range(0, len(self), size):
-            part = slice(start, start + size)
+        """The same draw in pieces of at most `size` records, as equal as can be: a small rest costs a whole pass."""
+        pieces = -(-len(self) // size)
+        edges = [len(self) * piece // pieces for piece in range(pieces + 1)] if pieces else []
+        for part in starmap(slice, pairwise(edges)):
             thresholds = None if self.thresholds is None else self.thresholds[part]
             yield Draw(self.indices[part], thresholds, self.floor)
 
