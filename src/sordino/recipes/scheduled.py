@@ -52,8 +52,8 @@ def dynamic(
 
     >>> from sordino import recipes
     >>> recipe = recipes.dynamic(mu_ratio=2, clip_ratio=4, batch_size=256, epochs=20)
-    >>> recipe.noise_schedule(50, 100) * recipe.clip_schedule(50, 100)  # 8 ** -0.5
-    0.35355339059327373
+    >>> round(recipe.noise_schedule(50, 100) * recipe.clip_schedule(50, 100), 4)  # 8 ** -0.5
+    0.3536
     """
     return _scheduled("dynamic", GrowingMu(mu_ratio), SensitivityDecay(clip_ratio), clip, lr, per_epoch, common)
 
