@@ -106,7 +106,8 @@ def test_an_unprotected_gradient_is_refused() -> None:
         optimizer.step()
     batches = run.loader()
     batch = next(batches)
-    cross_entropy(model, batch).mean().backward()
+    with pytest.raises(SordinoError, match=r"call private.backward\(losses\) instead"):
+        cross_entropy(model, batch).mean().backward()
     with pytest.raises(SordinoError, match="unprotected gradient"):
         optimizer.step()
     with pytest.raises(SordinoError, match=r"no private.backward"):

@@ -91,7 +91,10 @@ def refuse_derivatives(func: Any, tracked: list[Tensor], kwargs: dict[str, Any],
     if not (asks or nested):
         return
     if lenient:
-        raise UnsupportedModel("the loss differentiates the model, which cannot be recorded: use engine='loop'")
+        raise UnsupportedModel(
+            "backward() or grad() inside private.loader(): call private.backward(losses) instead; "
+            "a loss that itself differentiates the model needs engine='loop'"
+        )
     raise NoRule("the loss differentiates the model: its second derivatives are not recorded")
 
 
