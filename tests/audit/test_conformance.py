@@ -17,7 +17,7 @@ from torch import nn
 
 from sordino import Budget, Private, Recipe, UnsupportedModel, recipes
 from sordino.audit.instances import LOUD, Instance
-from sordino.audit.mechanism import mechanism
+from sordino.audit.mechanisms import mechanism
 from sordino.audit.result import Audit, AuditFailed
 from sordino.noise import Seeded, Source
 from sordino.schedules import GrowingMu

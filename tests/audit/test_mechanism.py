@@ -12,7 +12,7 @@ from sordino import Budget, recipes
 from sordino.audit.claims import Claim
 from sordino.audit.deciding import Scores, certified
 from sordino.audit.instances import Instance
-from sordino.audit.mechanism import mechanism
+from sordino.audit.mechanisms import mechanism
 from sordino.audit.result import AuditFailed
 from tests.audit.sabotage import Halved
 

@@ -63,7 +63,6 @@ class Observed:
 def observe(
     instance: Instance,
     recipe: Recipe,
-    *,
     steps: int,
     trials: int,
     sources: Sources,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sordino.audit.mechanism import Progress, mechanism
+from sordino.audit.mechanisms import Progress, mechanism
 from sordino.audit.membership.learnt import loss_threshold, white_box
 from sordino.audit.membership.partition import Partition
 from sordino.audit.membership.scoring import Membership

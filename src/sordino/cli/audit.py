@@ -14,7 +14,7 @@ from sordino.cli.common import FOUND, caution, console, one_of, print_json
 from sordino.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from sordino.audit.mechanism import Progress
+    from sordino.audit.mechanisms import Progress
     from sordino.audit.result import Audit
     from sordino.recipe import Recipe
 
@@ -62,7 +62,7 @@ def audit(
 def _audit_recipe(
     recipe: Recipe, noise: float | None, trials: int, confidence: float, seed: int | None, as_json: bool
 ) -> bool:
-    from sordino.audit.mechanism import mechanism
+    from sordino.audit.mechanisms import mechanism
 
     with _progress() as progress:
         found = mechanism(

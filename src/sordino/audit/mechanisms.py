@@ -51,30 +51,22 @@ def mechanism(
     not calibrated. `source` makes a noise source of a number and `arrange` changes a run before it starts, for auditing
     parts of your own; `check=False` returns a failed audit instead of raising.
 
-    Guarantees: a recipe that keeps its claim fails with probability at most 1 − confidence.
+    Guarantees: a recipe that keeps its claim fails with probability at most 1 − confidence, provided that its lanes are
+    independent of each other where an instance has several (see `instances`).
     Limits: passing is no proof; it says that these attackers found nothing.
     """
     if trials < 20 or single_trials < 20:
         raise InvalidInput(f"trials={min(trials, single_trials)} must be >= 20: an audit needs repetition")
-    noise = noise_multiplier or recipe.noise_multiplier or 1.0
-    attacked = replace(recipe, noise_multiplier=noise)
+    attacked = replace(recipe, noise_multiplier=noise_multiplier or recipe.noise_multiplier or 1.0)
     chosen = usual(recipe) if instances is None else tuple(instances)
     sources = _sources(seed, source)
-    each = 1 - (1 - confidence) / len(chosen)
     measured: list[Measured] = []
     findings: list[str] = []
     for instance in chosen:
         wanted = instance.trials or (trials if instance.together else single_trials)
-        seen = observe(
-            instance,
-            attacked,
-            steps=instance.steps or steps,
-            trials=wanted,
-            sources=sources,
-            arrange=arrange,
-            tick=_ticker(progress, instance, wanted),
-        )
-        measured.append(_measured(instance, seen, delta, each))
+        tick = _ticker(progress, instance, wanted)
+        seen = observe(instance, attacked, instance.steps or steps, wanted, sources, arrange, tick)
+        measured.append(_measured(instance, seen, delta, 1 - (1 - confidence) / len(chosen)))
         findings.extend(f"{instance.name}: {finding}" for finding in seen.findings)
     audit = Audit(recipe.name, delta, confidence, tuple(measured), tuple(findings))
     return audit.require_passed() if check else audit
