@@ -10,7 +10,7 @@ from sordino.gradients.bookkeeping_layout import Kind, Layout
 from sordino.gradients.engine import accumulation_dtype
 from sordino.gradients.looped import detached_from
 from sordino.gradients.recording import Recording
-from sordino.gradients.rules.base import NoRule
+from sordino.gradients.rules.base import NoRule, squares
 
 
 class OneByOne:
@@ -28,8 +28,8 @@ class OneByOne:
         self.norms = torch.stack([self.norm(row) for row in rows])
 
     def norm(self, row: Tensor) -> Tensor:
-        norm: Tensor = torch.stack([gradient.norm() for gradient in self.gradient(row)]).norm()
-        return norm
+        lengths = [squares(gradient.reshape(1, -1)) for gradient in self.gradient(row)]
+        return torch.cat(lengths).sum().sqrt()
 
     def gradient(self, row: Tensor) -> list[Tensor]:
         """The gradient of ``row @ losses`` by one backward pass."""

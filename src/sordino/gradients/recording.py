@@ -28,6 +28,7 @@ from sordino.gradients.bookkeeping_functions import (
     tensors_in,
 )
 from sordino.gradients.bookkeeping_layout import Layout
+from sordino.gradients.bookkeeping_tap import Tap
 from sordino.gradients.bookkeeping_trace import Trace
 from sordino.gradients.rules import RULES, generic
 from sordino.gradients.rules.base import Call, NoRule, Share, name_of
@@ -73,21 +74,6 @@ class Tracked:
             return False
         cuts = zip(self.path, other.path, strict=False)
         return any(mine[0] == theirs[0] and mine[1] != theirs[1] for mine, theirs in cuts)
-
-
-class Tap(torch.autograd.Function):
-    """Gives an output that depends on nothing trainable a gradient, so that in-place operations may follow."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, anchor: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
-        ctx.receive = receive
-        ctx.mark_dirty(output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        ctx.receive(gradients[0])
-        return None, None, None
 
 
 class Recording(TorchFunctionMode):
@@ -148,8 +134,7 @@ class Recording(TorchFunctionMode):
             self.trace.note(func, args, kwargs, result, self.is_shared)
         return result
 
-    def is_shared(self, tensor: Tensor) -> bool:
-        """Whether a tensor is the same for every example."""
+    def is_shared(self, tensor: Tensor) -> bool:  # the same for every example
         return id(tensor) in self.tracked or id(tensor) in self.constants
 
     def run(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], tracked: list[Tensor]) -> Any:
