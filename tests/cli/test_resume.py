@@ -105,14 +105,17 @@ def test_signals_are_given_back():
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.1)  # Python runs the handler between two of its own instructions
 
-    before = signal.getsignal(signal.SIGINT)
-    with stop_on_signal() as stop:
-        assert not stop.requested
-        interrupt()
-        assert stop.requested
-        with pytest.raises(KeyboardInterrupt):
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a background
+    try:
+        with stop_on_signal() as stop:
+            assert not stop.requested
             interrupt()
-    assert signal.getsignal(signal.SIGINT) is before
+            assert stop.requested
+            with pytest.raises(KeyboardInterrupt):
+                interrupt()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, inherited)
 
 
 def test_finished_run_stays_finished(sordino, small, tmp_path):
