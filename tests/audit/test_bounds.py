@@ -71,6 +71,12 @@ def test_one_run_with_delta_against_the_sum_written_out() -> None:
     assert bounds.one_run_p_value(canaries, guesses, correct, epsilon, delta) == pytest.approx(expected)
 
 
+def test_one_run_gives_the_values_that_the_paper_prints() -> None:
+    """Steinke et al. 2023, App. D: 75 right of 100 guesses."""
+    assert bounds.one_run_epsilon(1000, 100, 75, 1e-4) == pytest.approx(0.673, abs=5e-4)
+    assert bounds.one_run_p_value(100, 100, 75, math.log(3), 0.0) == pytest.approx(0.553, abs=5e-4)
+
+
 def test_one_run_reaches_most_of_the_truth_and_delta_costs() -> None:
     assert bounds.one_run_epsilon(1000, 1000, 1000, 0.0) > 5.0
     assert bounds.one_run_epsilon(1000, 1000, 900, 1e-5) < bounds.one_run_epsilon(1000, 1000, 900, 0.0)

@@ -104,7 +104,7 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
 
     Each of `canaries` examples joined the training data by its own fair coin; the attacker guessed `guesses` of these
     coins and left out the rest. With W binomial of `guesses` and e^ε/(1 + e^ε), the chance is at most
-    Pr[W ≥ v] + 2·m·δ·max_i Pr[v − i ≤ W < v]/i (Steinke, Nasr and Jagielski 2023, Thm. 5.2).
+    Pr[W ≥ v] + 2·m·δ·max_i Pr[v − i ≤ W < v]/i (Steinke, Nasr and Jagielski 2023, App. D).
     """
     if not 0 <= correct <= guesses <= canaries:
         raise InvalidInput(f"correct={correct} must be <= guesses={guesses} <= canaries={canaries}, all >= 0")
