@@ -9,6 +9,9 @@ from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.pricing import Basis
 from sordino.step import Bench
 
+FIXED_IN_ADVANCE = "hyperparameters were fixed in advance, not tuned on these records"
+"""Choosing among runs on private data costs too, and is not priced."""
+
 
 def guarantee_of(bench: Bench, delta: float | None, accountant: str | None, more: tuple[str, ...] = ()) -> Guarantee:
     """The guarantee of everything in the bench's ledger; `more` are assumptions that only the caller knows of."""
@@ -36,7 +39,7 @@ def weaker(first: Basis, second: Basis) -> Basis:
 def _assumptions(bench: Bench) -> list[str]:
     said = [
         bench.source.assumption,
-        "hyperparameters were fixed in advance, not tuned on these records",
+        FIXED_IN_ADVANCE,
         "Gaussian noise is sampled in floating point",
     ]
     if not bench.recipe.amplifies:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino.accounting import Guarantee
+from sordino.claims import FIXED_IN_ADVANCE
 from sordino.cli import architectures, config, sources
 from sordino.cli.config import Config
 from sordino.data import Data
@@ -48,10 +49,12 @@ class Session:
 
     def guarantee(self) -> Guarantee:
         """What was promised, with what the preparation of the data read beside it."""
-        spent, caveats = self.private.guarantee(), self.data.caveats
+        spent = self.private.guarantee()
+        said = spent.assumptions
         if self.config.data.source == "digits":
-            caveats = (*caveats, "the default settings of this command were found on these digits, which are public")
-        return replace(spent, assumptions=(*spent.assumptions, *caveats))
+            tuned = "the default settings of this command were found on these digits, which are public"
+            said = tuple(tuned if line == FIXED_IN_ADVANCE else line for line in said)
+        return replace(spent, assumptions=(*said, *self.data.caveats))
 
 
 def per_example_loss(model: nn.Module, batch: Any) -> Tensor:
