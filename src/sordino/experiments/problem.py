@@ -1,0 +1,107 @@
+"""What a case trains on: records, features, held-out records, and the network.
+
+``features = {kind = "scatter", groups = 27}`` scatters images and normalises each record alone, which is free.
+``features = {kind = "scatter", noise = 8.0, clip = ..., square_clip = ...}`` normalises by statistics over the
+records, which are released and charged (the papers' data normalisation, with a public bound instead of their median).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from dp_accounting import DpEvent, GaussianDpEvent
+from torch import Tensor, nn
+
+from sordino import data, models
+from sordino.data import imdb
+from sordino.errors import InvalidInput
+from sordino.experiments.case import Case, Options
+from sordino.features import ChannelNorm, scatter
+
+Split = tuple[Tensor, Tensor]
+_FEATURES = {"kind", "groups", "dtype", "noise", "clip", "square_clip"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Training records, held-out records to evaluate on, public ones to look at, and what the preparation read."""
+
+    train: Split
+    test: Split
+    public: Split
+    caveats: tuple[str, ...]
+
+
+def problem_of(case: Case) -> Problem:
+    """Load the records of a case and make its features; these are kept on disk."""
+    options = dict(case.data)
+    public = int(options.pop("public", 0))
+    loaded = data.load(case.dataset, **options)
+    (x, y), (test_x, test_y) = loaded.train, loaded.test
+    train_x, test_x = _features(x, case.features), _features(test_x, case.features)
+    shown, held_out = _divided(len(test_y), public)
+    return Problem(
+        (train_x[: case.records], y[: case.records]),
+        (test_x[held_out], test_y[held_out]) if public else (test_x, test_y),
+        (test_x[shown], test_y[shown]),
+        loaded.caveats,
+    )
+
+
+def normalised(problem: Problem, norm: ChannelNorm) -> Problem:
+    """The same records by released statistics, a chunk at a time."""
+
+    def by_norm(records: Split) -> Split:
+        inputs, classes = records
+        return torch.cat([norm(part) for part in inputs.split(1000)]), classes
+
+    public = by_norm(problem.public) if len(problem.public[1]) else problem.public
+    return Problem(by_norm(problem.train), by_norm(problem.test), public, problem.caveats)
+
+
+def released_first(case: Case) -> list[tuple[DpEvent, int]]:
+    """What the case's normalisation costs before training begins."""
+    noise = case.features.get("noise")
+    return [] if noise is None else [(GaussianDpEvent(float(noise)), 2)]
+
+
+def model_of(case: Case, shape: tuple[int, ...] = ()) -> nn.Module:
+    """The network of a case, started from its seed; the caller's random state is left alone."""
+    options = dict(case.model)
+    name = str(options.pop("name"))
+    if options.get("embedding") == "glove":
+        chosen = {key: case.data[key] for key in ("vocabulary", "words") if key in case.data}
+        options["embedding"] = imdb.glove_embedding(**chosen)
+    if case.features.get("kind") == "scatter" and shape:
+        options.setdefault("channels", shape[0])
+    if isinstance(options.get("activation"), list):
+        options["activation"] = tuple(options["activation"])
+    with torch.random.fork_rng():
+        torch.manual_seed(case.seed)
+        try:
+            return models.build(name, **options)
+        except TypeError as error:
+            raise InvalidInput(f"model={name} of method {case.method} cannot be built: {error}") from error
+
+
+def _features(inputs: Tensor, options: Options) -> Tensor:
+    if not options:
+        return inputs
+    if unknown := sorted(set(options) - _FEATURES):
+        raise InvalidInput(f"features have no option {unknown[0]!r}: they have {', '.join(sorted(_FEATURES))}")
+    if options.get("kind") != "scatter":
+        raise InvalidInput(f"features kind={options.get('kind')!r} must be 'scatter', or leave the table out")
+    small: dict[str, Any] = {"dtype": torch.float16} if options.get("dtype") == "float16" else {}
+    return scatter(inputs, groups=options.get("groups"), quiet=True, **small)
+
+
+def _divided(count: int, public: int) -> tuple[Tensor, Tensor]:
+    """Indices of about `public` evenly spaced held-out records, and of the others."""
+    if not 0 <= public <= count // 2:
+        raise InvalidInput(f"public={public} must be in 0..{count // 2}: the other held-out records measure accuracy")
+    chosen = torch.zeros(count, dtype=torch.bool)
+    if public:
+        chosen[:: count // public] = True
+    return chosen.nonzero()[:, 0], (~chosen).nonzero()[:, 0]

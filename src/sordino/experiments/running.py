@@ -1,0 +1,219 @@
+"""Run a case: train, keep a checkpoint per epoch, go on after a kill, evaluate, and store one durable row."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sordino.accounting.ledger import Ledger
+from sordino.checkpoint import write_durably
+from sordino.errors import BudgetExhausted, InvalidInput
+from sordino.experiments import store
+from sordino.experiments.averaging import Average
+from sordino.experiments.case import Case
+from sordino.experiments.methods import MOST_STEPS, recipe_of
+from sordino.experiments.problem import Problem, Split, model_of, normalised, problem_of
+from sordino.features import ChannelNorm, private_normalisation
+from sordino.noise import Secure
+from sordino.private import Private
+
+MOST_POINTS = 60
+LEDGER, STATISTICS = "ledger.sqlite", "statistics.pt"
+Report = Callable[[int, int, float], None]
+"""Told after every epoch: step, steps, held-out accuracy."""
+
+
+@dataclass
+class Progress:
+    """What a run knows besides its model; all of it is in every checkpoint."""
+
+    seconds: float = 0.0
+    attempts: int = 0
+    accepted: int = 0
+    curve: list[dict[str, float]] = field(default_factory=list)
+    memory: dict[str, int] = field(default_factory=dict)
+
+
+def run(case: Case, folder: Path, report: Report | None = None, keep: bool = False) -> dict[str, Any]:
+    """The row of a case: the stored one, or that of the run, which starts or goes on where it was killed.
+
+    `folder` holds ``results/<label>.json`` and ``runs/<label>/`` with the ledger and, until the row is written, the
+    checkpoints; `keep` keeps these too. Two processes may be given the same case: one waits and finds it done.
+    """
+    with store.claimed(folder, case.label):
+        stored = store.find(folder, case.label)
+        return stored if stored is not None else _run(case, folder, report or _silent, keep)
+
+
+def losses(model: nn.Module, batch: Split) -> Tensor:
+    """Cross-entropy of each example; features that are stored in half precision become float32 here."""
+    inputs, classes = batch
+    inputs = inputs.float() if inputs.dtype == torch.float16 else inputs
+    return F.cross_entropy(model(inputs), classes, reduction="none")
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, records: Split) -> float:
+    """The share of `records` that the model classifies rightly, in eval mode meanwhile."""
+    training = model.training
+    model.eval()
+    pairs = zip(records[0].split(500), records[1].split(500), strict=True)
+    right = sum(int((model(x.float() if x.dtype == torch.float16 else x).argmax(1) == y).sum()) for x, y in pairs)
+    model.train(training)
+    return right / len(records[1])
+
+
+def _run(case: Case, folder: Path, report: Report, keep: bool) -> dict[str, Any]:
+    place = folder / "runs" / case.label
+    problem, ledger = _prepared(case, place, problem_of(case))
+    records = len(problem.train[1])
+    model = model_of(case, tuple(problem.train[0].shape[1:]))
+    recipe = recipe_of(case, records, problem.public)
+    trained = (p for p in model.parameters() if p.requires_grad)
+    private = Private(model, recipe.optimizer.build(trained), problem.train, losses, recipe, ledger=ledger)
+    with private:
+        progress, average = Progress(), Average(case.average, private.total)
+        if (place / LEDGER).exists():
+            extra = private.load(place)
+            if extra:
+                progress = Progress(**extra["progress"])
+                average.restore(extra["average"])
+                private.bench.memory.update(progress.memory)
+        _train(case, private, progress, average, problem.test, place, report)
+        row = _row(case, private, progress, average, problem)
+    store.write(folder, row)
+    if not keep:
+        store.drop_checkpoints(place)
+    return row
+
+
+def _prepared(case: Case, place: Path, problem: Problem) -> tuple[Problem, Ledger | None]:
+    """Normalise by released statistics where the case asks for it: once per run, charged to the run's ledger."""
+    options = case.features
+    if "noise" not in options:
+        return problem, None
+    if (place / LEDGER).exists():
+        stored = torch.load(place / STATISTICS, weights_only=True)
+        return normalised(problem, ChannelNorm(stored["mean"], stored["std"])), None
+    if not {"clip", "square_clip"} <= set(options):
+        raise InvalidInput("features with noise need clip and square_clip: public bounds on a record's statistics")
+    ledger = Ledger.in_memory()
+    norm = private_normalisation(
+        problem.train[0],
+        records=len(problem.train[1]),
+        clip=options["clip"],
+        square_clip=options["square_clip"],
+        noise_multiplier=options["noise"],
+        ledger=ledger,
+        source=Secure(),
+    )
+    place.mkdir(parents=True, exist_ok=True)
+    beside = place / (STATISTICS + ".new")
+    torch.save({"mean": norm.mean, "std": norm.std}, beside)
+    write_durably(place / STATISTICS, beside.read_bytes())
+    beside.unlink()
+    return normalised(problem, norm), ledger
+
+
+def _train(
+    case: Case, private: Private, progress: Progress, average: Average, test: Split, place: Path, report: Report
+) -> None:
+    """An epoch at a time until the steps or the budget end; what a killed run had paid for is not paid again."""
+    model = private.bench.objective.model
+    per_epoch = max(1, round(private.bench.records.count / private.bench.recipe.batch_size))
+    stride = per_epoch * math.ceil(private.total / per_epoch / MOST_POINTS)
+    going = True
+    while going and private.position < private.total and progress.attempts < MOST_STEPS:
+        started = time.perf_counter()
+        going = _stretch(case, private, progress, average, stride - private.position % stride)
+        progress.seconds += time.perf_counter() - started
+        with average.installed(model):
+            reached = accuracy(model, test)
+        point = {"step": private.position, "accuracy": reached, **_public_terms(private)}
+        progress.curve = [*progress.curve, point]
+        progress.memory = {k: v for k, v in private.bench.memory.items() if isinstance(v, int)}
+        private.save(place, {"progress": vars(progress), "average": average.state()})
+        report(private.position, private.total, reached)
+
+
+def _stretch(case: Case, private: Private, progress: Progress, average: Average, count: int) -> bool:
+    """Up to `count` attempts; whether there may be more. An accepted one shows in the model, and is paid for."""
+    bench = private.bench
+    watched = bench.parameters()[-1]
+    for _ in range(count):
+        if private.position == private.total:
+            return False
+        _set_rate(case, private)
+        before = watched.detach().clone()
+        position = private.position
+        try:
+            private.step()
+        except BudgetExhausted:
+            return False
+        progress.attempts += 1
+        progress.accepted += int(not torch.equal(before, watched))
+        if private.position > position:
+            average.observe(bench.objective.model, position)
+    return True
+
+
+def _set_rate(case: Case, private: Private) -> None:
+    """The learning rate of the next step: a function of its position alone, so that there is nothing to resume."""
+    decay = case.optimizer.get("decay")
+    if decay is None:
+        return
+    rate, done = float(case.optimizer["lr"]), private.position / private.total
+    shapes = {"linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}
+    if decay not in shapes:
+        raise InvalidInput(f"decay={decay!r} must be one of {', '.join(shapes)}, or be left out")
+    for group in private.bench.optimizer.param_groups:
+        group["lr"] = rate * shapes[decay]
+
+
+def _public_terms(private: Private) -> dict[str, float]:
+    """Noise multiplier and clipping bound of the step just taken; DPIS chooses them from what it released."""
+    recipe, memory = private.bench.recipe, private.bench.memory
+    if memory.get("released"):
+        return {"noise": float(memory["noise"]), "clip": float(memory["released"]["clip"])}
+    terms = recipe.terms(max(0, private.position - 1), memory)
+    return {"noise": float(terms.noise_multiplier), "clip": float(terms.clip)}
+
+
+def _row(case: Case, private: Private, progress: Progress, average: Average, problem: Problem) -> dict[str, Any]:
+    model = private.bench.objective.model
+    guarantee = private.guarantee(case.delta).to_dict()
+    guarantee["assumptions"] += problem.caveats
+    with average.installed(model):
+        final = accuracy(model, problem.test)
+    return {
+        "label": case.label,
+        "dataset": case.dataset,
+        "method": case.method,
+        "epsilon": case.epsilon,
+        "seed": case.seed,
+        "accounting": case.accounting,
+        "accuracy": final,
+        "last_iterate": accuracy(model, problem.test),
+        "seconds": round(progress.seconds, 2),
+        "basis": guarantee["basis"],
+        "guarantee": guarantee,
+        "steps": private.position,
+        "attempts": progress.attempts,
+        "accepted": progress.accepted,
+        "curve": [{"step": point["step"], "accuracy": point["accuracy"]} for point in progress.curve],
+        "noise": [{"step": point["step"], "value": point["noise"]} for point in progress.curve],
+        "clip": [{"step": point["step"], "value": point["clip"]} for point in progress.curve],
+        "case": case.to_dict(),
+    }
+
+
+def _silent(step: int, steps: int, reached: float) -> None:
+    return None
