@@ -7,6 +7,7 @@ from typing import get_args
 from sordino.accounting import pricing
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.pricing import Basis
+from sordino.recipe import Recipe
 from sordino.step import Bench
 
 FIXED_IN_ADVANCE = "hyperparameters were fixed in advance, not tuned on these records"
@@ -26,7 +27,7 @@ def guarantee_of(bench: Bench, delta: float | None, accountant: str | None, more
         unit="record",
         adjacency=adjacency,
         accountant=accountant,
-        assumptions=(*_assumptions(bench), *more),
+        assumptions=(*assumptions_of(recipe, bench.source.assumption), *more),
     )
 
 
@@ -36,16 +37,17 @@ def weaker(first: Basis, second: Basis) -> Basis:
     return max(first, second, key=order.index)
 
 
-def _assumptions(bench: Bench) -> list[str]:
+def assumptions_of(recipe: Recipe, source: str) -> list[str]:
+    """What a guarantee by `recipe` rests on; `source` is what the source of randomness says of itself."""
     said = [
-        bench.source.assumption,
+        source,
         FIXED_IN_ADVANCE,
         "Gaussian noise is sampled in floating point",
     ]
-    if not bench.recipe.amplifies:
+    if not recipe.amplifies:
         said.append("batches came from a foreign loader, so no amplification by sampling is claimed")
         said.append(
             "the foreign loader puts a record into a batch at most once, "
             "and without one record each batch would differ by at most one other"
         )
-    return [*said, *bench.recipe.selection.assumptions]
+    return [*said, *recipe.selection.assumptions]
