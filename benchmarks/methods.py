@@ -13,7 +13,7 @@ from benchmarks.nets import Case, Data, losses
 from sordino.accounting.ledger import Receipt
 from sordino.gradients import BookKeeping, Engine, Objective, Vmapped
 from sordino.gradients.engine import Batch
-from sordino.noise import Secure
+from sordino.noise import Secure, perturb
 
 Step = Callable[[], None]
 OPACUS = ("hooks", "functorch", "ew", "ghost")
@@ -52,7 +52,7 @@ def private(model: nn.Module, data: Data, engine: Engine, microbatch: int | None
     parameters = trainable(model)
     optimizer = torch.optim.SGD(parameters, lr=1e-3)
     objective, source = Objective(model, losses), Secure()
-    size, entries = len(data[0]), [p.numel() for p in parameters]
+    size = len(data[0])
     receipts = iter(range(10**9))
 
     def step() -> None:
@@ -65,10 +65,11 @@ def private(model: nn.Module, data: Data, engine: Engine, microbatch: int | None
             for mine, more in zip(total, found.weighted_sum(weights), strict=True):
                 mine += more
             del found  # before the next one is made
-        noise = source.gaussian(Receipt(next(receipts), GaussianDpEvent(1.0)), sum(entries), 1.0).split(entries)
-        for parameter, mine, piece in zip(parameters, total, noise, strict=True):
-            parameter.grad = (mine + piece.view_as(mine).to(mine.dtype)) / size
+        perturb(source, Receipt(next(receipts), GaussianDpEvent(1.0)), total, 1.0)
+        for parameter, mine in zip(parameters, total, strict=True):
+            parameter.grad = mine.div_(size)
         optimizer.step()
+        optimizer.zero_grad()
 
     return step
 

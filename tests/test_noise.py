@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 from dp_accounting import GaussianDpEvent
 from scipy import stats
 
 from sordino import InvalidInput
 from sordino.accounting.ledger import Ledger, Receipt
-from sordino.noise import Secure, Seeded
+from sordino.noise import PIECE, Secure, Seeded, perturb
 
 
 @pytest.fixture
@@ -63,3 +64,24 @@ def test_torch_global_generator_is_left_alone(receipt: Receipt) -> None:
     Secure().gaussian(receipt, 10, 1.0)
     Secure().uniform(10)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class _Ones(Seeded):
+    def gaussian(self, receipt: Receipt, size: int, std: float) -> torch.Tensor:
+        assert size <= PIECE
+        return torch.full((size,), std, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shapes", [[(3, 2), (0,), (5,)], [(PIECE,), (1,), (PIECE + 7,)], [(2 * PIECE - 1, 2), (9,)]])
+def test_every_entry_gets_exactly_one_noise(receipt: Receipt, shapes: list[tuple[int, ...]]) -> None:
+    tensors = [torch.zeros(shape) for shape in shapes]
+    perturb(_Ones(0), receipt, tensors, 2.0)
+    assert all(bool((tensor == 2.0).all()) for tensor in tensors)
+
+
+def test_pieces_of_a_large_tensor_are_independent(receipt: Receipt) -> None:
+    tensor = torch.zeros(3 * PIECE)
+    perturb(Seeded(5), receipt, [tensor], 2.5)
+    assert stats.kstest(tensor.numpy(), "norm", args=(0, 2.5)).pvalue > 0.01
+    correlations = np.corrcoef(tensor.view(3, -1).numpy())[np.triu_indices(3, 1)]
+    assert abs(correlations).max() < 4 / PIECE**0.5

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+from collections.abc import Iterable, Iterator
 from typing import NoReturn, Protocol
 
 import numpy as np
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from sordino.accounting.ledger import Receipt
 from sordino.errors import InvalidInput
+
+PIECE = 2**16  # entries of noise at a time: they stay in the processor's cache, and a large model needs no second copy
 
 
 class Source(Protocol):
@@ -103,3 +106,24 @@ class Seeded(_Stream):
         digest = hashlib.sha256(f"sordino/{seed}/{incarnation}".encode()).digest()
         super().__init__(int.from_bytes(digest[:16], "big"))
         self.assumption = f"noise is SEEDED (seed {seed}): an experiment, no protection against whoever knows the seed"
+
+
+def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: float) -> None:
+    """Add one independent normal of deviation `std` to every entry of contiguous tensors, in place."""
+    for pieces in _groups(tensors):
+        sizes = [piece.numel() for piece in pieces]
+        noise = source.gaussian(receipt, sum(sizes), std)
+        for piece, drawn in zip(pieces, noise.split(sizes), strict=True):
+            piece += drawn.to(device=piece.device, dtype=piece.dtype)
+
+
+def _groups(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Flat views that cover the tensors in their order, grouped so that each group holds at most `PIECE` entries."""
+    group: list[Tensor] = []
+    for piece in (piece for tensor in tensors for piece in tensor.view(-1).split(PIECE)):
+        if sum(held.numel() for held in group) + piece.numel() > PIECE:
+            yield group
+            group = []
+        group.append(piece)
+    if group:
+        yield group

@@ -23,9 +23,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from sordino.accounting.allowance import Allowance
 from sordino.accounting.ledger import Ledger, Receipt
+from sordino.distributed.team import Team
 from sordino.errors import SordinoError, UnsupportedModel
 from sordino.gradients.engine import Differentiated, Engine, Objective, accumulation_dtype
-from sordino.noise import Source
+from sordino.noise import Source, perturb
 from sordino.records import Records
 from sordino.sampling.draw import Draw
 from sordino.selection.selector import Snapshot
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 class Bench:
     """What a step works on: the parts of the recipe, bound to a model, its records and a ledger.
 
+    `team` are the processes that take the step together; each of them has a bench of its own.
     `schedulers` of the learning rate belong to the proposal: they step with it, and go back when it is rejected.
     """
 
@@ -55,9 +57,16 @@ class Bench:
     recorded: int = 0
     memory: dict[str, Any] = field(default_factory=dict)
     schedulers: list[LRScheduler] = field(default_factory=list)
+    team: Team = field(default_factory=Team)
 
     def charge(self, event: DpEvent) -> Receipt:
         """Refuse what the budget cannot pay, then record the event durably; only then may noise be drawn (law 5)."""
+        receipt = self.team.lead(lambda: self._charge(event))
+        if not self.team.leads:
+            self.ledger.charge(receipt.event)  # a copy in memory: the leader's is on disk
+        return receipt
+
+    def _charge(self, event: DpEvent) -> Receipt:
         if self.recipe.rdp_filter is not None:
             event = self.recipe.rdp_filter.event(event)
         if self.renew is not None and len(self.ledger) != self.recorded:  # somebody else charged the same ledger
@@ -71,6 +80,12 @@ class Bench:
         """What is trained now: the optimizer's parameters that are not frozen, each once."""
         held = (p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad)
         return list({id(p): p for p in held}.values())
+
+    def draw(self) -> Draw:
+        """This process's part of a fresh draw, of which all processes see the same coins."""
+        assert self.recipe.sampler is not None
+        draw = self.recipe.sampler.draw(self.records.count, self.source, self.memory)
+        return draw[self.team.own(len(draw))]
 
     def versions(self) -> list[int]:
         """How often each parameter was written to, frozen ones included: a loss must leave them all alone."""
@@ -122,9 +137,8 @@ def begin(bench: Bench, step: int, draw: Draw | None = None) -> Attempt:
     recipe.sampler.prepare(bench, step)
     terms = recipe.terms(step, bench.memory)
     receipt = bench.charge(terms.event)
-    if draw is None:
-        draw = recipe.sampler.draw(bench.records.count, bench.source, bench.memory)
-    total = [torch.zeros_like(p, dtype=accumulation_dtype(p)) for p in parameters]
+    draw = bench.draw() if draw is None else draw
+    total = [torch.zeros(p.shape, dtype=accumulation_dtype(p), device=p.device) for p in parameters]
     return Attempt(bench, terms, receipt, draw, parameters, total, bench.versions())
 
 
@@ -139,8 +153,8 @@ def add(attempt: Attempt, part: Draw, differentiated: Differentiated) -> None:
 
 
 def propose(attempt: Attempt) -> None:
-    """Noise. Release ``(total + noise) / divisor`` as the gradient: noise once per draw, divisor public (law 1)."""
-    terms, parameters = attempt.terms, attempt.parameters
+    """Noise. Release ``(sum + noise) / divisor``: over all processes, noised once, by a public divisor (law 1)."""
+    terms, parameters, team = attempt.terms, attempt.parameters, attempt.bench.team
     if attempt.released:
         raise SordinoError("this draw was released already: a second noise on it would halve the protection; draw anew")
     if attempt.versions != attempt.bench.versions():
@@ -150,11 +164,11 @@ def propose(attempt: Attempt) -> None:
         )
     attempt.released = True
     attempt.bench.optimizer.zero_grad(set_to_none=True)  # no gradient but the released one may reach the optimizer
-    noise = attempt.bench.source.gaussian(attempt.receipt, sum(p.numel() for p in parameters), terms.noise_std)
-    pieces = noise.split([p.numel() for p in parameters])
-    for parameter, total, piece in zip(parameters, attempt.total, pieces, strict=True):
-        noisy = total + piece.view_as(total).to(device=total.device, dtype=total.dtype)
-        parameter.grad = (noisy / terms.divisor).to(parameter.dtype)
+    if team.leads:  # exactly one process adds the noise, to its own part of the sum
+        perturb(team.secret(attempt.bench.source), attempt.receipt, attempt.total, terms.noise_std)
+    for parameter, noisy in zip(parameters, team.sum(attempt.total), strict=True):
+        parameter.grad = noisy.div_(terms.divisor).to(parameter.dtype)
+    attempt.total = []
     attempt.bench.recipe.selection.refine(attempt)
 
 
