@@ -1,0 +1,140 @@
+"""What a federated run has spent, where that is kept, and what may be promised to its users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dp_accounting import DpEvent
+
+from sordino import checkpoint
+from sordino.accounting import pricing
+from sordino.accounting.allowance import Allowance, Planned, Unlimited
+from sordino.accounting.budget import affordable
+from sordino.accounting.guarantee import Guarantee
+from sordino.accounting.ledger import Ledger, Receipt
+from sordino.claims import FIXED_IN_ADVANCE, weaker
+from sordino.errors import CheckpointError, InvalidInput, LedgerError
+from sordino.noise import Secure, Seeded, Source
+from sordino.recipe import Recipe
+
+ASSUMPTIONS = (
+    FIXED_IN_ADVANCE,
+    "Gaussian noise is sampled in floating point",
+    "the server is trusted: it sees every update before noise is added",
+    "one user is one node, and the SuperLink lets a node answer for itself alone",
+    "who is connected, who is asked and how long a round takes stay with the server",
+)
+LEDGER = "ledger.sqlite"
+
+
+class Account:
+    """The ledger of a run whose unit is a user, what is left of its budget, its source of noise, and its folder."""
+
+    ledger: Ledger
+    source: Source
+    _allowance: Allowance | None
+
+    def __init__(self, recipe: Recipe, seed: int | None = None, source: Source | None = None) -> None:
+        self.recipe = recipe
+        self.position = 0
+        self.run: Path | None = None
+        self._seed, self._given = seed, source
+        self._accountant = recipe.budget.accountant if recipe.budget else "pld"
+        self._adjacency = recipe.budget.adjacency if recipe.budget else "add-or-remove-one"
+        header = {"recipe": recipe.fingerprint(), "unit": "user", "adjacency": self._adjacency}
+        self._bind(Ledger.in_memory(header={**header, "basis": self._basis(self._accountant)}))
+
+    def charge(self, event: DpEvent) -> Receipt:
+        """Refuse what the budget cannot pay, then record the event durably; only then may noise be drawn (law 5)."""
+        if self._allowance is None:
+            self._allowance = self._left()
+        self._allowance.require(event)
+        return self.ledger.charge(event)
+
+    def rounds_left(self) -> int:
+        """How many of the recipe's rounds are still to come and can be paid."""
+        plan, budget = self.recipe.plan(self.position), self.recipe.budget
+        if budget is None:
+            return sum(count for _, count in plan)
+        return affordable(budget, self.ledger.events(), plan)
+
+    def guarantee(self, delta: float | None = None, accountant: str | None = None) -> Guarantee:
+        """What every user has been promised so far: a pure function of the ledger."""
+        budget, accountant = self.recipe.budget, accountant or self._accountant
+        delta = delta or (budget.delta if budget else 0.1 / (self.recipe.records or 1))
+        return Guarantee(
+            epsilon=pricing.epsilon(self.ledger.events(), delta, accountant=accountant, adjacency=self._adjacency),
+            delta=delta,
+            basis=self._basis(accountant),
+            unit="user",
+            adjacency=self._adjacency,
+            accountant=accountant,
+            assumptions=(self.source.assumption, *ASSUMPTIONS),
+        )
+
+    def _basis(self, accountant: str) -> pricing.Basis:
+        return weaker(self.recipe.basis, pricing.required_accountant(accountant).basis)
+
+    # -- keeping ------------------------------------------------------------------------------------------------
+
+    def keep_in(self, run: Path) -> None:
+        """Move the ledger to a folder of its own, where every event is on disk before it is paid out."""
+        if (run / LEDGER).exists():
+            raise LedgerError(f"{run} holds a run already: choose another directory, or call load('{run}')")
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInput(f"cannot create run directory {run}: {error.strerror}") from error
+        self.run = run
+        self._bind(self.ledger.copy_to(run / LEDGER))
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Store `state` durably beside the ledger, if the run has a folder."""
+        if self.run is not None:
+            own = {"run_id": self.ledger.run_id, "events": len(self.ledger), "position": self.position}
+            checkpoint.write(self.run, self.position, {**state, **own})
+
+    def load(self, run: Path) -> dict[str, Any] | None:
+        """Go on with a run: its ledger in full and its newest whole checkpoint, None where there is none yet."""
+        if spent := len(self.ledger):
+            raise LedgerError(f"{spent} events were charged before load: they would be forgotten; load right away")
+        ledger = Ledger.open(run / LEDGER)
+        try:
+            state = self._checked(run, ledger)
+        except CheckpointError:
+            ledger.close()
+            raise
+        self.ledger.close()
+        self.run, self.position = run, 0 if state is None else state["position"]
+        self._bind(ledger)
+        return state
+
+    def _checked(self, run: Path, ledger: Ledger) -> dict[str, Any] | None:
+        theirs, ours = ledger.header.get("recipe"), self.recipe.fingerprint()
+        if theirs != ours:
+            raise CheckpointError(f"{run} follows recipe {theirs}, not {ours}: load it with the recipe it was made by")
+        state = checkpoint.read_newest(run)
+        if state is not None and (state["run_id"] != ledger.run_id or state["events"] > len(ledger)):
+            raise CheckpointError(
+                f"the checkpoint in {run} saw {state['events']} events of run {state['run_id']}, its ledger holds "
+                f"{len(ledger)} of {ledger.run_id}: what was spent is unknown"
+            )
+        return state
+
+    def _bind(self, ledger: Ledger) -> None:
+        """Spend on this ledger from now on, with fresh noise (law 10) and what is left of the budget."""
+        self.ledger = ledger
+        fresh = Secure() if self._seed is None else Seeded(self._seed, ledger.incarnation)
+        self.source = fresh if self._given is None else self._given
+        self._allowance = None  # priced when it is first needed
+
+    def _left(self) -> Allowance:
+        budget = self.recipe.budget
+        if budget is None:
+            return Unlimited()
+        return Planned(budget, self.ledger.events(), self.recipe.plan(self.position))
+
+    def close(self) -> None:
+        """Free the ledger; what was charged stays."""
+        self.ledger.close()

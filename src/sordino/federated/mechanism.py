@@ -1,0 +1,154 @@
+"""The one private round, the audited core of federated training: all that is released about users passes through here.
+
+::
+
+    connected users -> sample -> (clients work) -> clip again -> sum + noise -> server optimizer -> model
+                          \\_________ one event, recorded before anybody is asked _________/
+
+The parts are those of the private step (`sordino.step`), with a user where it has a record: the same recipes,
+schedules, Poisson draws, weighings, noise sources and ledger. Nothing in here knows of Flower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from sordino.accounting.ledger import Receipt
+from sordino.errors import BudgetExhausted, InvalidInput, SordinoError
+from sordino.federated.account import Account
+from sordino.federated.quantile import SENSITIVITY, Quantile
+from sordino.federated.work import trainable
+from sordino.norms import Exact
+from sordino.recipe import Recipe
+from sordino.sampling import Draw, Poisson
+from sordino.selection import Always
+from sordino.terms import Terms
+
+
+@dataclass
+class Round:
+    """One round under way. Everything in it but the terms is private, the number of its users too."""
+
+    terms: Terms
+    receipt: Receipt
+    waiting: set[int]
+    total: dict[str, Tensor]
+    votes: float = 0.0
+    released: bool = False
+    drawn: tuple[int, ...] = field(default=())
+
+
+class Mechanism:
+    """Takes private rounds with the parts of `recipe` on `model`; `account` pays for them.
+
+    Guarantees: what moves the model is a Gaussian release of sensitivity ``terms.clip`` about a Poisson draw of users,
+    divided by the public ``terms.divisor`` = rate × population; its event is in the ledger before anybody is asked.
+    Each drawn user contributes once, at most ``terms.clip`` long, whatever it sends; nobody else contributes.
+    Edge cases: an empty draw, or one in which nobody answers, releases noise alone. An update that is not finite is
+    a zero. A user that drops out contributes zero, and the divisor does not know.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        optimizer: torch.optim.Optimizer,
+        account: Account,
+        adaptive: Quantile | None,
+    ) -> None:
+        check_recipe(recipe)
+        if adaptive is not None:
+            adaptive.check(recipe)
+        self.model, self.recipe, self.optimizer, self.account = model, recipe, optimizer, account
+        self.adaptive = adaptive
+        self.clip = recipe.clip
+
+    def terms(self) -> Terms:
+        """The public terms of the next round."""
+        terms = self.recipe.terms(self.account.position, {})
+        return terms if self.adaptive is None else self.adaptive.share(terms, self.clip)
+
+    def begin(self, users: Sequence[int]) -> Round:
+        """Sample among the connected `users`. The event is recorded first: from here on the round is paid for."""
+        if self.account.position >= (self.recipe.steps or 0):
+            raise BudgetExhausted(
+                f"all {self.recipe.steps} rounds of the recipe are taken: calibrate a longer one for more"
+            )
+        terms = self.terms()
+        receipt = self.account.charge(terms.event)
+        population = sorted(set(users))
+        assert self.recipe.sampler is not None
+        draw = self.recipe.sampler.draw(len(population), self.account.source, {})
+        drawn = tuple(population[i] for i in draw.indices.tolist())
+        total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in trainable(self.model).items()}
+        return Round(terms, receipt, set(drawn), total, drawn=drawn)
+
+    def add(self, current: Round, user: int, update: Mapping[str, Tensor], within: bool) -> None:
+        """Weigh and add one user's update; whoever was not drawn, or answered already, is passed over.
+
+        The user's own clipping is not trusted. `within` is its vote on the bound.
+        """
+        if user not in current.waiting:
+            return
+        current.waiting.remove(user)
+        if {name: u.shape for name, u in update.items()} != {name: t.shape for name, t in current.total.items()}:
+            return
+        weight = self.weight(update, current.terms.clip)
+        if weight == 0:  # not finite: 0 times infinity is no zero
+            return
+        for name, total in current.total.items():
+            total += weight * update[name].to(total)
+        current.votes += SENSITIVITY if within else -SENSITIVITY
+
+    def weight(self, update: Mapping[str, Tensor], clip: float) -> float:
+        """The recipe's weight for an update: weight × norm ≤ clip, and 0 where the norm is not finite."""
+        norms = norm_of(update).reshape(1)
+        return float(self.recipe.weighing.weights(norms, clip, Draw(torch.zeros(1, dtype=torch.int64))))
+
+    def release(self, current: Round) -> None:
+        """Noise, once: ``(total + noise) / divisor`` is the server optimizer's gradient; votes move the bound."""
+        if current.released:
+            raise SordinoError("this round was released already: a second noise on it would halve the protection")
+        current.released = True
+        terms, parameters = current.terms, trainable(self.model)
+        sizes = [p.numel() for p in parameters.values()]
+        noise = self.account.source.gaussian(current.receipt, sum(sizes), terms.noise_std)
+        self.optimizer.zero_grad(set_to_none=True)
+        for (name, parameter), piece in zip(parameters.items(), noise.split(sizes), strict=True):
+            noisy = current.total[name] + piece.view_as(parameter).to(current.total[name])
+            parameter.grad = (noisy / terms.divisor).to(parameter.dtype)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.adaptive is not None:
+            deviation = self.adaptive.deviation(terms.divisor)
+            votes = current.votes + float(self.account.source.gaussian(current.receipt, 1, deviation))
+            self.clip = self.adaptive.following(self.clip, self.adaptive.fraction(votes, terms.divisor))
+        self.account.position += 1
+
+
+def norm_of(update: Mapping[str, Tensor]) -> Tensor:
+    """The length of a whole update, in double precision."""
+    return torch.stack([u.double().square().sum() for u in update.values()]).sum().sqrt()
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse what has no meaning or no proof when the records stay with their users."""
+    recipe.terms(0, {})  # refuses a recipe that is not calibrated
+    if type(recipe.sampler) is not Poisson:
+        raise InvalidInput(
+            f"sampler={recipe.sampler!r} must be Poisson: the server draws users and sees no records; leave sampler out"
+        )
+    if not isinstance(recipe.norms, Exact):
+        raise InvalidInput(f"norms={recipe.norms!r} must be Exact(): the server has whole updates and measures them")
+    if not isinstance(recipe.selection, Always):
+        raise InvalidInput(
+            f"selection={recipe.selection!r} must be Always(): a test needs private losses, which stay on the clients"
+        )
+    if recipe.rdp_filter is not None:
+        raise InvalidInput(
+            f"rdp_filter={recipe.rdp_filter!r} must be None: the noise of every round is fixed in advance"
+        )

@@ -1,0 +1,206 @@
+"""A Flower strategy that protects whole users: Flower carries the messages, `mechanism` decides what is released."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import nn
+
+from sordino.accounting.guarantee import Guarantee
+from sordino.errors import InvalidInput
+from sordino.federated.account import Account
+from sordino.federated.mechanism import Mechanism, Round
+from sordino.federated.messages import ARRAYS, CONFIG, update_in, vote_in
+from sordino.federated.quantile import Quantile
+from sordino.federated.quiet import QUIET
+from sordino.federated.work import FedAvg, Work, trainable
+from sordino.noise import Source
+from sordino.recipe import Recipe
+
+_log = logging.getLogger("sordino")
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class PrivateStrategy(Strategy):
+    """DP-FedAvg and DP-FedSGD at user level (McMahan et al. 2018, Alg. 1), with every schedule of the library.
+
+    `recipe` is calibrated with ``records`` = the public number of users; its batch size is the expected number of users
+    in a round, its steps are rounds. `work` is what clients compute. `optimizer` is the server's, over the parameters
+    of `model`, and is built from the recipe unless given; SGD with learning rate 1 is plain federated averaging.
+    `adaptive` lets the clipping bound follow a quantile. `run` names a directory in which every event is recorded
+    before anybody is asked, and the model after every round. `patience` is how many seconds to wait at the start for
+    users to connect. `seed` makes draws and noise repeatable for experiments, which the guarantee then says.
+
+    `weighted_by_key` must stay None: weights by the number of examples are refused, because one user that claims many
+    would be most of the average, and their sum, the divisor, is private.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        work: Work | None = None,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        adaptive: Quantile | None = None,
+        run: str | Path | None = None,
+        patience: float = 0.0,
+        seed: int | None = None,
+        source: Source | None = None,
+        weighted_by_key: str | None = None,
+    ) -> None:
+        if weighted_by_key is not None:
+            raise InvalidInput(
+                f"weighted_by_key={weighted_by_key!r} must be None: with weights by examples one user can be most of "
+                "the average and the noise no longer covers it; every user counts once"
+            )
+        if not trainable(model):
+            raise InvalidInput("the model has no parameter that requires a gradient: there is nothing to train")
+        _check_dtypes(model)
+        self.work = work or FedAvg()
+        self.account = Account(recipe, seed, source)
+        optimizer = optimizer or recipe.optimizer.build(trainable(model).values())
+        self.mechanism = Mechanism(model, recipe, optimizer, self.account, adaptive)
+        self._patience = patience
+        self._current: Round | None = None
+        if run is not None:
+            self.account.keep_in(Path(run))
+
+    # -- what Flower calls --------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
+    ) -> Result:
+        """Take the recipe's remaining rounds, or `num_rounds` of them; ends where the budget does.
+
+        The model starts from `initial_arrays`, or as it is. Who has not answered after `timeout` seconds counts as
+        zero. `evaluate_fn` sees released models only; evaluate on public records.
+        """
+        if initial_arrays is not None:
+            self.mechanism.model.load_state_dict(initial_arrays.to_torch_state_dict())
+        left = self.account.rounds_left()
+        rounds = left if num_rounds is None else min(num_rounds, left)
+        self._await(grid)
+        result = super().start(grid, self.arrays(), rounds, timeout, train_config, evaluate_config, evaluate_fn)
+        result.arrays = self.arrays()
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Charge the round, draw users among those connected, and ask them."""
+        current = self._current = self.mechanism.begin(list(grid.get_node_ids()))
+        asked = ConfigRecord(
+            {**config, **self.work.to_config(), "round": current.terms.step, "clip": current.terms.clip}
+        )
+        content = RecordDict({ARRAYS: arrays, CONFIG: asked})
+        group = str(current.terms.step)
+        return [Message(content, user, MessageType.TRAIN, group_id=group) for user in current.drawn]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Clip every update again, sum, add noise once, divide by the public constant, step. Total: never fails."""
+        current, self._current = self._current, None
+        if current is None:
+            raise InvalidInput("no round is under way: configure_train comes first, once per round")
+        shapes = {name: total.shape for name, total in current.total.items()}
+        for message in replies:
+            update = update_in(message, shapes)
+            if update is not None:
+                self.mechanism.add(current, message.metadata.src_node_id, update, vote_in(message))
+        self.mechanism.release(current)
+        self._save()
+        public: dict[str, int | float | list[int] | list[float]] = {
+            "clip": current.terms.clip,
+            "noise-multiplier": current.terms.noise_multiplier,
+        }
+        return self.arrays(), MetricRecord(public)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nobody is asked: what clients measure on their records would be a release without noise."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return None
+
+    def summary(self) -> None:
+        """Log what is public: the recipe's terms, never how many users answered."""
+        recipe, terms = self.mechanism.recipe, self.mechanism.terms()
+        _log.info(
+            "user-level rounds: %s of %s users expected, divisor %g, clip %g, noise multiplier %g, %s rounds",
+            recipe.batch_size, recipe.records, terms.divisor, terms.clip, terms.noise_multiplier, recipe.steps,
+        )  # fmt: skip
+        if loud := [name for name, value in QUIET.items() if os.environ.get(name) != value]:
+            _log.warning("Flower may call home: set %s", " ".join(f"{name}={QUIET[name]}" for name in loud))
+
+    # -- what you call ------------------------------------------------------------------------------------------
+
+    def arrays(self) -> ArrayRecord:
+        """The released model as Flower carries it."""
+        return ArrayRecord(self.mechanism.model.state_dict())
+
+    def guarantee(self, delta: float | None = None, accountant: str | None = None) -> Guarantee:
+        """What every user has been promised so far: a pure function of the ledger."""
+        return self.account.guarantee(delta, accountant)
+
+    def load(self, run: str | Path) -> None:
+        """Go on with a run that stopped: its ledger, its newest model; a round cut short stays paid for."""
+        state = self.account.load(Path(run))
+        if state is not None:
+            self.mechanism.model.load_state_dict(state["model"])
+            self.mechanism.optimizer.load_state_dict(state["optimizer"])
+            self.mechanism.clip = state["clip"]
+
+    def _save(self) -> None:
+        mechanism = self.mechanism
+        self.account.save(
+            {
+                "model": mechanism.model.state_dict(),
+                "optimizer": mechanism.optimizer.state_dict(),
+                "clip": mechanism.clip,
+            }
+        )
+
+    def _await(self, grid: Grid) -> None:
+        """Wait for users to connect; goes on without the missing ones, so that nobody's absence can stop a release."""
+        deadline = time.monotonic() + self._patience
+        while len(set(grid.get_node_ids())) < (self.mechanism.recipe.records or 0) and time.monotonic() < deadline:
+            time.sleep(min(0.5, self._patience))
+
+    def close(self) -> None:
+        """Free the ledger."""
+        self.account.close()
+
+    def __enter__(self) -> PrivateStrategy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _check_dtypes(model: nn.Module) -> None:
+    """Refuse weights that Flower's arrays cannot carry, before anything is spent."""
+    for name, value in model.state_dict().items():
+        if value.dtype == torch.bfloat16:
+            raise InvalidInput(f"{name} is bfloat16, which Flower's arrays cannot carry: use model.float()")
