@@ -119,6 +119,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
     "rms norm": (lambda: nn.RMSNorm(5), lambda b: torch.randn(b, 4, 5)),
     "batch norm eval": (lambda: nn.BatchNorm2d(3).eval(), lambda b: torch.randn(b, 3, 4, 4)),
     "embedding": (lambda: nn.Embedding(7, 3), lambda b: tokens(b, 6)),
+    "embedding mean": (lambda: Apply(lambda m, x: m.e(x).mean(1), e=nn.Embedding(7, 3)), lambda b: tokens(b, 6)),
+    "embedding mean twice": (
+        lambda: Apply(lambda m, x: m.e(x).mean(1) + m.e(x.flip(1)[:, :4]).sum(1), e=nn.Embedding(7, 3)),
+        lambda b: tokens(b, 6),
+    ),
     "embedding one": (lambda: nn.Embedding(7, 3), lambda b: tokens(b)),
     "embedding padding": (lambda: nn.Embedding(7, 3, padding_idx=2), lambda b: tokens(b, 6)),
     "embedding sequence first": (

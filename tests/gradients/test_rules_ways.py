@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino.gradients.rules.conv import Convolved, Geometry
+from sordino.gradients.rules.embedding import Looked
 from sordino.gradients.rules.linear import Outer
 from sordino.gradients.rules.ways import FORM_BYTES, Way, cheapest, gram_norms
 
@@ -27,6 +28,23 @@ def test_outer(way: Way, transposed: bool) -> None:
     weights = torch.rand(6)
     torch.testing.assert_close(outer.weighted_sum(weights), torch.tensordot(weights, wanted, 1))
     torch.testing.assert_close(outer.form(2, 4), wanted[2:4])
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+@pytest.mark.parametrize("same", [False, True], ids=["a gradient each", "one gradient for all"])
+def test_looked(length: int, same: bool) -> None:
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 5, (6, length))
+    g = torch.randn(6, 1, 3).expand(6, length, 3) if same else torch.randn(6, length, 3)
+    looked = Looked(tokens, g, 5)
+    assert looked.same is (same and length > 1)
+    wanted = torch.einsum("btv,btd->bvd", F.one_hot(tokens, 5).float(), g)
+    torch.testing.assert_close(looked.squared_norms(), wanted.square().sum((1, 2)), rtol=1e-5, atol=0)
+    weights = torch.rand(6)
+    torch.testing.assert_close(looked.weighted_sum(weights), torch.tensordot(weights, wanted, 1))
+    torch.testing.assert_close(looked.form(2, 4), wanted[2:4])
+    empty = looked.without(torch.ones(6, dtype=torch.bool))
+    assert torch.count_nonzero(empty.weighted_sum(weights)) == 0
 
 
 @pytest.mark.parametrize("way", Way)

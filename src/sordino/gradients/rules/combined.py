@@ -103,9 +103,10 @@ def combine(parts: Sequence[PerExample]) -> PerExample:
         same = [part for part in outers if part.transposed is transposed]
         if same:
             others.append(joined(same))
-    if looked:
+    if len(looked) > 1:
         tokens, g = torch.cat([part.tokens for part in looked], 1), torch.cat([part.g for part in looked], 1)
-        others.append(Looked(tokens, g, looked[0].shape[0]) if len(looked) > 1 else looked[0])
+        looked = [Looked(tokens, g, looked[0].shape[0])]
+    others += looked
     return others[0] if len(others) == 1 else Summed(others)
 
 

@@ -27,11 +27,24 @@ class Looked(PerExample):
         self.tokens, self.g = tokens, g
         self.size = len(tokens)
         self.shape = torch.Size((vocabulary, g.shape[-1]))
+        self.same = tokens.shape[1] > 1 and g.stride(1) == 0  # as behind a mean over the tokens
+
+    def repetitions(self) -> Tensor:
+        """How many pairs (t, u) of places of each example hold the same token: the sum of squared counts."""
+        ordered = self.tokens.sort(dim=1).values
+        new = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)
+        run = new.flatten().cumsum(0) - 1
+        counts = torch.bincount(run).to(self.g.dtype).square_()
+        starts = new.flatten().nonzero().squeeze(1) // self.tokens.shape[1]
+        return self.g.new_zeros(self.size).index_add_(0, starts, counts)
 
     def mass(self) -> Tensor:
         return (self.tokens.shape[1] * squares(self.g.flatten(1))).sqrt()
 
     def squared_norms(self) -> Tensor:
+        """Sum over v of |gradient_i[v]|^2; for equal gradients of all tokens, |g_i|^2 sum over v of count_i[v]^2."""
+        if self.same:
+            return squares(self.g[:, 0]) * self.repetitions()
         lengths = squares(self.g.flatten(0, 1)).reshape(self.g.shape[:2])
         if self.tokens.shape[1] < 2:
             return lengths.sum(1)
@@ -50,13 +63,14 @@ class Looked(PerExample):
         return bounded(lengths.sum(1).index_add_(0, owner, sums.square_().sum(1)), self.mass())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = self.g.new_zeros(self.shape)
-        scales = weights.to(self.g.dtype).reshape(-1, 1, 1)
-        step = max(1, 2**18 // max(1, self.g[:1].numel()))
-        for start in range(0, self.size, step):  # a few examples at a time, so that scaling them stays in the cache
-            some = slice(start, start + step)
-            total.index_add_(0, self.tokens[some].flatten(), (self.g[some] * scales[some]).flatten(0, 1))
-        return total
+        """Rows of equal tokens brought together are bags of an embedding bag: one fused kernel sums them, weighted."""
+        tokens, length = self.tokens.flatten(), self.tokens.shape[1]
+        order = tokens.argsort()
+        ends = torch.bincount(tokens, minlength=self.shape[0]).cumsum(0)
+        example = order // length
+        rows, table = (example, self.g[:, 0]) if self.same else (order, self.g.flatten(0, 1))
+        scales = weights.to(self.g.dtype)[example]
+        return F.embedding_bag(rows, table, F.pad(ends[:-1], (1, 0)), mode="sum", per_sample_weights=scales)
 
     def form(self, start: int, stop: int) -> Tensor:
         tokens, g = self.tokens[start:stop], self.g[start:stop]
