@@ -10,10 +10,10 @@ export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/pytest -n auto --maxprocesses=4 --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint types bench docs lock clean
+.PHONY: help demo test test-slow test-integrations lint types bench docs lock clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-10s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-18s %s\n", $$1, $$2 }'
 
 demo: .venv/core ## Train on scikit-learn's digits at epsilon 3
 	$(BIN)/sordino demo
@@ -23,6 +23,9 @@ test: lint types ## Lint, types and every test that is not slow
 
 test-slow: .venv/dev ## The tests that take minutes
 	$(PYTEST) -m slow
+
+test-integrations: .venv/integrations ## Accelerate and Lightning, against the real packages
+	$(BIN)/pytest tests/integrations
 
 lint: .venv/dev ## ruff, style and format
 	$(BIN)/ruff check .
@@ -67,5 +70,8 @@ endef
 
 .venv/dev: .venv/build
 	$(call install,sordino with every extra,--no-build-isolation -e '.[dev$(comma)bench$(comma)features$(comma)federated]')
+
+.venv/integrations: .venv/dev
+	$(call install,accelerate and lightning,--no-build-isolation -e '.[integrations]')
 
 comma := ,

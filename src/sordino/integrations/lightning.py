@@ -1,0 +1,100 @@
+"""Private training inside Lightning's Trainer: a callback, and the batches to fit on.
+
+::
+
+    class Digits(lightning.LightningModule):
+        def training_step(self, batch, index):
+            return loss(self, batch)  # one loss per example
+
+        def backward(self, losses):  # Lightning's own hook, in place of losses.backward()
+            PrivateTraining.of(self.trainer).backward(losses)
+
+    privacy = PrivateTraining(train_set, loss, recipe)
+    lightning.Trainer(max_epochs=-1, callbacks=[privacy]).fit(module, privacy.loader())
+    print(privacy.private.guarantee())
+
+What `self.log` shows of the training batches (a training loss, an accuracy) is private and no guarantee covers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from lightning import Callback, LightningModule, Trainer
+
+from sordino.errors import InvalidInput
+from sordino.gradients.engine import Loss
+from sordino.private import Private
+from sordino.recipe import Recipe
+
+
+class PrivateTraining(Callback):
+    """Binds `recipe` to the module and the optimizer that the Trainer sets up; takes the options of `Private`.
+
+    The Trainer stops when the recipe's steps are taken. Where `run` is among the options, the ledger is durable from
+    the first step and the run is saved at the end, also when it was interrupted; `resume=True` goes on with it.
+    """
+
+    def __init__(self, dataset: Any, loss: Loss, recipe: Recipe, *, resume: bool = False, **options: Any) -> None:
+        self.recipe = recipe
+        self.private: Private | None = None
+        self._charged = 0
+        self._resumed = options.pop("run", None) if resume else None
+        self._dataset, self._loss, self._options = dataset, loss, options
+
+    @staticmethod
+    def of(trainer: Trainer) -> Private:
+        """The `Private` of the Trainer's callback, for the module's own `backward`."""
+        for callback in trainer.callbacks:
+            if isinstance(callback, PrivateTraining) and callback.private is not None:
+                return callback.private
+        raise InvalidInput("the Trainer has no PrivateTraining: give it one, Trainer(callbacks=[privacy])")
+
+    def loader(self) -> Draws:
+        """What the Trainer fits on in place of a DataLoader."""
+        return Draws(self)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _check(trainer)
+        optimizer = trainer.optimizers[0]
+        self.private = Private(pl_module, optimizer, self._dataset, self._loss, self.recipe, **self._options)
+        if self._resumed is not None:
+            self.private.load(self._resumed)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop after the last step, or where the budget ends: an epoch that charged nothing."""
+        assert self.private is not None
+        before, self._charged = self._charged, len(self.private.bench.ledger)
+        trainer.should_stop |= self.private.position == self.private.total or self._charged == before
+
+    def teardown(self, *_: Any, **__: Any) -> None:
+        """Save; `private` stays open for `guarantee()`, its `close()` is yours."""
+        if self.private is not None and self.private.run is not None:
+            self.private.save()
+
+    on_exception = teardown  # an error or Ctrl-C, after which Lightning does not tear down
+
+
+class Draws:
+    """The draws of one epoch after another. It has a length, without which Lightning would fetch a batch ahead."""
+
+    def __init__(self, privacy: PrivateTraining) -> None:
+        self.privacy = privacy
+
+    def __len__(self) -> int:
+        return max(1, round((self.privacy.recipe.records or 1) / self.privacy.recipe.batch_size))
+
+    def __iter__(self) -> Iterator[Any]:
+        assert self.privacy.private is not None
+        yield from islice(self.privacy.private.loader(), len(self))
+
+
+def _check(trainer: Trainer) -> None:
+    """Refuse settings that would change what is released."""
+    for name, required in {"world_size": 1, "accumulate_grad_batches": 1, "precision": "32-true"}.items():
+        if (value := getattr(trainer, name)) != required:
+            raise InvalidInput(f"Trainer: {name}={value!r} must be {required!r} for private training")
+    if trainer.gradient_clip_val or trainer.ckpt_path or len(trainer.optimizers) != 1:
+        raise InvalidInput("Trainer: private training takes no gradient_clip_val, no ckpt_path and one optimizer")
