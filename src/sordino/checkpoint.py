@@ -38,6 +38,11 @@ def write(directory: Path, step: int, state: dict[str, Any]) -> Path:
     return path
 
 
+def exists(directory: Path) -> bool:
+    """Whether there is any checkpoint, whole or not."""
+    return bool(_newest_first(directory))
+
+
 def read_newest(directory: Path) -> dict[str, Any] | None:
     """The newest checkpoint that is whole, or None where there is none at all.
 

@@ -117,12 +117,11 @@ class UserLoop:
             return iter(lambda: (None, lambda part: bench.records.fetch(part.indices, bench.device)), None)
         if not isinstance(sampler, Poisson):
             raise InvalidInput(f"num_workers={num_workers} needs Poisson draws: others depend on the model; use 0")
-        return self._prefetched(sampler, num_workers)
+        return self._prefetched(num_workers)
 
-    def _prefetched(self, sampler: Poisson, num_workers: int) -> Iterator[tuple[Draw, Callable[[Draw], Batch]]]:
+    def _prefetched(self, num_workers: int) -> Iterator[tuple[Draw, Callable[[Draw], Batch]]]:
         bench = self.bench
-        count = bench.records.count
-        coins = (sampler.draw(count, bench.source, bench.memory).indices for _ in iter(int, 1))
+        coins = (bench.draw().indices for _ in iter(int, 1))
         loader = DataLoader(_ByDraw(bench.records), batch_size=None, sampler=coins, num_workers=num_workers)
         for indices, data in loader:
             draw = Draw(indices)

@@ -11,14 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
-from sordino import checkpoint, validation
+from sordino import checkpoint, saving, validation
 from sordino.accounting.allowance import Allowance, Planned, Unlimited
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger
 from sordino.accounting.pricing import required_accountant
 from sordino.claims import guarantee_of, weaker
-from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput, LedgerError
+from sordino.distributed import agreement, reflected, team_of
+from sordino.errors import BudgetExhausted, InvalidInput, LedgerError
 from sordino.gradients import Objective
 from sordino.gradients.engine import Loss
 from sordino.loops import UserLoop
@@ -46,7 +48,8 @@ class Private:
     durably before its release exists; without it the ledger stays in memory until `save`. `ledger` is one that already
     holds releases about these records, such as the statistics they were normalised by. `seed` makes noise and
     sampling repeatable for experiments, which the guarantee then says. `engine` and `microbatch` are performance knobs
-    that change no numbers. `validate=False` skips the probe of model and loss, and the guarantee says so.
+    that change no numbers. `validate=False` skips the probe of model and loss, and the guarantee says so. Under
+    ``torchrun`` all processes of `group`, by default all there are, take each step together (`sordino.distributed`).
 
     Nothing wraps the model and nothing subclasses the optimizer; `close` takes the optimizer's hooks off again.
     """
@@ -67,6 +70,7 @@ class Private:
         engine: str = "auto",
         microbatch: int | None = None,
         validate: bool = True,
+        group: ProcessGroup | None = None,
     ) -> None:
         if microbatch is not None and microbatch < 1:
             raise InvalidInput(f"microbatch={microbatch} must be >= 1: it is how many examples are processed at once")
@@ -88,13 +92,15 @@ class Private:
             source=source or Secure(),
             ledger=Ledger.in_memory(header=_header(recipe)) if ledger is None else ledger,
             allowance=Unlimited(),
+            team=team_of(group),
         )
+        agreement.require(self.bench)
         self._probed: set[tuple[bool, ...]] = set()
         self._probe()
         self.run: Path | None = None
         if run is not None:
             self._keep_in(Path(run))
-        self._bind(self.bench.ledger)
+        self._bind()
         self._loop = UserLoop(self.bench, self._next_position, self._advance, self._probe)
 
     # -- training -----------------------------------------------------------------------------------------------
@@ -164,7 +170,8 @@ class Private:
     def guarantee(self, delta: float | None = None, accountant: str | None = None) -> Guarantee:
         """What has been promised so far: a pure function of the ledger."""
         unprobed = () if self._validated else ("the model was NOT probed for mixing examples (validate=False)",)
-        return guarantee_of(self.bench, delta, accountant, unprobed + self._loop.assumptions)
+        more = unprobed + agreement.assumptions(self.bench.team) + self._loop.assumptions
+        return guarantee_of(self.bench, delta, accountant, more)
 
     # -- saving -------------------------------------------------------------------------------------------------
 
@@ -177,16 +184,8 @@ class Private:
                 raise InvalidInput("save needs a directory: private.save('run/')")
             self._keep_in(Path(run))
         assert self.run is not None
-        state = {
-            "run_id": self.bench.ledger.run_id,
-            "events": len(self.bench.ledger),
-            "position": self.position,
-            "model": self.bench.objective.model.state_dict(),
-            "optimizer": self.bench.optimizer.state_dict(),
-            "released": self.bench.memory.get("released", {}),  # nothing else of the memory is public (law 7)
-            "extra": extra or {},
-        }
-        checkpoint.write(self.run, self.position, state)
+        directory, state = self.run, saving.state_of(self.bench, self.position, extra or {})
+        self.bench.team.lead(lambda: checkpoint.write(directory, self.position, state))
         return self.run
 
     def load(self, run: str | Path) -> dict[str, Any]:
@@ -200,69 +199,43 @@ class Private:
                 "load right after building, without ledger= (the run's own ledger holds what came before it)"
             )
         directory = Path(run)
-        ledger = Ledger.open(directory / "ledger.sqlite")
-        try:
-            extra = self._restore(directory, ledger)
-        except Exception:
-            ledger.close()
-            raise
-        self.bench.ledger.close()
+        extra: dict[str, Any] = {}
+        with saving.reopened(self.bench, directory) as state:
+            if state is not None:
+                saving.restore(self.bench, state)
+                self.position, extra = state["position"], state["extra"]
         self.run = directory
-        self._bind(ledger)
+        self._bind()
         return extra
 
-    def _restore(self, directory: Path, ledger: Ledger) -> dict[str, Any]:
-        theirs, ours = ledger.header.get("recipe"), self.bench.recipe.fingerprint()
-        if theirs not in (None, ours):
-            raise CheckpointError(
-                f"{directory} follows recipe {theirs}, not {ours}: load it with the recipe it was made by"
-            )
-        state = checkpoint.read_newest(directory)
-        if state is None:
-            return {}
-        if state["run_id"] != ledger.run_id:
-            raise CheckpointError(
-                f"the checkpoint in {directory} belongs to run {state['run_id']}, not {ledger.run_id}"
-            )
-        if state["events"] > len(ledger):
-            raise CheckpointError(
-                f"the checkpoint in {directory} saw {state['events']} events, its ledger holds {len(ledger)}: "
-                "the ledger was replaced, so what was spent is unknown"
-            )
-        self.bench.objective.model.load_state_dict(state["model"])
-        self.bench.optimizer.load_state_dict(state["optimizer"])
-        self.bench.memory = {"released": state["released"]} if state.get("released") else {}
-        self.position = state["position"]
-        extra: dict[str, Any] = state["extra"]
-        return extra
+    def resume(self, run: str | Path) -> dict[str, Any]:
+        """`load` the run in this directory, or begin it there: for a program that may be killed and started again."""
+        directory = Path(run)
+        if self.bench.team.lead((directory / saving.LEDGER).exists):
+            return self.load(directory)
+        self._keep_in(directory)
+        self._bind()
+        return {}
 
     def _keep_in(self, directory: Path) -> None:
-        """Move the ledger from memory to the run's directory."""
-        if (directory / "ledger.sqlite").exists():
-            raise LedgerError(
-                f"{directory} holds a run already: choose another directory, "
-                f"or leave run= out and call load('{directory}')"
-            )
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            toml = self.bench.recipe.to_toml()
-        except OSError as error:
-            raise InvalidInput(f"cannot create run directory {directory}: {error.strerror}") from error
-        except InvalidInput as error:
-            _log.info("the recipe is not written to %s: %s", directory, error)
-            toml = None
-        self.bench.ledger = self.bench.ledger.copy_to(directory / "ledger.sqlite")
-        if toml is not None:
-            checkpoint.write_durably(directory / "recipe.toml", toml.encode())
+        self.bench.team.lead(lambda: saving.begin(self.bench, directory))
         self.run = directory
 
-    def _bind(self, ledger: Ledger) -> None:
-        """Spend on this ledger from now on, with fresh noise and what is left of the budget."""
-        recipe = self.bench.recipe
-        self.bench.ledger = ledger
-        if self._given_source is None:
-            self.bench.source = Secure() if self._seed is None else Seeded(self._seed, ledger.incarnation)
-        self.bench.engine = recipe.norms.engine(self._engine, self.bench.source)
+    def _bind(self) -> None:
+        """Spend on the bench's ledger from now on, with fresh noise and what is left of the budget."""
+        bench = self.bench
+        bench.ledger = reflected(bench.team, bench.ledger)
+        bench.source = bench.team.shared(self._fresh_source)
+        bench.engine = bench.recipe.norms.engine(self._engine, bench.source)
+        bench.team.lead(self._renew_allowance)
+
+    def _fresh_source(self) -> Source:
+        if self._given_source is not None:
+            return self._given_source
+        return Secure() if self._seed is None else Seeded(self._seed, self.bench.ledger.incarnation)
+
+    def _renew_allowance(self) -> None:
+        recipe, ledger = self.bench.recipe, self.bench.ledger
         self.bench.renew = lambda: _allowance(recipe, ledger, self.position)
         self.bench.allowance, self.bench.recorded = self.bench.renew(), len(ledger)
 

@@ -33,13 +33,16 @@ class Draw:
     def __len__(self) -> int:
         return len(self.indices)
 
+    def __getitem__(self, part: slice) -> Draw:
+        thresholds = None if self.thresholds is None else self.thresholds[part]
+        return Draw(self.indices[part], thresholds, self.floor)
+
     def split(self, size: int) -> Iterator[Draw]:
         """The same draw in pieces of at most `size` records, as equal as can be: a small rest costs a whole pass."""
         pieces = -(-len(self) // size)
         edges = [len(self) * piece // pieces for piece in range(pieces + 1)] if pieces else []
         for part in starmap(slice, pairwise(edges)):
-            thresholds = None if self.thresholds is None else self.thresholds[part]
-            yield Draw(self.indices[part], thresholds, self.floor)
+            yield self[part]
 
 
 class Sampler(Protocol):

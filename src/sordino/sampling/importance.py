@@ -14,6 +14,7 @@ A record adds at most K̃/Ñ with probability at most b·C/K̃: the event is SGM
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -138,12 +139,20 @@ class Importance(Sampler):
         """Open an epoch at its first step; after a resumption measure the norms again, which releases nothing."""
         importance_plan.check(bench.recipe)
         memory, number = bench.memory, step // self.steps_per_epoch(bench.recipe.batch_size)
+        self._hear(bench)
         if _epoch(memory) is None or memory["released"]["number"] != number:
             self._open(bench, number)
         elif "bounds" not in memory:
             memory["bounds"] = self.bounds(measure(bench), memory["released"]["clip"])
         if "noise" not in memory:
-            memory["noise"] = self._noise(bench, step)
+            memory["noise"] = bench.team.lead(lambda: self._noise(bench, step))
+
+    def _hear(self, bench: Bench) -> None:
+        """Learn which norms the other processes saw in the last step, so that all draw by the same bounds."""
+        seen = bench.memory.pop("seen", [])
+        if bench.team.size > 1:
+            for indices, bounds in itertools.chain(*bench.team.gather(seen)):
+                bench.memory["bounds"][indices] = bounds
 
     def _open(self, bench: Bench, number: int) -> None:
         recipe, memory, before = bench.recipe, bench.memory, _epoch(bench.memory)
@@ -192,7 +201,9 @@ class Importance(Sampler):
 
     def observe(self, draw: Draw, norms: Tensor, memory: dict[str, Any]) -> None:
         """Remember the fresh norms of all drawn records, used or not (Alg. 1, line 24)."""
-        memory["bounds"][draw.indices] = self.bounds(norms.detach().cpu(), memory["released"]["clip"])
+        bounds = self.bounds(norms.detach().cpu(), memory["released"]["clip"])
+        memory["bounds"][draw.indices] = bounds
+        memory.setdefault("seen", []).append((draw.indices, bounds))
 
     def bounds(self, norms: Tensor, clip: float) -> Tensor:
         """ĝ = k·max(‖g‖, g_L), never above C.
@@ -208,11 +219,12 @@ def measure(bench: Bench) -> Tensor:
     """The norm of every record's gradient at the present model, in microbatches; no gradient is formed or released."""
     parameters = bench.parameters()
     size = bench.microbatch or bench.engine.microbatch(parameters)
-    norms = torch.empty(bench.records.count)
-    for part in torch.arange(bench.records.count).split(size):
+    norms, everyone = torch.zeros(bench.records.count), torch.arange(bench.records.count)
+    mine = everyone[bench.team.own(len(everyone))]
+    for part in mine.split(size) if len(mine) else ():
         batch = bench.records.fetch(part, bench.device)
         norms[part] = bench.engine.differentiate(bench.objective, parameters, batch).norms.detach().float().cpu()
-    return norms
+    return bench.team.sum([norms])[0]
 
 
 def _epoch(memory: dict[str, Any]) -> Epoch | None:

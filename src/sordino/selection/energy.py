@@ -31,14 +31,15 @@ def validation_draw(attempt: Attempt, rate: float) -> Draw:
 
 
 def losses(bench: Bench, records: Records, indices: Tensor) -> Tensor:
-    """One loss per record of the model as it stands, in eval mode, in float64."""
+    """One loss per record of the model as it stands, in eval mode, in float64; each process computes its part."""
     size = bench.microbatch or AT_ONCE
-    found = [torch.zeros(0, dtype=torch.float64)]
+    found = torch.zeros(len(indices), dtype=torch.float64)
+    mine = torch.arange(len(indices))[bench.team.own(len(indices))]
     with torch.no_grad(), _evaluating(bench.objective.model):
-        for part in indices.split(size) if len(indices) else ():
-            batch = records.fetch(part, bench.device)
-            found.append(bench.objective.losses(batch.data, batch.size).double().cpu())
-    return torch.cat(found)
+        for part in mine.split(size) if len(mine) else ():
+            batch = records.fetch(indices[part], bench.device)
+            found[part] = bench.objective.losses(batch.data, batch.size).double().cpu()
+    return bench.team.sum([found])[0]
 
 
 def difference(before: Rollback, bench: Bench, records: Records, indices: Tensor) -> float:

@@ -1,0 +1,74 @@
+"""Whether all processes were given the same model, recipe and records, asked once before anything is spent."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from sordino.distributed.team import Team
+from sordino.errors import InvalidInput
+from sordino.records import Records
+
+if TYPE_CHECKING:
+    from sordino.step import Bench
+
+SAMPLE = 16
+"""How many records are compared: enough to see another order or another file, few enough to cost nothing."""
+
+_WAYS_OUT = {
+    "recipe": "calibrate it once, or from the same arguments everywhere",
+    "number of records": "give every process the whole dataset; Sordino deals out the records of each draw",
+    "records": "give every process the same dataset in the same order: shuffled apart, a record would count twice",
+    "parameters": "build the model after the same torch.manual_seed on every process, or load the same weights",
+}
+
+
+def assumptions(team: Team) -> tuple[str, ...]:
+    """What a guarantee must say about the processes."""
+    if team.size == 1:
+        return ()
+    return ("all processes hold the same records in the same order (a sample was compared), and trust one another",)
+
+
+def require(bench: Bench) -> None:
+    """Refuse, on every rank alike, if one of them differs from rank 0."""
+    team = bench.team
+    if team.size == 1:
+        return
+    mine = {
+        "recipe": bench.recipe.fingerprint(),
+        "number of records": str(bench.records.count),
+        "records": _records(bench.records),
+        "parameters": _digest(t.detach() for t in (*bench.objective.parameters(), *bench.objective.buffers())),
+    }
+    everybody = team.gather(mine)
+    for name, way_out in _WAYS_OUT.items():
+        values = [theirs[name] for theirs in everybody]
+        if all(values) and len(set(values)) > 1:
+            rank = next(rank for rank, value in enumerate(values) if value != values[0])
+            raise InvalidInput(f"rank {rank} has another {name} than rank 0: {way_out}")
+
+
+def _records(records: Records) -> str:
+    """A digest of a few records, or nothing where the dataset answers differently each time, as augmentation does."""
+    if records.count < SAMPLE:
+        return ""
+    places = torch.linspace(0, records.count - 1, SAMPLE).long()
+    first, second = (_digest(tree_leaves(records.raw(places))) for _ in range(2))
+    return first if first == second else ""
+
+
+def _digest(values: Iterable[object]) -> str:
+    total = hashlib.sha256()
+    for value in values:
+        if isinstance(value, Tensor):
+            total.update(repr((value.dtype, tuple(value.shape))).encode())
+            total.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        else:
+            total.update(repr(value).encode())
+    return total.hexdigest()

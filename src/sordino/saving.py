@@ -1,0 +1,109 @@
+"""What a run's directory holds: the ledger, the recipe and the last two checkpoints; and when they belong together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sordino import checkpoint
+from sordino.accounting.ledger import Ledger
+from sordino.errors import CheckpointError, InvalidInput, LedgerError
+from sordino.step import Bench
+
+LEDGER = "ledger.sqlite"
+
+_log = logging.getLogger("sordino")
+
+
+def begin(bench: Bench, directory: Path) -> None:
+    """Move the ledger from memory to the run's directory, which must not hold a run yet."""
+    if (directory / LEDGER).exists():
+        raise LedgerError(
+            f"{directory} holds a run already: choose another directory, or leave run= out and call load('{directory}')"
+        )
+    if checkpoint.exists(directory):
+        raise LedgerError(
+            f"{directory} holds checkpoints without their ledger, so what they cost is unknown: "
+            "put the ledger back, or choose another directory"
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        toml = bench.recipe.to_toml()
+    except OSError as error:
+        raise InvalidInput(f"cannot create run directory {directory}: {error.strerror}") from error
+    except InvalidInput as error:
+        _log.info("the recipe is not written to %s: %s", directory, error)
+        toml = None
+    bench.ledger = bench.ledger.copy_to(directory / LEDGER)
+    if toml is not None:
+        checkpoint.write_durably(directory / "recipe.toml", toml.encode())
+
+
+@contextmanager
+def reopened(bench: Bench, directory: Path) -> Iterator[dict[str, Any] | None]:
+    """Put the run's ledger on the bench and hand out its newest whole checkpoint, if any; undone if the block fails."""
+    present = bench.ledger
+    state = bench.team.lead(lambda: _open(bench, directory))
+    abandoned = present
+    try:
+        yield state
+    except BaseException:
+        abandoned, bench.ledger = bench.ledger, present
+        raise
+    finally:
+        if abandoned is not bench.ledger:
+            abandoned.close()
+
+
+def _open(bench: Bench, directory: Path) -> dict[str, Any] | None:
+    ledger = Ledger.open(directory / LEDGER)
+    try:
+        state = _matching(bench, directory, ledger)
+    except BaseException:
+        ledger.close()
+        raise
+    bench.ledger = ledger
+    return state
+
+
+def _matching(bench: Bench, directory: Path, ledger: Ledger) -> dict[str, Any] | None:
+    """The newest whole checkpoint, unless it knows of releases that the ledger does not."""
+    theirs, ours = ledger.header.get("recipe"), bench.recipe.fingerprint()
+    if theirs not in (None, ours):
+        raise CheckpointError(
+            f"{directory} follows recipe {theirs}, not {ours}: load it with the recipe it was made by"
+        )
+    state = checkpoint.read_newest(directory)
+    if state is None:
+        return None
+    if state["run_id"] != ledger.run_id:
+        raise CheckpointError(f"the checkpoint in {directory} belongs to run {state['run_id']}, not {ledger.run_id}")
+    if state["events"] > len(ledger):
+        raise CheckpointError(
+            f"the checkpoint in {directory} saw {state['events']} events, its ledger holds {len(ledger)}: "
+            "the ledger was replaced, so what was spent is unknown"
+        )
+    return state
+
+
+def state_of(bench: Bench, position: int, extra: dict[str, Any]) -> dict[str, Any]:
+    """Everything that a checkpoint holds."""
+    return {
+        "run_id": bench.ledger.run_id,
+        "events": len(bench.ledger),
+        "position": position,
+        "model": bench.objective.model.state_dict(),
+        "optimizer": bench.optimizer.state_dict(),
+        "released": bench.memory.get("released", {}),  # nothing else of the memory is public (law 7)
+        "extra": extra,
+    }
+
+
+def restore(bench: Bench, state: dict[str, Any]) -> None:
+    """Put model, optimizer and released values back as they were saved."""
+    bench.objective.model.load_state_dict(state["model"])
+    bench.optimizer.load_state_dict(state["optimizer"])
+    bench.memory = {"released": state["released"]} if state.get("released") else {}
