@@ -103,3 +103,14 @@ def test_model_without_a_rule_is_differentiated_by_another_engine(check, vmap_ru
     result = check(body, "--input", "3")
     assert result.exit_code == 0, result.stdout
     assert f"the {engine} engine" in result.stdout
+
+
+def test_every_parameter_is_listed_with_its_rule_and_cost(check):
+    body = "return nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Linear(108, 3)), loss, batch()"
+    said = json.loads(check(body, "--json").stdout)
+    assert {use["parameter"]: use["operation"] for use in said["uses"]} == {
+        **dict.fromkeys(("0.weight", "0.bias"), "conv2d"),
+        **dict.fromkeys(("2.weight", "2.bias"), "linear"),
+    }
+    assert all(use["rule"] and use["milliseconds"] > 0 for use in said["uses"])
+    assert "kept per example" in check(body).stdout

@@ -10,6 +10,8 @@ from sordino.cli import options
 from sordino.cli.common import FOUND, console, print_json
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from sordino.cli.examining import Examined
 
 EPILOG = """
@@ -54,6 +56,8 @@ def _plain(examined: Examined) -> dict[str, Any]:
         "findings": [vars(finding) for finding in examined.findings],
         "fixes": [str(change) for change in examined.fixes],
         "engine": examined.engine,
+        "uses": [vars(use) for use in examined.uses],
+        "measured_examples": examined.measured,
     }
 
 
@@ -73,5 +77,20 @@ def _print(examined: Examined) -> None:
             out.print(f"  {change}", markup=False)
     if examined.engine is not None:
         out.print(f"gradients: the {examined.engine} engine differentiates this model")
+    if examined.uses:
+        out.print(_costs(examined))
     if not examined.findings:
         out.print("✓ every example's loss is its own: this model can be trained privately")
+
+
+def _costs(examined: Examined) -> Table:
+    """How the gradients of each parameter are measured, and what that costs beyond the backward pass."""
+    from rich.table import Table
+
+    table = Table(
+        "parameter", "operation", "rule", "kept per example", f"norms and sum of {examined.measured} examples"
+    )
+    for use in examined.uses:
+        kept, spent = f"{use.bytes_per_example / 1024:,.1f} KB", f"{use.milliseconds:.2f} ms"
+        table.add_row(use.parameter, use.operation, use.rule, kept, spent)
+    return table

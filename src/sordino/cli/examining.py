@@ -13,12 +13,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sordino import validation
 from sordino.cli.architectures import imported
 from sordino.errors import InvalidInput, UnsupportedModel
-from sordino.gradients import Batch, Objective, Vmapped, engine_named
+from sordino.gradients import Batch, BookKeeping, Objective, Vmapped, engine_named
 from sordino.gradients.bookkeeping_book import Book
+from sordino.gradients.bookkeeping_costs import Row
 from sordino.gradients.engine import Loss
 from sordino.validation import fixing
 
-EXAMPLES = 4
+EXAMPLES, MEASURED = 4, 64
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Examined:
     findings: list[validation.Finding]
     fixes: list[fixing.Change]
     engine: str | None
+    uses: list[Row]
+    measured: int
 
 
 def examine(name: str, shape: str | None) -> Examined:
@@ -54,8 +57,10 @@ def examine(name: str, shape: str | None) -> Examined:
         return _rows(data, list(indices))
 
     findings = validation.check(objective, trained, fetch, len(leaves[0]))
-    engine = None if findings else _engine(objective, trained, fetch(range(min(EXAMPLES, len(leaves[0])))))
-    return Examined(_layers(model), findings, fixing.plan(model) if findings else [], engine)
+    batch = fetch(range(min(MEASURED, len(leaves[0]))))
+    engine = None if findings else _engine(objective, trained, batch)
+    uses = _uses(objective, trained, batch) if engine == "book-keeping" else []
+    return Examined(_layers(model), findings, fixing.plan(model) if findings else [], engine, uses, batch.size)
 
 
 def _built(name: str, shape: str | None) -> tuple[nn.Module, Loss, Any]:
@@ -112,6 +117,13 @@ def _engine(objective: Objective, parameters: list[nn.Parameter], batch: Batch) 
     except (RuntimeError, NotImplementedError, TypeError, UnsupportedModel):
         return "loop"
     return "vmap"
+
+
+def _uses(objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[Row]:
+    """What each use of a parameter costs; measured the second time, as the first has to choose its ways."""
+    engine = BookKeeping()
+    engine.describe(objective, parameters, batch)
+    return engine.describe(objective, parameters, batch)
 
 
 def _layers(model: nn.Module) -> list[Layer]:
