@@ -22,6 +22,7 @@ class Case:
     (they are then not evaluated on). `features` is empty for raw inputs (see `sordino.experiments.problem`). `model`,
     `optimizer` and `recipe` have a ``name`` or ``kind`` and its options. `average` is the share of the last iterates
     whose mean is evaluated: post-processing, hence free. `records` keeps the first so many training records alone.
+    With accounting="published", `published` names the accountant of the paper where the recipe's own is another.
     `seed` decides how the model starts; the noise is secure, and never repeats.
     """
 
@@ -31,6 +32,7 @@ class Case:
     seed: int = 0
     delta: float = 1e-5
     accounting: str = "proven"
+    published: str | None = None
     records: int | None = None
     average: float = 0.0
     data: Options = field(default_factory=dict)
@@ -51,7 +53,8 @@ class Case:
     @property
     def label(self) -> str:
         """A file name that is readable, and different wherever anything else is different."""
-        digest = hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
+        told = {key: value for key, value in self.to_dict().items() if value not in (None, {}, 0.0)}
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
         basis = "" if self.accounting == "proven" else f"-{self.accounting}"
         return f"{self.dataset}-{self.method}{basis}-eps{self.epsilon:g}-seed{self.seed}-{digest}"
 

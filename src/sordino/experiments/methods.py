@@ -39,7 +39,7 @@ def accountant_of(case: Case) -> str:
     name = str(case.recipe["name"])
     if case.accounting == "proven":
         return "rdp-filter" if name == "dpis" else "pld"
-    return _ACCOUNTANTS.get(name, "rdp")
+    return case.published or _ACCOUNTANTS.get(name, "rdp")
 
 
 def recipe_of(case: Case, records: int, public: Split | None = None) -> Recipe:

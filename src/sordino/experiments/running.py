@@ -24,6 +24,7 @@ from sordino.experiments.problem import Problem, Split, model_of, normalised, pr
 from sordino.features import ChannelNorm, private_normalisation
 from sordino.noise import Secure
 from sordino.private import Private
+from sordino.schedules import Constant
 
 MOST_POINTS = 60
 LEDGER, STATISTICS = "ledger.sqlite", "statistics.pt"
@@ -36,6 +37,7 @@ class Progress:
     """What a run knows besides its model; all of it is in every checkpoint."""
 
     seconds: float = 0.0
+    processor_seconds: float = 0.0
     attempts: int = 0
     accepted: int = 0
     curve: list[dict[str, float]] = field(default_factory=list)
@@ -132,12 +134,13 @@ def _train(
     stride = per_epoch * math.ceil(private.total / per_epoch / MOST_POINTS)
     going = True
     while going and private.position < private.total and progress.attempts < MOST_STEPS:
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), time.process_time()
         going = _stretch(case, private, progress, average, stride - private.position % stride)
         progress.seconds += time.perf_counter() - started
+        progress.processor_seconds += time.process_time() - worked
         with average.installed(model):
             reached = accuracy(model, test)
-        point = {"step": private.position, "accuracy": reached, **_public_terms(private)}
+        point = {"step": private.position, "accuracy": reached, **_public_terms(private), **_spent(case, private)}
         progress.curve = [*progress.curve, point]
         progress.memory = {k: v for k, v in private.bench.memory.items() if isinstance(v, int)}
         private.save(place, {"progress": vars(progress), "average": average.state()})
@@ -187,6 +190,14 @@ def _public_terms(private: Private) -> dict[str, float]:
     return {"noise": float(terms.noise_multiplier), "clip": float(terms.clip)}
 
 
+def _spent(case: Case, private: Private) -> dict[str, float]:
+    """ε so far, where every step costs the same and it is cheap to know."""
+    recipe = private.bench.recipe
+    if not (isinstance(recipe.noise_schedule, Constant) and recipe.selection.constant):
+        return {}
+    return {"epsilon": private.guarantee(case.delta).epsilon}
+
+
 def _row(case: Case, private: Private, progress: Progress, average: Average, problem: Problem) -> dict[str, Any]:
     model = private.bench.objective.model
     guarantee = private.guarantee(case.delta).to_dict()
@@ -203,12 +214,13 @@ def _row(case: Case, private: Private, progress: Progress, average: Average, pro
         "accuracy": final,
         "last_iterate": accuracy(model, problem.test),
         "seconds": round(progress.seconds, 2),
+        "processor_seconds": round(progress.processor_seconds, 2),
         "basis": guarantee["basis"],
         "guarantee": guarantee,
         "steps": private.position,
         "attempts": progress.attempts,
         "accepted": progress.accepted,
-        "curve": [{"step": point["step"], "accuracy": point["accuracy"]} for point in progress.curve],
+        "curve": [{k: v for k, v in point.items() if k not in ("noise", "clip")} for point in progress.curve],
         "noise": [{"step": point["step"], "value": point["noise"]} for point in progress.curve],
         "clip": [{"step": point["step"], "value": point["clip"]} for point in progress.curve],
         "case": case.to_dict(),

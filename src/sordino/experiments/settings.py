@@ -7,6 +7,7 @@
     epsilons = [1.0, 2.0, 3.0, 4.0]
     average = 0.4                       # optional
     delta = 1e-5                        # optional
+    published = "rdp"                   # optional: who prices it in its paper
 
     [data]
     name = "fashion-mnist"              # the other keys are options of sordino.data.load, and public = 500
@@ -43,7 +44,8 @@ from sordino.errors import InvalidInput
 from sordino.experiments.case import Case
 
 _TABLES = ("data", "features", "model", "optimizer", "recipe")
-_VALUES = ("method", "provenance", "epsilons", "average", "delta", "epsilon")
+_CASE = ("average", "delta", "published")
+_VALUES = ("method", "provenance", "epsilons", *_CASE, "epsilon")
 Table = dict[str, Any]
 
 
@@ -88,7 +90,7 @@ def read(path: Path) -> Settings:
     data = dict(tables["data"])
     if "name" not in data:
         raise InvalidInput(f'configuration {path} lacks the name of its data: [data] name = "mnist"')
-    base: Table = {key: tables[key] for key in (*_TABLES, "average", "delta") if key in tables}
+    base: Table = {key: tables[key] for key in (*_TABLES, *_CASE) if key in tables}
     return Settings(
         dataset=str(data.pop("name")),
         method=str(tables["method"]),
@@ -122,7 +124,7 @@ def default_folder() -> Path:
 def _by_epsilon(path: Path, tables: Table) -> dict[float, Table]:
     found = {}
     for epsilon, table in tables.items():
-        if not isinstance(table, dict) or set(table) - {*_TABLES, "average", "delta"}:
+        if not isinstance(table, dict) or set(table) - {*_TABLES, *_CASE}:
             raise InvalidInput(f"configuration {path}: [epsilon.{epsilon}] must hold tables such as recipe = {{...}}")
         try:
             found[float(epsilon)] = table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -50,18 +51,23 @@ def drop_checkpoints(place: Path) -> None:
 
 
 def export(rows: Iterable[Row], path: Path) -> None:
-    """The rows as one table: CSV or Parquet by the suffix; what is nested becomes JSON text."""
+    """The rows as one table, CSV or (with pyarrow) Parquet by the suffix; what is nested becomes JSON text."""
     flat = [{key: json.dumps(v) if key in _NESTED else v for key, v in row.items()} for row in rows]
-    if path.suffix not in (".csv", ".parquet"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(flat[0]) if flat else [])
+            writer.writeheader()
+            writer.writerows(flat)
+        return
+    if path.suffix != ".parquet":
         raise InvalidInput(f"{path.name} must end in .csv or .parquet")
     try:
         import pyarrow
-        import pyarrow.csv
         import pyarrow.parquet
     except ImportError as error:
         raise SordinoError(f"pyarrow cannot be imported ({error}): pip install 'sordino[bench]'") from error
-    table = pyarrow.Table.from_pylist(flat)
-    (pyarrow.csv.write_csv if path.suffix == ".csv" else pyarrow.parquet.write_table)(table, path)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(flat), path)
 
 
 def _read(path: Path) -> Row:

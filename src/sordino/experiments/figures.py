@@ -1,0 +1,118 @@
+"""Figures of finished runs as SVG, through matplotlib where that is installed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sordino.errors import SordinoError
+from sordino.experiments.store import Row
+from sordino.experiments.tables import Summary, epsilon_to_reach, levels_for, summaries
+
+
+def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """All figures of every dataset in `rows`, as ``<dataset>-<what>.svg``."""
+    pyplot = _pyplot()
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for dataset in sorted({row["dataset"] for row in rows}):
+        mine = [row for row in rows if row["dataset"] == dataset]
+        for name, paint in _FIGURES.items():
+            figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+            paint(axes, mine)
+            axes.set_title(dataset)
+            if axes.get_legend_handles_labels()[1]:
+                axes.legend(fontsize="small")
+            paths.append(folder / f"{dataset}-{name}.svg")
+            figure.savefig(paths[-1], metadata={"Date": None})
+            pyplot.close(figure)
+    return paths
+
+
+def against_epsilon(axes: Any, rows: Sequence[Row]) -> None:
+    """Accuracy against ε; the bar is the deviation over seeds, and what is not proven is dashed."""
+    lines: dict[tuple[str, str], list[Summary]] = defaultdict(list)
+    for each in summaries(rows):
+        lines[each.method, each.basis].append(each)
+    for (method, basis), points in lines.items():
+        axes.errorbar(
+            [point.epsilon for point in points],
+            [point.mean for point in points],
+            yerr=[point.spread or 0.0 for point in points],
+            label=_named(method, basis),
+            linestyle="-" if basis == "proven" else "--",
+            marker="o",
+            capsize=3,
+        )
+    axes.set(xlabel="ε", ylabel="held-out accuracy, %")
+
+
+def against_steps(axes: Any, rows: Sequence[Row]) -> None:
+    """Accuracy against steps at the largest ε, one line per method: its first seed."""
+    for row in _shown(rows):
+        steps = [point["step"] for point in row["curve"]]
+        line = "-" if row["basis"] == "proven" else "--"
+        label = f"{_named(row['method'], row['basis'])}, ε = {row['epsilon']:g}"
+        axes.plot(steps, [100 * point["accuracy"] for point in row["curve"]], line, label=label)
+    axes.set(xlabel="step", ylabel="held-out accuracy, %")
+
+
+def to_reach(axes: Any, rows: Sequence[Row]) -> None:
+    """The ε that each method had spent when it reached an accuracy (noise screening, table 3)."""
+    levels = levels_for(rows)
+    found = [epsilon_to_reach(rows, level) for level in levels]
+    keys = sorted({key for column in found for key in column})
+    for place, key in enumerate(keys):
+        heights = [column[key] or 0.0 for column in found]
+        where = [index + 0.8 * place / max(1, len(keys)) for index in range(len(levels))]
+        axes.bar(where, heights, width=0.8 / max(1, len(keys)), label=_named(key[1], key[2]), align="edge")
+    axes.set_xticks([index + 0.4 for index in range(len(levels))], [f"{100 * level:.0f} %" for level in levels])
+    axes.set(xlabel="accuracy to reach (no bar: not reached)", ylabel="ε spent")
+
+
+def noise_and_clip(axes: Any, rows: Sequence[Row]) -> None:
+    """Noise multiplier (lines) and clipping bound over its first (dotted) against steps."""
+    for row in _shown(rows):
+        label = _named(row["method"], row["basis"])
+        (line,) = axes.plot(*_points(row["noise"]), label=label)
+        steps, bounds = _points(row["clip"])
+        axes.plot(steps, [bound / bounds[0] for bound in bounds], ":", color=line.get_color())
+    axes.set(xlabel="step", ylabel="σ (lines), C_t / C_0 (dotted)", yscale="log")
+
+
+_FIGURES: dict[str, Callable[[Any, Sequence[Row]], None]] = {
+    "accuracy-against-epsilon": against_epsilon,
+    "accuracy-against-steps": against_steps,
+    "epsilon-to-reach": to_reach,
+    "schedules": noise_and_clip,
+}
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise SordinoError(f"matplotlib cannot be imported ({error}): pip install 'sordino[bench]'") from error
+    mpl.use("Agg")
+    mpl.rcParams.update({"svg.hashsalt": "sordino", "svg.fonttype": "none", "axes.grid": True, "grid.alpha": 0.3})
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _shown(rows: Iterable[Row]) -> list[Row]:
+    """Of each method the run with the largest ε and the smallest seed."""
+    best: dict[tuple[str, str], Row] = {}
+    for row in sorted(rows, key=lambda row: (-row["epsilon"], row["seed"])):
+        best.setdefault((row["method"], row["basis"]), row)
+    return [best[key] for key in sorted(best)]
+
+
+def _points(points: Sequence[dict[str, float]]) -> tuple[list[float], list[float]]:
+    return [point["step"] for point in points], [point["value"] for point in points]
+
+
+def _named(method: str, basis: str) -> str:
+    return method if basis == "proven" else f"{method} ({basis})"
