@@ -8,11 +8,22 @@ from __future__ import annotations
 from functools import partial
 from itertools import pairwise
 
-from torch import nn
+from torch import Tensor, nn
 
 from sordino.models.activations import Activation, nonlinearity
 
 POOL = 0
+
+
+class SlidingMax(nn.Module):
+    """``nn.MaxPool2d(2, stride=1)`` by max(a, b) = b + relu(a - b): torch's own kernel takes twice as long on a CPU."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[..., height, width] to [..., height - 1, width - 1]."""
+        upper, lower = images[..., :-1, :], images[..., 1:, :]
+        rows = upper + (lower - upper).relu()
+        left, right = rows[..., :-1], rows[..., 1:]
+        return left + (right - left).relu()
 
 
 def mnist_cnn(activation: Activation = "tanh", padding: int = 2, classes: int = 10) -> nn.Sequential:
@@ -22,8 +33,8 @@ def mnist_cnn(activation: Activation = "tanh", padding: int = 2, classes: int = 
     """
     act = partial(nonlinearity, activation)
     return nn.Sequential(
-        *(nn.Conv2d(1, 16, kernel_size=8, stride=2, padding=padding), act(), nn.MaxPool2d(2, stride=1)),
-        *(nn.Conv2d(16, 32, kernel_size=4, stride=2), act(), nn.MaxPool2d(2, stride=1)),
+        *(nn.Conv2d(1, 16, kernel_size=8, stride=2, padding=padding), act(), SlidingMax()),
+        *(nn.Conv2d(16, 32, kernel_size=4, stride=2), act(), SlidingMax()),
         *(nn.Flatten(), nn.Linear(512, 32), act(), nn.Linear(32, classes)),
     )
 
