@@ -1,0 +1,243 @@
+"""`comparison`: methods side by side, on one self-contained page."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sordino.errors import InvalidInput
+from sordino.report import page
+from sordino.report.charts import Chart, Series
+from sordino.report.gathering import versions
+from sordino.report.scales import Axis, percent, plain, whole
+
+Results = Sequence[Mapping[str, Any]]
+
+
+def comparison(results: Results, path: str | os.PathLike[str], *, title: str = "Methods compared") -> None:
+    """Write one HTML page that compares methods: accuracy against ε with its spread, curves, schedules and tables.
+
+    `results` has one mapping per finished run:
+
+    ========== ====================================================================================================
+    dataset    name of the data, one section of the page each
+    method     name of the method, one colour each
+    epsilon    the ε that was asked for (the target); None for a run without privacy, drawn as a line to compare with
+    seed       which repetition; runs that differ in it alone are one point with its spread
+    accuracy   held-out accuracy in 0..1
+    seconds    how long it took, or None
+    basis      "proven", "asymptotic" or "published"
+    guarantee  `Guarantee.to_dict()`, or None without privacy: the ε that is stated in the table
+    curve      [{"step": int, "accuracy": float}, ...], may be empty
+    noise      noise multiplier, one per step or a few evenly spread ones, may be empty
+    clip       clipping bound, likewise
+    ========== ====================================================================================================
+
+    The first five keys are needed, the others may be missing. Everything is escaped; nothing is fetched.
+    """
+    rows = [_Row.of(result) for result in results]
+    if not rows:
+        raise InvalidInput("results is empty: a comparison needs at least one run")
+    page.write(path, html(rows, title))
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One run."""
+
+    dataset: str
+    method: str
+    epsilon: float | None
+    seed: str
+    accuracy: float
+    seconds: float | None
+    basis: str
+    stated: float | None
+    curve: tuple[tuple[float, float], ...]
+    noise: tuple[float, ...]
+    clip: tuple[float, ...]
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any]) -> _Row:
+        try:
+            epsilon, guarantee = result["epsilon"], result.get("guarantee") or {}
+            return cls(
+                dataset=str(result["dataset"]),
+                method=str(result["method"]),
+                epsilon=None if epsilon is None or math.isinf(float(epsilon)) else float(epsilon),
+                seed=str(result["seed"]),
+                accuracy=_finite(result["accuracy"]),
+                seconds=None if result.get("seconds") is None else _finite(result["seconds"]),
+                basis=str(result.get("basis", "")),
+                stated=float(str(guarantee["epsilon"])) if "epsilon" in guarantee else None,
+                curve=tuple((_finite(p["step"]), _finite(p["accuracy"])) for p in result.get("curve") or ()),
+                noise=tuple(map(_finite, result.get("noise") or ())),
+                clip=tuple(map(_finite, result.get("clip") or ())),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidInput(f"a result of the comparison cannot be used: {error!r}") from None
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value} is not finite")
+    return number
+
+
+def html(rows: Sequence[_Row], title: str) -> str:
+    """The page about `rows`."""
+    names = list(dict.fromkeys(row.dataset for row in rows))
+    sections = [_section(k, name, [row for row in rows if row.dataset == name]) for k, name in enumerate(names)]
+    return page.render("comparison.html", title=title, sections=sections, versions=versions(), runs=len(rows))
+
+
+def _section(number: int, dataset: str, rows: Sequence[_Row]) -> dict[str, Any]:
+    groups = _grouped(rows, lambda row: (row.method, row.epsilon))
+    table = [_line(method, epsilon, group) for (method, epsilon), group in groups.items()]
+    best = {
+        epsilon: max(line["mean"] for line in table if line["epsilon"] == epsilon)
+        for epsilon in {line["epsilon"] for line in table}
+    }
+    for line in table:
+        line["best"] = line["mean"] == best[line["epsilon"]] and line["epsilon"] is not None
+    charts = [
+        _against_epsilon(number, rows),
+        *(_over_steps(number, epsilon, rows) for epsilon in _shown(rows)),
+        _schedule(number, "noise", "Noise multiplier", rows),
+        _schedule(number, "clip", "Clipping bound", rows),
+    ]
+    return {"dataset": dataset, "charts": [chart for chart in charts if chart], "table": table}
+
+
+def _line(method: str, epsilon: float | None, group: Sequence[_Row]) -> dict[str, Any]:
+    accuracies = [row.accuracy for row in group]
+    seconds = [row.seconds for row in group if row.seconds is not None]
+    stated = [row.stated for row in group if row.stated is not None]
+    return {
+        "method": method,
+        "epsilon": epsilon,
+        "target": "∞" if epsilon is None else plain(epsilon),
+        "stated": max(stated) if stated else None,
+        "basis": " / ".join(sorted({row.basis for row in group if row.basis})) or "–",
+        "mean": statistics.fmean(accuracies),
+        "accuracy": _spread_words(accuracies),
+        "runs": len(group),
+        "seconds": whole(statistics.fmean(seconds)) if seconds else "–",
+    }
+
+
+def _spread_words(values: Sequence[float]) -> str:
+    mean = f"{100 * statistics.fmean(values):.1f}"
+    return f"{mean} ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else mean
+
+
+def _against_epsilon(number: int, rows: Sequence[_Row]) -> Chart | None:
+    private = [row for row in rows if row.epsilon is not None]
+    if not private:
+        return None
+    series = []
+    for method, group in _grouped(private, lambda row: row.method).items():
+        by = sorted(_grouped(group, lambda row: row.epsilon).items())
+        accuracies = [(epsilon, [row.accuracy for row in same]) for epsilon, same in by]
+        points = [(epsilon, statistics.fmean(values)) for epsilon, values in accuracies]
+        spread = [(epsilon, min(values), max(values)) for epsilon, values in accuracies if len(values) > 1]
+        series.append(Series(method, points, dotted=True, spread=spread))
+    free = [Series(f"{m}, without privacy", _level(private, g), planned=True) for m, g in _without(rows).items()]
+    values = [row.accuracy for row in rows]
+    return Chart(
+        f"accuracy-{number}",
+        "Accuracy against ε",
+        f"Mean held-out accuracy of {len(series)} methods at each ε, with the least and the largest over seeds.",
+        _epsilons(private),
+        _shares(values),
+        [*series, *free],
+        note="Points are means over seeds, bars reach from the worst to the best.",
+    )
+
+
+def _epsilons(rows: Sequence[_Row]) -> Axis:
+    values = [row.epsilon for row in rows if row.epsilon is not None]
+    low, high = min(values), max(values)
+    if high / low > 5:
+        return Axis("ε", low / 1.25, high * 1.25, log=True)
+    return Axis.over("ε", values)
+
+
+def _shares(values: Iterable[float]) -> Axis:
+    axis = Axis.over("accuracy", values)
+    return Axis("accuracy", max(0.0, axis.low), min(1.0, axis.high), write=percent)
+
+
+def _without(rows: Sequence[_Row]) -> dict[Any, list[_Row]]:
+    return _grouped([row for row in rows if row.epsilon is None], lambda row: row.method)
+
+
+def _level(private: Sequence[_Row], group: Sequence[_Row]) -> list[tuple[float, float]]:
+    mean = statistics.fmean(row.accuracy for row in group)
+    places = [row.epsilon for row in private if row.epsilon is not None]
+    return [(place, mean) for place in sorted(set(places))]
+
+
+def _shown(rows: Sequence[_Row]) -> list[float]:
+    """The smallest, the middle and the largest ε that have curves: more would be read by nobody."""
+    found = sorted({row.epsilon for row in rows if row.epsilon is not None and row.curve})
+    return sorted({found[0], found[len(found) // 2], found[-1]}) if found else []
+
+
+def _over_steps(number: int, epsilon: float, rows: Sequence[_Row]) -> Chart | None:
+    """Accuracy over steps at one ε, the mean over seeds at the steps that all of them share."""
+    series = []
+    for method, group in _grouped([r for r in rows if r.epsilon == epsilon and r.curve], lambda r: r.method).items():
+        shared = sorted(set.intersection(*({step for step, _ in row.curve} for row in group)))
+        at = [[dict(row.curve)[step] for row in group] for step in shared]
+        points = [(step, statistics.fmean(values)) for step, values in zip(shared, at, strict=True)]
+        spread = [(step, min(v), max(v)) for step, v in zip(shared, at, strict=True)] if len(group) > 1 else []
+        if points:
+            series.append(Series(method, points, spread=spread))
+    if not series:
+        return None
+    return Chart(
+        f"steps-{number}-{_ident(epsilon)}",
+        f"Accuracy over steps at ε = {plain(epsilon)}",
+        f"Held-out accuracy of {len(series)} methods while they train, mean and range over seeds.",
+        Axis.along("step", (x for s in series for x, _ in s.points)),
+        _shares(y for s in series for p in (s.points, [(x, v) for x, *vs in s.spread for v in vs]) for _, y in p),
+        series,
+    )
+
+
+def _schedule(number: int, key: str, title: str, rows: Sequence[_Row]) -> Chart | None:
+    """The schedule of every method at its largest ε, over the share of the run."""
+    series = []
+    for method, group in _grouped([row for row in rows if getattr(row, key)], lambda row: row.method).items():
+        chosen = max(group, key=lambda row: row.epsilon or 0.0)
+        values = getattr(chosen, key)
+        points = [(k / max(1, len(values) - 1), value) for k, value in enumerate(values)]
+        series.append(Series(method, points[:: max(1, len(points) // 60)], stepped=True))
+    if not series:
+        return None
+    return Chart(
+        f"{key}-{number}",
+        title,
+        f"{title} of {len(series)} methods from the first to the last step, at the largest ε of each.",
+        Axis("share of the run", 0.0, 1.0, write=percent),
+        Axis.over(title.lower(), (y for s in series for _, y in s.points), zero=True),
+        series,
+        note="At the largest ε of each method.",
+    )
+
+
+def _grouped(rows: Sequence[_Row], key: Any) -> dict[Any, list[_Row]]:
+    groups: dict[Any, list[_Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def _ident(value: float) -> str:
+    return f"{value:g}".replace(".", "-").replace("+", "")

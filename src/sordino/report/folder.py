@@ -1,0 +1,110 @@
+"""A run folder as untrusted data: small regular files inside it, and nothing that a link leads to."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sordino.errors import InvalidInput
+
+LEDGER = "ledger.sqlite"
+MOST_BYTES = 8_000_000
+"""No file that a report reads is larger by itself: a recipe has one kilobyte, a history of 10,000 lines one million."""
+_CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})\.pt")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The files of one run, each of which may be missing, damaged or hostile."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The folder's own name, in characters that can be written down."""
+        return os.fsencode(self.path.resolve().name).decode("utf-8", "replace")
+
+    @property
+    def ledger(self) -> Path:
+        """Where the ledger is; an error if this folder has none of its own."""
+        path = self.path / LEDGER
+        if not _is_regular(path):
+            raise InvalidInput(f"{self.path} holds no {LEDGER}: give the folder of a run of `sordino train`")
+        return path
+
+    def text(self, name: str) -> str | None:
+        """A small UTF-8 file of the folder, or None where there is none."""
+        path = self.path / name
+        if not _is_regular(path):
+            return None
+        try:
+            # A pipe put here after the look above must not block us, and a link must not lead elsewhere.
+            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+            with os.fdopen(descriptor, "rb") as file:
+                content = file.read(MOST_BYTES + 1)
+        except OSError as error:
+            raise InvalidInput(f"cannot read {path}: {error.strerror}") from None
+        if len(content) > MOST_BYTES:
+            raise InvalidInput(f"{path} has more than {MOST_BYTES:,} bytes: it is no {name} of a run")
+        try:
+            return content.decode("utf-8")
+        except UnicodeDecodeError:
+            raise InvalidInput(f"{path} is not UTF-8 text: it is no {name} of a run") from None
+
+    def toml(self, name: str) -> dict[str, Any]:
+        """A TOML file of the folder; empty where there is none."""
+        try:
+            return tomllib.loads(self.text(name) or "")
+        except tomllib.TOMLDecodeError as error:
+            raise InvalidInput(f"{self.path / name} is not a TOML document: {error}") from None
+
+    def json(self, name: str) -> dict[str, Any] | None:
+        """A JSON object of the folder, or None where there is none."""
+        text = self.text(name)
+        return None if text is None else json_object(text, str(self.path / name))
+
+    def history(self) -> list[tuple[float, float]]:
+        """(step, held-out accuracy) from `history.jsonl`; a line cut short by a crash is passed over."""
+        found: dict[float, float] = {}
+        for line in (self.text("history.jsonl") or "").splitlines():
+            try:
+                entry = json.loads(line)
+            except (json.JSONDecodeError, RecursionError):
+                continue
+            if isinstance(entry, dict) and _is_number(entry.get("step")) and _is_number(entry.get("accuracy")):
+                found[float(entry["step"])] = float(entry["accuracy"])
+        return sorted(found.items())
+
+    def saved_step(self) -> int | None:
+        """The step of the newest checkpoint, from its name: its content is not needed."""
+        names = (_CHECKPOINT.fullmatch(entry.name) for entry in os.scandir(self.path))
+        return max((int(found[1]) for found in names if found), default=None)
+
+
+def json_object(text: str, name: str) -> dict[str, Any]:
+    """The JSON object in `text`, or an error that calls the file by `name`."""
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InvalidInput(f"{name} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{name} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,230 @@
+"""Gather the facts of a run from its folder, without its records, its model or its lock: also while it is running."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path, PurePath
+from typing import Any
+
+from sordino.accounting import Guarantee, Ledger
+from sordino.accounting.pricing import Basis, required_accountant
+from sordino.claims import FIXED_IN_ADVANCE, assumptions_of, weaker
+from sordino.errors import InvalidInput
+from sordino.noise import Secure, Seeded
+from sordino.recipe import Recipe
+from sordino.report import prices
+from sordino.report.facts import Facts, Proof, Setting
+from sordino.report.folder import Folder
+from sordino.report.prices import Points, Runs, Tariff
+from sordino.schedules import factor_at
+
+MOST_POINTS = 120
+"""Of a schedule so many steps are drawn; a chart is not wider than a few hundred pixels."""
+MOST_STEPS = 10_000_000
+"""A schedule longer than this is not drawn: a recipe.toml can name any number."""
+NO_RECIPE = "the folder holds no recipe: what the ledger's events stand for is known to who wrote them"
+
+
+def gather(
+    run: str | Path,
+    *,
+    delta: float | None = None,
+    audit: Mapping[str, Any] | None = None,
+    outcome: Mapping[str, Any] | None = None,
+) -> Facts:
+    """The facts of the run in folder `run`; nothing is written.
+
+    `delta` is needed where the run has neither a budget nor a public number of records. `audit` is what
+    ``sordino audit --json`` printed and `outcome` what ``sordino train --json`` did; without them, `audit.json` and
+    `outcome.json` of the folder are used where they exist.
+    """
+    folder = Folder(Path(run))
+    booked = _read_ledger(folder)
+    recipe, text = _recipe(folder)
+    setting = _setting(folder.toml("config.toml"), recipe)
+    outcome = outcome if outcome is not None else folder.json("outcome.json")
+    tariff = _tariff(folder, recipe, booked, delta)
+    guarantee = _guarantee(booked, recipe, setting, tariff, outcome)
+    noise, clip = _schedules(recipe, booked.runs)
+    accuracy = tuple(folder.history())
+    return Facts(
+        name=folder.name,
+        folder=str(run),
+        proof=booked.proof,
+        guarantee=guarantee,
+        setting=setting,
+        recipe=recipe,
+        recipe_text=text,
+        saved_step=folder.saved_step(),
+        curve=prices.curve(booked.runs, tariff),
+        spending=prices.spending(booked.runs, tariff),
+        noise=noise,
+        clip=clip,
+        accuracy=accuracy,
+        opinions=prices.opinions(booked.runs, tariff, guarantee.basis),
+        final_accuracy=_share(outcome, "held_out_accuracy") or (accuracy[-1][1] if accuracy else None),
+        twin_accuracy=_share(outcome, "twin_accuracy"),
+        audit=_mechanism(audit if audit is not None else folder.json("audit.json")),
+        versions=versions(),
+        cautions=_cautions(recipe, booked),
+    )
+
+
+@dataclass(frozen=True)
+class Booked:
+    """What the ledger holds."""
+
+    runs: Runs
+    header: Mapping[str, str]
+    proof: Proof
+
+
+def _read_ledger(folder: Folder) -> Booked:
+    with Ledger.read(folder.ledger) as ledger:
+        history = list(ledger.history())
+        times = [time for *_, time in history]
+        proof = Proof(
+            run_id=ledger.run_id,
+            fingerprint=ledger.fingerprint(),
+            recipe_fingerprint=ledger.header.get("recipe", "not recorded"),
+            began=_minute(ledger.header.get("created", "")),
+            last=_minute(times[-1]) if times else "",
+            events=len(history),
+        )
+        return Booked(prices.runs_of(event for _, event, _ in history), dict(ledger.header), proof)
+
+
+def _recipe(folder: Folder) -> tuple[Recipe | None, str]:
+    text = folder.text("recipe.toml")
+    return (None, "") if text is None else (Recipe.from_toml(text), text)
+
+
+def _setting(tables: Mapping[str, Any], recipe: Recipe | None) -> Setting:
+    def table(name: str) -> dict[str, Any]:
+        value = tables.get(name, {})
+        return value if isinstance(value, dict) else {}
+
+    data, seed = table("data"), table("run").get("seed")
+    held_out = data.get("held_out", 0.0)
+    return Setting(
+        # The name alone: where the file lies on somebody's disk is nobody else's business.
+        data=PurePath(str(data.get("source", "not recorded"))).name,
+        model=str(table("model").get("name", "not recorded")),
+        records=recipe.records if recipe else None,
+        held_out=float(held_out) if isinstance(held_out, int | float) else 0.0,
+        seed=seed if isinstance(seed, int) else None,
+    )
+
+
+def _tariff(folder: Folder, recipe: Recipe | None, booked: Booked, delta: float | None) -> Tariff:
+    budget = recipe.budget if recipe else None
+    adjacency = booked.header.get("adjacency", "add-or-remove-one")
+    if delta is None and budget is not None:
+        delta = budget.delta
+    if delta is None and recipe is not None and recipe.records:
+        delta = 0.1 / recipe.records
+    if delta is None:
+        raise InvalidInput(f"{folder.path} has no budget that names a delta: use --delta")
+    return Tariff(delta, budget.accountant if budget else "pld", adjacency)
+
+
+def _guarantee(
+    booked: Booked, recipe: Recipe | None, setting: Setting, tariff: Tariff, outcome: Mapping[str, Any] | None
+) -> Guarantee:
+    """Priced anew from the ledger: what somebody wrote beside it is believed for assumptions and accuracy alone."""
+    stated: Basis = "published" if booked.header.get("basis") == "published" else "proven"
+    basis = weaker(weaker(stated, recipe.basis if recipe else "proven"), required_accountant(tariff.accountant).basis)
+    return Guarantee(
+        epsilon=tariff.price(booked.runs),
+        delta=tariff.delta,
+        basis=basis,
+        unit=booked.header.get("unit", "record"),
+        adjacency=tariff.adjacency,
+        accountant=tariff.accountant,
+        assumptions=_assumptions(recipe, setting, outcome),
+    )
+
+
+def _assumptions(recipe: Recipe | None, setting: Setting, outcome: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """What the training said of itself, such as what the preparation of the data read, and what the folder shows."""
+    told = (outcome or {}).get("assumptions", [])
+    lines = [line for line in told if isinstance(line, str)] if isinstance(told, list) else []
+    shown = assumptions_of(recipe, _source(setting)) if recipe else [_source(setting), NO_RECIPE]
+    if lines or setting.data == "digits":  # who was there knows better how the settings were found
+        shown.remove(FIXED_IN_ADVANCE) if FIXED_IN_ADVANCE in shown else None
+    if not lines and setting.data == "digits":
+        shown.append("the default settings were found on these digits, which are public")
+    if not lines and setting.held_out > 0:
+        shown.append("the held-out records are not protected, and their accuracy speaks of them")
+    return tuple(dict.fromkeys([*shown, *lines]))
+
+
+def _source(setting: Setting) -> str:
+    if setting.seed is not None:
+        return Seeded(setting.seed).assumption
+    if setting.data == "not recorded":
+        return "the folder does not tell where the noise came from: secure by default, repeatable if a seed was given"
+    return Secure.assumption
+
+
+def _cautions(recipe: Recipe | None, booked: Booked) -> tuple[str, ...]:
+    stated = booked.proof.recipe_fingerprint
+    if recipe is not None and stated not in ("not recorded", recipe.fingerprint()):
+        return (
+            f"recipe.toml has the fingerprint {recipe.fingerprint()}, the ledger began with {stated}: "
+            "the parameters below may not be those of this run; ε and δ come from the ledger alone.",
+        )
+    return ()
+
+
+def _schedules(recipe: Recipe | None, runs: Runs) -> tuple[Points, Points]:
+    """(step, noise multiplier) and (step, clipping bound); from the ledger where the noise was chosen on the way."""
+    if recipe is None or recipe.noise_multiplier is None or not 1 <= (recipe.steps or 0) <= MOST_STEPS:
+        return prices.noises(runs), ()
+    assert recipe.steps is not None
+    steps, sigma = recipe.steps, recipe.noise_multiplier
+    shown = sorted({round((steps - 1) * part / MOST_POINTS) for part in range(MOST_POINTS + 1)})
+    noise = tuple((step + 1.0, sigma * factor_at(recipe.noise_schedule, step, steps)) for step in shown)
+    clip = tuple((step + 1.0, recipe.clip * factor_at(recipe.clip_schedule, step, steps)) for step in shown)
+    return (_corners(noise), _corners(clip)) if recipe.rdp_filter is None else (prices.noises(runs), ())
+
+
+def _corners(points: Points) -> Points:
+    """The same staircase without the points inside a level."""
+    inside = {k for k in range(1, len(points) - 1) if points[k - 1][1] == points[k][1] == points[k + 1][1]}
+    return tuple(point for k, point in enumerate(points) if k not in inside)
+
+
+def _mechanism(audit: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The attack on the mechanism. Membership results speak of the private records: no report shows them (law 7)."""
+    if audit is None:
+        return None
+    found = audit.get("mechanism", audit)
+    if not (isinstance(found, dict) and isinstance(found.get("attacks"), list) and "passed" in found):
+        raise InvalidInput("the audit has no attacks: give what `sordino audit --json` printed")
+    return found
+
+
+def _share(outcome: Mapping[str, Any] | None, key: str) -> float | None:
+    value = (outcome or {}).get(key)
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 and math.isfinite(value) else None
+
+
+def _minute(time: str) -> str:
+    return time[:16].replace("T", " ") + " UTC" if len(time) >= 16 else "not recorded"
+
+
+def versions() -> dict[str, str]:
+    """What computed the numbers of this report."""
+    names = ("sordino", "torch", "dp-accounting", "numpy", "scipy")
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # run from a checkout
+            continue
+    return found

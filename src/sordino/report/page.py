@@ -1,0 +1,74 @@
+"""The one way from facts to a page: templates that escape everything, one style sheet, one script, no network.
+
+A page carries its own Content-Security-Policy: nothing but the style and the script below may take effect, so that even
+a mistake in a template could neither run what a run folder says nor fetch anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from sordino.cli.common import rounded_up
+from sordino.errors import InvalidInput
+from sordino.report import scales
+
+
+def render(template: str, *, packages: tuple[str, ...] = (), scripts: tuple[str, ...] = (), **facts: Any) -> str:
+    """The page that `template` makes of `facts`.
+
+    `packages` may bring templates of their own, and `scripts` more JavaScript than the charts need.
+    """
+    style, script = asset("sordino.report", "page.css"), "\n".join((asset("sordino.report", "page.js"), *scripts))
+    text: str = (
+        _environment(packages)
+        .get_template(template)
+        .render(style=Markup(style), script=Markup(script), policy=policy(style, script), **facts)
+    )
+    return text
+
+
+def policy(style: str, script: str, *, connect: str = "'none'") -> str:
+    """A Content-Security-Policy under which exactly this style and this script take effect."""
+    return (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; connect-src {connect}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def asset(package: str, name: str) -> str:
+    """A style sheet or a script that is shipped with `package`."""
+    return resources.files(package).joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def write(path: str | os.PathLike[str], text: str) -> None:
+    """Store a page, or say in one line why not."""
+    try:
+        with open(path, "w", encoding="utf-8", newline="\n") as file:  # noqa: PTH123  # takes any path-like
+            file.write(text)
+    except OSError as error:
+        raise InvalidInput(f"cannot write {os.fspath(path)}: {error.strerror}; name a file with --output") from None
+
+
+@cache
+def _environment(packages: tuple[str, ...]) -> Environment:
+    loaders = [PackageLoader(package) for package in ("sordino.report", *packages)]
+    environment = Environment(
+        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
+    environment.filters.update(
+        plain=scales.plain, power=scales.power, percent=scales.percent, whole=scales.whole, up=rounded_up
+    )
+    return environment
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
