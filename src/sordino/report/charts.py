@@ -15,6 +15,8 @@ from sordino.report.scales import Axis
 SCALE = 1000
 """The plot's inner coordinates run from 0 to this in both directions."""
 Point = tuple[float, float]
+SHAPES = ("M-4 0A4 4 0 1 0 4 0A4 4 0 1 0-4 0Z", "M-4-4H4V4H-4Z", "M0-5.5L5.5 0L0 5.5L-5.5 0Z", "M0-5L5 4H-5Z")
+"""Circle, square, diamond, triangle: colours alone do not tell lines apart for everybody."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Chart:
     marks: Sequence[Mark] = ()
     note: str = ""
     highlight: Point | None = None
+    wide: bool = False
 
     def path(self, series: Series) -> str:
         """The line in inner coordinates."""
@@ -79,6 +82,10 @@ class Chart:
     def dots(self, series: Series) -> list[tuple[str, str]]:
         """Every point in per cent."""
         return [(_percent(self.x.at(x)), self._down(y)) for x, y in series.points]
+
+    def shape(self, number: int) -> str:
+        """The outline of a series' points, around the origin."""
+        return SHAPES[number % len(SHAPES)]
 
     def place(self, x: float, y: float) -> tuple[str, str]:
         """A point in per cent of width and height."""

@@ -15,6 +15,7 @@ from sordino.report.charts import Chart, Series
 from sordino.report.gathering import versions
 from sordino.report.scales import Axis, percent, plain, whole
 
+MOST_TICKS = 7
 Results = Sequence[Mapping[str, Any]]
 
 
@@ -68,7 +69,7 @@ class _Row:
             return cls(
                 dataset=str(result["dataset"]),
                 method=str(result["method"]),
-                epsilon=None if epsilon is None or math.isinf(float(epsilon)) else float(epsilon),
+                epsilon=None if epsilon in (None, math.inf, "infinity") else _positive(epsilon),
                 seed=str(result["seed"]),
                 accuracy=_finite(result["accuracy"]),
                 seconds=None if result.get("seconds") is None else _finite(result["seconds"]),
@@ -86,6 +87,13 @@ def _finite(value: Any) -> float:
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{value} is not finite")
+    return number
+
+
+def _positive(value: Any) -> float:
+    number = _finite(value)
+    if number <= 0:
+        raise ValueError(f"epsilon={value} must be > 0, or None without privacy")
     return number
 
 
@@ -157,15 +165,15 @@ def _against_epsilon(number: int, rows: Sequence[_Row]) -> Chart | None:
         _shares(values),
         [*series, *free],
         note="Points are means over seeds, bars reach from the worst to the best.",
+        wide=True,
     )
 
 
 def _epsilons(rows: Sequence[_Row]) -> Axis:
-    values = [row.epsilon for row in rows if row.epsilon is not None]
-    low, high = min(values), max(values)
-    if high / low > 5:
-        return Axis("ε", low / 1.25, high * 1.25, log=True)
-    return Axis.over("ε", values)
+    values = sorted({row.epsilon for row in rows if row.epsilon is not None})
+    if len(values) <= MOST_TICKS:
+        return Axis("ε", values[0] / 1.2, values[-1] * 1.2, log=True, fixed=tuple(values))
+    return Axis("ε", values[0] / 1.2, values[-1] * 1.2, log=True)
 
 
 def _shares(values: Iterable[float]) -> Axis:

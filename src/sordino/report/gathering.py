@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
 
+from sordino import __version__
 from sordino.accounting import Guarantee, Ledger
 from sordino.accounting.pricing import Basis, required_accountant
 from sordino.claims import FIXED_IN_ADVANCE, assumptions_of, weaker
@@ -220,11 +221,5 @@ def _minute(time: str) -> str:
 
 def versions() -> dict[str, str]:
     """What computed the numbers of this report."""
-    names = ("sordino", "torch", "dp-accounting", "numpy", "scipy")
-    found = {"python": platform.python_version()}
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:  # run from a checkout
-            continue
-    return found
+    libraries = {name: metadata.version(name) for name in ("torch", "dp-accounting", "numpy", "scipy")}
+    return {"sordino": __version__, "python": platform.python_version(), **libraries}

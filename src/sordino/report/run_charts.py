@@ -105,7 +105,7 @@ def _spending(facts: Facts) -> Chart | None:
         marks,
         note="A filter commits its whole limit with the first event."
         if filtered
-        else "Every attempt is charged, kept or not.",
+        else "Everything that was charged, also what was not kept.",
     )
 
 

@@ -88,10 +88,10 @@ def _parameters(recipe: Recipe) -> list[tuple[str, str]]:
         ("Noise schedule", _unless(Constant, recipe.noise_schedule)),
         ("Clipping bound", f"{recipe.clip:.4g}"),
         ("Clipping schedule", _unless(Constant, recipe.clip_schedule)),
-        ("Clipping", words.part(recipe.weighing)),
+        ("Weighing", words.part(recipe.weighing)),
         ("Norms", _unless(Exact, recipe.norms)),
         ("Selection", _unless(Always, recipe.selection)),
-        ("Optimizer", words.part(recipe.optimizer)),
+        ("Optimizer", f"{recipe.optimizer.kind}, learning rate {recipe.optimizer.lr:g}"),
         ("Filter", words.part(recipe.rdp_filter) if recipe.rdp_filter else None),
     ]
     return [(name, value) for name, value in rows if value is not None]

@@ -49,6 +49,7 @@ class Axis:
     high: float
     log: bool = False
     write: Format = field(default=plain)
+    fixed: tuple[float, ...] = ()
 
     def at(self, value: float) -> float:
         """Where `value` lies: 0 at the low end, 1 at the high end, never outside."""
@@ -60,7 +61,9 @@ class Axis:
 
     @property
     def ticks(self) -> list[float]:
-        """Round numbers inside the range, about five."""
+        """The fixed ones, or about six round numbers inside the range."""
+        if self.fixed:
+            return list(self.fixed)
         return _powers(self.low, self.high) if self.log else _rounds(self.low, self.high)
 
     @classmethod

@@ -1,0 +1,87 @@
+"""`sordino report`: one page about a run, for people who did not train it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sordino.cli import options
+from sordino.cli.common import console, plain_number, print_json, rounded_up
+from sordino.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from sordino.report.facts import Facts
+
+EPILOG = """
+[bold]Examples[/bold]
+
+sordino report runs/20260101-120000
+
+sordino report runs/20260101-120000 --audit audit.json --output privacy.html (also while it is running)
+"""
+_Run = Annotated[Path, typer.Argument(help="A run of `sordino train`; nothing in it is changed.")]
+_Output = Annotated[Path | None, typer.Option("--output", "-o", help="The HTML file. Default: report.html in the run.")]
+_Audit = Annotated[Path | None, typer.Option(help="What `sordino audit --json` printed. Default: audit.json there.")]
+    Path | None, typer.Option(help="What `sordino audit --json` printed. Default: audit.json in the run.")
+]
+_Outcome = Annotated[
+    Path | None, typer.Option(help="What `sordino train --json` printed. Default: outcome.json there.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=EPILOG)(report)
+
+
+def report(
+    run: _Run,
+    output: _Output = None,
+    delta: options.Delta = None,
+    audit: _Audit = None,
+    outcome: _Outcome = None,
+    json: options.Json = False,
+) -> None:
+    """Write one HTML file that says what was protected and how strongly; it needs no network and no other file."""
+    from sordino.report import report as write
+
+    path = output or run / "report.html"
+    facts = write(run, path, delta=delta, audit=_object(audit), outcome=_object(outcome))
+    if json:
+        print_json(_plain(facts, path))
+        return
+    g = facts.guarantee
+    console().print(
+        f"{path}: ε = {rounded_up(g.epsilon)} at δ = {g.delta:g}, {g.basis}, {path.stat().st_size / 1000:.0f} kB",
+        markup=False,
+    )
+
+
+def _object(path: Path | None) -> dict[str, Any] | None:
+    from sordino.report.folder import json_object
+
+    if path is None:
+        return None
+    try:
+        return json_object(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"cannot read {path}: {error}") from None
+
+
+def _plain(facts: Facts, path: Path) -> dict[str, Any]:
+    guarantee = {**facts.guarantee.to_dict(), "epsilon": plain_number(facts.guarantee.epsilon)}
+    return {
+        "report": str(path),
+        "run": facts.folder,
+        **guarantee,
+        "events": facts.proof.events,
+        "steps": facts.saved_step,
+        "total": facts.total_steps,
+        "held_out_accuracy": facts.final_accuracy,
+        "twin_accuracy": facts.twin_accuracy,
+        "ledger": facts.proof.fingerprint,
+        "recipe": facts.proof.recipe_fingerprint,
+        "cautions": list(facts.cautions),
+    }
