@@ -24,8 +24,6 @@ sordino report runs/20260101-120000 --audit audit.json --output privacy.html (al
 _Run = Annotated[Path, typer.Argument(help="A run of `sordino train`; nothing in it is changed.")]
 _Output = Annotated[Path | None, typer.Option("--output", "-o", help="The HTML file. Default: report.html in the run.")]
 _Audit = Annotated[Path | None, typer.Option(help="What `sordino audit --json` printed. Default: audit.json there.")]
-    Path | None, typer.Option(help="What `sordino audit --json` printed. Default: audit.json in the run.")
-]
 _Outcome = Annotated[
     Path | None, typer.Option(help="What `sordino train --json` printed. Default: outcome.json there.")
 ]
