@@ -12,7 +12,7 @@ schedules, Poisson draws, weighings, noise sources and ledger. Nothing in here k
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +34,13 @@ class Round:
     """One round under way. Everything in it but the terms is private, the number of its users too."""
 
     terms: Terms
+    count_noise: float
     receipt: Receipt
+    drawn: tuple[int, ...]
     waiting: set[int]
     total: dict[str, Tensor]
     votes: float = 0.0
     released: bool = False
-    drawn: tuple[int, ...] = field(default=())
 
 
 class Mechanism:
@@ -69,8 +70,12 @@ class Mechanism:
 
     def terms(self) -> Terms:
         """The public terms of the next round."""
-        terms = self.recipe.terms(self.account.position, {})
-        return terms if self.adaptive is None else self.adaptive.share(terms, self.clip)
+        whole = self.recipe.terms(self.account.position, {})
+        return whole if self.adaptive is None else self.adaptive.share(whole, self.clip)
+
+    def _count_noise(self) -> float:
+        whole = self.recipe.terms(self.account.position, {})
+        return 0.0 if self.adaptive is None else self.adaptive.deviation(whole)
 
     def begin(self, users: Sequence[int]) -> Round:
         """Sample among the connected `users`. The event is recorded first: from here on the round is paid for."""
@@ -78,14 +83,14 @@ class Mechanism:
             raise BudgetExhausted(
                 f"all {self.recipe.steps} rounds of the recipe are taken: calibrate a longer one for more"
             )
-        terms = self.terms()
+        terms, count_noise = self.terms(), self._count_noise()
         receipt = self.account.charge(terms.event)
         population = sorted(set(users))
         assert self.recipe.sampler is not None
         draw = self.recipe.sampler.draw(len(population), self.account.source, {})
         drawn = tuple(population[i] for i in draw.indices.tolist())
         total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in trainable(self.model).items()}
-        return Round(terms, receipt, set(drawn), total, drawn=drawn)
+        return Round(terms, count_noise, receipt, drawn, set(drawn), total)
 
     def add(self, current: Round, user: int, update: Mapping[str, Tensor], within: bool) -> None:
         """Weigh and add one user's update; whoever was not drawn, or answered already, is passed over.
@@ -124,8 +129,7 @@ class Mechanism:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.adaptive is not None:
-            deviation = self.adaptive.deviation(terms.divisor)
-            votes = current.votes + float(self.account.source.gaussian(current.receipt, 1, deviation))
+            votes = current.votes + float(self.account.source.gaussian(current.receipt, 1, current.count_noise))
             self.clip = self.adaptive.following(self.clip, self.adaptive.fraction(votes, terms.divisor))
         self.account.position += 1
 

@@ -1,0 +1,1 @@
+"""A Flower app with user-level differential privacy."""
