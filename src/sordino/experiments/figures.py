@@ -41,7 +41,7 @@ def against_epsilon(axes: Any, rows: Sequence[Row]) -> None:
             [point.epsilon for point in points],
             [point.mean for point in points],
             yerr=[point.spread or 0.0 for point in points],
-            label=_named(method, basis),
+            label=named(method, basis),
             linestyle="-" if basis == "proven" else "--",
             marker="o",
             capsize=3,
@@ -54,7 +54,7 @@ def against_steps(axes: Any, rows: Sequence[Row]) -> None:
     for row in _shown(rows):
         steps = [point["step"] for point in row["curve"]]
         line = "-" if row["basis"] == "proven" else "--"
-        label = f"{_named(row['method'], row['basis'])}, ε = {row['epsilon']:g}"
+        label = f"{named(row['method'], row['basis'])}, ε = {row['epsilon']:g}"
         axes.plot(steps, [100 * point["accuracy"] for point in row["curve"]], line, label=label)
     axes.set(xlabel="step", ylabel="held-out accuracy, %")
 
@@ -67,7 +67,7 @@ def to_reach(axes: Any, rows: Sequence[Row]) -> None:
     for place, key in enumerate(keys):
         heights = [column[key] or 0.0 for column in found]
         where = [index + 0.8 * place / max(1, len(keys)) for index in range(len(levels))]
-        axes.bar(where, heights, width=0.8 / max(1, len(keys)), label=_named(key[1], key[2]), align="edge")
+        axes.bar(where, heights, width=0.8 / max(1, len(keys)), label=named(key[1], key[2]), align="edge")
     axes.set_xticks([index + 0.4 for index in range(len(levels))], [f"{100 * level:.0f} %" for level in levels])
     axes.set(xlabel="accuracy to reach (no bar: not reached)", ylabel="ε spent")
 
@@ -75,10 +75,10 @@ def to_reach(axes: Any, rows: Sequence[Row]) -> None:
 def noise_and_clip(axes: Any, rows: Sequence[Row]) -> None:
     """Noise multiplier (lines) and clipping bound over its first (dotted) against steps."""
     for row in _shown(rows):
-        label = _named(row["method"], row["basis"])
-        (line,) = axes.plot(*_points(row["noise"]), label=label)
-        steps, bounds = _points(row["clip"])
-        axes.plot(steps, [bound / bounds[0] for bound in bounds], ":", color=line.get_color())
+        label = named(row["method"], row["basis"])
+        steps = [point["step"] for point in row["curve"]]
+        (line,) = axes.plot(steps, row["noise"], label=label)
+        axes.plot(steps, [bound / row["clip"][0] for bound in row["clip"]], ":", color=line.get_color())
     axes.set(xlabel="step", ylabel="σ (lines), C_t / C_0 (dotted)", yscale="log")
 
 
@@ -110,9 +110,6 @@ def _shown(rows: Iterable[Row]) -> list[Row]:
     return [best[key] for key in sorted(best)]
 
 
-def _points(points: Sequence[dict[str, float]]) -> tuple[list[float], list[float]]:
-    return [point["step"] for point in points], [point["value"] for point in points]
-
-
-def _named(method: str, basis: str) -> str:
+def named(method: str, basis: str) -> str:
+    """The method, with its basis where that is no proof."""
     return method if basis == "proven" else f"{method} ({basis})"

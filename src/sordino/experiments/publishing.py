@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sordino.experiments import figures, store, tables
 from sordino.experiments.store import Row
+from sordino.report import comparison
 
 
 def publish(rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -24,4 +25,7 @@ def publish(rows: Sequence[Row], folder: Path) -> list[Path]:
         store.export(rows, paths[-1])
     if importlib.util.find_spec("matplotlib"):
         paths += figures.draw(rows, folder / "figures")
+    paths.append(folder / "comparison.html")
+    shown = [{**row, "method": figures.named(row["method"], row["basis"])} for row in rows]
+    comparison(shown, paths[-1], title="Methods at equal ε")
     return paths

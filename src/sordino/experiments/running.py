@@ -221,8 +221,8 @@ def _row(case: Case, private: Private, progress: Progress, average: Average, pro
         "attempts": progress.attempts,
         "accepted": progress.accepted,
         "curve": [{k: v for k, v in point.items() if k not in ("noise", "clip")} for point in progress.curve],
-        "noise": [{"step": point["step"], "value": point["noise"]} for point in progress.curve],
-        "clip": [{"step": point["step"], "value": point["clip"]} for point in progress.curve],
+        "noise": [point["noise"] for point in progress.curve],
+        "clip": [point["clip"] for point in progress.curve],
         "case": case.to_dict(),
     }
 
