@@ -51,4 +51,5 @@ def sordino() -> Callable[..., Result]:
 @pytest.fixture
 def small(csv_file: Path) -> list[object]:
     """The arguments of a run that takes moments."""
-    return ["train", "--data", csv_file, "--target", "outcome", "--bounds", "0,10", "--batch-size", 16, "--steps", 6]
+    public = ["--target", "outcome", "--bounds", "0,10", "--classes", 2, "--held-out", 0]
+    return ["train", "--data", csv_file, *public, "--batch-size", 16, "--steps", 6]

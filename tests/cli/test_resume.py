@@ -96,7 +96,8 @@ def test_interrupted_run_says_how_to_resume(sordino, small, tmp_path, monkeypatc
     monkeypatch.setattr(Private, "step", step_then_signal)
     result = sordino(*small, "--epsilon", 3, "--run", tmp_path / "run")
     assert result.exit_code == 130
-    assert f"Interrupted after 2 of 6 steps. Go on with: sordino resume {tmp_path / 'run'}" in result.stdout
+    assert "Interrupted after 2 of 6 steps; the model is saved. ε " in result.stdout
+    assert f"Go on with: sordino resume {tmp_path / 'run'}" in result.stdout
     assert "differential privacy for every record" in result.stdout
 
 

@@ -8,24 +8,19 @@ from typing import Any
 
 from sordino import recipes
 from sordino.accounting import Budget
-from sordino.cli import architectures, sources
+from sordino.cli import describing, sources
 from sordino.cli.common import caution, delta_for
-from sordino.cli.config import Config, DataChoice, read
-from sordino.data import LOADERS, Data
+from sordino.cli.config import Config, DataChoice, ModelChoice, class_names, read
+from sordino.cli.defaults import BENCHMARK, OPTIMIZERS, Defaults, defaults_for
+from sordino.cli.reserving import Reserving
+from sordino.data import Data, tabular_release
+from sordino.data.tabular_release import Plan
+from sordino.data.tabular_sheet import Sheet
 from sordino.errors import InvalidInput
-from sordino.propose import Optimizer
 from sordino.recipe import Recipe
 
-BATCH_SIZE = 256
-EPOCHS = 20.0
-OPTIMIZERS = {
-    "sgd": Optimizer("sgd", lr=0.25, momentum=0.9),
-    "adam": Optimizer("adam", lr=0.01),
-    "adamw": Optimizer("adamw", lr=0.01),
-}
-"""Good for small models and some hundred steps; found on digits, which are public."""
-MODELS = {"mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar-cnn"}
 _PRICE = ("epsilon", "delta", "accountant", "adjacency", "batch_size", "epochs", "steps")
+_BUDGET = ("epsilon", "delta", "accountant", "adjacency")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +29,11 @@ class Flags:
 
     data: str | None = None
     target: str | None = None
+    schema: Path | None = None
+    draft_schema: Path | None = None
     epsilon: float | None = None
     delta: float | None = None
+    prepare: float | None = None
     epochs: float | None = None
     steps: int | None = None
     batch_size: int | None = None
@@ -50,8 +48,10 @@ class Flags:
     model: str | None = None
     held_out: float | None = None
     scale: float | None = None
-    bounds: str | None = None
-    classes: int | None = None
+    bounds: list[str] | None = None
+    classes: str | None = None
+    image_size: int | None = None
+    grey: bool | None = None
     config: Path | None = None
     run: Path | None = None
     save_every: int | None = None
@@ -67,53 +67,95 @@ class Flags:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-def choose(flags: Flags) -> tuple[Config, Data]:
-    """The complete configuration and the records that it names."""
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """A configuration, the records that it names, and what has to be released before they can be encoded."""
+
+    config: Config
+    records: Data | Sheet
+    plan: Plan | None = None
+
+
+def choose(flags: Flags) -> Chosen:
+    """Read the records, and settle everything that is public about the run."""
     base = read(flags.config) if flags.config else Config()
-    chosen = _data(base.data, flags)
-    data = sources.load(chosen)
-    count = sources.require_count(chosen, data)
-    chosen = replace(chosen, records=count)
-    shape = data.train_set[0][0].shape
-    named = replace(base.model, name=flags.model, options={}) if flags.model else base.model
+    data = _data(base.data, flags)
+    records = sources.load(data)
+    count = sources.require_count(data, records)
+    data = replace(data, records=count)
     config = Config(
-        data=chosen,
-        model=architectures.choose(named, MODELS.get(chosen.source, "mlp"), shape, len(data.classes)),
-        recipe=_calibrated(_shaped(base.recipe, flags, count), flags, count),
+        data=data,
+        model=ModelChoice(flags.model) if flags.model else base.model,
         run=replace(base.run, **flags.given("seed", "engine", "microbatch", "save_every")),
     )
-    return config, data
+    plan = None
+    if isinstance(records, Sheet):
+        schema = describing.schema_for(flags, base.schema, data, records)
+        records.check(schema)
+        plan = tabular_release.plan(schema, count, budget_of(base.recipe, flags, count), _share(data))
+        data = replace(
+            data, prepare=_share(data) if plan else None, classes=None, bounds=None
+        )  # the schema says it all
+        config = replace(config, schema=schema, data=data)
+    defaults = BENCHMARK if sources.is_benchmark(data.source) else defaults_for(records)
+    shaped = _shaped(base.recipe, flags, count, defaults)
+    return Chosen(replace(config, recipe=_calibrated(shaped, flags, count, plan)), records, plan)
+
+
+def read_sheet(flags: Flags) -> Sheet:
+    """The table that the user named, all of it."""
+    choice = replace(_data(DataChoice(), flags), held_out=0.0)
+    if not sources.is_table(choice.source):
+        raise InvalidInput(f"data={choice.source} is no table: a schema describes the columns of a .csv or .tsv file")
+    records = sources.load(choice)
+    assert isinstance(records, Sheet)
+    return records
+
+
+def budget_of(recipe: Recipe | None, flags: Flags, records: int) -> Budget | None:
+    """What may be spent in all, or None where nobody said so."""
+    stated = recipe.budget if recipe is not None else None
+    if stated is None and flags.epsilon is None:
+        return None
+    stated = stated or Budget(epsilon=1.0, delta=delta_for(None, records))
+    return replace(stated, **flags.given(*_BUDGET))
+
+
+def _share(choice: DataChoice) -> float:
+    return tabular_release.SHARE if choice.prepare is None else choice.prepare
 
 
 def _data(base: DataChoice, flags: Flags) -> DataChoice:
-    choice = replace(base, **flags.given("target", "scale", "held_out", "classes"))
+    choice = replace(base, **flags.given("target", "scale", "held_out", "prepare", "image_size", "grey"))
     if flags.data is not None:
-        choice = replace(choice, source=flags.data if flags.data in LOADERS else str(Path(flags.data).resolve()))
-    if flags.bounds is not None:
-        choice = replace(choice, bounds=_bounds(flags.bounds))
-    if choice.source in LOADERS:
-        if ignored := flags.given("target", "scale", "bounds", "held_out", "classes"):
+        named = sources.is_benchmark(flags.data)
+        choice = replace(choice, source=flags.data if named else str(Path(flags.data).resolve()))
+    if flags.classes is not None:
+        given = flags.classes.strip()
+        choice = replace(choice, classes=class_names(int(given) if given.isdecimal() else given.split(",")))
+    if flags.bounds:
+        choice = replace(choice, bounds=describing.common_bounds(flags.bounds) or choice.bounds)
+    if sources.is_benchmark(choice.source):
+        ignored = flags.given(
+            "target", "schema", "scale", "bounds", "held_out", "classes", "prepare", "image_size", "grey"
+        )
+        if ignored:
             option = min(ignored).replace("_", "-")
             caution(f"--{option} is for files: {choice.source} comes scaled, with held-out records of its own")
-    elif choice.scale is None and choice.bounds is None:
+    else:
+        held_out = sources.HELD_OUT_SHARE if choice.held_out is None else choice.held_out
+        choice = replace(choice, held_out=held_out)
+    if Path(choice.source).suffix == ".npz" and choice.scale is None and choice.bounds is None:
         caution(
             "inputs are used as they are: if they are far from the size of 1, give --scale or --bounds, public numbers"
         )
     return choice
 
 
-def _bounds(text: str) -> tuple[float, float]:
-    try:
-        low, high = (float(part) for part in text.split(","))
-    except ValueError:
-        raise InvalidInput(f"bounds={text!r} must be two numbers with a comma between them, such as 0,255") from None
-    return low, high
-
-
-def _shaped(base: Recipe | None, flags: Flags, records: int) -> Recipe:
+def _shaped(base: Recipe | None, flags: Flags, records: int, defaults: Defaults) -> Recipe:
     """The recipe before its noise is known."""
     if base is None:
-        base = _default(flags.recipe or "dpsgd", records)
+        base = _default(flags.recipe or "dpsgd", records, defaults)
     elif flags.recipe is not None:
         raise InvalidInput(f"recipe={flags.recipe!r} and the configuration's [recipe] are both given: use one of them")
     changes = flags.given("batch_size", "epochs", "steps", "clip", "noise_multiplier")
@@ -129,21 +171,24 @@ def _shaped(base: Recipe | None, flags: Flags, records: int) -> Recipe:
     return replace(base, **changes, optimizer=replace(optimizer, **flags.given("lr", "momentum")))
 
 
-def _default(name: str, records: int) -> Recipe:
+def _default(name: str, records: int, defaults: Defaults) -> Recipe:
     if name.replace("-", "_") not in recipes.__all__:
         raise InvalidInput(f"recipe={name!r} must be one of {', '.join(recipes.__all__)}")
-    batch_size = min(BATCH_SIZE, max(1, records // 4))
-    recipe: Recipe = getattr(recipes, name.replace("-", "_"))(batch_size=batch_size, epochs=EPOCHS)
-    return replace(recipe, optimizer=OPTIMIZERS[recipe.optimizer.kind])
+    batch_size = defaults.batch_size(records)
+    recipe: Recipe = getattr(recipes, name.replace("-", "_"))(batch_size=batch_size, epochs=defaults.epochs)
+    optimizer = defaults.optimizer if recipe.optimizer.kind == "sgd" else OPTIMIZERS[recipe.optimizer.kind]
+    return replace(recipe, optimizer=optimizer)
 
 
-def _calibrated(recipe: Recipe, flags: Flags, records: int) -> Recipe:
-    if flags.epsilon is None and recipe.budget is None:
+def _calibrated(recipe: Recipe, flags: Flags, records: int, plan: Plan | None) -> Recipe:
+    budget = budget_of(recipe, flags, records)
+    if budget is None:
         if lonely := flags.given("delta", "accountant", "adjacency"):
             raise InvalidInput(f"{min(lonely)} belongs to a budget: give --epsilon too")
         if recipe.noise_multiplier is None:
             raise InvalidInput("epsilon is missing: use --epsilon 3, or --noise-multiplier for a run without a budget")
         return recipe.for_records(records)
-    stated = recipe.budget or Budget(epsilon=1.0, delta=delta_for(None, records))
-    budget = replace(stated, **flags.given("epsilon", "delta", "accountant", "adjacency"))
-    return recipe.calibrate(budget, records=records)
+    if plan is None:
+        return recipe.calibrate(budget, records=records)
+    reserving = Reserving.beside(budget, plan.events())
+    return reserving.calibrate(recipe, records)

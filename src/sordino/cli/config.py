@@ -5,8 +5,13 @@
     [data]
     source = "patients.csv"     # or "digits", "mnist", ...; a relative path starts at the file that names it
     target = "outcome"
-    bounds = [0.0, 100.0]       # public; or scale = 100.0
+    bounds = [0.0, 100.0]       # public
     held_out = 0.2
+
+    [schema]                    # of a table (sordino.data.tabular_schema); what it leaves open is released
+    classes = ["no", "yes"]
+    [schema.columns.age]
+    kind = "number"
 
     [model]
     name = "mlp"                # the other keys are its options
@@ -27,6 +32,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,31 +40,42 @@ from typing import Any, TypeVar
 import tomli_w
 
 from sordino import checkpoint
+from sordino.data import LOADERS, tabular_schema
+from sordino.data.tabular_schema import Schema
 from sordino.errors import InvalidInput
 from sordino.recipe import Recipe
 
 FILE = "config.toml"
+MOST_CLASSES = 10_000
 _IMPLIED = {"budget": "accounting.budget.Budget", "optimizer": "propose.Optimizer"}
 _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int": (int,),
     "float": (int, float),
+    "bool": (bool,),
     "tuple[float, float]": (list,),
+    "tuple[str, ...]": (list, int),
 }
 _Table = TypeVar("_Table")
 
 
 @dataclass(frozen=True)
 class DataChoice:
-    """Which records, and the public numbers that scale them. `records` is the public number of training records."""
+    """Which records, and the public numbers that scale them. `records` is the public number of training records.
+
+    `prepare` is the share of ε for what the schema of a table leaves open; `image_size` and `grey` are for folders.
+    """
 
     source: str = "digits"
     target: str | None = None
     scale: float | None = None
     bounds: tuple[float, float] | None = None
-    held_out: float = 0.0
-    classes: int | None = None
+    held_out: float | None = None
+    classes: tuple[str, ...] | None = None
     records: int | None = None
+    prepare: float | None = None
+    image_size: int | None = None
+    grey: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -85,9 +102,10 @@ class RunChoice:
 
 @dataclass(frozen=True)
 class Config:
-    """The four tables of a configuration."""
+    """The tables of a configuration; only that of a table of records has a schema."""
 
     data: DataChoice = field(default_factory=DataChoice)
+    schema: Schema | None = None
     model: ModelChoice = field(default_factory=ModelChoice)
     recipe: Recipe | None = None
     run: RunChoice = field(default_factory=RunChoice)
@@ -95,6 +113,8 @@ class Config:
     def to_toml(self) -> str:
         """A TOML document that `read` turns into an equal configuration."""
         tables: dict[str, Any] = {"data": _given(self.data)}
+        if self.schema is not None:
+            tables["schema"] = self.schema.to_table()
         tables["model"] = {"name": self.model.name, **self.model.options} if self.model.name else {}
         if self.recipe is not None:
             tables["recipe"] = tomllib.loads(self.recipe.to_toml())
@@ -114,12 +134,14 @@ def read(path: Path) -> Config:
         raise InvalidInput(f"cannot read configuration {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"configuration {path} is not a TOML document: {error}") from None
-    if unknown := sorted(set(tables) - {"data", "model", "recipe", "run"}):
-        raise InvalidInput(f"configuration {path} has no table [{unknown[0]}]: it has data, model, recipe and run")
+    if unknown := sorted(set(tables) - {"data", "schema", "model", "recipe", "run"}):
+        known = "data, schema, model, recipe and run"
+        raise InvalidInput(f"configuration {path} has no table [{unknown[0]}]: it has {known}")
     if wrong := [name for name, table in tables.items() if not isinstance(table, dict)]:
         raise InvalidInput(f"configuration {path}: {wrong[0]} must be a table, [{wrong[0]}]")
     return Config(
         data=_data(tables.get("data", {}), path.parent),
+        schema=tabular_schema.from_table(tables["schema"]) if "schema" in tables else None,
         model=_model(tables.get("model", {})),
         recipe=_recipe(tables["recipe"]) if "recipe" in tables else None,
         run=_filled(RunChoice, "run", tables.get("run", {})),
@@ -132,12 +154,24 @@ def _data(table: dict[str, Any], directory: Path) -> DataChoice:
         if len(choice.bounds) != 2 or not all(isinstance(bound, int | float) for bound in choice.bounds):
             raise InvalidInput(f"bounds={list(choice.bounds)} must be two numbers, such as [0.0, 255.0]")
         choice = dataclasses.replace(choice, bounds=(choice.bounds[0], choice.bounds[1]))
+    if choice.classes is not None:
+        choice = dataclasses.replace(choice, classes=class_names(choice.classes))
     return dataclasses.replace(choice, source=_located(choice.source, directory))
+
+
+def class_names(given: int | Iterable[Any]) -> tuple[str, ...]:
+    """Their names, or 0, 1, 2, ... where only their number is given."""
+    names = tuple(map(str, range(given) if isinstance(given, int) else given))
+    if not 2 <= len(names) <= MOST_CLASSES or len(set(names)) != len(names):
+        raise InvalidInput(f"classes={given!r} must be 2 to {MOST_CLASSES:,} different names, or how many there are")
+    return names
 
 
 def _located(source: str, directory: Path) -> str:
     """A file by its full path, so that the configuration means the same wherever it is read; a name stays a name."""
-    return str((directory / source).resolve()) if Path(source).suffix else source
+    here = directory / source
+    is_path = source not in LOADERS and (Path(source).suffix or here.is_dir())
+    return str(here.resolve()) if is_path else source
 
 
 def _model(table: dict[str, Any]) -> ModelChoice:

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from sordino.cli import session, training
-from sordino.cli.choosing import Flags, choose
-from sordino.cli.common import caution
+from sordino.cli import announcing, describing, session, sources, training
+from sordino.cli.choosing import Flags, choose, read_sheet
+from sordino.cli.common import caution, console
 from sordino.cli.twin import train_twin
-from sordino.data import LOADERS
 
 
 def launch(flags: Flags) -> None:
     """Train, save and report."""
-    config, data = choose(flags)
-    begun = session.begin(config, data, flags.run)
+    if flags.draft_schema is not None:
+        _draft(flags)
+        return
+    chosen = choose(flags)
+    begun = session.begin(chosen, flags.run, lambda: None if flags.json else announcing.plan(chosen))
     try:
-        outcome = training.run(begun)
+        if not flags.json:
+            announcing.start(begun)
+        outcome = training.run(begun, as_json=flags.json)
         twin = None
         if flags.non_private_twin and not outcome.interrupted:
-            if config.data.source not in LOADERS:
+            if not sources.is_benchmark(begun.config.data.source):
                 caution("the twin and its accuracy are not private: show them to nobody who may not see the records")
             twin = train_twin(begun)
     finally:
         begun.private.close()
     training.report(outcome, as_json=flags.json, twin_accuracy=twin)
+
+
+def _draft(flags: Flags) -> None:
+    assert flags.draft_schema is not None
+    sheet = read_sheet(flags)
+    describing.draft(sheet.train, sheet.target, flags.draft_schema)
+    console().print(f"Wrote {flags.draft_schema}. Make it say what is public, then: --schema {flags.draft_schema}")

@@ -28,7 +28,7 @@ def resume(
 
     reopened = session.reopen(run)
     try:
-        outcome = training.run(reopened)
+        outcome = training.run(reopened, as_json=json)
     finally:
         reopened.private.close()
     training.report(outcome, as_json=json)

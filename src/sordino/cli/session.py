@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -13,13 +15,16 @@ from torch.nn import functional as F
 
 from sordino.accounting import Guarantee
 from sordino.claims import FIXED_IN_ADVANCE
-from sordino.cli import architectures, config, sources
+from sordino.cli import architectures, config, preparing, sizing, sources
+from sordino.cli.choosing import Chosen
+from sordino.cli.common import caution
 from sordino.cli.config import Config
+from sordino.cli.preparing import LEDGER
 from sordino.data import Data
+from sordino.data.tabular_sheet import Sheet
 from sordino.errors import InvalidInput
+from sordino.models import parameter_count
 from sordino.private import Private
-
-LEDGER = "ledger.sqlite"
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,10 @@ class Session:
         """Share of the held-out records that the model classifies rightly, or None without any."""
         return accuracy(self.model, self.data.test) if self.has_held_out else None
 
+    def loss(self) -> float | None:
+        """Mean cross-entropy of the held-out records whose class is known, or None without any."""
+        return mean_loss(self.model, self.data.test) if self.has_held_out else None
+
     def guarantee(self) -> Guarantee:
         """What was promised, with what the preparation of the data read beside it."""
         spent = self.private.guarantee()
@@ -54,7 +63,7 @@ class Session:
         if self.config.data.source == "digits":
             tuned = "the default settings of this command were found on these digits, which are public"
             said = tuple(tuned if line == FIXED_IN_ADVANCE else line for line in said)
-        return replace(spent, assumptions=(*said, *self.data.caveats))
+        return replace(spent, assumptions=(*said, *sources.assumed(self.config.data.source), *self.data.caveats))
 
 
 def per_example_loss(model: nn.Module, batch: Any) -> Tensor:
@@ -67,42 +76,111 @@ def per_example_loss(model: nn.Module, batch: Any) -> Tensor:
 def accuracy(model: nn.Module, records: tuple[Tensor, Tensor]) -> float:
     """Share of `records` that are classified rightly, with the model in eval mode meanwhile."""
     inputs, classes = records
+    return float((_outputs(model, inputs).argmax(1) == classes).double().mean())
+
+
+@torch.no_grad()
+def mean_loss(model: nn.Module, records: tuple[Tensor, Tensor]) -> float | None:
+    """Mean cross-entropy, with the model in eval mode meanwhile; None where no class is known or it is not finite."""
+    inputs, classes = records
+    loss = float(F.cross_entropy(_outputs(model, inputs).double(), classes))
+    return loss if math.isfinite(loss) else None
+
+
+def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     training = model.training
     model.eval()
     try:
-        guesses = torch.cat([model(part).argmax(1) for part in inputs.split(1024)])
+        return torch.cat([model(part) for part in inputs.split(1024)])
     finally:
         model.train(training)
-    return float((guesses == classes).double().mean())
 
 
-def begin(chosen: Config, data: Data, run: Path | None) -> Session:
-    """Start a new run in its own directory; the configuration is there before anything is spent."""
+def begin(chosen: Chosen, run: Path | None, ready: Callable[[], None] = lambda: None) -> Session:
+    """Start a new run in its own directory; the configuration is there before anything is learnt.
+
+    A table whose schema is open is prepared first. Model and recipe are tried on random records before that, so that
+    nothing is spent on a run that cannot go on; `ready` is called after all that, right before anything is spent.
+    """
     directory = run or _directory_by_time()
     if (directory / LEDGER).exists():
         raise InvalidInput(
             f"{directory} holds a run already: go on with `sordino resume {directory}` or choose another"
         )
-    private = _private(chosen, data, directory)
+    if chosen.plan is None:
+        data = _encoded(chosen.config, chosen.records)
+        settled = with_model(chosen.config, data)
+        private = _private(settled, data, directory)
+        _warn(private)
+        ready()
+    else:
+        rehearse(chosen)
+        ready()
+        assert isinstance(chosen.records, Sheet)
+        settled = preparing.prepare(chosen.config, chosen.records, chosen.plan, directory)
+        data = _encoded(settled, chosen.records)
+        settled = with_model(settled, data)
+        private = _private(settled, data, None)
+        private.load(directory)
     try:
-        chosen.write(directory)
+        settled.write(directory)
     except OSError as error:
         private.close()
         raise InvalidInput(f"cannot write to run directory {directory}: {error.strerror}") from error
-    return Session(chosen, data, private)
+    return Session(settled, data, private)
+
+
+def rehearse(chosen: Chosen) -> None:
+    """Build everything around random records in place of the table's, to refuse early what would be refused late."""
+    public, records = chosen.config, chosen.config.data.records
+    if public.model.name is not None and ":" in public.model.name:
+        raise InvalidInput(
+            f"model={public.model.name} of your own must know its inputs before anything is released: "
+            "give --schema with every range, and --classes"
+        )
+    assert public.schema is not None
+    assert records is not None
+    data = preparing.stand_in(public.schema, records)
+    with _private(with_model(public, data), data, None) as private:
+        _warn(private)
+
+
+def _warn(private: Private) -> None:
+    recipe, model = private.bench.recipe, private.bench.objective.model
+    if (words := sizing.verdict(recipe, parameter_count(model, trained=True))) is not None:
+        caution(words)
+
+
+def with_model(public: Config, data: Data) -> Config:
+    """The configuration with a model that fits the records: by name, or the default for such records."""
+    sample = data.train_set[0][0]
+    default = architectures.default(public.data.source, sample.shape)
+    return replace(public, model=architectures.choose(public.model, default, sample.shape, len(data.classes)))
 
 
 def reopen(directory: Path) -> Session:
     """Go on with a run that was interrupted, killed or finished."""
     if not (directory / config.FILE).is_file():
-        raise InvalidInput(f"{directory} holds no {config.FILE}: give the directory of a run of `sordino train`")
+        died = " (it ended before it learnt anything: start a new one)" if (directory / LEDGER).exists() else ""
+        raise InvalidInput(f"{directory} holds no {config.FILE}: give the directory of a run of `sordino train`{died}")
     chosen = config.read(directory / config.FILE)
-    data = sources.load(chosen.data)
-    sources.require_count(chosen.data, data)
+    records = sources.load(chosen.data)
+    sources.require_count(chosen.data, records)
+    data = _encoded(chosen, records)
     _require_classes(chosen, data)
     private = _private(chosen, data, None)
     private.load(directory)
     return Session(chosen, data, private)
+
+
+def _encoded(chosen: Config, records: Data | Sheet) -> Data:
+    if not isinstance(records, Sheet):
+        return records
+    if chosen.schema is None or not chosen.schema.complete:
+        raise InvalidInput(f"the configuration of {chosen.data.source} has no complete [schema]: start a new run")
+    if missing := sorted({*chosen.schema.columns, records.target} - set(records.train.columns)):
+        raise InvalidInput(f"data={chosen.data.source} has no column {missing[0]!r} any more: restore it")
+    return records.encoded(chosen.schema)
 
 
 def _private(chosen: Config, data: Data, run: Path | None) -> Private:

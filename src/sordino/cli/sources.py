@@ -1,8 +1,7 @@
-"""The records of a run: a benchmark by name, or a user's own .npz or .csv. Scaling uses public numbers alone."""
+"""The records of a run: a benchmark by name, or a user's own table, arrays or images, scaled by public numbers."""
 
 from __future__ import annotations
 
-import csv
 import math
 import zipfile
 from pathlib import Path
@@ -10,43 +9,93 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from sordino import data as benchmarks
 from sordino.cli.config import DataChoice
-from sordino.data import Data, Step
+from sordino.data import Data, Step, folder, tabular
+from sordino.data.tabular_sheet import HELD_OUT, Sheet
 from sordino.errors import InvalidInput
 
 Array = NDArray[np.float64]
+TABLES = (".csv", ".tsv")
+HELD_OUT_SHARE = 0.2
+IMAGE_SIZE = 32
+_ACCEPTED = "a .csv or .tsv table, a .npz file, a folder of images by class"
 
 
-def load(choice: DataChoice) -> Data:
-    """The records that `choice` describes; what the preparation read of them is in `Data.caveats`."""
-    if choice.source.replace("_", "-") in benchmarks.LOADERS:
+def is_benchmark(source: str) -> bool:
+    """Whether the name is that of a dataset that Sordino knows."""
+    return source.replace("_", "-") in benchmarks.LOADERS
+
+
+def is_table(source: str) -> bool:
+    """Whether the name is that of a file with a header and columns."""
+    return Path(source).suffix.lower() in TABLES
+
+
+def assumed(source: str) -> tuple[str, ...]:
+    """What a guarantee about these records takes for public."""
+    if is_table(source):
+        return ("the names of the columns, the number of records and what the user gave as public are public",)
+    return ("the names of the folders and the number of images are public",) if Path(source).is_dir() else ()
+
+
+def load(choice: DataChoice) -> Data | Sheet:
+    """The records that `choice` describes; those of a table are still text, because its schema may be open.
+
+    What the preparation read of them is in `Data.caveats`.
+    """
+    if is_benchmark(choice.source):
         return benchmarks.load(choice.source)
     path = Path(choice.source)
-    readers = {".npz": _read_npz, ".csv": _read_csv}
-    if path.suffix not in readers:
-        names = ", ".join(benchmarks.LOADERS)
-        raise InvalidInput(f"data={choice.source} must be a .npz or .csv file, or one of {names}")
-    if not path.is_file():
-        raise InvalidInput(f"data={path} does not exist: give the path of a .npz or .csv file")
+    if not path.exists():
+        raise InvalidInput(f"data={path} does not exist: give {_ACCEPTED}, or one of {', '.join(benchmarks.LOADERS)}")
+    if path.is_dir():
+        return _folder(path, choice)
+    if is_table(choice.source):
+        return _sheet(path, choice)
+    if path.suffix != ".npz":
+        raise InvalidInput(f"data={path} must be {_ACCEPTED}, or one of {', '.join(benchmarks.LOADERS)}")
     try:
-        inputs, labels = readers[path.suffix](path, choice.target)
+        inputs, labels = _read_npz(path, choice.target)
     except OSError as error:
         raise InvalidInput(f"cannot read data={path}: {error.strerror or error}") from None
     return _prepared(path, choice, inputs, labels)
 
 
-def require_count(choice: DataChoice, data: Data) -> int:
+def require_count(choice: DataChoice, records: Data | Sheet) -> int:
     """The number of training records: public, kept with the run, and the only thing about the records that is."""
-    count = len(data.train_set)  # type: ignore[arg-type]  # Dataset does not promise a length
+    count = len(records.train) if isinstance(records, Sheet) else len(records.train_set)  # type: ignore[arg-type]  # Dataset does not promise a length
     if choice.records not in (None, count):
         raise InvalidInput(
             f"data={choice.source} has {count} training records, not {choice.records} as when its run began: "
             "a guarantee is about the records it began with; start a new run"
         )
     return count
+
+
+def _sheet(path: Path, choice: DataChoice) -> Sheet:
+    if choice.scale is not None:
+        raise InvalidInput(f"scale={choice.scale:g} is for .npz files: give --bounds for the numbers of {path.name}")
+    table = tabular.read(path)
+    names = ", ".join(table.columns)
+    if choice.target is None:
+        raise InvalidInput(f"{path} needs --target COLUMN: it has {names}")
+    if choice.target not in table.columns:
+        raise InvalidInput(f"{path} has no column {choice.target!r}: it has {names}")
+    return Sheet.split(table, choice.target, _held_out(choice.held_out, len(table)))
+
+
+def _folder(path: Path, choice: DataChoice) -> Data:
+    for name, value in (("target", choice.target), ("scale", choice.scale), ("bounds", choice.bounds)):
+        if value is not None:
+            raise InvalidInput(f"{name}={value} does not belong to a folder of images: its pixels are mapped to 0..1")
+    classes = choice.classes or folder.class_names(path)
+    inputs, labels = folder.load(path, classes, choice.image_size or IMAGE_SIZE, grey=bool(choice.grey))
+    pixels = Step(f"images resized to {inputs.shape[-1]}x{inputs.shape[-1]}, pixels mapped to 0..1")
+    return _split(path.name, choice, inputs, labels, classes, (pixels,))
 
 
 def _read_npz(path: Path, target: str | None) -> tuple[Array, Array]:
@@ -72,34 +121,6 @@ def _read_npz(path: Path, target: str | None) -> tuple[Array, Array]:
     return inputs.astype(np.float64), labels.astype(np.float64)
 
 
-def _read_csv(path: Path, target: str | None) -> tuple[Array, Array]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            header, *rows = [row for row in csv.reader(file) if row] or [[]]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInput(f"{path} is not a UTF-8 CSV file: {error}") from None
-    if target is None:
-        raise InvalidInput(f"{path} needs --target COLUMN: it has {', '.join(header) or 'no columns'}")
-    if target not in header:
-        raise InvalidInput(f"{path} has no column {target!r}: it has {', '.join(header) or 'no columns'}")
-    if ragged := next((number for number, row in enumerate(rows, 2) if len(row) != len(header)), None):
-        raise InvalidInput(f"{path} line {ragged} does not have {len(header)} cells: every row needs one per column")
-    columns = {name: _numbers(path, name, [row[i] for row in rows]) for i, name in enumerate(header)}
-    if len(columns) != len(header):
-        raise InvalidInput(f"{path} names a column twice: every column needs its own name")
-    labels = columns.pop(target)
-    if not columns:
-        raise InvalidInput(f"{path} has no column besides {target!r}: nothing can be learnt from it")
-    return np.stack(list(columns.values()), axis=1), labels
-
-
-def _numbers(path: Path, column: str, cells: list[str]) -> Array:
-    try:
-        return np.array(cells, dtype=np.float64)
-    except ValueError:
-        raise InvalidInput(f"{path}: column {column!r} is not numeric: encode it as numbers or remove it") from None
-
-
 def _prepared(path: Path, choice: DataChoice, inputs: Array, labels: Array) -> Data:
     if not len(labels):
         raise InvalidInput(f"{path} has 0 records: nothing can be learnt from it")
@@ -107,19 +128,19 @@ def _prepared(path: Path, choice: DataChoice, inputs: Array, labels: Array) -> D
     count = _class_count(path, choice, labels)
     if choice.classes is None:
         steps.append(Step("the classes were counted in the labels", True, f"--classes {count}"))
-    held = _held_out(choice.held_out, len(labels))
-    if held.any():
-        what = "the held-out records are not protected, and their accuracy speaks of them"
-        steps.append(Step(what, True, "hold out public records"))
+    classes = choice.classes or tuple(str(number) for number in range(count))
     x, y = torch.from_numpy(scaled).float(), torch.from_numpy(labels).long()
-    train, test = torch.from_numpy(~held), torch.from_numpy(held)
-    return Data(
-        path.stem,
-        TensorDataset(x[train], y[train]),
-        TensorDataset(x[test], y[test]),
-        tuple(str(label) for label in range(count)),
-        tuple(steps),
-    )
+    return _split(path.stem, choice, x, y, classes, tuple(steps))
+
+
+def _split(
+    name: str, choice: DataChoice, x: Tensor, y: Tensor, classes: tuple[str, ...], steps: tuple[Step, ...]
+) -> Data:
+    held = torch.from_numpy(_held_out(choice.held_out, len(y)))
+    train, test = (TensorDataset(x[part], y[part]) for part in (~held, held))
+    if not len(train):
+        raise InvalidInput(f"{name} has 0 records to train on: hold out fewer than {len(y)}")
+    return Data(name, train, test, classes, (*steps, HELD_OUT) if len(test) else steps)
 
 
 def _scaled(choice: DataChoice, inputs: Array) -> tuple[Array, list[Step]]:
@@ -143,19 +164,19 @@ def _class_count(path: Path, choice: DataChoice, labels: Array) -> int:
     if not np.isfinite(labels).all() or (labels != np.floor(labels)).any() or labels.min() < 0:
         raise InvalidInput(f"{path}: the target must hold classes 0, 1, 2, ...: number them from 0")
     found = int(labels.max()) + 1
-    if choice.classes is not None and found > choice.classes:
-        raise InvalidInput(
-            f"{path}: the target must hold classes 0..{choice.classes - 1}, for classes={choice.classes}"
-        )
+    given = None if choice.classes is None else len(choice.classes)
+    if given is not None and found > given:
+        raise InvalidInput(f"{path}: the target must hold classes 0..{given - 1}, for {given} classes")
     if found > 10_000:
         raise InvalidInput(
             f"{path}: the target holds a class above 9999: is it a number to predict? It must be a class"
         )
-    return max(2, choice.classes or found)
+    return max(2, given or found)
 
 
-def _held_out(share: float, count: int) -> NDArray[np.bool_]:
+def _held_out(share: float | None, count: int) -> NDArray[np.bool_]:
     """Evenly spread over the file, whatever the records hold: every fifth for a share of 0.2."""
+    share = HELD_OUT_SHARE if share is None else share
     if not 0 <= share < 1:
         raise InvalidInput(f"held-out={share} must be in [0, 1): it is the share that is not trained on")
     marks = np.floor(np.arange(count + 1) * share + 1e-9)

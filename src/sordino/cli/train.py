@@ -14,33 +14,75 @@ EPILOG = """
 
 sordino train --epsilon 3 (the digits of scikit-learn)
 
-sordino train --data patients.csv --target outcome --bounds 0,200 --epsilon 2 --held-out 0.2
+sordino train --data patients.csv --target outcome --epsilon 2 (ranges and classes are released with noise)
+
+sordino train --data patients.csv --target outcome --epsilon 2 --bounds age=0:120 --bounds dose=0:5 --classes no,yes
+
+sordino train --data patients.csv --target outcome --draft-schema schema.toml (then correct it, and use --schema)
+
+sordino train --data photos/ --image-size 32 --epsilon 8 (one subfolder for each class)
 
 sordino train --data images.npz --scale 255 --model lenet.py:build --recipe automatic --epsilon 8 --epochs 40
 
 sordino train --config run.toml --run runs/first --json
+
+Ctrl-C finishes the step in hand, saves, and says what was spent; [bold]sordino resume[/bold] goes on from there.
 """
+_YOURS, _PRIVACY, _LEARNING, _RUNNING = "Your records", "Privacy", "Learning", "Running"
+
+
+def _option(panel: str, words: str, *names: str, metavar: str | None = None) -> typer.models.OptionInfo:
+    found: typer.models.OptionInfo = typer.Option(*names, help=words, metavar=metavar, rich_help_panel=panel)
+    return found
+
+
 _Data = Annotated[
-    str | None, typer.Option(help="digits, mnist, ... or FILE.npz (arrays x, y) or FILE.csv. Default: digits.")
+    str | None,
+    _option(_YOURS, "digits, mnist, ...; or a .csv or .tsv table, a .npz (arrays x, y), a folder. Default: digits."),
 ]
-_Target = Annotated[str | None, typer.Option(help="The column of a .csv that holds the class: 0, 1, 2, ...")]
-_Scale = Annotated[float | None, typer.Option(help="Divide inputs by this public number.")]
-_Bounds = Annotated[str | None, typer.Option(metavar="LO,HI", help="Map inputs from this public range to 0..1.")]
-_HeldOut = Annotated[float | None, typer.Option(help="Share of a file's records to measure accuracy on, unprotected.")]
-_Classes = Annotated[int | None, typer.Option(help="Public number of classes. Default: counted in the labels.")]
-_Config = Annotated[Path | None, typer.Option("--config", help="TOML with the tables data, model, recipe and run.")]
-_Model = Annotated[str | None, typer.Option(help="An architecture (mlp, linear, mnist-cnn, ...) or FILE.py:FUNCTION.")]
-_Recipe = Annotated[str | None, typer.Option(help="dpsgd (default), dpadam, automatic, ...")]
-_Clip = Annotated[float | None, typer.Option(help="Clipping bound of each example's gradient.")]
-_Lr = Annotated[float | None, typer.Option(help="Learning rate.")]
-_Momentum = Annotated[float | None, typer.Option(help="Momentum of sgd.")]
-_Optimizer = Annotated[str | None, typer.Option(help="sgd, adam or adamw.")]
-_Seed = Annotated[int | None, typer.Option(help="Repeatable noise, for experiments only.")]
-_Engine = Annotated[str | None, typer.Option(help="How gradients are computed; changes no numbers.")]
-_Microbatch = Annotated[int | None, typer.Option(help="Examples at once; changes no numbers.")]
-_Twin = Annotated[bool, typer.Option(help="Also train without privacy, to compare. Its accuracy protects nobody.")]
-_Accountant = Annotated[str | None, typer.Option(help="Who prices the events: pld (default), rdp, ...")]
-_Adjacency = Annotated[str | None, typer.Option(help="add-or-remove-one (default) or replace-one.")]
+_Target = Annotated[str | None, _option(_YOURS, "The column of a table that holds the class.")]
+_Schema = Annotated[Path | None, _option(_YOURS, "TOML with the public kinds, bounds and classes of a table.")]
+_Draft = Annotated[Path | None, _option(_YOURS, "Write a schema to start from, for your eyes, and do not train.")]
+_Bounds = Annotated[
+    list[str] | None,
+    _option(
+        _YOURS, "Public range of a number; may be repeated. Without a name: of all of them.", metavar="[NAME=]LO:HI"
+    ),
+]
+_Classes = Annotated[
+    str | None, _option(_YOURS, "Public names of the classes, or their number.", metavar="NAME,NAME,...")
+]
+_HeldOut = Annotated[
+    float | None, _option(_YOURS, "Share of your records to measure accuracy on, unprotected. Default: 0.2.")
+]
+_Scale = Annotated[float | None, _option(_YOURS, "Divide the inputs of a .npz by this public number.")]
+_ImageSize = Annotated[int | None, _option(_YOURS, "Pixels to which images of a folder are resized. Default: 32.")]
+_Grey = Annotated[bool | None, _option(_YOURS, "Read images of a folder without colour.", "--grey")]
+_Prepare = Annotated[
+    float | None, _option(_PRIVACY, "Share of epsilon for releasing ranges and classes of a table. Default: 0.3.")
+]
+_Config = Annotated[
+    Path | None, _option(_RUNNING, "TOML with the tables data, schema, model, recipe and run.", "--config")
+]
+_Model = Annotated[str | None, _option(_LEARNING, "An architecture (linear, mlp, mnist-cnn, ...) or FILE.py:FUNCTION.")]
+_Recipe = Annotated[str | None, _option(_LEARNING, "dpsgd (default), dpadam, automatic, ...")]
+_Clip = Annotated[float | None, _option(_LEARNING, "Clipping bound of each example's gradient.")]
+_Lr = Annotated[float | None, _option(_LEARNING, "Learning rate.")]
+_Momentum = Annotated[float | None, _option(_LEARNING, "Momentum of sgd.")]
+_Optimizer = Annotated[str | None, _option(_LEARNING, "sgd, adam or adamw.")]
+_Seed = Annotated[int | None, _option(_RUNNING, "Repeatable noise, for experiments only.")]
+_Engine = Annotated[str | None, _option(_RUNNING, "How gradients are computed; changes no numbers.")]
+_Microbatch = Annotated[int | None, _option(_RUNNING, "Examples at once; changes no numbers.")]
+_Twin = Annotated[
+    bool,
+    typer.Option(
+        "--non-private-twin",
+        help="Also train without privacy, to compare. Its accuracy protects nobody.",
+        rich_help_panel=_RUNNING,
+    ),
+]
+_Accountant = Annotated[str | None, _option(_PRIVACY, "Who prices the events: pld (default), rdp, ...")]
+_Adjacency = Annotated[str | None, _option(_PRIVACY, "add-or-remove-one (default) or replace-one.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -51,8 +93,22 @@ def register(app: typer.Typer) -> None:
 def train(
     data: _Data = None,
     target: _Target = None,
+    schema: _Schema = None,
+    bounds: _Bounds = None,
+    classes: _Classes = None,
+    held_out: _HeldOut = None,
+    scale: _Scale = None,
+    image_size: _ImageSize = None,
+    grey: _Grey = None,
+    draft_schema: _Draft = None,
     epsilon: options.Epsilon = None,
     delta: options.Delta = None,
+    prepare: _Prepare = None,
+    noise_multiplier: options.NoiseMultiplier = None,
+    accountant: _Accountant = None,
+    adjacency: _Adjacency = None,
+    model: _Model = None,
+    recipe: _Recipe = None,
     epochs: options.Epochs = None,
     steps: options.Steps = None,
     batch_size: options.BatchSize = None,
@@ -60,15 +116,6 @@ def train(
     lr: _Lr = None,
     momentum: _Momentum = None,
     optimizer: _Optimizer = None,
-    recipe: _Recipe = None,
-    noise_multiplier: options.NoiseMultiplier = None,
-    accountant: _Accountant = None,
-    adjacency: _Adjacency = None,
-    model: _Model = None,
-    held_out: _HeldOut = None,
-    scale: _Scale = None,
-    bounds: _Bounds = None,
-    classes: _Classes = None,
     config: _Config = None,
     run: options.RunDirectory = None,
     save_every: options.SaveEvery = None,

@@ -14,8 +14,9 @@ from typing import Any
 import typer
 
 from sordino.accounting import Guarantee
-from sordino.cli.common import INTERRUPTED, console, plain_number, print_json
-from sordino.cli.progress import Display
+from sordino.cli.common import INTERRUPTED, console, plain_number, print_json, rounded_up
+from sordino.cli.history import EVALUATIONS, History
+from sordino.cli.progress import Bars, Display, Lines, clock
 from sordino.cli.session import Session
 
 
@@ -69,24 +70,37 @@ class Outcome:
         return plain
 
 
-def run(session: Session) -> Outcome:
-    """Take the steps that are left, saving now and then and at the end."""
+def run(session: Session, *, as_json: bool = False) -> Outcome:
+    """Take the steps that are left; save now and then and at the end, and try the model on held-out records."""
     private, started = session.private, time.monotonic()
-    every = session.config.run.save_every or max(1, private.total // 20)
-    with stop_on_signal() as stop, Display(session) as display:
+    share = max(1, private.total // EVALUATIONS)
+    every = session.config.run.save_every or share
+    history = History(session.run, private.position)
+    display: Display = Lines(session) if as_json else Bars(session)
+    with stop_on_signal() as stop, display:
         for step in private.steps():
             display.show(step.number)
+            if step.number % share == 0:
+                _evaluate(session, history, display)
             if stop.requested:
                 break
             if step.number % every == 0:
                 private.save()
         private.save()
+        if history.last is None or history.last.step != private.position:
+            _evaluate(session, history, display)
     finished = private.position == private.total
     status = "finished" if finished else "interrupted" if stop.requested else "budget spent"
-    return _outcome(session, status, time.monotonic() - started)
+    assert history.last is not None
+    return _outcome(session, status, history.last.accuracy, time.monotonic() - started)
 
 
-def _outcome(session: Session, status: str, seconds: float) -> Outcome:
+def _evaluate(session: Session, history: History, display: Display) -> None:
+    history.add(session.private.position, session.accuracy(), session.loss())
+    display.evaluated(history.entries)
+
+
+def _outcome(session: Session, status: str, accuracy: float | None, seconds: float) -> Outcome:
     private = session.private
     noise = private.bench.recipe.noise_multiplier
     assert noise is not None
@@ -97,7 +111,7 @@ def _outcome(session: Session, status: str, seconds: float) -> Outcome:
         total=private.total,
         noise_multiplier=noise,
         guarantee=session.guarantee(),
-        held_out_accuracy=session.accuracy(),
+        held_out_accuracy=accuracy,
         seconds=round(seconds, 2),
     )
 
@@ -129,7 +143,9 @@ def _say(outcome: Outcome, twin_accuracy: float | None) -> None:
 def _ending(outcome: Outcome) -> str:
     taken = f"{outcome.steps} of {outcome.total} steps"
     if outcome.interrupted:
-        return f"Interrupted after {taken}. Go on with: sordino resume {shlex.quote(outcome.run)}"
+        spent = f"ε {rounded_up(outcome.guarantee.epsilon)} is spent and stays spent"
+        again = f"sordino resume {shlex.quote(outcome.run)}"
+        return f"Interrupted after {taken}; the model is saved. {spent}.\nGo on with: {again}"
     if outcome.status == "budget spent":
         return f"The budget is spent after {taken}: an earlier interruption lost work that was paid for."
-    return f"Finished {taken} in {outcome.seconds:.1f} s."
+    return f"Finished {taken} in {clock(outcome.seconds)}."

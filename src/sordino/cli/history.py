@@ -1,0 +1,74 @@
+"""`history.jsonl` in a run's directory: how the model did on held-out records while it learnt, one line at a time.
+
+The held-out records are not protected by the guarantee; nothing about the records that are is written here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sordino import checkpoint
+from sordino.errors import InvalidInput
+
+FILE = "history.jsonl"
+EVALUATIONS = 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """After `step` steps and so many seconds of training: the held-out accuracy and mean loss, None without any."""
+
+    step: int
+    accuracy: float | None
+    loss: float | None
+    seconds: float
+
+
+class History:
+    """Appends to the file; what a crash lost of the run is cut off when it goes on."""
+
+    def __init__(self, run: Path, position: int) -> None:
+        self._path = run / FILE
+        self.entries = [entry for entry in read(run) if entry.step <= position]
+        self._before = self.entries[-1].seconds if self.entries else 0.0
+        self._began = time.monotonic()
+        text = "".join(_line(entry) for entry in self.entries)
+        try:
+            checkpoint.write_durably(self._path, text.encode())
+        except OSError as error:
+            raise InvalidInput(f"cannot write {self._path}: {error.strerror}") from error
+
+    @property
+    def last(self) -> Entry | None:
+        return self.entries[-1] if self.entries else None
+
+    def add(self, step: int, accuracy: float | None, loss: float | None) -> Entry:
+        """Write one line, at once."""
+        entry = Entry(step, accuracy, loss, round(self._before + time.monotonic() - self._began, 3))
+        self.entries.append(entry)
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(_line(entry))
+        except OSError as error:
+            raise InvalidInput(f"cannot write {self._path}: {error.strerror}; what was learnt is saved") from error
+        return entry
+
+
+def read(run: Path) -> Iterator[Entry]:
+    """The lines that are whole: a run may be writing, or have been killed while it wrote."""
+    path = run / FILE
+    if not path.is_file():
+        return
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            yield Entry(**json.loads(line))
+        except (ValueError, TypeError):
+            continue
+
+
+def _line(entry: Entry) -> str:
+    return json.dumps(asdict(entry), allow_nan=False) + "\n"

@@ -1,0 +1,232 @@
+"""What the columns of a table mean, as public knowledge: given by the user, or released with noise.
+
+::
+
+    classes = ["no", "yes"]             # of the target
+
+    [columns.age]
+    kind = "number"
+    low = 0.0                           # without low and high they are released with noise
+    high = 120.0
+
+    [columns.town]
+    kind = "category"                   # hashed; or values = ["Bern", "Rome"]
+
+    [columns.notes]
+    kind = "text"                       # words, hashed
+
+    [columns.patient]
+    kind = "skip"
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from sordino.errors import InvalidInput
+
+FEWEST_BUCKETS, MOST_BUCKETS = 4, 64
+_IDENTIFIES = re.compile(r"(^|[_\W])(id|uuid|guid|ssn|mrn|e_?mail|phone|name|index|column \d+)$")
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number, clipped to `low`..`high`, then (x - center) / spread; `missing` adds a mark for records without it."""
+
+    low: float | None = None
+    high: float | None = None
+    center: float | None = None
+    spread: float | None = None
+    missing: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.low is None) != (self.high is None):
+            raise InvalidInput(f"low={self.low} and high={self.high} belong together: give both or neither")
+        if self.low is None or self.high is None:
+            return
+        if not (self.low < self.high and math.isfinite(self.high - self.low)):
+            raise InvalidInput(f"bounds={self.low:g},{self.high:g} must be finite and increasing")
+        if self.spread is not None and not (self.spread > 0 and math.isfinite(self.spread)):
+            raise InvalidInput(f"spread={self.spread} must be > 0 and finite: numbers are divided by it")
+
+    @property
+    def complete(self) -> bool:
+        return self.low is not None
+
+    @property
+    def width(self) -> int:
+        return 1 + self.missing
+
+
+@dataclass(frozen=True)
+class Category:
+    """One of a few words: one of the public `values`, or hashed to one of `buckets` so that no list is read."""
+
+    values: tuple[str, ...] | None = None
+    buckets: int = 32
+    complete = True
+
+    def __post_init__(self) -> None:
+        if self.values is None and self.buckets < 2:
+            raise InvalidInput(f"buckets={self.buckets} must be >= 2: categories are hashed to that many")
+
+    @property
+    def width(self) -> int:
+        return self.buckets if self.values is None else len(self.values)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Free text: a bag of words, hashed to `buckets`."""
+
+    buckets: int = 256
+    complete = True
+
+    def __post_init__(self) -> None:
+        if self.buckets < 2:
+            raise InvalidInput(f"buckets={self.buckets} must be >= 2: words are hashed to that many")
+
+    @property
+    def width(self) -> int:
+        return self.buckets
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Left out; `why` is for people."""
+
+    why: str = ""
+    complete = True
+    width = 0
+
+
+Column = Number | Category | Text | Skip
+KINDS: dict[str, type[Column]] = {"number": Number, "category": Category, "text": Text, "skip": Skip}
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Every column by its name, None where its kind is not known yet; and the classes of the target, if they are."""
+
+    columns: Mapping[str, Column | None] = field(default_factory=dict)
+    classes: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.classes is not None and (len(self.classes) < 2 or len(set(self.classes)) != len(self.classes)):
+            raise InvalidInput(f"classes={','.join(self.classes)} must be two or more different names")
+
+    @property
+    def open(self) -> list[str]:
+        """The columns that need a release."""
+        return [name for name, column in self.columns.items() if column is None or not column.complete]
+
+    @property
+    def complete(self) -> bool:
+        return self.classes is not None and not self.open
+
+    @property
+    def width(self) -> int:
+        """How many inputs the encoded columns make."""
+        return sum(column.width for column in self.columns.values() if column is not None)
+
+    def with_columns(self, known: Mapping[str, Column]) -> Schema:
+        """The same with more of the columns known."""
+        return replace(self, columns={**self.columns, **known})
+
+    def to_table(self) -> dict[str, Any]:
+        """Plain data that `from_table` reads back."""
+        classes = {} if self.classes is None else {"classes": list(self.classes)}
+        known = {name: _plain(column) for name, column in self.columns.items() if column is not None}
+        return {**classes, "columns": known}
+
+
+def for_header(given: Schema, header: Sequence[str], target: str | None, bounds: tuple[float, float] | None) -> Schema:
+    """`given` for the columns of a table besides its target, with what public conventions say about the others.
+
+    A column whose name says that it identifies somebody is left out; the others are numbers within `bounds`, if there
+    are any. Nothing but the header is read.
+    """
+    named = ", ".join(header)
+    if target is None:
+        raise InvalidInput(f"target is missing: use --target COLUMN, one of {named}")
+    if target not in header:
+        raise InvalidInput(f"the data has no column {target!r}: it has {named}")
+    if unknown := next((name for name in given.columns if name not in header), None):
+        raise InvalidInput(f"the schema has a column {unknown!r}, the data has not: it has {named}")
+    columns = {name: given.columns.get(name) or _by_convention(name, bounds) for name in header if name != target}
+    if all(isinstance(column, Skip) for column in columns.values()):
+        raise InvalidInput(f"the data has no column besides {target!r} to learn from")
+    return replace(given, columns=columns)
+
+
+def _by_convention(name: str, bounds: tuple[float, float] | None) -> Column | None:
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    if _IDENTIFIES.search(words):
+        return Skip("its name says that it identifies a record")
+    return Number(*bounds) if bounds is not None else None
+
+
+def read(path: Path) -> Schema:
+    """The schema in a TOML file."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput(f"cannot read schema {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"schema {path} is not a TOML document: {error}") from None
+    return from_table(table)
+
+
+def from_table(table: Mapping[str, Any]) -> Schema:
+    """What `Schema.to_table` wrote, or a user by hand; every mistake is one line."""
+    if unknown := sorted(set(table) - {"classes", "columns"}):
+        raise InvalidInput(f"a schema has no key {unknown[0]!r}: it has classes and columns")
+    columns, classes = table.get("columns", {}), table.get("classes")
+    if not isinstance(columns, dict) or not all(isinstance(column, dict) for column in columns.values()):
+        raise InvalidInput("columns of a schema must be tables such as [columns.age]")
+    if not (classes is None or isinstance(classes, list)):
+        raise InvalidInput(f'classes={classes!r} must be a list such as ["no", "yes"]')
+    named = None if classes is None else tuple(str(name) for name in classes)
+    return Schema({name: _column(name, column) for name, column in columns.items()}, named)
+
+
+def _column(name: str, table: dict[str, Any]) -> Column:
+    kind = KINDS.get(str(table.get("kind")))
+    if kind is None:
+        raise InvalidInput(f"column {name!r}: kind={table.get('kind')!r} must be one of {', '.join(KINDS)}")
+    types = {f.name: str(f.type) for f in fields(kind)}
+    values = {key: value for key, value in table.items() if key != "kind"}
+    for key, value in values.items():
+        if key not in types:
+            raise InvalidInput(
+                f"column {name!r} has no key {key!r}: a {table['kind']} has {', '.join(types) or 'none'}"
+            )
+        values[key] = _value(f"column {name!r}: {key}", value, types[key])
+    try:
+        return kind(**values)
+    except InvalidInput as error:
+        raise InvalidInput(f"column {name!r}: {error}") from None
+
+
+def _value(what: str, value: Any, kind: str) -> Any:
+    if kind.startswith("tuple") and isinstance(value, list):
+        return tuple(str(part) for part in value)
+    wanted: dict[str, tuple[type, ...]] = {"float | None": (int, float), "bool": (bool,), "int": (int,), "str": (str,)}
+    if not isinstance(value, wanted.get(kind, ())) or (isinstance(value, bool) and kind != "bool"):
+        raise InvalidInput(f"{what}={value!r} must be of type {kind.removesuffix(' | None')}")
+    return value
+
+
+def _plain(column: Column) -> dict[str, Any]:
+    kind = next(name for name, cls in KINDS.items() if type(column) is cls)
+    given = {f.name: getattr(column, f.name) for f in fields(column)}
+    kept = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in given.items() if value is not None
+    }
+    return {"kind": kind, **kept}

@@ -1,0 +1,35 @@
+"""Texts as bags of hashed words: no vocabulary is read, and each text is encoded by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.data.words import coder
+
+_MOST_CELLS = 2**28
+_FEWEST, _MOST = 64, 1024
+
+
+def bag_of_words(texts: Sequence[str], buckets: int) -> NDArray[np.float32]:
+    """One row per text: the square roots of its word counts by bucket, signed by the hash, at length 1.
+
+    The sign makes words that share a bucket cancel on average instead of adding up (Weinberger et al. 2009); the root
+    keeps a word that is repeated from drowning the others. An empty text is a row of zeros.
+    """
+    code = coder("hashed")
+    rows = np.zeros((len(texts), buckets), np.float32)
+    for row, text in zip(rows, texts, strict=True):
+        codes = np.array(code(text), np.int64)
+        np.add.at(row, codes // 2 % buckets, 1 - 2 * (codes % 2))
+    rows = np.sign(rows) * np.sqrt(np.abs(rows))
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.maximum(lengths, 1.0), np.float32)
+
+
+def buckets_for(records: int) -> int:
+    """How many buckets that many records can fill: a power of two, from the public number of records alone."""
+    fitting = min(_MOST, max(_FEWEST, records // 16), max(_FEWEST, _MOST_CELLS // max(1, records)))
+    return 1 << (fitting.bit_length() - 1)
