@@ -94,7 +94,7 @@ class Private:
             allowance=Unlimited(),
             team=team_of(group),
         )
-        agreement.require(self.bench)
+        agreement.require(self.bench, ledger)
         self._probed: set[tuple[bool, ...]] = set()
         self._probe()
         self.run: Path | None = None

@@ -55,7 +55,7 @@ class Ledger:
     @classmethod
     def create(cls, path: str | Path, *, run_id: str | None = None, header: Mapping[str, str] | None = None) -> Ledger:
         """Start the ledger of a new run at `path`, which must not exist yet; its directory must."""
-        file = _require_new(Path(path))
+        file = Path(path)
         return cls._writer(file, lambda new: store.initialise(new, file, _full_header(run_id, header)))
 
     @classmethod
@@ -79,16 +79,20 @@ class Ledger:
 
     def copy_to(self, path: str | Path) -> Ledger:
         """Move on to a file: copies everything to `path`, closes this ledger and returns the writer from now on."""
-        file = _require_new(Path(path))
+        file = Path(path)
         copied = self._writer(file, lambda new: store.copy(self._connection, new, file))
         self.close()
         return copied
 
     @classmethod
-    def _writer(cls, file: Path, prepare: Callable[[sqlite3.Connection], None] = lambda _: None) -> Ledger:
-        with _closed_on_error(store.lock(file)) as lock, _closed_on_error(store.connect(file)) as connection:
-            prepare(connection)
-            return cls(connection, file, lock)
+    def _writer(cls, file: Path, fill: Callable[[sqlite3.Connection], None] | None = None) -> Ledger:
+        if fill is not None:
+            _require_new(file)
+        with _closed_on_error(store.lock(file)) as lock:
+            if fill is not None:
+                store.make(_require_new(file), fill)  # again, for another process may have been faster to the lock
+            with _closed_on_error(store.connect(file)) as connection:
+                return cls(connection, file, lock)
 
     # -- writing ------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -77,6 +77,32 @@ def lock(path: Path) -> sqlite3.Connection:
         return connection
 
 
+def make(path: Path, fill: Callable[[sqlite3.Connection], None]) -> None:
+    """Make a ledger whole or not at all: filled beside its final name, synced, renamed.
+
+    A process that is killed meanwhile leaves no ledger behind, so that its run can simply be started again.
+    """
+    beside = path.with_name(path.name + ".partial")
+    with one_line_errors(path):
+        beside.unlink(missing_ok=True)
+        try:
+            connection = sqlite3.connect(beside, isolation_level=None)
+            try:
+                connection.execute(
+                    "PRAGMA journal_mode = MEMORY"
+                )  # one on disk could outlive its file, and undo the next
+                connection.execute("PRAGMA synchronous = EXTRA")
+                connection.execute("PRAGMA fullfsync = ON")
+                fill(connection)
+            finally:
+                connection.close()
+            beside.replace(path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        _sync_directory(path.parent)
+
+
 def initialise(connection: sqlite3.Connection, path: Path | None, header: Mapping[str, str]) -> None:
     """Write schema and header of a new ledger."""
     with transaction(connection, path):
@@ -86,16 +112,12 @@ def initialise(connection: sqlite3.Connection, path: Path | None, header: Mappin
             for action in ("UPDATE", "DELETE"):
                 connection.execute(_APPEND_ONLY.format(action=action, table=table))
         connection.executemany("INSERT INTO header VALUES (?, ?)", sorted(header.items()))
-    if path is not None:
-        _sync_directory(path.parent)
 
 
 def copy(source: sqlite3.Connection, target: sqlite3.Connection, path: Path) -> None:
-    """Copy a whole ledger into a new file, durably."""
+    """Copy a whole ledger into a new file."""
     with one_line_errors(path):
         source.backup(target)
-        target.execute("PRAGMA journal_mode = WAL")
-    _sync_directory(path.parent)
 
 
 def read_header(connection: sqlite3.Connection, path: Path | None) -> dict[str, str]:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from sordino.accounting.ledger import Ledger
 from sordino.distributed.team import Team
 from sordino.errors import InvalidInput
 from sordino.records import Records
@@ -35,11 +37,15 @@ def assumptions(team: Team) -> tuple[str, ...]:
     return ("all processes hold the same records in the same order (a sample was compared), and trust one another",)
 
 
-def require(bench: Bench) -> None:
-    """Refuse, on every rank alike, if one of them differs from rank 0."""
+def require(bench: Bench, ledger: Ledger | None) -> None:
+    """Refuse, on every rank alike, what does not work with several processes, and if one of them differs from rank 0.
+
+    `ledger` is the one that the user gave, if any.
+    """
     team = bench.team
     if team.size == 1:
         return
+    _require_parts(bench, team.gather(ledger is not None))
     mine = {
         "recipe": bench.recipe.fingerprint(),
         "number of records": str(bench.records.count),
@@ -51,7 +57,25 @@ def require(bench: Bench) -> None:
         values = [theirs[name] for theirs in everybody]
         if all(values) and len(set(values)) > 1:
             rank = next(rank for rank, value in enumerate(values) if value != values[0])
-            raise InvalidInput(f"rank {rank} has another {name} than rank 0: {way_out}")
+            raise InvalidInput(f"rank {rank} differs from rank 0 in its {name}: {way_out}")
+
+
+def _require_parts(bench: Bench, ledgers: list[bool]) -> None:
+    if not bench.recipe.amplifies:
+        raise InvalidInput(
+            f"sampler=Foreign() cannot be used by {len(ledgers)} processes: whether their loaders deal the same record "
+            "to two of them cannot be seen, and it would count twice; leave sampler out to have Poisson draws"
+        )
+    if any(isinstance(module, DistributedDataParallel) for module in bench.objective.modules()):
+        raise InvalidInput(
+            "model is wrapped in DistributedDataParallel, which averages gradients before they are weighed: "
+            "give the bare model, Sordino sums over the processes itself"
+        )
+    if any(ledgers[1:]):
+        raise InvalidInput(
+            f"ledger= was given on rank {ledgers.index(True, 1)}: only rank 0 keeps one; make earlier releases there, "
+            "send their values to the others with torch.distributed, and leave ledger= out everywhere else"
+        )
 
 
 def _records(records: Records) -> str:
