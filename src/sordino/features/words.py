@@ -1,0 +1,77 @@
+"""A review as one vector: how close its words are to anchor words, by public word vectors alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sordino.errors import InvalidInput
+
+CHUNK = 1000
+_SMALLEST = 1e-6
+
+
+def word_features(tokens: Tensor, embedding: Tensor, *, anchors: int = 1000, threshold: float = 0.2) -> Tensor:
+    """Features [N, anchors] of norm 1 of token ids [N, length]; row i of `embedding` is the vector of token i.
+
+    With n_w the count of token w in a record, and phi of `anchored`, the features are
+
+        sum_w sqrt(n_w) phi_w, divided by its norm.
+
+    Guarantees: a record's features depend on that record and on the public vectors alone, so they are free of charge.
+    Edge cases: a token whose vector is zero, such as padding, counts for nothing; a record of only such is zero.
+    """
+    if tokens.dim() != 2 or tokens.is_floating_point():
+        raise InvalidInput(
+            f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}, must be whole numbers [N, length]"
+        )
+    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < len(embedding):
+        raise InvalidInput(
+            f"token ids {int(tokens.min())}..{int(tokens.max())} must be rows 0..{len(embedding) - 1} of the embedding"
+        )
+    words = anchored(embedding, anchors=anchors, threshold=threshold)
+    return torch.cat([_bag(part, words) for part in tokens.split(CHUNK)]) if len(tokens) else words[:0]
+
+
+def anchored(embedding: Tensor, *, anchors: int, threshold: float) -> Tensor:
+    """Word vectors [V, anchors]: phi_w = unit(whiten(max(0, <u_w, u_a> - threshold) for every anchor a)).
+
+    u_w = unit(whiten(embedding)_w), and the anchors are evenly spaced rows among those that have a vector. Both
+    whitenings take mean and covariance over the vocabulary, each word once: no text is counted. A linear classifier on
+    the sum of phi_w weighs small neighbourhoods of words, where one on the mean vector weighs 100 directions.
+    """
+    known = embedding.abs().sum(1) > 0
+    if not 1 <= anchors <= int(known.sum()):
+        raise InvalidInput(f"anchors={anchors} must be in 1..{int(known.sum())}, the words that have a vector")
+    if not 0 <= threshold < 1:
+        raise InvalidInput(f"threshold={threshold} must be in [0, 1): it is a cosine; 0.2 to start with")
+    vectors = _unit(_whitened(embedding[known].float(), ridge=0.0))
+    chosen = vectors[torch.arange(anchors) * len(vectors) // anchors]
+    near = (vectors @ chosen.T - threshold).clamp(min=0.0)
+    words = torch.zeros(len(embedding), anchors)
+    words[known] = _unit(_whitened(near, ridge=1e-3))
+    return words
+
+
+def _bag(tokens: Tensor, words: Tensor) -> Tensor:
+    """The features of a chunk of records, through a sparse matrix of counts."""
+    records = torch.arange(len(tokens))[:, None].expand_as(tokens)
+    places = torch.stack([records.reshape(-1), tokens.reshape(-1)])
+    ones = torch.ones(tokens.numel())
+    counts = torch.sparse_coo_tensor(places, ones, (len(tokens), len(words)), check_invariants=True).coalesce()
+    roots = torch.sparse_coo_tensor(counts.indices(), counts.values().sqrt(), counts.shape, check_invariants=True)
+    return _unit(torch.sparse.mm(roots, words))
+
+
+def _whitened(rows: Tensor, ridge: float) -> Tensor:
+    """Rows with mean zero and, but for `ridge` times the largest variance, with the identity as covariance."""
+    centred = (rows - rows.mean(0)).double()
+    variances, directions = torch.linalg.eigh(centred.T @ centred / len(rows))
+    scales = (variances + ridge * variances[-1]).clamp(min=_SMALLEST**2).rsqrt()
+    white: Tensor = centred @ (directions * scales)
+    return white.float()
+
+
+def _unit(rows: Tensor) -> Tensor:
+    lengths: Tensor = rows.norm(dim=1, keepdim=True)
+    return rows / lengths.clamp(min=_SMALLEST)

@@ -1,0 +1,81 @@
+"""Bags of anchored words: against a loop, record by record, and free of every other record."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sordino.errors import InvalidInput
+from sordino.features.words import anchored, word_features
+
+
+def vectors(count: int = 60, size: int = 8) -> torch.Tensor:
+    table = torch.randn(count, size, generator=torch.Generator().manual_seed(3))
+    table[:3] = 0.0
+    return table
+
+
+def reviews(count: int = 7, length: int = 20) -> torch.Tensor:
+    return torch.randint(0, 60, (count, length), generator=torch.Generator().manual_seed(4))
+
+
+def test_features_are_the_sum_of_roots_of_counts() -> None:
+    tokens, table = reviews(), vectors()
+    words = anchored(table, anchors=20, threshold=0.1)
+    features = word_features(tokens, table, anchors=20, threshold=0.1)
+    for row, record in zip(features, tokens, strict=True):
+        total = sum((record == w).sum().sqrt() * words[w] for w in record.unique())
+        assert isinstance(total, torch.Tensor)
+        torch.testing.assert_close(row, total / total.norm(), atol=1e-5, rtol=1e-4)
+
+
+def test_a_record_alone_has_the_same_features() -> None:
+    tokens, table = reviews(), vectors()
+    together = word_features(tokens, table, anchors=20)
+    changed = tokens.clone()
+    changed[0] = 5
+    assert not torch.equal(word_features(changed, table, anchors=20)[0], together[0])
+    torch.testing.assert_close(word_features(changed, table, anchors=20)[1:], together[1:])
+    torch.testing.assert_close(word_features(tokens[3:4], table, anchors=20)[0], together[3])
+
+
+def test_norm_is_one_and_order_does_not_count() -> None:
+    tokens, table = reviews(), vectors()
+    features = word_features(tokens, table, anchors=20)
+    torch.testing.assert_close(features.norm(dim=1), torch.ones(len(tokens)))
+    torch.testing.assert_close(word_features(tokens.flip(1), table, anchors=20), features)
+
+
+def test_words_without_a_vector_count_for_nothing() -> None:
+    table = vectors()
+    tokens = torch.tensor([[5, 9, 9, 0, 0, 2], [5, 9, 9, 1, 2, 2], [0, 1, 2, 0, 0, 0]])
+    features = word_features(tokens, table, anchors=20)
+    torch.testing.assert_close(features[0], features[1])
+    assert torch.equal(features[2], torch.zeros(20))
+
+
+def test_known_words_are_white_over_the_vocabulary() -> None:
+    words = anchored(vectors(600, 4), anchors=8, threshold=0.0)[3:]
+    torch.testing.assert_close(words.norm(dim=1), torch.ones(len(words)))
+    spread = torch.linalg.eigvalsh(words.T @ words / len(words))
+    assert spread[-1] / spread[0] < 3, "no direction of the vocabulary may drown the others"
+
+
+def test_no_records_have_no_features() -> None:
+    assert word_features(reviews()[:0], vectors(), anchors=20).shape == (0, 20)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "said"),
+    [
+        (torch.full((2, 3), 60), {}, "token ids 60..60"),
+        (torch.full((2, 3), -1), {}, "token ids -1..-1"),
+        (torch.zeros(2, 3), {}, "whole numbers"),
+        (torch.zeros(3, dtype=torch.long), {}, "whole numbers"),
+        (torch.ones(2, 3, dtype=torch.long), {"anchors": 58}, "anchors=58"),
+        (torch.ones(2, 3, dtype=torch.long), {"threshold": 1.0}, "threshold=1.0"),
+    ],
+)
+def test_refusals_name_the_value(tokens: torch.Tensor, options: dict[str, float], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said.replace(".", r"\.")):
+        word_features(tokens, vectors(), **{"anchors": 20, **options})  # type: ignore[arg-type]  # whole or fractional
