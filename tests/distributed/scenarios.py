@@ -1,0 +1,299 @@
+"""What every rank of a crew does; the tests compare what they found."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sordino import Budget, Private, Recipe, recipes
+from sordino import step as steps
+from sordino.accounting.ledger import Ledger, Receipt
+from sordino.distributed import Ranks
+from sordino.errors import BudgetExhausted, SordinoError
+from sordino.noise import Seeded, Source
+from sordino.sampling import Foreign
+from tests.helpers import budgeted, calibrated, classification, cross_entropy, mlp, private
+
+RECORDS = 64
+COMMON: dict[str, Any] = {"batch_size": 16, "steps": 6}
+SIGMA = {"noise_multiplier": 1.0}
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def flat(tensors: Any) -> Tensor:
+    return torch.cat([t.detach().flatten().double() for t in tensors])
+
+
+# -- the same sum, whoever computes it ------------------------------------------------------------------------------
+
+
+def weighted_sum(directory: Path) -> Tensor:
+    """The sum over all ranks of one draw's weighted gradients, before any noise."""
+    run = private(calibrated(steps=3), model=mlp().double(), dataset=in_double())
+    attempt = steps.begin(run.bench, 0)
+    for part in attempt.draw.split(3):
+        batch = run.bench.records.fetch(part.indices, run.bench.device)
+        steps.add(attempt, part, run.bench.engine.differentiate(run.bench.objective, attempt.parameters, batch))
+    return flat(run.bench.team.sum(attempt.total))
+
+
+def in_double() -> tuple[Tensor, Tensor]:
+    x, y = classification()
+    return x.double(), y
+
+
+# -- every recipe ---------------------------------------------------------------------------------------------------
+
+
+@cache
+def every_recipe() -> dict[str, Recipe]:
+    held_out = classification(16, seed=9)
+    budget = Budget(epsilon=8.0, delta=1e-3)
+    free: dict[str, Recipe] = {
+        "automatic": recipes.automatic(**COMMON, **SIGMA),
+        "dpadam": recipes.dpadam(**COMMON, **SIGMA),
+        "dpagd": recipes.dpagd(**COMMON, **SIGMA, validation_size=16, choice_epsilon=1.0),
+        "dpsgd": recipes.dpsgd(**COMMON, **SIGMA),
+        "dpsur": recipes.dpsur(**COMMON, **SIGMA, validation_size=16, threshold=0.5),
+        "dpsur reuse": recipes.dpsur(**COMMON, **SIGMA, validation_size=16, reuse=True),
+        "dpsur line": recipes.dpsur(**COMMON, **SIGMA, validation_size=16, line_search=True),
+        "dynamic": recipes.dynamic(**COMMON, **SIGMA),
+        "growing_mu": recipes.growing_mu(**COMMON, **SIGMA),
+        "jl": recipes.jl(**COMMON, **SIGMA, projections=20),
+        "noise_decay": recipes.noise_decay(batch_size=16, epochs=2, **SIGMA),
+        "screening": recipes.screening(**COMMON, **SIGMA, public=held_out, public_name="held out", temperature=100.0),
+        "screening private": recipes.screening(**COMMON, **SIGMA, validation_size=16, validation_noise=1.3),
+        "sensitivity_decay": recipes.sensitivity_decay(**COMMON, **SIGMA),
+    }
+    ready = {name: recipe.for_records(RECORDS) for name, recipe in free.items()}
+    return ready | {"dpis": recipes.dpis(batch_size=16, epochs=2).calibrate(budget, records=RECORDS)}
+
+
+def train(recipe: Recipe, **options: Any) -> Private:
+    model = mlp()
+    run = private(recipe, model=model, optimizer=recipe.optimizer.build(model.parameters()), **options)
+    for _ in run.steps():
+        pass
+    return run
+
+
+def all_recipes(directory: Path) -> dict[str, tuple[Tensor, float, int]]:
+    return trained(*every_recipe())
+
+
+def some_recipes(directory: Path) -> dict[str, tuple[Tensor, float, int]]:
+    return trained("dpsgd", "dpis", "dpsur")
+
+
+def trained(*names: str) -> dict[str, tuple[Tensor, float, int]]:
+    """By recipe: the trained parameters, what they cost, and how many events were charged."""
+    found = {}
+    for name in names:
+        recipe = every_recipe()[name]
+        run = train(recipe, validate=False)
+        ledger = run.bench.ledger
+        price = run.guarantee(1e-3).epsilon if name in ("dpsgd", "dpis") else float(len(ledger.events()))
+        found[name] = (flat(run.bench.objective.parameters()), price, len(ledger))
+    return found
+
+
+# -- noise exactly once ---------------------------------------------------------------------------------------------
+
+
+class Everybody(Ranks):
+    """The wrong team: every rank adds noise of its own."""
+
+    @property
+    def leads(self) -> bool:
+        return True
+
+    def secret(self, source: Source) -> Source:
+        return Seeded(100 + self.rank)
+
+
+def noise(directory: Path) -> dict[str, Tensor]:
+    """What is released about records without any gradient, by the right team and by the wrong one."""
+    model = nn.Linear(2000, 1)
+    recipe = calibrated(steps=1, batch_size=16, noise_multiplier=3.0)
+    loss, records = (lambda m, x: m(x).squeeze(1) * 0.0), torch.zeros(64, 2000)
+    run = private(recipe, model=model, dataset=records, loss=loss, validate=False)
+    found = {"right": released(run)}
+    if run.bench.team.size > 1:
+        run.bench.team = Everybody(dist.group.WORLD)
+        found["wrong"] = released(run)
+    return found
+
+
+def released(run: Private) -> Tensor:
+    attempt = steps.begin(run.bench, 0)
+    steps.propose(attempt)
+    return flat(p.grad for p in attempt.parameters) * attempt.terms.divisor
+
+
+# -- empty parts, loops, budgets ------------------------------------------------------------------------------------
+
+
+def tiny_draws(directory: Path) -> tuple[Tensor, int]:
+    """Draws of about one record: most ranks have nothing to do in most steps."""
+    run = train(calibrated(batch_size=1, steps=12), validate=False)
+    return flat(run.bench.objective.parameters()), len(run.bench.ledger)
+
+
+def own_loop(directory: Path) -> dict[str, Tensor]:
+    """A loop of the user's own, with and without microbatches and workers."""
+    found = {}
+    for name, options in {"plain": {}, "parts": {"microbatch": 3}, "workers": {"num_workers": 1}}.items():
+        run = private(calibrated(batch_size=4, steps=6), validate=False)
+        model, optimizer = run.bench.objective.model, run.bench.optimizer
+        for batch in run.loader(**options):
+            optimizer.zero_grad()
+            run.backward(cross_entropy(model, batch))
+            optimizer.step()
+        found[name] = flat(model.parameters())
+    return found
+
+
+def budget(directory: Path) -> tuple[int, bool, str]:
+    """A ledger that holds most of a budget already: all ranks stop at the same step, with the same refusal."""
+    recipe = budgeted(steps=8)
+    spent = Ledger.in_memory()
+    for _ in range(3):
+        spent.charge(recipe.terms(0, {}).event)
+    run = private(recipe, ledger=spent if rank() == 0 else None, validate=False)
+    for _ in run.steps():
+        pass
+    try:
+        run.step()
+        refusal = ""
+    except BudgetExhausted as error:
+        refusal = str(error)
+    guarantee = run.guarantee()
+    return run.position, guarantee.epsilon <= 2.0, refusal
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------
+
+
+def refusals(directory: Path) -> dict[str, str]:
+    """One line from every rank about what does not work with several processes."""
+    x, y = classification()
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(rank()))
+    wrapped = DistributedDataParallel(mlp())
+    cases: dict[str, dict[str, Any]] = {
+        "parameters": {"model": mlp(seed=rank())},
+        "records": {"dataset": (x[order], y[order])},
+        "number of records": {"dataset": (x[: 64 - rank()], y[: 64 - rank()])},
+        "recipe": {"recipe": calibrated(noise_multiplier=1.0 + rank())},
+        "foreign": {"recipe": recipes.dpsgd(**COMMON, **SIGMA, sampler=Foreign()).for_records(64)},
+        "ledger": {"ledger": Ledger.in_memory()},
+        "wrapped": {"model": wrapped},
+    }
+    return {name: refused(**options) for name, options in cases.items()}
+
+
+def refused(**options: Any) -> str:
+    try:
+        private(validate=False, **options)
+    except SordinoError as error:
+        return str(error)
+    return ""
+
+
+def augmented(directory: Path) -> str:
+    """A dataset that answers differently each time is not compared."""
+
+    class Jittered(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            x, y = classification()
+            return x[index] + torch.rand(6) * 1e-3, y[index]
+
+    return refused(dataset=Jittered())
+
+
+# -- saving, and a rank that dies -----------------------------------------------------------------------------------
+
+
+def saved(directory: Path) -> dict[str, Any]:
+    """Half a run, saved; the other half by new objects on every rank; then once more, where nothing is left to do."""
+    first = private(calibrated(steps=6), validate=False)
+    first.resume(directory / "run")
+    for _ in range(3):
+        first.step()
+    first.save(extra={"note": 7})
+    halfway = flat(first.bench.objective.parameters())
+    first.close()
+    second = private(calibrated(steps=6), model=mlp(seed=5), validate=False)
+    extra = second.resume(directory / "run")
+    loaded = flat(second.bench.objective.parameters())
+    for _ in second.steps():
+        pass
+    second.save()
+    incarnation = second.bench.ledger.incarnation if second.bench.team.leads else None
+    return {
+        "halfway": halfway,
+        "loaded": loaded,
+        "extra": extra,
+        "position": second.position,
+        "events": len(second.bench.ledger),
+        "epsilon": second.guarantee(1e-5).epsilon,
+        "final": flat(second.bench.objective.parameters()),
+        "incarnation": incarnation,
+        "assumptions": second.guarantee(1e-5).assumptions,
+    }
+
+
+def unwritable(directory: Path) -> str:
+    """The leader cannot write: everybody hears why."""
+    (directory / "file").touch()
+    run = private(calibrated(steps=2), validate=False)
+    try:
+        run.resume(directory / "file" / "run")
+    except SordinoError as error:
+        return str(error)
+    return ""
+
+
+class Dying(Seeded):
+    """The leader's process ends while it draws the noise of its third release."""
+
+    drawn = 0
+
+    def gaussian(self, receipt: Receipt, size: int, std: float) -> Tensor:
+        self.drawn += 1
+        if self.drawn == 3:
+            os._exit(0)
+        return super().gaussian(receipt, size, std)
+
+
+def death(directory: Path) -> tuple[int, str]:
+    """What the others see when rank 0 dies in the middle of a step."""
+    run = private(calibrated(steps=6), source=Dying(1), validate=False)
+    run.resume(directory / "run")
+    try:
+        for _ in run.steps():
+            pass
+    except SordinoError as error:
+        return run.position, str(error)
+    return run.position, ""
+
+
+SAME = [weighted_sum, noise, tiny_draws]
+CREWS = {
+    "1": (1, [*SAME, all_recipes, own_loop, budget, saved]),
+    "2": (2, [*SAME, all_recipes, own_loop, budget, saved, refusals, augmented, unwritable]),
+    "4": (4, [*SAME, some_recipes]),
+    "death": (2, [death]),
+}
