@@ -25,23 +25,28 @@ from sordino.gradients import BookKeeping
 
 DOCS = Path(__file__).parent.parent / "docs"
 ROUNDS = 9
-FEWEST, PATIENCE = 3, 45.0  # rounds that every method gets, and the seconds after which a slow one gets no more
+PATIENCE = 30.0
 
 
 def interleaved(steps: dict[str, Step], rounds: int) -> dict[str, float]:
-    """Seconds of each step: the median of `rounds`, taken in turns so that a busy moment hits all alike."""
-    taken: dict[str, list[float]] = {name: [] for name in steps}
-    for step in steps.values():
-        step()
-        step()
-    for turn in range(rounds):
+    """Seconds of each step: the median of `rounds`, taken in turns so that a busy moment hits all alike.
+
+    A method that has taken `PATIENCE` seconds gets no more turns.
+    """
+    warm = {name: seconds(step) for name, step in steps.items()}
+    taken = {name: [time] if time > PATIENCE else [] for name, time in warm.items()}
+    for _ in range(rounds):
         for name, step in steps.items():
-            if turn >= FEWEST and sum(taken[name]) > PATIENCE:
-                continue
-            before = time.perf_counter()
-            step()
-            taken[name].append(time.perf_counter() - before)
+            if sum(taken[name]) < PATIENCE:
+                taken[name].append(seconds(step))
     return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def seconds(step: Step) -> float:
+    """How long one step takes."""
+    before = time.perf_counter()
+    step()
+    return time.perf_counter() - before
 
 
 def runnable(case: Case, methods: tuple[str, ...]) -> dict[str, Step]:
@@ -105,11 +110,11 @@ def growth(rounds: int) -> dict[str, dict[int, float]]:
     batches = {2**k: Case("growth", mnist_cnn, images(1, 28), 2**k, 0) for k in range(6, 14)}
     depths = {2**k: Case("growth", stack(2**k), images(1, 28), 256, 0) for k in range(5)}
 
-    def seconds(cases: dict[int, Case]) -> dict[int, float]:
+    def measured(cases: dict[int, Case]) -> dict[int, float]:
         steps = {str(key): private(*case.ready(), BookKeeping()) for key, case in cases.items()}
         return {int(key): value for key, value in interleaved(steps, rounds).items()}
 
-    return {"batch": seconds(batches), "layers": seconds(depths)}
+    return {"batch": measured(batches), "layers": measured(depths)}
 
 
 def plot(times: dict[str, dict[str, float]], grown: dict[str, dict[int, float]]) -> None:
