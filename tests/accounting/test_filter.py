@@ -152,3 +152,10 @@ def test_events_survive_their_text_and_bad_filters_are_refused() -> None:
         Filter.within(Budget(0.1, 1e-8), 2.0)
     with pytest.raises(InvalidInput, match="add-or-remove-one adjacency"):
         pricing.epsilon([(event, 1)], 1e-5, accountant="rdp-filter", adjacency="replace-one")
+
+
+@pytest.mark.parametrize("accountant", ["gdp", "zcdp", "zcdp-epoch", "tcdp"])
+def test_accountants_of_gaussians_point_to_the_filter(accountant: str) -> None:
+    event = Filter(6.0, 1.2).event(GaussianDpEvent(2.0))
+    with pytest.raises(InvalidInput, match="rdp-filter"):
+        price([(event, 3)], accountant)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sordino.accounting.adjacency import Adjacency
-from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, leaves
-from sordino.errors import InvalidInput
+from sordino.accounting.events import DpEvent, gaussians
 
 Events = Sequence[tuple[DpEvent, int]]
 
@@ -101,17 +100,9 @@ def amplified(rate: float, rho: float) -> Truncated:
 def _gaussians(events: Events, adjacency: Adjacency) -> Iterator[tuple[float, float, int]]:
     """(rate, ρ, count) of every plain event; replacing a record moves the sum by 2 C, four times the ρ."""
     moved = 4 if adjacency == "replace-one" else 1
-    for event, count in events:
-        for leaf, times in leaves(event, count):
-            rate, answer = 1.0, leaf
-            if isinstance(leaf, PoissonSampledDpEvent):
-                rate, answer = float(leaf.sampling_probability), leaf.event
-            if not isinstance(answer, GaussianDpEvent):
-                raise InvalidInput(f"event {leaf!r} has no CDP price: only Gaussian answers have one; use 'pld'")
-            if rate == 0:
-                continue
-            noise = float(answer.noise_multiplier)
-            yield rate, math.inf if noise <= 0 else moved / (2 * noise**2), times
+    for rate, noise, count in gaussians(events, "CDP"):
+        if rate > 0:
+            yield rate, math.inf if noise <= 0 else moved / (2 * noise**2), count
 
 
 ZCDP = CdpPricing("zcdp", "proven", unamplified)

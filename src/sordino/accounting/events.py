@@ -88,6 +88,21 @@ def leaves(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
         yield event, count
 
 
+def gaussians(events: Iterable[tuple[DpEvent, int]], price: str) -> Iterator[tuple[float, float, int]]:
+    """(sampling rate, noise multiplier, count) of every plain event, for a `price` that only Gaussian answers have."""
+    for event, count in events:
+        for leaf, times in leaves(event, count):
+            rate, answer = 1.0, leaf
+            if isinstance(leaf, PoissonSampledDpEvent):
+                rate, answer = float(leaf.sampling_probability), leaf.event
+            if not isinstance(answer, GaussianDpEvent):
+                raise InvalidInput(
+                    f"event {type(answer).__name__} has no {price} price: only Gaussian answers have one; "
+                    "use 'rdp-filter' for a run that chose its events as it went, 'pld' for any other"
+                )
+            yield rate, float(answer.noise_multiplier), times
+
+
 def tally(events: Iterable[tuple[DpEvent, int]]) -> tuple[tuple[str, int], ...]:
     """The multiset of plain events as sorted (canonical text, count): equal multisets give equal tallies."""
     counts: dict[str, int] = {}

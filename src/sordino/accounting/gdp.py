@@ -19,7 +19,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from sordino.accounting.adjacency import Adjacency
-from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, leaves
+from sordino.accounting.events import DpEvent, gaussians
 from sordino.errors import InvalidInput
 
 Events = Sequence[tuple[DpEvent, int]]
@@ -76,15 +76,7 @@ def starting_noise(events: Events, epsilon: float, delta: float) -> float:
 
 def _gaussians(events: Events) -> Iterator[tuple[float, float, int]]:
     """(rate, noise multiplier, count) of every plain event that costs anything."""
-    for event, count in events:
-        for leaf, times in leaves(event, count):
-            rate, answer = 1.0, leaf
-            if isinstance(leaf, PoissonSampledDpEvent):
-                rate, answer = float(leaf.sampling_probability), leaf.event
-            if not isinstance(answer, GaussianDpEvent):
-                raise InvalidInput(f"event {leaf!r} has no GDP price: only Gaussian answers have one; use 'pld'")
-            if rate > 0 and answer.noise_multiplier < math.inf:
-                yield rate, float(answer.noise_multiplier), times
+    return (part for part in gaussians(events, "GDP") if part[0] > 0 and part[1] < math.inf)
 
 
 def _square(rate: float, noise: float) -> float:
