@@ -12,7 +12,7 @@ from dp_accounting import DpEvent
 from sordino import recipes, toml
 from sordino.accounting import Budget, calibration, pricing
 from sordino.errors import InvalidInput
-from sordino.experiments.case import Case
+from sordino.experiments.case import Case, Options
 from sordino.experiments.problem import Split, released_first
 from sordino.propose import Optimizer
 from sordino.recipe import Recipe
@@ -48,7 +48,7 @@ def recipe_of(case: Case, records: int, public: Split | None = None) -> Recipe:
     Where neither steps nor epochs are given, as many steps as the budget pays for at the given noise; else the least
     noise. What is released before training, such as statistics for normalising, is paid from the same budget.
     """
-    recipe = _uncalibrated(case, records, public)
+    recipe = uncalibrated(case, case.recipe, records, public)
     budget = Budget(case.epsilon, case.delta, accountant=accountant_of(case))
     spent = released_first(case)
     if not spent and (recipe.selection.constant or recipe.steps or recipe.epochs):
@@ -84,8 +84,9 @@ def _longest(recipe: Recipe, budget: Budget, spent: Runs) -> Recipe:
     return replace(recipe, steps=low)
 
 
-def _uncalibrated(case: Case, records: int, public: Split | None) -> Recipe:
-    options = dict(case.recipe)
+def uncalibrated(case: Case, table: Options, records: int, public: Split | None = None) -> Recipe:
+    """The recipe that `table` describes, with the case's optimizer, before anything is known of its price."""
+    options = dict(table)
     name = str(options.pop("name"))
     if name not in recipes.__all__:
         raise InvalidInput(f"recipe={name!r} is not known: choose one of {', '.join(recipes.__all__)}")
