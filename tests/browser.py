@@ -11,8 +11,11 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 PATIENCE = 240.0
 """Seconds; this machine may be busy with other things."""
@@ -113,7 +116,7 @@ class Page:
 
     def wait_for(self, condition: str) -> None:
         end = time.monotonic() + PATIENCE
-        while not self.evaluate(condition):
+        while not self.evaluate(f"Boolean({condition})"):
             assert time.monotonic() < end, f"waited in vain for {condition}"
             time.sleep(0.05)
 
@@ -165,3 +168,13 @@ def _pipe() -> tuple[int, int]:
     for end in ends:
         os.close(end)
     return moved[0], moved[1]
+
+
+def started() -> Iterator[Browser]:
+    """A browser for the tests of a session, or the reason why there is none."""
+    program = executable()
+    if program is None:
+        pytest.skip("no chromium on this machine: apt-get install chromium")
+    browser = Browser(program)
+    yield browser
+    browser.close()
