@@ -101,7 +101,7 @@ def html(rows: Sequence[_Row], title: str) -> str:
     """The page about `rows`."""
     names = list(dict.fromkeys(row.dataset for row in rows))
     sections = [_section(k, name, [row for row in rows if row.dataset == name]) for k, name in enumerate(names)]
-    return page.render("comparison.html", title=title, sections=sections, versions=versions(), runs=len(rows))
+    return page.render("comparison.html", title=title, sections=sections, versions=versions(), runs=len(rows)).html
 
 
 def _section(number: int, dataset: str, rows: Sequence[_Row]) -> dict[str, Any]:

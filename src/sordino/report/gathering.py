@@ -36,12 +36,14 @@ def gather(
     delta: float | None = None,
     audit: Mapping[str, Any] | None = None,
     outcome: Mapping[str, Any] | None = None,
+    brief: bool = False,
 ) -> Facts:
     """The facts of the run in folder `run`; nothing is written.
 
     `delta` is needed where the run has neither a budget nor a public number of records. `audit` is what
     ``sordino audit --json`` printed and `outcome` what ``sordino train --json`` did; without them, `audit.json` and
-    `outcome.json` of the folder are used where they exist.
+    `outcome.json` of the folder are used where they exist. `brief` prices the ledger once, and leaves out what only
+    charts show.
     """
     folder = Folder(Path(run))
     booked = _read_ledger(folder)
@@ -61,12 +63,12 @@ def gather(
         recipe=recipe,
         recipe_text=text,
         saved_step=folder.saved_step(),
-        curve=prices.curve(booked.runs, tariff),
-        spending=prices.spending(booked.runs, tariff),
+        curve=() if brief else prices.curve(booked.runs, tariff),
+        spending=() if brief else prices.spending(booked.runs, tariff),
         noise=noise,
         clip=clip,
         accuracy=accuracy,
-        opinions=prices.opinions(booked.runs, tariff, guarantee.basis),
+        opinions=() if brief else prices.opinions(booked.runs, tariff, guarantee.basis),
         final_accuracy=_share(outcome, "held_out_accuracy") or (accuracy[-1][1] if accuracy else None),
         twin_accuracy=_share(outcome, "twin_accuracy"),
         audit=_mechanism(audit if audit is not None else folder.json("audit.json")),

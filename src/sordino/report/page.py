@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -21,25 +22,34 @@ from sordino.errors import InvalidInput
 from sordino.report import scales
 
 
-def render(template: str, *, packages: tuple[str, ...] = (), scripts: tuple[str, ...] = (), **facts: Any) -> str:
+@dataclass(frozen=True)
+class Page:
+    """A page, and the Content-Security-Policy that it carries, for a server to repeat in its header."""
+
+    html: str
+    policy: str
+
+
+def render(
+    template: str, *, packages: tuple[str, ...] = (), scripts: tuple[str, ...] = (), connect: bool = False, **facts: Any
+) -> Page:
     """The page that `template` makes of `facts`.
 
-    `packages` may bring templates of their own, and `scripts` more JavaScript than the charts need.
+    `packages` may bring templates of their own, and `scripts` more JavaScript than the charts need; `connect` allows
+    the page to ask the server that it came from.
     """
     style, script = asset("sordino.report", "page.css"), "\n".join((asset("sordino.report", "page.js"), *scripts))
-    text: str = (
-        _environment(packages)
-        .get_template(template)
-        .render(style=Markup(style), script=Markup(script), policy=policy(style, script), **facts)
-    )
-    return text
+    rules = policy(style, script, connect)
+    template_facts = {"style": Markup(style), "script": Markup(script), "policy": rules, **facts}
+    return Page(_environment(packages).get_template(template).render(template_facts), rules)
 
 
-def policy(style: str, script: str, *, connect: str = "'none'") -> str:
+def policy(style: str, script: str, connect: bool) -> str:
     """A Content-Security-Policy under which exactly this style and this script take effect."""
+    source = "'self'" if connect else "'none'"
     return (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; connect-src {connect}; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        f"connect-src {source}; base-uri 'none'; form-action 'none'"
     )
 
 

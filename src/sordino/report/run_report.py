@@ -39,7 +39,7 @@ def report(
 
 def html(facts: Facts) -> str:
     """The page about `facts`."""
-    return page.render("run.html", **context(facts))
+    return page.render("run.html", **context(facts)).html
 
 
 def context(facts: Facts) -> dict[str, Any]:

@@ -1,0 +1,37 @@
+"""`sordino serve`: a local page that lists runs and follows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sordino.cli import options
+from sordino.cli.common import console, print_json
+
+EPILOG = """
+[bold]Example[/bold]: sordino serve runs/
+"""
+_Runs = Annotated[Path, typer.Argument(help="A folder that holds runs, or one run.")]
+_Port = Annotated[int, typer.Option(help="Default: one that is free.", min=0, max=65535)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=EPILOG)(serve)
+
+
+def serve(runs: _Runs, port: _Port = 0, json: options.Json = False) -> None:
+    """Show runs and their budgets in a browser, on this machine alone; nothing is written. Ctrl-C ends it."""
+    from sordino.serve import Server
+
+    with Server(runs, port) as server:
+        if json:
+            print_json({"url": server.url})
+        else:
+            console().print(f"{server.url}\nCtrl-C ends it.", markup=False)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return

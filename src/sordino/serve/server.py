@@ -1,0 +1,144 @@
+"""A small web server for one person: loopback only, read-only, behind a random token, deaf to everything else."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from sordino.errors import InvalidInput
+from sordino.serve import pages
+from sordino.serve.shelf import Shelf
+
+HOST = "127.0.0.1"
+MOST_AT_ONCE = 32
+DEADLINE = 60.0
+"""Seconds that one connection may last, however slowly it speaks."""
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers GET below the token; everything else is not found."""
+
+    server: Server
+    timeout = 10  # per read
+    server_version = "sordino"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def _answer(self, body: bool) -> None:
+        page = pages.find(self.server.shelf, self._route())
+        if page is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        content = page.html.encode("utf-8", "replace")
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Security-Policy", f"{page.policy}; frame-ancestors 'none'")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+    def _route(self) -> str | None:
+        """What is asked for below the token, or None if the request does not know it."""
+        if self.headers.get("Host") not in self.server.names:  # a page elsewhere whose name was made to point here
+            return None
+        token, slash, rest = self.path.partition("?")[0].removeprefix("/").partition("/")
+        known = hmac.compare_digest(token.encode("utf-8", "replace"), self.server.token.encode())
+        return rest if known and slash else None
+
+    def end_headers(self) -> None:
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """The number alone: nothing that a request said is said again."""
+        content = f"{HTTPStatus(code).value} {HTTPStatus(code).phrase}\n".encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class calls it so
+        return  # addresses hold the token
+
+
+class Server(ThreadingHTTPServer):
+    """At most `MOST_AT_ONCE` connections, each for at most `DEADLINE` seconds."""
+
+    daemon_threads = True
+    allow_reuse_address = False
+
+    def __init__(self, root: Path, port: int = 0, *, deadline: float = DEADLINE) -> None:
+        self.shelf = Shelf(root)
+        self.token = secrets.token_urlsafe(24)
+        self._free, self._deadline = threading.BoundedSemaphore(MOST_AT_ONCE), deadline
+        try:
+            super().__init__((HOST, port), Handler)
+        except (OSError, OverflowError) as error:
+            raise InvalidInput(f"port={port} cannot be used ({error}): leave it out to have a free one") from None
+        self.names = {f"{HOST}:{self.server_port}", f"localhost:{self.server_port}"}
+
+    @property
+    def url(self) -> str:
+        """The address with the token: whoever has it can read the runs, from this machine alone."""
+        return f"http://{HOST}:{self.server_port}/{self.token}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve in a thread of its own, or hang up when too many are being served."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            with _ended_after(self._deadline, request):
+                super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up or stalls is no news."""
+        return
+
+
+@contextmanager
+def _ended_after(seconds: float, request: socket.socket) -> Iterator[None]:
+    def hang_up() -> None:
+        try:
+            request.shutdown(socket.SHUT_RDWR)
+        except OSError:  # gone already
+            return
+
+    timer = threading.Timer(seconds, hang_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,158 @@
+"""The runs below a folder: found by looking, never by joining what a request says to a path."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from sordino.errors import InvalidInput, SordinoError
+from sordino.report.facts import Facts
+from sordino.report.folder import LEDGER, Folder
+from sordino.report.gathering import gather
+
+MOST_RUNS = 500
+SHARE = 0.1
+"""Of its time a live run's page may cost: its pricing runs on the machine that trains."""
+PAUSE = 2.0
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run folder; `ident` names it in addresses."""
+
+    ident: str
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return Folder(self.path).name
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A run as the list shows it: its facts, or why there are none, or neither until they are computed."""
+
+    entry: Entry
+    facts: Facts | None = None
+    problem: str = ""
+    idle: float | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether its ledger was written a moment ago."""
+        return self.idle is not None and self.idle < 30 and not (self.facts and self.facts.finished)
+
+
+@dataclass
+class _Kept(Generic[_Value]):
+    """Something computed from files as they were, and when it may be computed again."""
+
+    signature: object
+    value: _Value
+    again: float
+
+
+@dataclass
+class Shelf:
+    """All runs of `root`, each priced when it changed and not more often than it can afford."""
+
+    root: Path
+    _brief: dict[str, _Kept[Facts | str]] = field(default_factory=dict)
+    _full: dict[str, _Kept[Facts | str]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        if not self.root.is_dir():
+            raise InvalidInput(f"{self.root} is no folder: give one that holds runs, such as runs/")
+
+    def entries(self) -> dict[str, Entry]:
+        """The folder itself and those directly in it that hold a ledger, by `ident`; links are not followed."""
+        found = [path for path in (self.root, *self._inside()) if _is_file(path / LEDGER)]
+        named = (Entry(hashlib.sha256(os.fsencode(path)).hexdigest()[:16], path) for path in found[:MOST_RUNS])
+        return {entry.ident: entry for entry in named}
+
+    def _inside(self) -> Iterator[Path]:
+        try:
+            with os.scandir(self.root) as entries:
+                folders = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            return
+        yield from sorted(folders, reverse=True)
+
+    def listed(self, patience: float) -> list[Listed]:
+        """Every run, newest name first; what cannot be priced within `patience` seconds comes next time."""
+        end, rows = time.monotonic() + patience, []
+        for entry in self.entries().values():
+            late = time.monotonic() > end
+            rows.append(self._row(entry, None if late else self._get(self._brief, entry, True), _idle(entry.path)))
+        return rows
+
+    def facts(self, entry: Entry) -> Facts:
+        """Everything about one run."""
+        value = self._get(self._full, entry, False)
+        if isinstance(value, str):
+            raise InvalidInput(value)
+        return value
+
+    def _row(self, entry: Entry, value: Facts | str | None, idle: float | None) -> Listed:
+        if isinstance(value, str):
+            return Listed(entry, problem=value, idle=idle)
+        return Listed(entry, facts=value, idle=idle)
+
+    def _get(self, kept: dict[str, _Kept[Facts | str]], entry: Entry, brief: bool) -> Facts | str:
+        with self._lock:
+            now, signature = time.monotonic(), _signature(entry.path)
+            old = kept.get(entry.ident)
+            if old is not None and (old.signature == signature or now < old.again):
+                return old.value
+            value = _computed(lambda: gather(entry.path, brief=brief))
+            cost = time.monotonic() - now
+            kept[entry.ident] = _Kept(signature, value, time.monotonic() + max(PAUSE, cost / SHARE))
+            return value
+
+
+def _computed(compute: Callable[[], Facts]) -> Facts | str:
+    try:
+        return compute()
+    except SordinoError as error:
+        return str(error)
+    except (OSError, ValueError, ArithmeticError, TypeError) as error:  # a folder can hold anything
+        return f"this run cannot be read: {type(error).__name__}"
+
+
+def _signature(path: Path) -> object:
+    try:
+        with os.scandir(path) as entries:
+            stats = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+    except OSError:
+        return None
+    return sorted((name, found.st_mtime_ns, found.st_size) for name, found in stats if not name.endswith("-shm"))
+
+
+def _idle(path: Path) -> float | None:
+    """Seconds since the ledger was last written."""
+    times = [_modified(path / f"{LEDGER}{suffix}") for suffix in ("", "-wal")]
+    known = [moment for moment in times if moment is not None]
+    return max(0.0, time.time() - max(known)) if known else None
+
+
+def _modified(path: Path) -> float | None:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
