@@ -18,24 +18,21 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train, then print what every user was promised."""
     config = context.run_config
-    strategy = PrivateStrategy(
+    run = Path(str(config["run"])) if config["run"] else None
+    with PrivateStrategy(
         network(),
         recipe_of(context),
         FedAvg(epochs=int(config["local-epochs"]), lr=float(config["local-lr"])),
         adaptive=Quantile() if config["adaptive"] else None,
         patience=float(config["patience"]),
-    )
-    run = Path(str(config["run"])) if config["run"] else None
-    if run is not None and (run / "ledger.sqlite").exists():
-        strategy.load(run)
-    elif run is not None:
-        strategy.account.keep_in(run)
-    strategy.start(grid, timeout=float(config["timeout"]), evaluate_fn=evaluate)
-    print(strategy.guarantee(), flush=True)
+        run=run,
+        resume=True,
+    ) as strategy:
+        strategy.start(grid, timeout=float(config["timeout"]), evaluate_fn=evaluate)
+        promised, measured = strategy.guarantee(), evaluate(0, strategy.arrays())
+    print(promised, flush=True)
     if run is not None:
-        accuracy = evaluate(0, strategy.arrays())["accuracy"]
-        promised = {"guarantee": strategy.guarantee().to_dict(), "accuracy": accuracy}
-        (run / "result.json").write_text(json.dumps(promised, indent=1))
+        (run / "result.json").write_text(json.dumps({"guarantee": promised.to_dict(), **measured}, indent=1))
 
 
 def recipe_of(context: Context) -> Recipe:

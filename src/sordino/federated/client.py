@@ -68,7 +68,13 @@ def _local(model: nn.Module | Callable[[], nn.Module], message: Message) -> nn.M
 def _update(
     model: nn.Module, loss: Loss, dataset: Any, collate: Collate | None, config: ConfigRecord
 ) -> dict[str, torch.Tensor]:
-    if isinstance(dataset, Sized) and len(dataset) == 0:
+    if _is_empty(dataset):
         return {name: torch.zeros_like(p) for name, p in work.trainable(model).items()}
     order = torch.Generator().manual_seed(int(config["round"]))  # type: ignore[arg-type]
     return work.from_config(config).update(model, loss, Records(dataset, collate), order)
+
+
+def _is_empty(dataset: Any) -> bool:
+    """Whether a client has no records this round, which is nothing to complain about: its update is zero."""
+    rows = dataset[0] if isinstance(dataset, tuple) and dataset else dataset
+    return isinstance(rows, Sized) and len(rows) == 0

@@ -17,7 +17,7 @@ from torch import nn
 
 from sordino.accounting.guarantee import Guarantee
 from sordino.errors import InvalidInput
-from sordino.federated.account import Account
+from sordino.federated.account import LEDGER, Account
 from sordino.federated.mechanism import Mechanism, Round
 from sordino.federated.messages import ARRAYS, CONFIG, update_in, vote_in
 from sordino.federated.quantile import Quantile
@@ -37,8 +37,9 @@ class PrivateStrategy(Strategy):
     in a round, its steps are rounds. `work` is what clients compute. `optimizer` is the server's, over the parameters
     of `model`, and is built from the recipe unless given; SGD with learning rate 1 is plain federated averaging.
     `adaptive` lets the clipping bound follow a quantile. `run` names a directory in which every event is recorded
-    before anybody is asked, and the model after every round. `patience` is how many seconds to wait at the start for
-    users to connect. `seed` makes draws and noise repeatable for experiments, which the guarantee then says.
+    before anybody is asked, and the model after every round; with `resume` a run that is there already goes on.
+    `patience` is how many seconds to wait at the start for users to connect. `seed` makes draws and noise repeatable,
+    for experiments, which the guarantee then says.
 
     `weighted_by_key` must stay None: weights by the number of examples are refused, because one user that claims many
     would be most of the average, and their sum, the divisor, is private.
@@ -53,6 +54,7 @@ class PrivateStrategy(Strategy):
         optimizer: torch.optim.Optimizer | None = None,
         adaptive: Quantile | None = None,
         run: str | Path | None = None,
+        resume: bool = False,
         patience: float = 0.0,
         seed: int | None = None,
         source: Source | None = None,
@@ -72,7 +74,9 @@ class PrivateStrategy(Strategy):
         self.mechanism = Mechanism(model, recipe, optimizer, self.account, adaptive)
         self._patience = patience
         self._current: Round | None = None
-        if run is not None:
+        if run is not None and resume and (Path(run) / LEDGER).exists():
+            self.load(run)
+        elif run is not None:
             self.account.keep_in(Path(run))
 
     # -- what Flower calls --------------------------------------------------------------------------------------
