@@ -29,15 +29,20 @@ def test_killed_anywhere_nothing_is_under_counted(tmp_path: Path) -> None:
 
 def check(directory: Path) -> None:
     assert (directory / "done").exists(), "training completes in the end"
-    ledger = Ledger.read(directory / "run" / "ledger.sqlite")
-    made = [line.split() for line in (directory / "draws.log").read_text().splitlines()]
     for line in (directory / "killed").read_text().splitlines():
         drawn, recorded = map(int, line.split())
         assert recorded >= drawn, "at a kill, noise had been drawn that the ledger did not know"
-    assert len(ledger) >= len(made)
+    check_draws(directory, steps=60)
+
+
+def check_draws(directory: Path, steps: int) -> None:
+    """Hold what was drawn in the end against the ledger and the budget."""
+    made = [line.split() for line in (directory / "draws.log").read_text().splitlines()]
+    ledger = Ledger.read(directory / "run" / "ledger.sqlite")
+    assert len(ledger) >= len(made) > 0
     assert len({value for _, value, _ in made}) == len(made), "noise was repeated"
     assert len({sequence for sequence, _, _ in made}) == len(made), "two draws on one receipt"
-    recipe = budgeted(steps=60)
+    recipe = budgeted(steps=steps)
     assert recipe.budget is not None
     assert recipe.budget.allows(ledger.events())
     assert {float(std) for _, _, std in made} == {recipe.noise_multiplier}, "the noise drawn is the noise recorded"

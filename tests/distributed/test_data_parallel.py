@@ -69,10 +69,10 @@ def test_the_check_would_notice_noise_from_every_rank(crews: Path, size: str) ->
 
 
 def test_every_recipe_is_tried() -> None:
-    assert set(recipes.__all__) == {name.split()[0] for name in scenarios.every_recipe()}
+    assert set(recipes.__all__) == {name.split()[0] for name in scenarios.EVERY_RECIPE}
 
 
-@pytest.mark.parametrize("name", scenarios.every_recipe())
+@pytest.mark.parametrize("name", scenarios.EVERY_RECIPE)
 def test_every_recipe_trains_the_same_model_at_the_same_price(crews: Path, name: str) -> None:
     alone, price, events = ranks(crews, "1", "all_recipes")[0][name]
     together = [rank[name] for rank in ranks(crews, "2", "all_recipes")]
