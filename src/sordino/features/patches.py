@@ -1,0 +1,158 @@
+"""Features of small patches: whitened random filters, rectified and pooled; every statistic is of synthetic pictures.
+
+Coates, Lee and Ng (2011) fit filters and whitening to the training images. Here both come from `dead_leaves`, and a
+second whitening of the features from `centred_leaves`, so that no record is read but the one that is described.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sordino.data.download import exclusive
+from sordino.data.store import cache_folder
+from sordino.errors import InvalidInput
+from sordino.features.leaves import centred_leaves, dead_leaves
+
+VERSION = 1
+"""Part of every cache key: raised when the same arguments would give other features."""
+CHUNK = 50
+_PICTURES, _EXAMPLES, _SMALLEST = 500, 6000, 1e-6
+_CONTRAST = 0.01
+"""Added to the variance of a patch, so that flat patches stay small."""
+Map = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Patches:
+    """The choices: `filters` of `side` x `side` pixels, pooled on `grid` x `grid` cells, both signs apart.
+
+    A response below `threshold` counts as none. With `mirror`, a record's features are the mean of its own and of its
+    mirror image's. `ridge` times the largest variance is added to each variance before whitening. With `objects` the
+    pictures for that are cut out and centred on black, as in MNIST and Fashion-MNIST; else they fill the frame.
+    """
+
+    filters: int = 50
+    side: int = 6
+    grid: int = 4
+    threshold: float = 0.25
+    mirror: bool = False
+    ridge: float = 0.03
+    objects: bool = True
+
+    def __post_init__(self) -> None:
+        if min(self.filters, self.side, self.grid) < 1:
+            raise InvalidInput(f"filters={self.filters}, side={self.side} and grid={self.grid} must all be >= 1")
+        if self.threshold < 0 or not self.ridge > 0:
+            raise InvalidInput(f"threshold={self.threshold} must be >= 0 and ridge={self.ridge} > 0: try 0.25 and 0.03")
+
+
+def patch_features(images: Tensor, choice: Patches | None = None, *, folder: Path | None = None) -> Tensor:
+    """Features [N, 2 * filters * grid^2] of norm 1 of images [N, channels, H, W], from a file in `folder` if known.
+
+    With w_k the whitened filters and p a patch, r_k = <w_k, p - mean p> / sqrt(var p + 0.01); the cells of the grid
+    hold the means of max(0, +-r_k - threshold). Their roots, centred and of norm 1, are whitened by the mean and
+    covariance of the same features of synthetic pictures, and brought to norm 1 again.
+    Guarantees: a record's features depend on that record alone, so they are free of charge.
+    """
+    choice = choice or Patches()
+    if images.dim() != 4 or min(images.shape) == 0 or min(images.shape[2:]) < choice.side + choice.grid - 1:
+        least = choice.side + choice.grid - 1
+        raise InvalidInput(
+            f"images have shape {tuple(images.shape)}, must be [N, channels, H, W] with sides >= {least}"
+        )
+    images = images.detach().to(torch.float32).contiguous()
+    path = (folder or cache_folder() / "patches") / f"{_key(images, choice)}.npy"
+    with exclusive(path.with_suffix(".lock")):
+        if not path.exists():
+            _compute(images, choice, path)
+    # Copy on write: torch wants writable memory, and nobody's writes may reach the file.
+    return torch.from_numpy(np.load(path, mmap_mode="c"))
+
+
+@torch.no_grad()
+def describe(choice: Patches, height: int, width: int, channels: int) -> Map:
+    """The map from images of this size to their features, fitted to synthetic pictures alone."""
+    kernels = filter_bank(choice, channels)
+    pictures = centred_leaves if choice.objects else dead_leaves
+    synthetic = pictures(_EXAMPLES, max(height, width), channels, 5)[:, :, :height, :width]
+    examples = torch.cat([_pooled(part, kernels, choice) for part in synthetic.split(CHUNK)])
+    examples = examples[examples.norm(dim=1) > 0]
+    mean, white = _whitening(examples, choice.ridge)
+    return lambda images: _unit((_pooled(images, kernels, choice) - mean) @ white)
+
+
+@torch.no_grad()
+def filter_bank(choice: Patches, channels: int) -> Tensor:
+    """Kernels [filters, channels, side, side]: unit whitened patches of dead leaves, whitened once more.
+
+    The inner product of two whitened patches is that of one patch with the other whitened twice.
+    """
+    pictures = dead_leaves(_PICTURES, 32, channels, 1)
+    patches = F.unfold(pictures, choice.side, stride=choice.side).transpose(1, 2).reshape(-1, channels * choice.side**2)
+    patches = patches[torch.randperm(len(patches), generator=torch.Generator().manual_seed(0))]
+    patches = patches - patches.mean(1, keepdim=True)
+    patches = patches[patches.std(1) > 0.04]
+    patches = patches / (patches.var(1, keepdim=True) + _CONTRAST).sqrt()
+    if choice.filters > len(patches):
+        raise InvalidInput(f"filters={choice.filters} must be <= {len(patches)}, the patches there are")
+    variances, directions = torch.linalg.eigh((patches.T @ patches / len(patches)).double())
+    white = (directions * (variances.clamp(min=0) + 0.1).rsqrt() @ directions.T).float()
+    twice: Tensor = _unit(patches[: choice.filters] @ white) @ white
+    return (twice - twice.mean(1, keepdim=True)).reshape(choice.filters, channels, choice.side, choice.side)
+
+
+def _pooled(images: Tensor, kernels: Tensor, choice: Patches) -> Tensor:
+    """Roots of the pooled responses, centred and of norm 1, before the second whitening; a blank image is zero."""
+    both = torch.cat([images, images.flip(3)]) if choice.mirror else images
+    even = torch.full_like(kernels[:1], 1 / kernels[0].numel())
+    mean, square = F.conv2d(both, even), F.conv2d(both * both, even)
+    responses = F.conv2d(both, kernels) / ((square - mean * mean).clamp(min=0) + _CONTRAST).sqrt()
+    signs = [F.adaptive_avg_pool2d(F.relu(sign * responses - choice.threshold), choice.grid) for sign in (1, -1)]
+    cells = torch.cat(signs, 1).flatten(1)
+    if choice.mirror:
+        cells = (cells[: len(images)] + cells[len(images) :]) / 2
+    roots = cells.sqrt()
+    return _unit(roots - roots.mean(1, keepdim=True))
+
+
+def _whitening(examples: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """Mean, and the symmetric matrix (covariance + ridge * largest variance)^(-1/2)."""
+    mean = examples.mean(0)
+    centred = (examples - mean).double()
+    variances, directions = torch.linalg.eigh(centred.T @ centred / len(centred))
+    scales = (variances.clamp(min=0) + ridge * variances[-1]).rsqrt()
+    white: Tensor = directions * scales @ directions.T
+    return mean, white.float()
+
+
+def _unit(rows: Tensor) -> Tensor:
+    lengths: Tensor = rows.norm(dim=1, keepdim=True)
+    return rows / lengths.clamp(min=_SMALLEST)
+
+
+@torch.no_grad()
+def _compute(images: Tensor, choice: Patches, path: Path) -> None:
+    """Fill the file chunk by chunk; it takes its name only when it is whole."""
+    count, channels, height, width = images.shape
+    features = describe(choice, height, width, channels)
+    part, shape = path.with_suffix(".part"), (count, 2 * choice.filters * choice.grid**2)
+    output = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
+    for begin in range(0, count, CHUNK):
+        output[begin : begin + CHUNK] = features(images[begin : begin + CHUNK]).numpy()
+    output.flush()
+    part.replace(path)
+
+
+def _key(images: Tensor, choice: Patches) -> str:
+    """A checksum of the images and of all that decides the features."""
+    digest = hashlib.sha256(repr((VERSION, tuple(images.shape), asdict(choice))).encode())
+    digest.update(images.numpy().data)
+    return digest.hexdigest()[:32]
