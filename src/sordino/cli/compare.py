@@ -71,8 +71,8 @@ def compare(
         "steps": steps,
         "settings": tuple(str(path) for path in settings or ()) or None,
     }
-    plan = replace(_read(config) if config else Plan(), **{k: v for k, v in given.items() if v is not None})
-    cases = _cases(plan)
+    plan = replace(read_plan(config) if config else Plan(), **{k: v for k, v in given.items() if v is not None})
+    cases = cases_of(plan)
     folder = out or Path("runs") / f"compare-{cases[0].dataset}"
     conclude(cases, folder, workers, as_json=json)
 
@@ -100,7 +100,8 @@ def conclude(cases: list[Case], folder: Path, workers: int | None, *, as_json: b
         raise typer.Exit(FOUND)
 
 
-def _read(path: Path) -> Plan:
+def read_plan(path: Path) -> Plan:
+    """The plan in a TOML file; every mistake is named in one line."""
     try:
         table = tomllib.loads(path.read_text())
     except OSError as error:
@@ -116,7 +117,7 @@ def _read(path: Path) -> Plan:
     return Plan(**values)
 
 
-def _cases(plan: Plan) -> list[Case]:
+def cases_of(plan: Plan) -> list[Case]:
     """Seed by seed, so that a first table is there early."""
     chosen = _chosen(plan)
     if plan.seeds < 1:

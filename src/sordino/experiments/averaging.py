@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,7 @@ class Average:
     """The running mean of a model's parameters over the last `share` of `total` steps; nothing where share is 0."""
 
     def __init__(self, share: float, total: int) -> None:
-        self.first = math.ceil((1 - share) * total) if share > 0 else total
+        self.first = total - max(1, round(share * total)) if share > 0 else total
         self.count = 0
         self.mean: dict[str, Tensor] = {}
 

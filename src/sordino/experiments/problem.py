@@ -74,7 +74,7 @@ def model_of(case: Case, shape: tuple[int, ...] = ()) -> nn.Module:
     if options.get("embedding") == "glove":
         chosen = {key: case.data[key] for key in ("vocabulary", "words") if key in case.data}
         options["embedding"] = imdb.glove_embedding(**chosen)
-    if case.features.get("kind") == "scatter" and shape:
+    if name.startswith("scatter") and shape:
         options.setdefault("channels", shape[0])
     if isinstance(options.get("activation"), list):
         options["activation"] = tuple(options["activation"])

@@ -1,0 +1,154 @@
+"""`sordino compare` and `sordino reproduce` from end to end; killed, they go on and repeat nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sordino.cli import app
+from sordino.experiments import papers
+from sordino.experiments.papers import PaperTable, paper_table
+
+DEADLINE = 600.0
+
+
+def started(out: Path, *arguments: object) -> subprocess.Popen[bytes]:
+    """A comparison in a process of its own."""
+    everything = ["compare", "--dataset", "digits", "--out", out, "--records", 400, "--workers", 1, *arguments]
+    return subprocess.Popen([sys.executable, "-m", "sordino.cli", *map(str, everything)], stderr=subprocess.PIPE)
+
+
+def results(out: Path) -> dict[str, int]:
+    """The finished runs, and when each was written."""
+    return {path.name: path.stat().st_mtime_ns for path in (out / "results").glob("*.json")}
+
+
+def compare_killed(out: Path, runs: int, *arguments: object) -> None:
+    """Kill a comparison when some of its runs are finished, then let the same command finish the others."""
+    process = started(out, *arguments)
+    deadline = time.monotonic() + DEADLINE
+    while not results(out):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()  # its workers hold the same pipe: this ends when they have noticed and stopped
+    before = results(out)
+    assert 0 < len(before) < runs
+    again = started(out, *arguments)
+    _, said = again.communicate(timeout=DEADLINE)
+    assert again.returncode == 0, said
+    after = results(out)
+    assert len(after) == runs
+    assert {name: after[name] for name in before} == before, "finished runs are not repeated"
+    assert (out / "results.csv").read_text().count("\n") == runs + 1
+
+
+def test_a_killed_comparison_goes_on(tmp_path):
+    compare_killed(tmp_path, 2, "--method", "dpsgd", "--method", "dpsur", "--epsilon", 3, "--seeds", 1, "--steps", 6)
+
+
+@pytest.mark.slow
+def test_two_methods_two_epsilons_two_seeds_killed_midway(tmp_path):
+    chosen = ("--method", "dpsgd", "--method", "dpsur", "--epsilon", 1, "--epsilon", 3)
+    compare_killed(tmp_path, 8, *chosen, "--seeds", 2, "--steps", 6)
+    rows = [json.loads(path.read_text()) for path in (tmp_path / "results").glob("*.json")]
+    cells = {(row["method"], row["epsilon"], row["seed"]) for row in rows}
+    assert cells == {(method, e, seed) for method in ("dpsgd", "dpsur") for e in (1.0, 3.0) for seed in (0, 1)}
+    assert all(row["guarantee"]["epsilon"] <= row["epsilon"] for row in rows)
+
+
+def stand_in() -> PaperTable:
+    """A table about the digits, for the papers' own data are large."""
+    variants = {"DPSGD": {"method": "dpsgd"}}
+    return replace(
+        paper_table("auto-s:table"), name="digits:table", variants=variants, printed={"digits": {"DPSGD": [50.0]}}
+    )
+
+
+def test_a_table_is_reproduced(tmp_path, monkeypatch):
+    tables = {"digits:table": stand_in()}
+    monkeypatch.setattr(papers, "paper_tables", lambda: tables)
+    command = ["reproduce", "digits:table", "--quick", "--records", "400", "--steps", "5", "--out", str(tmp_path)]
+    said = CliRunner().invoke(app, [*command, "--workers", "2"])
+    assert said.exit_code == 0, said.output
+    (line,) = [line for line in (tmp_path / "digits-table.md").read_text().splitlines() if "DPSGD" in line]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[:4] == ["digits", "DPSGD", "3", "50"]
+    assert all(10 < float(cell) < 100 for cell in cells[4:])
+    shown = CliRunner().invoke(app, [*command, "--show"])
+    assert line in shown.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["compare"], "dataset is missing"),
+        (["compare", "--dataset", "nix"], "not configured"),
+        (["compare", "--dataset", "digits", "--method", "nix"], "choose one of"),
+        (["compare", "--dataset", "digits", "--seeds", "0"], "seeds"),
+        (["compare", "--dataset", "digits", "--accounting", "hoped"], "accounting"),
+        (["compare", "--dataset", "digits", "--workers", "0"], "workers"),
+        (["compare", "--config", "nowhere.toml"], "cannot read"),
+        (["compare", "--settings", "nowhere.toml"], "cannot read"),
+        (["reproduce"], "table is missing"),
+        (["reproduce", "nix:table1"], "choose one of"),
+        (["reproduce", "dpsur:table2", "--dataset", "digits"], "it has mnist"),
+        (["reproduce", "dpsur:table2", "--seeds", "0"], "seeds"),
+    ],
+)
+def test_refusals_are_one_line(arguments, word, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        app(arguments)
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert word in said.err
+    assert said.err.count("\n") == 1
+    assert not list(tmp_path.iterdir()), "nothing is begun"
+
+
+def test_a_plan_may_be_a_file(tmp_path):
+    (tmp_path / "plan.toml").write_text(
+        'dataset = "digits"\nmethods = ["dpsgd"]\nepsilons = [1.0]\nseeds = 1\ncolour = 1\n'
+    )
+    said = CliRunner().invoke(app, ["compare", "--config", str(tmp_path / "plan.toml")])
+    assert "colour" in said.output + said.stderr
+    from sordino.cli.compare import Plan, cases_of, read_plan
+
+    (tmp_path / "plan.toml").write_text('dataset = "digits"\nmethods = ["dpsgd"]\nepsilons = [1.0]\nseeds = 2\n')
+    plan = read_plan(tmp_path / "plan.toml")
+    assert plan == Plan("digits", ("dpsgd",), (1.0,), 2)
+    assert [(case.method, case.epsilon, case.seed) for case in cases_of(plan)] == [("dpsgd", 1.0, 0), ("dpsgd", 1.0, 1)]
+    both = cases_of(replace(plan, accounting="both"))
+    assert [case.accounting for case in both] == ["proven", "published", "proven", "published"]
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_tried_again_and_takes_nobody_along(tmp_path):
+    from sordino.experiments.pool import run_all
+    from tests.experiments.cases import small
+
+    victims = []
+
+    def tell(told):
+        if told.state == "running" and told.step and not victims:
+            victims.append(told.case.label)
+            children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+            if children.exists():
+                mine = [int(child) for child in children.read_text().split()]
+                spawned = [pid for pid in mine if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+                os.kill(spawned[-1], signal.SIGKILL)
+
+    outcomes = run_all([small(), small(epsilon=-1.0)], tmp_path, 1, tell)
+    assert [told.state for told in outcomes] == ["finished", "failed"]
+    assert "epsilon=-1.0 must be" in outcomes[1].error

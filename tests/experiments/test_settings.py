@@ -1,0 +1,115 @@
+"""Configurations: every file in configs/ is whole, and mistakes are named in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sordino.errors import InvalidInput
+from sordino.experiments import Case, catalogue, model_of, read, recipe_of
+from sordino.experiments.methods import uncalibrated
+
+RECORDS = {
+    "cifar10": 50_000,
+    "digits": 1_438,
+    "fashion-mnist": 60_000,
+    "imdb": 25_000,
+    "infinite-mnist": 250_000,
+    "mnist": 60_000,
+    "names": 16_060,
+}
+CHANNELS = {"cifar10": (243, 8, 8), "fashion-mnist": (81, 7, 7), "mnist": (81, 7, 7)}
+PUBLIC = (torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64))
+KNOWN = catalogue()
+ONE_OF_A_KIND = {settings.base["recipe"]["name"]: settings for settings in KNOWN.values() if settings.dataset != "imdb"}
+
+
+def without_files(case: Case) -> Case:
+    """Vectors that are read from a file do not change which network is built."""
+    model = {key: value for key, value in case.model.items() if key != "embedding"}
+    return Case.from_dict({**case.to_dict(), "model": model})
+
+
+@pytest.mark.parametrize("settings", KNOWN.values(), ids=["-".join(key) for key in KNOWN])
+def test_every_configuration_builds_its_model_and_recipe(settings):
+    assert settings.provenance
+    for epsilon in settings.epsilons:
+        case = settings.case(epsilon)
+        recipe = uncalibrated(case, case.recipe, RECORDS[settings.dataset], PUBLIC)
+        assert recipe.noise_multiplier or recipe.steps or recipe.epochs, "the length or the noise must be given"
+    shape = CHANNELS.get(settings.dataset, ()) if settings.base.get("features") else ()
+    model = model_of(without_files(case), shape)
+    assert sum(p.numel() for p in model.parameters()) > 0
+
+
+@pytest.mark.parametrize("settings", ONE_OF_A_KIND.values(), ids=list(ONE_OF_A_KIND))
+def test_one_configuration_of_each_kind_calibrates(settings):
+    case = settings.case(settings.epsilons[-1])
+    recipe = recipe_of(case, RECORDS[settings.dataset], PUBLIC)
+    assert recipe.steps
+    assert recipe.noise_multiplier
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accounting", ["proven", "published"])
+@pytest.mark.parametrize("settings", KNOWN.values(), ids=["-".join(key) for key in KNOWN])
+def test_every_configuration_calibrates(settings, accounting):
+    for epsilon in settings.epsilons:
+        recipe = recipe_of(settings.case(epsilon, 0, accounting), RECORDS[settings.dataset], PUBLIC)
+        assert recipe.steps
+        assert recipe.noise_multiplier
+
+
+@pytest.mark.parametrize(
+    ("dataset", "epsilon", "steps"), [("mnist", 1, 280), ("fashion-mnist", 3, 1081), ("imdb", 2, 298)]
+)
+def test_published_accounting_gives_the_papers_number_of_updates(dataset, epsilon, steps):
+    """T accepted of DPSUR (PAPERS.md, section 2), from nothing but the configuration."""
+    case = KNOWN[dataset, "dpsur"].case(epsilon, 0, "published")
+    assert recipe_of(case, RECORDS[dataset]).steps == pytest.approx(steps, rel=0.01)
+
+
+def test_what_an_epsilon_changes_is_merged_table_by_table(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text(
+        'method = "a"\nprovenance = "none"\naverage = 0.1\n[data]\nname = "digits"\n[model]\nname = "linear"\n'
+        '[recipe]\nname = "dpsgd"\nclip = 0.1\n[epsilon."0.5"]\naverage = 0.3\nrecipe = { clip = 0.5 }\n'
+    )
+    settings = read(path)
+    assert settings.case(0.5).recipe == {"name": "dpsgd", "clip": 0.5}
+    assert settings.case(0.5).average == 0.3
+    assert settings.case(1.0).recipe == {"name": "dpsgd", "clip": 0.1}
+    assert [case.seed for case in settings.cases([1, 2], range(2))] == [0, 0, 1, 1]
+
+
+WHOLE = 'method = "a"\nprovenance = "p"\n[data]\nname = "digits"\n[model]\nname = "linear"\n[recipe]\nname = "dpsgd"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("= 3", "TOML"),
+        ("colour = 1\n" + WHOLE, "colour"),
+        (WHOLE.replace('method = "a"\n', ""), "method"),
+        (WHOLE.replace('name = "digits"', "public = 3"), "name of its data"),
+        (WHOLE + "[epsilon.one]\naverage = 0.1\n", "number"),
+        (WHOLE + "[epsilon]\n1 = 3\n", "tables"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, text, word):
+    path = tmp_path / "a.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=word) as refused:
+        read(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_method_may_not_be_configured_twice(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.toml").write_text(WHOLE)
+    with pytest.raises(InvalidInput, match="twice"):
+        catalogue(tmp_path)
+    with pytest.raises(InvalidInput, match="cannot read"):
+        read(Path("nowhere.toml"))
