@@ -25,7 +25,7 @@ test-slow: .venv/dev ## The tests that take minutes
 	$(PYTEST) -m slow
 
 test-integrations: .venv/integrations ## Accelerate and Lightning, against the real packages
-	$(BIN)/pytest tests/integrations
+	$(BIN)/pytest tests/integrations 'tests/test_docs.py::test_the_code_of_every_page_runs[docs/integrations.md]'
 
 lint: .venv/dev ## ruff, style and format
 	$(BIN)/ruff check .

@@ -1,0 +1,155 @@
+"""The documentation builds strictly and offline; every link and anchor leads somewhere, nothing is fetched."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+pytest.importorskip("mkdocs", reason="mkdocs is not installed: make docs installs it")
+pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: make docs installs it")
+
+ROOT = Path(__file__).parent.parent
+# A build that asks for anything from elsewhere fails at once: there is nobody at this address.
+OFFLINE = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+
+
+@dataclass
+class Page(HTMLParser):
+    """What one page of the site links to, what it loads, and the names that can be linked to."""
+
+    anchors: set[str] = field(default_factory=set)
+    links: list[str] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value for name, value in attrs if value}
+        self.anchors |= {found[name] for name in ("id", "name") if name in found}
+        if tag == "a" or found.get("rel") in ("canonical", "next", "prev", "index"):
+            self.links += [found["href"]] if "href" in found else []
+        else:
+            self.loaded += [found[name] for name in ("src", "href", "data", "poster") if name in found]
+
+
+def read(file: Path) -> Page:
+    page = Page()
+    page.feed(file.read_text(encoding="utf-8"))
+    return page
+
+
+def is_elsewhere(address: str) -> bool:
+    parts = urlsplit(address)
+    return bool(parts.netloc) or parts.scheme not in ("", "data")
+
+
+def dead(site: Path) -> list[str]:
+    """Links and anchors of the site that lead nowhere."""
+    pages = {file: read(file) for file in site.rglob("*.html")}
+    lost = []
+    for file, page in pages.items():
+        for link in [*page.links, *page.loaded]:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc or (file.name == "404.html" and parts.path.startswith("/")):
+                continue
+            target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            target = target / "index.html" if target.is_dir() else target
+            known = pages[target].anchors if target in pages else None
+            if not target.exists() or (parts.fragment and known is not None and unquote(parts.fragment) not in known):
+                lost.append(f"{file.relative_to(site)} -> {link}")
+    return lost
+
+
+def fetched(site: Path) -> list[str]:
+    """What a browser would load from elsewhere to show the site."""
+    asked = [
+        f"{f.relative_to(site)} loads {a}" for f in site.rglob("*.html") for a in read(f).loaded if is_elsewhere(a)
+    ]
+    for sheet in site.rglob("*.css"):
+        addresses = re.findall(r"(?:url\(|@import)\s*['\"]?([^'\")\s]+)", sheet.read_text(encoding="utf-8"))
+        asked += [f"{sheet.relative_to(site)} loads {a}" for a in addresses if is_elsewhere(a)]
+    return asked
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("built") / "site"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(target)],
+        cwd=ROOT,
+        env={**os.environ, **OFFLINE, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def test_every_link_and_anchor_leads_somewhere(site: Path) -> None:
+    assert dead(site) == []
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    assert fetched(site) == []
+
+
+def test_every_page_can_be_reached_from_the_first(site: Path) -> None:
+    start = site / "index.html"
+    reached, todo = {start}, [start]
+    while todo:
+        file = todo.pop()
+        for link in read(file).links:
+            target = (file.parent / unquote(urlsplit(link).path)).resolve()
+            if target.suffix == ".html" and target.exists() and target not in reached:
+                reached.add(target)
+                todo.append(target)
+    assert {file for file in site.rglob("*.html") if file.name != "404.html"} <= reached
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("training", ["sordino.Private.steps", "sordino.Private.guarantee", "sordino.Recipe.calibrate"]),
+        ("recipes", ["sordino.recipes.plain.dpsgd", "sordino.recipes.selective.dpsur"]),
+        ("accounting", ["sordino.accounting.Budget", "sordino.accounting.Ledger.charge"]),
+    ],
+)
+def test_the_reference_comes_from_the_docstrings(site: Path, page: str, names: list[str]) -> None:
+    assert set(names) <= read(site / "api" / f"{page}.html").anchors
+
+
+def test_every_recipe_is_in_the_reference(site: Path) -> None:
+    from sordino import recipes
+
+    shown = {anchor.rsplit(".", 1)[-1] for anchor in read(site / "api" / "recipes.html").anchors}
+    assert set(recipes.__all__) <= shown
+
+
+def test_dead_links_and_foreign_resources_would_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text(
+        '<h1 id="here">x</h1><a href="#here">y</a><a href="#gone">y</a><a href="none.html">y</a>'
+        '<a href="https://example.org">y</a><script src="//cdn.example.org/a.js"></script><img src="data:,x">'
+    )
+    (tmp_path / "a.css").write_text('@import "https://fonts.example.org/a"; b { background: url(data:image/png) }')
+    assert dead(tmp_path) == ["index.html -> #gone", "index.html -> none.html"]
+    assert [line.split(" loads ")[1] for line in fetched(tmp_path)] == [
+        "//cdn.example.org/a.js",
+        "https://fonts.example.org/a",
+    ]
+
+
+def test_doctests_become_code_and_literal_blocks_lose_their_colons() -> None:
+    readable = runpy.run_path(str(ROOT / "scripts" / "docstrings.py"))["readable"]
+    assert readable("Adds.\n\n>>> 1 + 1\n2\n\nMore.") == "Adds.\n\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
+    assert readable("See:\n\n::\n\n    a = 1\n") == "See:\n\n\n    a = 1\n"
