@@ -106,7 +106,7 @@ class Mechanism:
         if weight == 0:  # not finite: 0 times infinity is no zero
             return
         for name, total in current.total.items():
-            total += weight * update[name].to(total)
+            total.add_(update[name].to(total), alpha=weight)
         current.votes += SENSITIVITY if within else -SENSITIVITY
 
     def weight(self, update: Mapping[str, Tensor], clip: float) -> float:
@@ -136,7 +136,8 @@ class Mechanism:
 
 def norm_of(update: Mapping[str, Tensor]) -> Tensor:
     """The length of a whole update, in double precision."""
-    return torch.stack([u.double().square().sum() for u in update.values()]).sum().sqrt()
+    norms = [torch.linalg.vector_norm(u, dtype=torch.float64) for u in update.values()]
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def check_recipe(recipe: Recipe) -> None:
