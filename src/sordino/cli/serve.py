@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,7 @@ def serve(runs: _Runs, port: _Port = 0, json: options.Json = False) -> None:
             print_json({"url": server.url})
         else:
             console().print(f"{server.url}\nCtrl-C ends it.", markup=False)
+        sys.stdout.flush()  # whoever started this through a pipe waits for the address
         try:
             server.serve_forever()
         except KeyboardInterrupt:

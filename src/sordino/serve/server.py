@@ -6,8 +6,7 @@ import hmac
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,8 +18,8 @@ from sordino.serve.shelf import Shelf
 
 HOST = "127.0.0.1"
 MOST_AT_ONCE = 32
-DEADLINE = 60.0
-"""Seconds that one connection may last, however slowly it speaks."""
+DEADLINE = 30.0
+"""Seconds within which a request must have been said, however slowly it is."""
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -35,9 +34,23 @@ class Handler(BaseHTTPRequestHandler):
     """Answers GET below the token; everything else is not found."""
 
     server: Server
-    timeout = 10  # per read
+    timeout = 10  # per read, and for the whole of an answer
     server_version = "sordino"
     sys_version = ""
+
+    def setup(self) -> None:
+        super().setup()
+        self._deadline = threading.Timer(self.server.deadline, self._hang_up)
+        self._deadline.daemon = True
+        self._deadline.start()
+
+    def finish(self) -> None:
+        self._deadline.cancel()
+        super().finish()
+
+    def _hang_up(self) -> None:
+        with suppress(OSError):  # gone already
+            self.request.shutdown(socket.SHUT_RDWR)
 
     def do_GET(self) -> None:
         self._answer(body=True)
@@ -46,6 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def _answer(self, body: bool) -> None:
+        self._deadline.cancel()
         page = pages.find(self.server.shelf, self._route())
         if page is None:
             self.send_error(HTTPStatus.NOT_FOUND)
@@ -88,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """At most `MOST_AT_ONCE` connections, each for at most `DEADLINE` seconds."""
+    """At most `MOST_AT_ONCE` connections, each with a request that is said within `deadline` seconds."""
 
     daemon_threads = True
     allow_reuse_address = False
@@ -96,7 +110,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, root: Path, port: int = 0, *, deadline: float = DEADLINE) -> None:
         self.shelf = Shelf(root)
         self.token = secrets.token_urlsafe(24)
-        self._free, self._deadline = threading.BoundedSemaphore(MOST_AT_ONCE), deadline
+        self._free, self.deadline = threading.BoundedSemaphore(MOST_AT_ONCE), deadline
         try:
             super().__init__((HOST, port), Handler)
         except (OSError, OverflowError) as error:
@@ -117,28 +131,10 @@ class Server(ThreadingHTTPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
-            with _ended_after(self._deadline, request):
-                super().process_request_thread(request, client_address)
+            super().process_request_thread(request, client_address)
         finally:
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up or stalls is no news."""
         return
-
-
-@contextmanager
-def _ended_after(seconds: float, request: socket.socket) -> Iterator[None]:
-    def hang_up() -> None:
-        try:
-            request.shutdown(socket.SHUT_RDWR)
-        except OSError:  # gone already
-            return
-
-    timer = threading.Timer(seconds, hang_up)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
