@@ -110,7 +110,10 @@ def test_npz_is_refused(sordino, tmp_path, arrays, words):
     refused(sordino("train", "--data", tmp_path / "data.npz", "--epsilon", 3), words)
 
 
-def test_other_files_are_refused(sordino, tmp_path):
+def test_other_files_are_refused(sordino, tmp_path, npz_file):
+    (tmp_path / "data.npz").write_bytes(b"not a zip file")
+    refused(sordino("train", "--data", tmp_path / "data.npz", "--epsilon", 3), "is not a .npz file of plain arrays")
+    refused(sordino("train", "--data", npz_file, "--target", "y", "--epsilon", 3), "belongs to a .csv file")
     refused(sordino("train", "--data", tmp_path / "data.parquet", "--epsilon", 3), "does not exist: give a .csv or")
     (tmp_path / "data.parquet").write_text("PAR1")
     refused(sordino("train", "--data", tmp_path / "data.parquet", "--epsilon", 3), "must be a .csv or .tsv table")

@@ -32,8 +32,8 @@ class Defaults:
 
 
 BENCHMARK = Defaults(share=0.25, fewest=1, most=256, epochs=20.0, optimizer=OPTIMIZERS["sgd"])
-TABLE = Defaults(share=0.25, fewest=1, most=16_384, epochs=25.0, optimizer=Optimizer("sgd", lr=1.0))
-IMAGES = Defaults(share=0.125, fewest=64, most=4_096, epochs=20.0, optimizer=OPTIMIZERS["sgd"])
+TABLE = Defaults(share=0.25, fewest=1, most=16_384, epochs=25.0, optimizer=OPTIMIZERS["sgd"])
+IMAGES = Defaults(share=0.125, fewest=64, most=4_096, epochs=20.0, optimizer=Optimizer("sgd", lr=0.1, momentum=0.9))
 
 
 def defaults_for(records: Data | Sheet) -> Defaults:

@@ -6,7 +6,9 @@ records of learnable data agree on, a public guess, the ratio is
 
     signal / noise = AGREEMENT · B · √T / (σ · √P).
 
-Below 1 the finished model is mostly noise. It grows with B, that is with the number of records, and with 1/σ.
+It grows with B, that is with the number of records, and with 1/σ. `AGREEMENT` is set so that 1 is where people would
+stop calling the result a model: on tables of scikit-learn (breast cancer, diabetes, digits, wine; linear models) about
+three quarters of what training without noise gains over guessing is left at a ratio of 1, half at 0.5, little at 0.2.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import replace
 
 from sordino.recipe import Recipe
 
-AGREEMENT = 0.1
+AGREEMENT = 0.2
 _MOST_EPSILON = 50.0
 
 

@@ -117,22 +117,28 @@ def release(table: Table, target: str, schema: Schema, chosen: Plan, ledger: Led
     return schema
 
 
-def _kinds(table: Table, schema: Schema, chosen: Plan, ledger: Ledger, source: Source) -> dict[str, Column]:
+def released_counts(table: Table, chosen: Plan, ledger: Ledger, source: Source) -> tabular_kinds.Counts:
+    """One row per column: its histogram and half the number of its different values, all with noise."""
     receipt = ledger.charge(GaussianDpEvent(chosen.noise_multiplier), "kinds and ranges of the columns")
-    rows = [_counts(table.columns[name]) for name in chosen.columns]
-    noise = source.gaussian(receipt, sum(len(row) for row in rows), chosen.deviation).numpy()
-    released = np.stack(rows) + noise.reshape(len(rows), -1)
+    rows = np.stack([counts(table.columns[name]) for name in chosen.columns])
+    noise = source.gaussian(receipt, rows.size, chosen.deviation).numpy()
+    released: tabular_kinds.Counts = rows + noise.reshape(rows.shape)
+    return released
+
+
+def counts(cells: Sequence[str]) -> tabular_kinds.Counts:
+    """What is noised about one column: a record changes it by at most √(1 + `DISTINCT_WEIGHT`²)."""
+    return np.append(tabular_kinds.histogram(cells), DISTINCT_WEIGHT * tabular_kinds.distinct(cells))
+
+
+def _kinds(table: Table, schema: Schema, chosen: Plan, ledger: Ledger, source: Source) -> dict[str, Column]:
     columns = {}
-    for name, row in zip(chosen.columns, released, strict=True):
+    for name, row in zip(chosen.columns, released_counts(table, chosen, ledger, source), strict=True):
         different = float(row[-1]) / DISTINCT_WEIGHT
         columns[name] = tabular_kinds.understood(
             row[:-1], different, chosen.deviation, chosen.records, schema.columns[name]
         )
     return columns
-
-
-def _counts(cells: Sequence[str]) -> tabular_kinds.Counts:
-    return np.append(tabular_kinds.histogram(cells), DISTINCT_WEIGHT * tabular_kinds.distinct(cells))
 
 
 def _scales(table: Table, schema: Schema, chosen: Plan, ledger: Ledger, source: Source) -> dict[str, Column]:

@@ -11,10 +11,12 @@ from sordino.data.words import coder
 
 _MOST_CELLS = 2**28
 _FEWEST, _MOST = 64, 1024
+LENGTH = 8.0
+"""Of the row of a text: about that of a table of sixty numbers, so that both are learnt at one pace."""
 
 
 def bag_of_words(texts: Sequence[str], buckets: int) -> NDArray[np.float32]:
-    """One row per text: the square roots of its word counts by bucket, signed by the hash, at length 1.
+    """One row per text: the square roots of its word counts by bucket, signed by the hash, at length `LENGTH`.
 
     The sign makes words that share a bucket cancel on average instead of adding up (Weinberger et al. 2009); the root
     keeps a word that is repeated from drowning the others. An empty text is a row of zeros.
@@ -26,7 +28,7 @@ def bag_of_words(texts: Sequence[str], buckets: int) -> NDArray[np.float32]:
         np.add.at(row, codes // 2 % buckets, 1 - 2 * (codes % 2))
     rows = np.sign(rows) * np.sqrt(np.abs(rows))
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.asarray(rows / np.maximum(lengths, 1.0), np.float32)
+    return np.asarray(LENGTH * rows / np.maximum(lengths, 1.0), np.float32)
 
 
 def buckets_for(records: int) -> int:
