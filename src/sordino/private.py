@@ -19,7 +19,7 @@ from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger
 from sordino.accounting.pricing import required_accountant
 from sordino.claims import guarantee_of, weaker
-from sordino.distributed import agreement, reflected, team_of
+from sordino.distributed import agreement, reflected, sharding, team_of
 from sordino.errors import BudgetExhausted, InvalidInput, LedgerError
 from sordino.gradients import Objective
 from sordino.gradients.engine import Loss
@@ -94,7 +94,7 @@ class Private:
             allowance=Unlimited(),
             team=team_of(group),
         )
-        agreement.require(self.bench, ledger)
+        agreement.require(self.bench, ledger, validate)
         self._probed: set[tuple[bool, ...]] = set()
         self._probe()
         self.run: Path | None = None
@@ -123,6 +123,7 @@ class Private:
             )
         if self._next_position() is None:
             raise BudgetExhausted(f"all {self.total} steps of the recipe are taken: calibrate a longer one for more")
+        sharding.settle(self.bench.objective)
         if self._loop.take(self.position) or self.bench.recipe.selection.counts_attempts:
             self._advance()
         return Step(self.position, self.total)
@@ -135,6 +136,11 @@ class Private:
         An empty draw is dealt with inside: there is no batch for it. `foreign` is a loader of your own, for recipes
         with ``sampler=Foreign()``.
         """
+        if sharding.is_sharded(self.bench.objective):
+            raise InvalidInput(
+                "a sharded model cannot run in a loop of your own: processes with parts of different sizes would wait "
+                "for one another in its forward passes; use private.steps()"
+            )
         return self._loop.batches(foreign, num_workers, microbatch)
 
     def backward(self, losses: Tensor) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sordino import checkpoint
 from sordino.accounting.ledger import Ledger
+from sordino.distributed.sharding import gathered, scattered, scattered_optimizer
 from sordino.errors import CheckpointError, InvalidInput, LedgerError
 from sordino.step import Bench
 
@@ -95,8 +96,8 @@ def state_of(bench: Bench, position: int, extra: dict[str, Any]) -> dict[str, An
         "run_id": bench.ledger.run_id,
         "events": len(bench.ledger),
         "position": position,
-        "model": bench.objective.model.state_dict(),
-        "optimizer": bench.optimizer.state_dict(),
+        "model": gathered(bench.objective.model.state_dict()),
+        "optimizer": gathered(bench.optimizer.state_dict()),
         "released": bench.memory.get("released", {}),  # nothing else of the memory is public (law 7)
         "extra": extra,
     }
@@ -104,6 +105,6 @@ def state_of(bench: Bench, position: int, extra: dict[str, Any]) -> dict[str, An
 
 def restore(bench: Bench, state: dict[str, Any]) -> None:
     """Put model, optimizer and released values back as they were saved."""
-    bench.objective.model.load_state_dict(state["model"])
-    bench.optimizer.load_state_dict(state["optimizer"])
+    bench.objective.model.load_state_dict(scattered(state["model"], bench.objective.model))
+    bench.optimizer.load_state_dict(scattered_optimizer(state["optimizer"], bench.optimizer))
     bench.memory = {"released": state["released"]} if state.get("released") else {}

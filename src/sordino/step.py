@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from sordino.accounting.allowance import Allowance
 from sordino.accounting.ledger import Ledger, Receipt
+from sordino.distributed.sharding import placed, whole
 from sordino.distributed.team import Team
 from sordino.errors import SordinoError, UnsupportedModel
 from sordino.gradients.engine import Differentiated, Engine, Objective, accumulation_dtype
@@ -120,9 +121,10 @@ def take(bench: Bench, step: int) -> bool:
     """
     attempt = begin(bench, step)
     before = bench.recipe.selection.snapshot(attempt)
-    for part in attempt.draw.split(bench.microbatch or bench.engine.microbatch(attempt.parameters)):
-        batch = bench.records.fetch(part.indices, bench.device)
-        add(attempt, part, bench.engine.differentiate(bench.objective, attempt.parameters, batch))
+    with whole(bench.objective, attempt.parameters) as parameters:
+        for part in attempt.draw.split(bench.microbatch or bench.engine.microbatch(parameters)):
+            batch = bench.records.fetch(part.indices, bench.device)
+            add(attempt, part, bench.engine.differentiate(bench.objective, parameters, batch))
     propose(attempt)
     bench.optimizer.step()
     return conclude(attempt, before)
@@ -167,7 +169,7 @@ def propose(attempt: Attempt) -> None:
     if team.leads:  # exactly one process adds the noise, to its own part of the sum
         perturb(team.secret(attempt.bench.source), attempt.receipt, attempt.total, terms.noise_std)
     for parameter, noisy in zip(parameters, team.sum(attempt.total), strict=True):
-        parameter.grad = noisy.div_(terms.divisor).to(parameter.dtype)
+        parameter.grad = placed(noisy.div_(terms.divisor).to(parameter.dtype), parameter)
     attempt.total = []
     attempt.bench.recipe.selection.refine(attempt)
 

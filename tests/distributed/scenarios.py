@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sordino import Budget, Private, Recipe, recipes
 from sordino import step as steps
 from sordino.accounting.ledger import Ledger, Receipt
-from sordino.distributed import Ranks
+from sordino.distributed import Ranks, sharding
 from sordino.errors import BudgetExhausted, SordinoError
 from sordino.noise import Seeded, Source
 from sordino.sampling import Foreign
@@ -76,8 +76,13 @@ EVERY_RECIPE: dict[str, Callable[[], Recipe]] = {
 }
 
 
+def prepared(name: str) -> Recipe:
+    recipe = EVERY_RECIPE[name]()
+    return recipe if recipe.budget else recipe.for_records(RECORDS)
+
+
 def train(recipe: Recipe, **options: Any) -> Private:
-    model = mlp()
+    model = options.pop("model", None) or mlp()
     run = private(recipe, model=model, optimizer=recipe.optimizer.build(model.parameters()), **options)
     for _ in run.steps():
         pass
@@ -96,9 +101,7 @@ def trained(*names: str) -> dict[str, tuple[Tensor, float, int]]:
     """By recipe: the trained parameters, what they cost, and how many events were charged."""
     found = {}
     for name in names:
-        recipe = EVERY_RECIPE[name]()
-        recipe = recipe if recipe.budget else recipe.for_records(RECORDS)
-        run = train(recipe, validate=False)
+        run = train(prepared(name), validate=False)
         ledger = run.bench.ledger
         price = run.guarantee(1e-3).epsilon if name in ("dpsgd", "dpis") else float(len(ledger.events()))
         found[name] = (flat(run.bench.objective.parameters()), price, len(ledger))
@@ -200,8 +203,9 @@ def refusals(directory: Path) -> dict[str, str]:
 
 
 def refused(**options: Any) -> str:
+    options.setdefault("validate", False)
     try:
-        private(validate=False, **options)
+        private(**options)
     except SordinoError as error:
         return str(error)
     return ""
@@ -219,6 +223,56 @@ def augmented(directory: Path) -> str:
             return x[index] + torch.rand(6) * 1e-3, y[index]
 
     return refused(dataset=Jittered())
+
+
+# -- FSDP2 ----------------------------------------------------------------------------------------------------------
+
+
+def sharded_mlp(seed: int = 0) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    model = mlp(seed=seed)
+    for layer in (model[0], model[2], model):
+        fully_shard(layer)
+    return model
+
+
+def whole(model: nn.Module) -> Tensor:
+    return flat(sharding.gathered(model.state_dict()).values())
+
+
+def shards(directory: Path) -> dict[str, Any]:
+    """Sharded models trained by one recipe of each kind of engine and sampler, tiny draws, and a run in two halves."""
+    found: dict[str, Any] = {}
+    for name in ("dpadam", "dpis", "jl"):
+        run = train(prepared(name), model=sharded_mlp(), validate=False)
+        found[name] = whole(run.bench.objective.model)
+    run = train(calibrated(batch_size=1, steps=12), model=sharded_mlp(), validate=False)
+    found["tiny"] = whole(run.bench.objective.model)
+    found["local"] = sum(p.to_local().numel() for p in run.bench.objective.parameters())
+    found["halves"] = in_halves(directory / "run", sharded_mlp(), sharded_mlp(seed=5), whole)
+    found["refusals"] = {
+        "probe": refused(model=sharded_mlp(), validate=True),
+        "selection": refused(recipe=prepared("dpsur"), model=sharded_mlp()),
+    }
+    return found
+
+
+def in_halves(directory: Path, first: nn.Module, second: nn.Module, look: Callable[[nn.Module], Tensor]) -> Tensor:
+    """Three steps of Adam by one object and three by another that loads them; where the model is in the end."""
+    for model in (first, second):
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        run = private(calibrated(steps=6), model=model, optimizer=optimizer, validate=False)
+        run.resume(directory)
+        for _ in range(3):
+            run.step()
+        run.save()
+        run.close()
+    return look(second)
+
+
+def plain_halves(directory: Path) -> Tensor:
+    return in_halves(directory / "run", mlp(), mlp(seed=5), lambda model: flat(model.parameters()))
 
 
 # -- saving, and a rank that dies -----------------------------------------------------------------------------------
@@ -290,8 +344,8 @@ def death(directory: Path) -> tuple[int, str]:
 
 SAME = [weighted_sum, noise, tiny_draws]
 CREWS = {
-    "1": (1, [*SAME, all_recipes, own_loop, budget, saved]),
-    "2": (2, [*SAME, all_recipes, own_loop, budget, saved, refusals, augmented, unwritable]),
+    "1": (1, [*SAME, all_recipes, own_loop, budget, saved, plain_halves]),
+    "2": (2, [*SAME, all_recipes, own_loop, budget, saved, refusals, augmented, unwritable, shards]),
     "4": (4, [*SAME, some_recipes]),
     "death": (2, [death]),
 }

@@ -16,6 +16,7 @@ from torch import Tensor
 from sordino import recipes
 from sordino.accounting.ledger import Ledger
 from tests.distributed import crew, scenarios
+from tests.helpers import mlp
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="ranks are forked")
 
@@ -121,6 +122,33 @@ def test_a_run_is_saved_and_resumed_by_all(crews: Path) -> None:
     with Ledger.read(crews / "2" / "saved" / "run" / "ledger.sqlite") as ledger:
         assert len(ledger) == 6
         assert len(ledger.incarnations) == first["incarnation"], "one writer per incarnation, not one per rank"
+
+
+# -- FSDP2 ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dpadam", "dpis", "jl", "tiny", "halves"])
+def test_a_sharded_model_is_trained_the_same(crews: Path, name: str) -> None:
+    expected = {
+        "tiny": ranks(crews, "1", "tiny_draws")[0][0],
+        "halves": ranks(crews, "1", "plain_halves")[0],
+    }
+    alone = expected[name] if name in expected else ranks(crews, "1", "all_recipes")[0][name][0]
+    for found in ranks(crews, "2", "shards"):
+        torch.testing.assert_close(found[name], alone, rtol=0, atol=1e-5)
+
+
+def test_between_steps_a_sharded_model_is_in_pieces(crews: Path) -> None:
+    first, second = ranks(crews, "2", "shards")
+    assert first["local"] + second["local"] == sum(p.numel() for p in mlp().parameters())
+    assert min(first["local"], second["local"]) > 0
+
+
+def test_what_shards_cannot_do_is_refused(crews: Path) -> None:
+    first, second = (rank["refusals"] for rank in ranks(crews, "2", "shards"))
+    assert "probe it before fully_shard" in first["probe"]
+    assert "cannot be used on a sharded model" in first["selection"]
+    assert first == second
 
 
 # -- what is refused, and what breaks -------------------------------------------------------------------------------

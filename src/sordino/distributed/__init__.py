@@ -4,8 +4,8 @@ Every process draws the same records and differentiates its part of them; the su
 which rank 0 contributes the noise, exactly once. Rank 0 alone writes the ledger, before the noise exists.
 """
 
-from sordino.distributed import agreement
+from sordino.distributed import agreement, sharding
 from sordino.distributed.ledger import reflected
 from sordino.distributed.team import Ranks, Team, team_of
 
-__all__ = ["Ranks", "Team", "agreement", "reflected", "team_of"]
+__all__ = ["Ranks", "Team", "agreement", "reflected", "sharding", "team_of"]

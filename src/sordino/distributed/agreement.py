@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,9 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from sordino.accounting.ledger import Ledger
+from sordino.distributed.sharding import is_shard, is_sharded
 from sordino.distributed.team import Team
 from sordino.errors import InvalidInput
 from sordino.records import Records
+from sordino.selection import Always
 
 if TYPE_CHECKING:
     from sordino.step import Bench
@@ -37,12 +39,14 @@ def assumptions(team: Team) -> tuple[str, ...]:
     return ("all processes hold the same records in the same order (a sample was compared), and trust one another",)
 
 
-def require(bench: Bench, ledger: Ledger | None) -> None:
+def require(bench: Bench, ledger: Ledger | None, validate: bool) -> None:
     """Refuse, on every rank alike, what does not work with several processes, and if one of them differs from rank 0.
 
-    `ledger` is the one that the user gave, if any.
+    `ledger` is the one that the user gave, if any; `validate` whether model and loss are to be probed.
     """
     team = bench.team
+    if is_sharded(bench.objective):
+        _require_shards(bench, validate)
     if team.size == 1:
         return
     _require_parts(bench, team.gather(ledger is not None))
@@ -50,7 +54,7 @@ def require(bench: Bench, ledger: Ledger | None) -> None:
         "recipe": bench.recipe.fingerprint(),
         "number of records": str(bench.records.count),
         "records": _records(bench.records),
-        "parameters": _digest(t.detach() for t in (*bench.objective.parameters(), *bench.objective.buffers())),
+        "parameters": _digest(t.detach() for t in _replicated(bench)),
     }
     everybody = team.gather(mine)
     for name, way_out in _WAYS_OUT.items():
@@ -58,6 +62,25 @@ def require(bench: Bench, ledger: Ledger | None) -> None:
         if all(values) and len(set(values)) > 1:
             rank = next(rank for rank, value in enumerate(values) if value != values[0])
             raise InvalidInput(f"rank {rank} differs from rank 0 in its {name}: {way_out}")
+
+
+def _replicated(bench: Bench) -> Iterator[Tensor]:
+    """What every process has a copy of; of shards there is one each, so that they cannot differ."""
+    held = (*bench.objective.parameters(), *bench.objective.buffers())
+    return (tensor for tensor in held if not is_shard(tensor))
+
+
+def _require_shards(bench: Bench, validate: bool) -> None:
+    if validate:
+        raise InvalidInput(
+            "a sharded model cannot be copied, as the probe for mixed examples must: probe it before fully_shard, by "
+            "building Private on the bare model, and then give validate=False"
+        )
+    if not isinstance(bench.recipe.selection, Always):
+        raise InvalidInput(
+            f"selection={type(bench.recipe.selection).__name__} cannot be used on a sharded model: it compares losses "
+            "before and after a step and keeps both models whole, which no shard can; give the bare model"
+        )
 
 
 def _require_parts(bench: Bench, ledgers: list[bool]) -> None:
