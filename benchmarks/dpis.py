@@ -13,161 +13,105 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
-from torch import Tensor, nn
-from torch.nn import functional as F
 
-from sordino import Budget, Private, Recipe, data, models, recipes
 from sordino.checkpoint import write_durably
-from sordino.data import imdb
-from sordino.features import scatter
+from sordino.experiments import Case, run
 
 app = typer.Typer(add_completion=False)
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "results" / "dpis"
 FIGURE = ROOT.parent / "docs" / "mechanisms" / "img" / "dpis_noise.svg"
 EPSILONS, SEEDS, METHODS = (1.0, 3.0), (0, 1, 2), ("dpsgd", "dpis")
-DELTA = 1e-5
-Split = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Task:
-    """Records, a network and what both methods share; `own` is for DPIS alone (Sec. 5.3)."""
+    """Data, a network and what both methods share; `own` is for DPIS alone (Sec. 5.3)."""
 
-    records: Callable[[], tuple[Split, Split]]
-    network: Callable[[], nn.Module]
+    dataset: str
+    model: dict[str, Any]
     batch_size: int
     epochs: float
-    clip: float
     lr: float
+    features: dict[str, Any] = field(default_factory=dict)
     adam: bool = False
     own: dict[str, Any] = field(default_factory=dict)
 
-    def recipe(self, method: str, epsilon: float, records: int, epochs: float | None = None) -> Recipe:
-        """The recipe of `method`, calibrated: DP-SGD by PLD, DPIS by its filter; both are proven."""
-        shared: dict[str, Any] = {"batch_size": self.batch_size, "epochs": epochs or self.epochs, "clip": self.clip}
-        recipe = recipes.dpis(**shared, **self.own) if method == "dpis" else recipes.dpsgd(**shared)
-        return recipe.calibrate(Budget(epsilon, DELTA), records=records)
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Momentum 0.9 for images, Adam for text, as in the paper."""
-        trained = [p for p in model.parameters() if p.requires_grad]
-        return torch.optim.Adam(trained, self.lr) if self.adam else torch.optim.SGD(trained, self.lr, momentum=0.9)
-
-
-def _images(name: str) -> tuple[Split, Split]:
-    loaded = data.load(name)
-    return loaded.train, loaded.test
-
-
-def _scattered(name: str) -> tuple[Split, Split]:
-    return tuple((scatter(x, groups=27), y) for x, y in _images(name))  # type: ignore[return-value]  # two of them
+    def case(self, method: str, epsilon: float, seed: int, epochs: float | None, records: int | None) -> Case:
+        """One run: DP-SGD priced by PLD, DPIS by its filter, both proven; momentum for images, Adam for text."""
+        own = self.own if method == "dpis" else {}
+        shared = {"batch_size": self.batch_size, "epochs": epochs or self.epochs, "clip": 0.1}
+        return Case(
+            dataset=self.dataset,
+            method=method,
+            epsilon=epsilon,
+            seed=seed,
+            records=records,
+            features=self.features,
+            model=self.model,
+            optimizer={"kind": "adam", "lr": self.lr} if self.adam else {"kind": "sgd", "lr": self.lr, "momentum": 0.9},
+            recipe={"name": method, **shared, **own},
+        )
 
 
-def _reviews() -> tuple[Split, Split]:
-    loaded = imdb.load()
-    return loaded.train, loaded.test
-
-
+SCATTERED = {"kind": "scatter", "groups": 27}
 TASKS = {
     "fashion-scatter": Task(
-        lambda: _scattered("fashion-mnist"), models.scatter_cnn, 512, 15, 0.1, 2.0, own={"divider": 1.0}
+        "fashion-mnist", {"name": "scatter-cnn"}, 512, 15, 2.0, features=SCATTERED, own={"divider": 1.0}
     ),
-    "fashion-cnn": Task(lambda: _images("fashion-mnist"), models.mnist_cnn, 512, 15, 0.1, 2.0, own={"divider": 1.0}),
-    "mnist-scatter": Task(lambda: _scattered("mnist"), models.scatter_cnn, 512, 15, 0.1, 2.0),
-    "mnist-cnn": Task(lambda: _images("mnist"), models.mnist_cnn, 512, 15, 0.1, 2.0),
+    "fashion-cnn": Task("fashion-mnist", {"name": "mnist-cnn"}, 512, 15, 2.0, own={"divider": 1.0}),
+    "mnist-scatter": Task("mnist", {"name": "scatter-cnn"}, 512, 15, 2.0, features=SCATTERED),
+    "mnist-cnn": Task("mnist", {"name": "mnist-cnn"}, 512, 15, 2.0),
     "imdb-bilstm": Task(
-        _reviews,
-        lambda: models.imdb_bilstm(imdb.glove_embedding()),
-        *(256, 10, 0.1, 2e-3, True),
+        "imdb",
+        {"name": "imdb-bilstm", "embedding": "glove"},
+        *(256, 10, 2e-3),
+        adam=True,
         own={"multiplier": 3.0, "adaptive": True},
     ),
 }
 
 
-@dataclass
-class Measured:
-    """One finished epoch; everything in it is public (released values, a public test set, the clock)."""
-
-    epoch: int
-    accuracy: float
-    seconds: float
-    noise: float
-    share: float
-    clip: float
-
-
-def losses(model: nn.Module, batch: Split) -> Tensor:
-    """One loss per example."""
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
-def accuracy(model: nn.Module, test: Split) -> float:
-    """The share of held-out records that are classified correctly."""
-    model.eval()
-    with torch.no_grad():
-        right = sum(
-            int((model(x).argmax(1) == y).sum()) for x, y in zip(test[0].split(500), test[1].split(500), strict=True)
-        )
-    model.train()
-    return right / len(test[1])
-
-
 def train(
     name: str, method: str, epsilon: float, seed: int, runs: Path, epochs: float | None, records: int | None
 ) -> None:
-    """Train or go on training, an epoch at a time; the result is written at the end."""
+    """Train or go on training, an epoch at a time; the result is written at the end, unless the run is shortened."""
     label = f"{name}-{method}-eps{epsilon:g}-seed{seed}"
-    shortened = f"-{epochs or 'all'}-epochs-{records or 'all'}-records" if epochs or records else ""
     if (RESULTS / f"{label}.json").exists():
         return
-    task = TASKS[name]
-    (x, y), test = task.records()
-    x, y = x[:records], y[:records]
-    torch.manual_seed(seed)
-    model = task.network()
-    recipe = task.recipe(method, epsilon, len(y), epochs)
-    private = Private(model, task.optimizer(model), (x, y), losses, recipe)
-    folder, history = runs / (label + shortened), []
-    if (folder / "ledger.sqlite").exists():
-        history = private.load(folder).get("history", [])
-    per_epoch = max(1, round(len(y) / task.batch_size))
-    while private.position < private.total:
-        started = time.perf_counter()
-        for _ in range(min(per_epoch - private.position % per_epoch, private.total - private.position)):
-            private.step()
-        seconds = time.perf_counter() - started
-        history.append(asdict(_measured(private, len(history), accuracy(model, test), seconds)))
-        private.save(folder, extra={"history": history})
-        print(label, history[-1], flush=True)
-    if not shortened:
-        _write(label, {"task": name, "method": method, "epsilon": epsilon, "seed": seed, "history": history}, private)
+
+    def report(step: int, steps: int, reached: float) -> None:
+        print(label, f"step {step} of {steps}: {reached:.4f}", flush=True)
+
+    row = run(TASKS[name].case(method, epsilon, seed, epochs, records), runs, report)
+    if not (epochs or records):
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        result = {"task": name, "method": method, "epsilon": epsilon, "seed": seed, "history": history(row)}
+        result["guarantee"] = row["guarantee"]
+        write_durably(RESULTS / f"{label}.json", json.dumps(result, indent=1).encode())
 
 
-def _measured(private: Private, epoch: int, right: float, seconds: float) -> Measured:
-    recipe, memory = private.bench.recipe, private.bench.memory
-    assert recipe.noise_multiplier is not None
-    released = memory.get("released") or {"total": 1.0, "records": 1.0, "clip": 1.0}
-    share = released["total"] / released["records"] / released["clip"]
-    clip = released["clip"] if memory.get("released") else recipe.clip
-    return Measured(epoch, right, seconds, memory.get("noise", recipe.noise_multiplier), share, clip)
-
-
-def _write(label: str, result: dict[str, Any], private: Private) -> None:
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    result["guarantee"] = private.guarantee().to_dict()
-    write_durably(RESULTS / f"{label}.json", json.dumps(result, indent=1).encode())
-    private.close()
+def history(row: dict[str, Any]) -> list[dict[str, float]]:
+    """Every epoch of a run; all of it is public (released values, a public test set, the clock)."""
+    spent = [0.0, *(point["seconds"] for point in row["curve"])]
+    return [
+        {
+            "epoch": epoch,
+            "accuracy": point["accuracy"],
+            "seconds": point["seconds"] - spent[epoch],
+            "noise": row["noise"][epoch],
+            "share": point.get("share", 1.0),
+            "clip": row["clip"][epoch],
+        }
+        for epoch, point in enumerate(row["curve"])
+    ]
 
 
 Runs = Annotated[Path, typer.Option(help="Where ledgers and checkpoints are kept.")]

@@ -23,12 +23,9 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
-from torch import Tensor, nn
-from torch.nn import functional as F
 
-from sordino import Budget, Private, Recipe, data, models, recipes
+from sordino import Budget, Recipe, experiments, recipes
 from sordino.accounting import epsilon
 
 app = typer.Typer(add_completion=False)
@@ -39,7 +36,6 @@ METHODS = ("static", "growing_mu", "sensitivity_decay", "dynamic")
 ASKED = ("gdp", "pld", "rdp", "zcdp", "zcdp-epoch", "tcdp")
 RATIOS = (1.0, 2.0, 10 / 3, 10.0)
 MU_RATIO, CLIP_RATIO = 1.25, 10 / 3  # of the authors' script at ε = 0.4
-Split = tuple[Tensor, Tensor]
 
 Runs = Annotated[Path, typer.Option(help="where ledgers, checkpoints and results are kept")]
 Dataset = Annotated[str, typer.Option(help="mnist or fashion-mnist")]
@@ -61,11 +57,21 @@ class Case:
         ratios = f"mu{self.mu_ratio:.3g}-clip{self.clip_ratio:.3g}"
         return f"{self.dataset}-{self.method}-eps{self.epsilon:g}-{ratios}-seed{self.seed}"
 
-    def recipe(self, epochs: float, records: int) -> Recipe:
+    def experiment(self, epochs: float, records: int | None) -> experiments.Case:
         """The paper's settings, calibrated by PLD; δ = 1/(10 N) as in the paper."""
-        shared: dict[str, Any] = {"batch_size": BATCH, "epochs": epochs, "clip": CLIP, "lr": LR}
-        recipe = recipes.dynamic(mu_ratio=self.mu_ratio, clip_ratio=self.clip_ratio, **shared)
-        return recipe.calibrate(Budget(self.epsilon, 0.1 / records), records=records)
+        ratios = {"mu_ratio": self.mu_ratio, "clip_ratio": self.clip_ratio}
+        return experiments.Case(
+            dataset=self.dataset,
+            method=self.method,
+            epsilon=self.epsilon,
+            seed=self.seed,
+            delta=0.1 / (records or RECORDS),
+            records=records,
+            data={"normalise": "dataset"},  # as the authors do
+            model={"name": "mnist-cnn", "activation": "relu", "padding": 3},
+            optimizer={"kind": "sgd", "lr": LR},
+            recipe={"name": "dynamic", "batch_size": BATCH, "epochs": epochs, "clip": CLIP, **ratios},
+        )
 
 
 def case_of(dataset: str, method: str, target: float, seed: int, mu_ratio: float, clip_ratio: float) -> Case:
@@ -74,51 +80,20 @@ def case_of(dataset: str, method: str, target: float, seed: int, mu_ratio: float
     return Case(dataset, method, target, seed, mu_ratio if growing else 1.0, clip_ratio if decaying else 1.0)
 
 
-def losses(model: nn.Module, batch: Split) -> Tensor:
-    """One loss per example."""
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
-def accuracy(model: nn.Module, test: Split) -> float:
-    """The share of held-out records that are classified correctly."""
-    model.eval()
-    with torch.no_grad():
-        pairs = zip(test[0].split(500), test[1].split(500), strict=True)
-        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in pairs)
-    model.train()
-    return right / len(test[1])
-
-
 def run(case: Case, runs: Path, epochs: float = EPOCHS, records: int | None = None) -> None:
-    """Train or go on training, an epoch at a time; the result is appended at the end."""
-    shortened = f"-{epochs:g}-epochs-{records or 'all'}-records" if epochs != EPOCHS or records else ""
+    """Train or go on training; the result is appended at the end, unless the run is shortened."""
     if any(result["label"] == case.label for result in finished(runs)):
         return
-    loaded = data.load(case.dataset, normalise="dataset")  # as the authors do
-    (x, y), test = loaded.train, loaded.test
-    x, y = x[:records], y[:records]
-    torch.manual_seed(case.seed)
-    model = models.mnist_cnn("relu", padding=3)
-    private = Private(model, torch.optim.SGD(model.parameters(), LR), (x, y), losses, case.recipe(epochs, len(y)))
-    folder = runs / (case.label + shortened)
-    extra: dict[str, Any] = {"seconds": 0.0, "curve": []}
-    if (folder / "ledger.sqlite").exists():
-        extra |= private.load(folder)
-    per_epoch = max(1, round(len(y) / BATCH))
-    while private.position < private.total:
-        started = time.perf_counter()
-        for _ in range(min(per_epoch, private.total - private.position)):
-            private.step()
-        extra["seconds"] += time.perf_counter() - started
-        extra["curve"] = [*extra["curve"], round(accuracy(model, test), 4)]
-        private.save(folder, extra)
-        print(case.label, f"step {private.position} of {private.total}: {extra['curve'][-1]:.4f}", flush=True)
-    if not shortened:
-        guarantee = private.guarantee(0.1 / len(y)).to_dict()
-        noise = private.bench.recipe.noise_multiplier
-        result = {"label": case.label, **asdict(case), **extra, "noise": noise, "guarantee": guarantee}
+
+    def report(step: int, steps: int, reached: float) -> None:
+        print(case.label, f"step {step} of {steps}: {reached:.4f}", flush=True)
+
+    row = experiments.run(case.experiment(epochs, records), runs, report)
+    if epochs == EPOCHS and records is None:
+        curve = [round(point["accuracy"], 4) for point in row["curve"]]
+        extra = {"seconds": row["seconds"], "curve": curve, "noise": row["noise"][0], "guarantee": row["guarantee"]}
         with (runs / "results.jsonl").open("a") as results:
-            results.write(json.dumps(result) + "\n")
+            results.write(json.dumps({"label": case.label, **asdict(case), **extra}) + "\n")
 
 
 def finished(runs: Path) -> Iterator[dict[str, Any]]:

@@ -13,137 +13,100 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from torch import Tensor, nn
-from torch.nn import functional as F
 
-from sordino import Budget, Private, Recipe, data, models, recipes
 from sordino.checkpoint import write_durably
-from sordino.data import imdb
-from sordino.features import scatter
+from sordino.experiments import Case, Problem, problem_of, recipe_of, run
 
 app = typer.Typer(add_completion=False)
 RESULTS = Path(__file__).parent / "results" / "selection"
 EPSILONS, SEEDS = (1.0, 3.0), (0, 1, 2)
-DELTA, EVERY, MOST = 1e-5, 100, 100_000
-Split = tuple[Tensor, Tensor]
 
 METHODS: dict[str, dict[str, Any]] = {
     "dpsgd": {},
     "screening": {},
-    "screening-private": {"validation_noise": True},
+    "screening-private": {"private": True},
     "dpsur": {},
     "dpsur-reuse": {"reuse": True},
     "dpsur-line": {"line_search": True},
     "dpsur-every-4": {"test_every": 4},
     "dpagd": {},
-    "screening-published": {"accounting": "published"},
-    "dpsur-published": {"accounting": "published"},
+    "screening-published": {},
+    "dpsur-published": {},
 }
+
+
+LOOKING = ("screening", "screening-published")
+"""Methods whose energy is that of held-out records."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Records, a network and the settings of DPSUR; `noise` holds σ_t and σ_v by ε (PAPERS.md, section 2)."""
+    """Data, a network and the settings of DPSUR; `noise` holds σ_t and σ_v by ε (PAPERS.md, section 2)."""
 
-    records: Callable[[], tuple[Split, Split]]
-    network: Callable[[], nn.Module]
+    dataset: str
+    model: str
     batch_size: int
     lr: float
     noise: dict[float, tuple[float, float]]
+    features: dict[str, Any] = field(default_factory=dict)
     adam: bool = False
     validation_size: int = 256
 
-    def recipe(self, method: str, epsilon: float, records: int, public: Split) -> Recipe:
-        """The recipe of `method` with the paper's noise, and as many attempts as the budget pays for."""
+    def case(self, method: str, epsilon: float, seed: int = 0, records: int | None = None) -> Case:
+        """One run with the paper's noise, and as many attempts as the budget pays for."""
+        return Case(
+            dataset=self.dataset,
+            method=method,
+            epsilon=epsilon,
+            seed=seed,
+            accounting="published" if method.endswith("published") else "proven",
+            records=records,
+            features=self.features,
+            model={"name": self.model},
+            optimizer={"kind": "adam", "lr": self.lr} if self.adam else {"kind": "sgd", "lr": self.lr, "momentum": 0.9},
+            recipe=self._recipe(method, epsilon),
+        )
+
+    def _recipe(self, method: str, epsilon: float) -> dict[str, Any]:
         sigma, test_sigma = self.noise[epsilon]
         options = dict(METHODS[method])
-        shared: dict[str, Any] = {"batch_size": self.batch_size, "noise_multiplier": sigma}
         kind, _, _ = method.partition("-")
-        if kind == "dpsgd":
-            recipe = recipes.dpsgd(clip=0.1, **shared)
-        elif kind == "dpagd":
-            recipe = recipes.dpagd(clip=0.1, choice_epsilon=1.0, validation_size=self.validation_size, **shared)
-        elif kind == "screening":
-            energy: dict[str, Any] = {"public": public, "public_name": "half of the test set"}
-            if options.pop("validation_noise", False):
-                energy = {"validation_size": self.validation_size, "validation_noise": test_sigma}
-            recipe = recipes.screening(**energy, **options, **shared)
-        else:
-            recipe = recipes.dpsur(
-                validation_noise=test_sigma, validation_size=self.validation_size, **options, **shared
-            )
-        budget = Budget(epsilon, DELTA, accountant="rdp" if method.endswith("published") else "pld")
-        return _longest(recipe, budget, records)
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Momentum 0.9 for images, Adam for text, as in the paper."""
-        trained = [p for p in model.parameters() if p.requires_grad]
-        return torch.optim.Adam(trained, self.lr) if self.adam else torch.optim.SGD(trained, self.lr, momentum=0.9)
+        shared = {"name": kind, "batch_size": self.batch_size, "noise_multiplier": sigma, "clip": 0.1}
+        test = {"validation_size": self.validation_size, "validation_noise": test_sigma}
+        if kind == "dpagd":
+            options |= {"choice_epsilon": 1.0, "validation_size": self.validation_size}
+        elif kind == "dpsur" or options.pop("private", False):
+            options |= test
+        return {**shared, **options}
 
 
-def _longest(recipe: Recipe, budget: Budget, records: int) -> Recipe:
-    """As many attempts as the budget pays for; where attempts differ in price, by bisection."""
-    if recipe.selection.constant:
-        return recipe.calibrate(budget, records=records)
-    low, high = 1, MOST
-    while low < high:
-        middle = (low + high + 1) // 2
-        price = replace(recipe, steps=middle).for_records(records).price(DELTA)
-        low, high = (middle, high) if price <= budget.epsilon else (low, middle - 1)
-    return replace(recipe, steps=low).calibrate(budget, records=records)
-
-
-def _scattered(name: str) -> tuple[Split, Split]:
-    loaded = data.load(name)
-    train, test = ((scatter(x, groups=27), y) for x, y in (loaded.train, loaded.test))
-    return train, test
-
-
-def _reviews() -> tuple[Split, Split]:
-    loaded = imdb.load()
-    return loaded.train, loaded.test
-
-
-def _digits() -> tuple[Split, Split]:
-    loaded = data.load("digits")
-    return loaded.train, loaded.test
-
-
+SCATTERED = {"kind": "scatter", "groups": 27}
 TASKS = {
-    "digits": Task(_digits, models.digits_mlp, 128, 1.0, {1.0: (4.0, 2.0), 3.0: (2.0, 1.3)}, validation_size=64),
+    "digits": Task("digits", "digits-mlp", 128, 1.0, {1.0: (4.0, 2.0), 3.0: (2.0, 1.3)}, validation_size=64),
     "fashion-scatter": Task(
-        lambda: _scattered("fashion-mnist"), models.scatter_cnn, 2048, 4.0, {1.0: (4.0, 1.3), 3.0: (2.15, 0.8)}
+        "fashion-mnist", "scatter-cnn", 2048, 4.0, {1.0: (4.0, 1.3), 3.0: (2.15, 0.8)}, features=SCATTERED
     ),
-    "mnist-scatter": Task(
-        lambda: _scattered("mnist"), models.scatter_cnn, 1024, 2.0, {1.0: (2.0, 1.3), 3.0: (1.35, 0.9)}
-    ),
-    "imdb-bilstm": Task(_reviews, models.imdb_bilstm, 1024, 0.02, {1.0: (2.0, 1.3), 3.0: (1.35, 1.0)}, adam=True),
+    "mnist-scatter": Task("mnist", "scatter-cnn", 1024, 2.0, {1.0: (2.0, 1.3), 3.0: (1.35, 0.9)}, features=SCATTERED),
+    "imdb-bilstm": Task("imdb", "imdb-bilstm", 1024, 0.02, {1.0: (2.0, 1.3), 3.0: (1.35, 1.0)}, adam=True),
 }
 
 
-def losses(model: nn.Module, batch: Split) -> Tensor:
-    """One loss per example."""
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
-def accuracy(model: nn.Module, test: Split) -> float:
-    """The share of held-out records that are classified correctly."""
-    model.eval()
-    with torch.no_grad():
-        pairs = zip(test[0].split(500), test[1].split(500), strict=True)
-        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in pairs)
-    model.train()
-    return right / len(test[1])
+def halves(case: Case) -> Problem:
+    """The first half of the held-out records may be looked at (500 of them are), the second measures accuracy."""
+    problem = problem_of(case)
+    inputs, classes = problem.test
+    half = len(classes) // 2
+    thin = max(1, half // 500)
+    public = (inputs[:half:thin], classes[:half:thin]) if case.method in LOOKING else problem.public
+    return replace(problem, public=public, test=(inputs[half:], classes[half:]))
 
 
 def train(
@@ -153,50 +116,13 @@ def train(
     label = f"{name}-{method}-eps{epsilon:g}-seed{seed}"
     if (RESULTS / f"{label}.json").exists():
         return
-    task = TASKS[name]
-    (x, y), (test_x, test_y) = task.records()
-    x, y = x[:records], y[:records]
-    half = len(test_y) // 2
-    thin = max(1, half // 500)
-    public, test = (test_x[:half:thin], test_y[:half:thin]), (test_x[half:], test_y[half:])
-    torch.manual_seed(seed)
-    model = task.network()
-    private = Private(model, task.optimizer(model), (x, y), losses, task.recipe(method, epsilon, len(y), public))
-    shortened = f"-{attempts}-attempts-{records}-records" if attempts or records else ""
-    folder = runs / (label + shortened)
-    extra: dict[str, Any] = {"attempts": 0, "accepted": 0, "seconds": 0.0, "memory": {}}
-    if (folder / "ledger.sqlite").exists():
-        extra |= private.load(folder)
-        private.bench.memory.update(extra["memory"])
-    while private.position < private.total and extra["attempts"] < (attempts or MOST):
-        _some(private, extra, min(EVERY, (attempts or MOST) - extra["attempts"]))
-        extra["memory"] = {key: value for key, value in private.bench.memory.items() if isinstance(value, int)}
-        private.save(folder, extra)
-    if not shortened:
-        _write(label, private, extra | {"accuracy": accuracy(model, test), "method": method, "task": name})
-    print(f"{label}{shortened}: {extra['accepted']}/{extra['attempts']} accepted, {accuracy(model, test):.4f}")
-
-
-def _some(private: Private, extra: dict[str, Any], count: int) -> None:
-    """A few attempts; whether one was accepted shows in the model, and is paid for."""
-    started = time.perf_counter()
-    first = private.bench.parameters()[-1]
-    for _ in range(count):
-        if private.position == private.total:
-            break
-        before = first.detach().clone()
-        private.step()
-        extra["attempts"] += 1
-        extra["accepted"] += int(not torch.equal(before, first))
-    extra["seconds"] += time.perf_counter() - started
-
-
-def _write(label: str, private: Private, result: dict[str, Any]) -> None:
-    guarantee = private.guarantee(DELTA)
-    result |= {"epsilon": guarantee.epsilon, "basis": guarantee.basis, "steps": private.total}
-    result.pop("memory")
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    write_durably(RESULTS / f"{label}.json", json.dumps(result, indent=1).encode())
+    row = run(TASKS[name].case(method, epsilon, seed, records), runs, most=attempts, prepare=halves)
+    if not (attempts or records):
+        result = {key: row[key] for key in ("attempts", "accepted", "seconds", "accuracy", "method")}
+        result |= {"task": name, "epsilon": row["guarantee"]["epsilon"], "basis": row["basis"], "steps": row["steps"]}
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        write_durably(RESULTS / f"{label}.json", json.dumps(result, indent=1).encode())
+    print(f"{label}: {row['accepted']}/{row['attempts']} accepted, {row['accuracy']:.4f}")
 
 
 Runs = Annotated[Path, typer.Option(help="where ledgers and checkpoints are kept")]
@@ -230,7 +156,8 @@ def prices(records: int = 60_000) -> None:
     print("| task | ε | method | steps |\n|---|---|---|---|")
     for (name, task), epsilon, method in product(TASKS.items(), EPSILONS, METHODS):
         size = {"imdb-bilstm": 25_000, "digits": 1_437}.get(name, records)
-        print(f"| {name} | {epsilon:g} | {method} | {task.recipe(method, epsilon, size, public).steps:,} |", flush=True)
+        recipe = recipe_of(task.case(method, epsilon), size, public if method in LOOKING else None)
+        print(f"| {name} | {epsilon:g} | {method} | {recipe.steps:,} |", flush=True)
 
 
 @app.command()

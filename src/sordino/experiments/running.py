@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,15 +44,31 @@ class Progress:
     memory: dict[str, int] = field(default_factory=dict)
 
 
-def run(case: Case, folder: Path, report: Report | None = None, keep: bool = False) -> dict[str, Any]:
+def run(
+    case: Case,
+    folder: Path,
+    report: Report | None = None,
+    *,
+    keep: bool = False,
+    most: int | None = None,
+    prepare: Callable[[Case], Problem] = problem_of,
+) -> dict[str, Any]:
     """The row of a case: the stored one, or that of the run, which starts or goes on where it was killed.
 
     `folder` holds ``results/<label>.json`` and ``runs/<label>/`` with the ledger and, until the row is written, the
-    checkpoints; `keep` keeps these too. Two processes may be given the same case: one waits and finds it done.
+    checkpoints; `keep` keeps these too. Two processes may be given the same case: one waits and finds it done. A run
+    that stops after `most` attempts leaves no result. `prepare` makes the records where the case's own are not meant.
     """
     with store.claimed(folder, case.label):
         stored = store.find(folder, case.label)
-        return stored if stored is not None else _run(case, folder, report or _silent, keep)
+        if stored is not None:
+            return stored
+        row = _run(case, folder, prepare(case), report or _silent, most or MOST_STEPS)
+        if most is None:
+            store.write(folder, row)
+            if not keep:
+                store.drop_checkpoints(folder / "runs" / case.label)
+        return row
 
 
 def losses(model: nn.Module, batch: Split) -> Tensor:
@@ -73,9 +89,9 @@ def accuracy(model: nn.Module, records: Split) -> float:
     return right / len(records[1])
 
 
-def _run(case: Case, folder: Path, report: Report, keep: bool) -> dict[str, Any]:
+def _run(case: Case, folder: Path, problem: Problem, report: Report, most: int) -> dict[str, Any]:
     place = folder / "runs" / case.label
-    problem, ledger = _prepared(case, place, problem_of(case))
+    problem, ledger = _prepared(case, place, problem)
     records = len(problem.train[1])
     model = model_of(case, tuple(problem.train[0].shape[1:]))
     recipe = recipe_of(case, records, problem.public)
@@ -89,12 +105,10 @@ def _run(case: Case, folder: Path, report: Report, keep: bool) -> dict[str, Any]
                 progress = Progress(**extra["progress"])
                 average.restore(extra["average"])
                 private.bench.memory.update(progress.memory)
-        _train(case, private, progress, average, problem.test, place, report)
-        row = _row(case, private, progress, average, problem)
-    store.write(folder, row)
-    if not keep:
-        store.drop_checkpoints(place)
-    return row
+        for reached in _epochs(case, private, progress, average, problem.test, most):
+            private.save(place, {"progress": vars(progress), "average": average.state()})
+            report(private.position, private.total, reached)
+        return _row(case, private, progress, average, problem)
 
 
 def _prepared(case: Case, place: Path, problem: Problem) -> tuple[Problem, Ledger | None]:
@@ -125,26 +139,29 @@ def _prepared(case: Case, place: Path, problem: Problem) -> tuple[Problem, Ledge
     return normalised(problem, norm), ledger
 
 
-def _train(
-    case: Case, private: Private, progress: Progress, average: Average, test: Split, place: Path, report: Report
-) -> None:
-    """An epoch at a time until the steps or the budget end; what a killed run had paid for is not paid again."""
+def _epochs(
+    case: Case, private: Private, progress: Progress, average: Average, test: Split, most: int
+) -> Iterator[float]:
+    """Train an epoch at a time until the steps, the budget or `most` attempts end; the accuracy after each.
+
+    What a killed run had paid for and lost stays paid, so that a resumed run may end a little earlier.
+    """
     model = private.bench.objective.model
     per_epoch = max(1, round(private.bench.records.count / private.bench.recipe.batch_size))
     stride = per_epoch * math.ceil(private.total / per_epoch / MOST_POINTS)
     going = True
-    while going and private.position < private.total and progress.attempts < MOST_STEPS:
+    while going and private.position < private.total and progress.attempts < most:
         started, worked = time.perf_counter(), time.process_time()
-        going = _stretch(case, private, progress, average, stride - private.position % stride)
+        count = min(stride - private.position % stride, most - progress.attempts)
+        going = _stretch(case, private, progress, average, count)
         progress.seconds += time.perf_counter() - started
         progress.processor_seconds += time.process_time() - worked
         with average.installed(model):
             reached = accuracy(model, test)
-        point = {"step": private.position, "accuracy": reached, **_public_terms(private), **_spent(case, private)}
-        progress.curve = [*progress.curve, point]
+        point = {"step": private.position, "accuracy": reached, "seconds": progress.seconds}
+        progress.curve = [*progress.curve, {**point, **_public_terms(private), **_spent(case, private)}]
         progress.memory = {k: v for k, v in private.bench.memory.items() if isinstance(v, int)}
-        private.save(place, {"progress": vars(progress), "average": average.state()})
-        report(private.position, private.total, reached)
+        yield reached
 
 
 def _stretch(case: Case, private: Private, progress: Progress, average: Average, count: int) -> bool:
@@ -182,10 +199,11 @@ def _set_rate(case: Case, private: Private) -> None:
 
 
 def _public_terms(private: Private) -> dict[str, float]:
-    """Noise multiplier and clipping bound of the step just taken; DPIS chooses them from what it released."""
+    """Noise multiplier and bound of the step just taken; DPIS chooses them from K̃, whose `share` of ÑC it released."""
     recipe, memory = private.bench.recipe, private.bench.memory
-    if memory.get("released"):
-        return {"noise": float(memory["noise"]), "clip": float(memory["released"]["clip"])}
+    if released := memory.get("released"):
+        share = released["total"] / released["records"] / released["clip"]
+        return {"noise": float(memory["noise"]), "clip": float(released["clip"]), "share": float(share)}
     terms = recipe.terms(max(0, private.position - 1), memory)
     return {"noise": float(terms.noise_multiplier), "clip": float(terms.clip)}
 
