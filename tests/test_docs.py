@@ -258,3 +258,17 @@ def test_a_call_that_does_not_exist_would_be_seen() -> None:
     (name,) = dotted_names("| `opacus.PrivacyEngine.make_public(x)` | and `private.step` |")
     with pytest.raises(AttributeError):
         pkgutil.resolve_name(name.replace("opacus.PrivacyEngine", "sordino.Private"))
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "mechanisms").glob("*.md")), ids=lambda page: page.stem)
+def test_a_page_about_a_mechanism_has_all_its_parts(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for part in (
+        r"^## The idea",
+        r"^    \S.* = ",
+        r"^## The guarantee",
+        r"^## When to use it",
+        r"^!\[",
+        r"recipes\.\w+",
+    ):
+        assert re.search(part, text, re.MULTILINE), f"{part} is missing"
