@@ -28,44 +28,45 @@ APP = Path(__file__).parent
 
 def main(mode: str, nodes: int, overrides: Sequence[str], logs: Path, app: Path = APP) -> int:
     """Start what `mode` needs, run the app to its end, stop everything; returns the exit code of ``flwr run``."""
-    port, home = free_port(), logs / "flower"
-    environment = {
-        **os.environ,
-        **QUIET,
-        "FLWR_HOME": str(home),
-        "PATH": f"{programs()}{os.pathsep}{os.environ['PATH']}",
-    }
-    home.mkdir(parents=True, exist_ok=True)
-    config = (
-        f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-    )
-    (home / "config.toml").write_text(config)
+    port = free_port()
+    environment = quiet_environment(logs / "flower", port)
+    link = ["--insecure", "--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(port)]
     with ExitStack() as running:
 
-        def start(name: str, *command: str) -> None:
-            running.enter_context(
-                program([str(programs() / command[0]), *command[1:]], environment, logs / f"{name}.log")
-            )
+        def start(name: str, command: list[str]) -> None:
+            running.enter_context(program(command, environment, logs / f"{name}.log"))
 
-        simulated = ["--simulation"] if mode == "simulation" else []
-        serving = [
-            "--insecure",
-            "--disable-runtime-dependency-installation",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-        ]
-        start("superlink", "flower-superlink", *serving, *simulated)
+        start("superlink", ["flower-superlink", *link, *(["--simulation"] if mode == "simulation" else [])])
         wait_until_healthy(port)
         for node in range(nodes if mode == "deployment" else 0):
-            place = f"partition-id={node} num-partitions={nodes}"
-            link = ["--superlink", f"127.0.0.1:{port}", "--port", str(free_port())]
-            start(f"supernode-{node}", "flower-supernode", "--insecure", *link, "--node-config", place)
-        wanted = [f"users={nodes}", f"users-per-round={max(1, nodes // 2)}", *overrides]
-        federation = ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
-        command = ["run", str(app), "--stream", "--run-config", " ".join(wanted), *(federation if simulated else [])]
-        return subprocess.run([str(programs() / "flwr"), *command], env=environment, check=False).returncode
+            start(f"supernode-{node}", supernode(node, nodes, port))
+        command = ["flwr", "run", str(app), "--stream", "--run-config", settings(nodes, overrides)]
+        if mode == "simulation":
+            command += ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
+        return subprocess.run(command, env=environment, check=False).returncode
+
+
+def supernode(node: int, nodes: int, port: int) -> list[str]:
+    """The command of one user's machine."""
+    place = f"partition-id={node} num-partitions={nodes}"
+    link = ["--superlink", f"127.0.0.1:{port}", "--port", str(free_port())]
+    return ["flower-supernode", "--insecure", *link, "--node-config", place]
+
+
+def settings(nodes: int, overrides: Sequence[str]) -> str:
+    """The run's configuration: a population of `nodes`, half of them expected in a round, unless overridden."""
+    wanted = {"users": str(nodes), "users-per-round": str(max(1, nodes // 2))}
+    wanted |= dict(override.split("=", 1) for override in overrides)
+    return " ".join(f"{key}={value}" for key, value in wanted.items())
+
+
+def quiet_environment(home: Path, port: int) -> dict[str, str]:
+    """No calls home, Flower's files in `home`, this Python's programs first, and the SuperLink's address."""
+    home.mkdir(parents=True, exist_ok=True)
+    address = f'[superlink.loopback]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    (home / "config.toml").write_text(f'[superlink]\ndefault = "loopback"\n\n{address}')
+    path = f"{programs()}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path}
 
 
 def programs() -> Path:
