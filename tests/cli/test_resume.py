@@ -144,3 +144,15 @@ def test_other_recipe_is_refused(sordino, small, tmp_path):
     result = sordino("resume", run)
     assert result.exit_code == 2
     assert "load it with the recipe it was made by" in result.stderr
+
+
+def test_ctrl_c_before_the_first_step_is_one_line_and_130(sordino, small, tmp_path, monkeypatch):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sordino.cli.launch.choose", interrupted)
+    result = sordino(*small, "--epsilon", 3, "--run", tmp_path / "run")
+    assert result.exit_code == 130
+    assert result.stderr.startswith("error: interrupted at once")
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()

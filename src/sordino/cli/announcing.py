@@ -27,9 +27,9 @@ def plan(chosen: Chosen) -> None:
     kept = f", {held:,} held out to measure accuracy on, not protected" if held else ", none held out"
     _say("Records", f"{choice.records:,} of {Path(choice.source).name} to train on{kept}")
     if chosen.plan is not None:
-        what = [f"kinds and ranges of {len(chosen.plan.columns)} columns"] if chosen.plan.columns else []
+        what = [f"kinds and ranges of {counted(len(chosen.plan.columns), 'column')}"] if chosen.plan.columns else []
         what += ["names of the classes"] if chosen.plan.classes else []
-        _say("Released", f"{' and '.join(what)}, with noise, for {choice.prepare:.0%} of ε (--schema makes it free)")
+        _say("Released", f"{' and '.join(what)}, with noise, for {choice.prepare:.0%} of ε")
 
 
 def start(session: Session) -> None:
@@ -46,13 +46,18 @@ def start(session: Session) -> None:
 def _schema(schema: Schema) -> None:
     kinds = Counter(type(column) for column in schema.columns.values())
     said = [f"{kinds[cls]} {name}" for name, cls in KINDS.items() if cls is not Skip and kinds[cls]]
-    _say("Inputs", f"{schema.width} from columns of kind {', '.join(said)}")
+    _say("Inputs", f"{schema.width:,} from {', '.join(said)} columns")
     left = [f"{name} ({c.why})" if c.why else name for name, c in schema.columns.items() if isinstance(c, Skip)]
     if left:
         more = f" and {len(left) - _MANY} more" if len(left) > _MANY else ""
         _say("Left out", ", ".join(left[:_MANY]) + more)
     names = schema.classes or ()
     _say("Classes", ", ".join(map(_printable, names[:_MANY])) + (f" ... ({len(names)})" if len(names) > _MANY else ""))
+
+
+def counted(number: int, what: str) -> str:
+    """1 column, 2 columns."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def _printable(name: str) -> str:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from sordino.cli import options
+from sordino.cli import completing, options
+from sordino.cli.common import INTERRUPTED, complain
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -31,14 +32,23 @@ Ctrl-C finishes the step in hand, saves, and says what was spent; [bold]sordino 
 _YOURS, _PRIVACY, _LEARNING, _RUNNING = "Your records", "Privacy", "Learning", "Running"
 
 
-def _option(panel: str, words: str, *names: str, metavar: str | None = None) -> typer.models.OptionInfo:
-    found: typer.models.OptionInfo = typer.Option(*names, help=words, metavar=metavar, rich_help_panel=panel)
+def _option(
+    panel: str, words: str, *names: str, metavar: str | None = None, among: tuple[str, ...] = ()
+) -> typer.models.OptionInfo:
+    offered = completing.among(among) if among else None
+    found: typer.models.OptionInfo = typer.Option(
+        *names, help=words, metavar=metavar, rich_help_panel=panel, autocompletion=offered
+    )
     return found
 
 
 _Data = Annotated[
     str | None,
-    _option(_YOURS, "digits, mnist, ...; or a .csv or .tsv table, a .npz (arrays x, y), a folder. Default: digits."),
+    _option(
+        _YOURS,
+        "digits, mnist, ...; or a .csv or .tsv table, a .npz (arrays x, y), a folder. Default: digits.",
+        among=completing.DATA,
+    ),
 ]
 _Target = Annotated[str | None, _option(_YOURS, "The column of a table that holds the class.")]
 _Schema = Annotated[Path | None, _option(_YOURS, "TOML with the public kinds, bounds and classes of a table.")]
@@ -64,12 +74,14 @@ _Prepare = Annotated[
 _Config = Annotated[
     Path | None, _option(_RUNNING, "TOML with the tables data, schema, model, recipe and run.", "--config")
 ]
-_Model = Annotated[str | None, _option(_LEARNING, "An architecture (linear, mlp, mnist-cnn, ...) or FILE.py:FUNCTION.")]
-_Recipe = Annotated[str | None, _option(_LEARNING, "dpsgd (default), dpadam, automatic, ...")]
+_Model = Annotated[
+    str | None, _option(_LEARNING, "An architecture (linear, mlp, ...) or FILE.py:FUNCTION.", among=completing.MODELS)
+]
+_Recipe = Annotated[str | None, _option(_LEARNING, "dpsgd (default), dpadam, automatic, ...", among=completing.RECIPES)]
 _Clip = Annotated[float | None, _option(_LEARNING, "Clipping bound of each example's gradient.")]
 _Lr = Annotated[float | None, _option(_LEARNING, "Learning rate.")]
 _Momentum = Annotated[float | None, _option(_LEARNING, "Momentum of sgd.")]
-_Optimizer = Annotated[str | None, _option(_LEARNING, "sgd, adam or adamw.")]
+_Optimizer = Annotated[str | None, _option(_LEARNING, "sgd, adam or adamw.", among=completing.OPTIMIZERS)]
 _Seed = Annotated[int | None, _option(_RUNNING, "Repeatable noise, for experiments only.")]
 _Engine = Annotated[str | None, _option(_RUNNING, "How gradients are computed; changes no numbers.")]
 _Microbatch = Annotated[int | None, _option(_RUNNING, "Examples at once; changes no numbers.")]
@@ -81,8 +93,12 @@ _Twin = Annotated[
         rich_help_panel=_RUNNING,
     ),
 ]
-_Accountant = Annotated[str | None, _option(_PRIVACY, "Who prices the events: pld (default), rdp, ...")]
-_Adjacency = Annotated[str | None, _option(_PRIVACY, "add-or-remove-one (default) or replace-one.")]
+_Accountant = Annotated[
+    str | None, _option(_PRIVACY, "Who prices the events: pld (default), rdp, ...", among=completing.ACCOUNTANTS)
+]
+_Adjacency = Annotated[
+    str | None, _option(_PRIVACY, "add-or-remove-one (default) or replace-one.", among=completing.ADJACENCIES)
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -127,7 +143,11 @@ def train(
 ) -> None:
     """Train a classifier so that the model says almost nothing about any one record; options override --config."""
     given = locals()
-    from sordino.cli.choosing import Flags
-    from sordino.cli.launch import launch
+    try:
+        from sordino.cli.choosing import Flags
+        from sordino.cli.launch import launch
 
-    launch(Flags(**given))
+        launch(Flags(**given))
+    except KeyboardInterrupt:  # before the first step, or a second time while a step is taken
+        complain("interrupted at once: what the run had saved and spent stands; sordino resume RUN goes on from there")
+        raise typer.Exit(INTERRUPTED) from None

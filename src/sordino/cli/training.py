@@ -7,11 +7,13 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
 import typer
+from rich.padding import Padding
+from rich.text import Text
 
 from sordino.accounting import Guarantee
 from sordino.cli.common import INTERRUPTED, console, plain_number, print_json, rounded_up
@@ -129,8 +131,13 @@ def report(outcome: Outcome, *, as_json: bool, twin_accuracy: float | None = Non
 
 def _say(outcome: Outcome, twin_accuracy: float | None) -> None:
     out = console()
+    wide = not out.is_terminal  # a file gets whole lines, a terminal whole words
     out.print(f"\n{_ending(outcome)}\n", markup=False)
-    out.print(f"Guarantee. {outcome.guarantee}\n", markup=False)
+    out.print(f"Guarantee. {replace(outcome.guarantee, assumptions=())}", markup=False, soft_wrap=wide)
+    out.print("It assumes that")
+    for assumption in outcome.guarantee.assumptions:
+        out.print(Padding(Text(f"- {assumption}"), (0, 0, 0, 2)), soft_wrap=wide)
+    out.print()
     if outcome.held_out_accuracy is None:
         out.print("Held-out accuracy: not measured (--held-out 0.2 keeps a fifth of the records for it)")
     else:

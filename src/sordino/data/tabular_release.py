@@ -93,7 +93,7 @@ def _require_enough(chosen: Plan, needed: str) -> None:
     if chosen.columns and chosen.records < CERTAIN * chosen.deviation:
         wanted = math.ceil(CERTAIN * chosen.deviation)
         raise InvalidInput(
-            f"records={chosen.records} are too few to release the ranges of {len(chosen.columns)} columns with noise, "
+            f"records={chosen.records} are too few to release the ranges of {len(chosen.columns)} columns with noise: "
             f"it takes {wanted:,}: {needed}, or a larger epsilon"
         )
     if chosen.classes:
