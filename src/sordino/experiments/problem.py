@@ -3,10 +3,13 @@
 ``features = {kind = "scatter", groups = 27}`` scatters images and normalises each record alone, which is free.
 ``features = {kind = "scatter", noise = 8.0, clip = ..., square_clip = ...}`` normalises by statistics over the
 records, which are released and charged (the papers' data normalisation, with a public bound instead of their median).
+``features = {kind = "patches", filters = 100}`` are `sordino.features.patches`, with the options of `Patches`, and
+``features = {kind = "words", anchors = 1000}`` are `sordino.features.words`: each record alone, which is free.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +20,13 @@ from torch import Tensor, nn
 from sordino import data, models
 from sordino.data import imdb
 from sordino.errors import InvalidInput
-from sordino.experiments.case import Case, Options
+from sordino.experiments.case import Case
 from sordino.features import ChannelNorm, scatter
+from sordino.features.patches import Patches, patch_features
+from sordino.features.words import word_features
 
 Split = tuple[Tensor, Tensor]
-_FEATURES = {"kind", "groups", "dtype", "noise", "clip", "square_clip"}
+_SCATTER = {"groups", "dtype", "noise", "clip", "square_clip"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ def problem_of(case: Case) -> Problem:
     public = int(options.pop("public", 0))
     loaded = data.load(case.dataset, **options)
     (x, y), (test_x, test_y) = loaded.train, loaded.test
-    train_x, test_x = _features(x, case.features), _features(test_x, case.features)
+    train_x, test_x = _features(x, case), _features(test_x, case)
     shown, held_out = _divided(len(test_y), public)
     return Problem(
         (train_x[: case.records], y[: case.records]),
@@ -72,8 +77,7 @@ def model_of(case: Case, shape: tuple[int, ...] = ()) -> nn.Module:
     options = dict(case.model)
     name = str(options.pop("name"))
     if options.get("embedding") == "glove":
-        chosen = {key: case.data[key] for key in ("vocabulary", "words") if key in case.data}
-        options["embedding"] = imdb.glove_embedding(**chosen)
+        options["embedding"] = imdb.glove_embedding(**_words(case))
     if name.startswith("scatter") and shape:
         options.setdefault("channels", shape[0])
     if isinstance(options.get("activation"), list):
@@ -86,15 +90,34 @@ def model_of(case: Case, shape: tuple[int, ...] = ()) -> nn.Module:
             raise InvalidInput(f"model={name} of method {case.method} cannot be built: {error}") from error
 
 
-def _features(inputs: Tensor, options: Options) -> Tensor:
-    if not options:
+def _features(inputs: Tensor, case: Case) -> Tensor:
+    options = dict(case.features)
+    kind = options.pop("kind", None)
+    makers: dict[Any, Callable[..., Tensor]] = {
+        "scatter": _scattered,
+        "patches": lambda x, **chosen: patch_features(x, Patches(**chosen)),
+        "words": lambda x, **chosen: word_features(x, imdb.glove_embedding(**_words(case)), **chosen),
+    }
+    if not case.features:
         return inputs
-    if unknown := sorted(set(options) - _FEATURES):
-        raise InvalidInput(f"features have no option {unknown[0]!r}: they have {', '.join(sorted(_FEATURES))}")
-    if options.get("kind") != "scatter":
-        raise InvalidInput(f"features kind={options.get('kind')!r} must be 'scatter', or leave the table out")
+    if kind not in makers:
+        raise InvalidInput(f"features kind={kind!r} must be one of {', '.join(makers)}, or leave the table out")
+    try:
+        return makers[kind](inputs, **options)
+    except TypeError as error:
+        raise InvalidInput(f"features kind={kind} have other options: {error}") from error
+
+
+def _scattered(inputs: Tensor, **options: Any) -> Tensor:
+    if unknown := sorted(set(options) - _SCATTER):
+        raise InvalidInput(f"features have no option {unknown[0]!r}: they have {', '.join(sorted(_SCATTER))}")
     small: dict[str, Any] = {"dtype": torch.float16} if options.get("dtype") == "float16" else {}
     return scatter(inputs, groups=options.get("groups"), quiet=True, **small)
+
+
+def _words(case: Case) -> dict[str, Any]:
+    """The options of the vocabulary, which decide the word vectors too."""
+    return {key: case.data[key] for key in ("vocabulary", "words") if key in case.data}
 
 
 def _divided(count: int, public: int) -> tuple[Tensor, Tensor]:

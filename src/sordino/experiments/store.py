@@ -30,9 +30,9 @@ def find(folder: Path, label: str) -> Row | None:
     return _read(path) if path.exists() else None
 
 
-def write(folder: Path, row: Row) -> Path:
-    """Store a finished run durably."""
-    path = folder / "results" / f"{row['label']}.json"
+def write(folder: Path, row: Row, name: str = "results") -> Path:
+    """Store a finished run durably in ``<folder>/<name>``."""
+    path = folder / name / f"{row['label']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, json.dumps(row, indent=1).encode())
     return path
