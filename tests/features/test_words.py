@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from sordino.errors import InvalidInput
+from sordino.features import words
 from sordino.features.words import anchored, word_features
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SORDINO_CACHE", str(tmp_path))
 
 
 def vectors(count: int = 60, size: int = 8) -> torch.Tensor:
@@ -21,10 +29,10 @@ def reviews(count: int = 7, length: int = 20) -> torch.Tensor:
 
 def test_features_are_the_sum_of_roots_of_counts() -> None:
     tokens, table = reviews(), vectors()
-    words = anchored(table, anchors=20, threshold=0.1)
+    known = anchored(table, anchors=20, threshold=0.1)
     features = word_features(tokens, table, anchors=20, threshold=0.1)
     for row, record in zip(features, tokens, strict=True):
-        total = sum((record == w).sum().sqrt() * words[w] for w in record.unique())
+        total = sum((record == w).sum().sqrt() * known[w] for w in record.unique())
         assert isinstance(total, torch.Tensor)
         torch.testing.assert_close(row, total / total.norm(), atol=1e-5, rtol=1e-4)
 
@@ -55,9 +63,9 @@ def test_words_without_a_vector_count_for_nothing() -> None:
 
 
 def test_known_words_are_white_over_the_vocabulary() -> None:
-    words = anchored(vectors(600, 4), anchors=8, threshold=0.0)[3:]
-    torch.testing.assert_close(words.norm(dim=1), torch.ones(len(words)))
-    spread = torch.linalg.eigvalsh(words.T @ words / len(words))
+    known = anchored(vectors(600, 4), anchors=8, threshold=0.0)[3:]
+    torch.testing.assert_close(known.norm(dim=1), torch.ones(len(known)))
+    spread = torch.linalg.eigvalsh(known.T @ known / len(known))
     assert spread[-1] / spread[0] < 3, "no direction of the vocabulary may drown the others"
 
 
@@ -79,3 +87,11 @@ def test_no_records_have_no_features() -> None:
 def test_refusals_name_the_value(tokens: torch.Tensor, options: dict[str, float], said: str) -> None:
     with pytest.raises(InvalidInput, match=said.replace(".", r"\.")):
         word_features(tokens, vectors(), **{"anchors": 20, **options})  # type: ignore[arg-type]  # whole or fractional
+
+
+def test_second_call_reads_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = word_features(reviews(), vectors(), anchors=20)
+    other = word_features(reviews(), vectors() + 0.1, anchors=20)
+    assert not torch.equal(first, other), "other vectors are another file"
+    monkeypatch.setattr(words, "anchored", lambda *_, **__: pytest.fail("computed again"))
+    assert torch.equal(word_features(reviews(), vectors(), anchors=20), first)

@@ -6,9 +6,8 @@ second whitening of the features from `centred_leaves`, so that no record is rea
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sordino.data.download import exclusive
 from sordino.data.store import cache_folder
 from sordino.errors import InvalidInput
+from sordino.features.kept import kept
 from sordino.features.leaves import centred_leaves, dead_leaves
 
 VERSION = 1
@@ -69,12 +68,9 @@ def patch_features(images: Tensor, choice: Patches | None = None, *, folder: Pat
             f"images have shape {tuple(images.shape)}, must be [N, channels, H, W] with sides >= {least}"
         )
     images = images.detach().to(torch.float32).contiguous()
-    path = (folder or cache_folder() / "patches") / f"{_key(images, choice)}.npy"
-    with exclusive(path.with_suffix(".lock")):
-        if not path.exists():
-            _compute(images, choice, path)
-    # Copy on write: torch wants writable memory, and nobody's writes may reach the file.
-    return torch.from_numpy(np.load(path, mmap_mode="c"))
+    return kept(
+        folder or cache_folder() / "patches", (VERSION, choice), (images,), lambda path: _compute(images, choice, path)
+    )
 
 
 @torch.no_grad()
@@ -140,19 +136,11 @@ def _unit(rows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _compute(images: Tensor, choice: Patches, path: Path) -> None:
-    """Fill the file chunk by chunk; it takes its name only when it is whole."""
+    """Fill the file chunk by chunk, so that the features are never in memory as a whole."""
     count, channels, height, width = images.shape
     features = describe(choice, height, width, channels)
-    part, shape = path.with_suffix(".part"), (count, 2 * choice.filters * choice.grid**2)
-    output = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
+    shape = (count, 2 * choice.filters * choice.grid**2)
+    output = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
     for begin in range(0, count, CHUNK):
         output[begin : begin + CHUNK] = features(images[begin : begin + CHUNK]).numpy()
     output.flush()
-    part.replace(path)
-
-
-def _key(images: Tensor, choice: Patches) -> str:
-    """A checksum of the images and of all that decides the features."""
-    digest = hashlib.sha256(repr((VERSION, tuple(images.shape), asdict(choice))).encode())
-    digest.update(images.numpy().data)
-    return digest.hexdigest()[:32]

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from sordino.data.store import cache_folder
 from sordino.errors import InvalidInput
+from sordino.features.kept import kept
 
+VERSION = 1
+"""Part of every cache key: raised when the same arguments would give other features."""
 CHUNK = 1000
 _SMALLEST = 1e-6
 
 
-def word_features(tokens: Tensor, embedding: Tensor, *, anchors: int = 1000, threshold: float = 0.2) -> Tensor:
+def word_features(
+    tokens: Tensor, embedding: Tensor, *, anchors: int = 1000, threshold: float = 0.2, folder: Path | None = None
+) -> Tensor:
     """Features [N, anchors] of norm 1 of token ids [N, length]; row i of `embedding` is the vector of token i.
+
+    They come from a file in `folder` (the user's cache by default) if they were asked for before.
 
     With n_w the count of token w in a record, and phi of `anchored`, the features are
 
@@ -29,8 +40,14 @@ def word_features(tokens: Tensor, embedding: Tensor, *, anchors: int = 1000, thr
         raise InvalidInput(
             f"token ids {int(tokens.min())}..{int(tokens.max())} must be rows 0..{len(embedding) - 1} of the embedding"
         )
-    words = anchored(embedding, anchors=anchors, threshold=threshold)
-    return torch.cat([_bag(part, words) for part in tokens.split(CHUNK)]) if len(tokens) else words[:0]
+
+    def make(path: Path) -> None:
+        words = anchored(embedding, anchors=anchors, threshold=threshold)
+        rows = [_bag(part, words) for part in tokens.split(CHUNK)] if len(tokens) else [words[:0]]
+        with path.open("wb") as file:
+            np.save(file, torch.cat(rows).numpy())
+
+    return kept(folder or cache_folder() / "words", (VERSION, anchors, threshold), (tokens, embedding), make)
 
 
 def anchored(embedding: Tensor, *, anchors: int, threshold: float) -> Tensor:
