@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from sordino import Recipe
 from sordino.accounting.ledger import Ledger
+from sordino.distributed import join
 from tests.helpers import budgeted, private
 from tests.victim import Logging, lines
 
@@ -34,7 +35,7 @@ def recipe() -> Recipe:
 def train(directory: Path, kills: int) -> None:
     """What a user writes, with a noise source that leaves a line per draw and somebody who kills."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    join("gloo")
     note_kill(directory)
     threat = Threat(directory) if lines(directory / "killed") < kills else None
     run = private(recipe(), source=Logging(directory / "draws.log"), seed=None, validate=False)

@@ -14,8 +14,8 @@ from tests.test_kill import check_draws
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="SIGKILL is POSIX's")
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
-TORCHRUN += ["--rdzv-endpoint=localhost:0", "--monitor-interval=0.05"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+TORCHRUN += ["--monitor-interval=0.05"]
 
 
 def launch(*command: str) -> None:

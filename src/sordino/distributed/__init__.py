@@ -5,7 +5,8 @@ which rank 0 contributes the noise, exactly once. Rank 0 alone writes the ledger
 """
 
 from sordino.distributed import agreement, sharding
+from sordino.distributed.joining import join
 from sordino.distributed.ledger import reflected
 from sordino.distributed.team import Ranks, Team, team_of
 
-__all__ = ["Ranks", "Team", "agreement", "reflected", "sharding", "team_of"]
+__all__ = ["Ranks", "Team", "agreement", "join", "reflected", "sharding", "team_of"]
