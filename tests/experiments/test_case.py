@@ -43,9 +43,23 @@ def test_a_field_that_is_left_out_does_not_rename_old_results():
 
 
 def test_shortened_cases_draw_less_and_leave_the_noise_open():
-    case = small(recipe={"name": "dpsur", "batch_size": 512, "validation_size": 256, "noise_multiplier": 2.0})
+    case = small(
+        recipe={
+            "name": "dpsur",
+            "batch_size": 512,
+            "validation_size": 256,
+            "noise_multiplier": 2.0,
+            "validation_noise": 0.8,
+        }
+    )
     short = case.shortened(records=200, steps=3)
-    assert short.recipe == {"name": "dpsur", "batch_size": 50, "validation_size": 50, "steps": 3}
+    assert short.recipe == {
+        "name": "dpsur",
+        "batch_size": 50,
+        "validation_size": 50,
+        "steps": 3,
+        "validation_noise": 5.0,
+    }
     assert short.records == 200
     assert case.shortened(steps=3).recipe["batch_size"] == 512
 

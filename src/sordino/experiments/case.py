@@ -11,6 +11,7 @@ from typing import Any
 from sordino.errors import InvalidInput
 
 ACCOUNTINGS = ("proven", "published")
+SHORT_TEST_NOISE = 5.0
 Options = Mapping[str, Any]
 
 
@@ -69,6 +70,8 @@ class Case:
             for key in ("noise_multiplier", "epochs"):
                 recipe.pop(key, None)
             recipe["steps"] = steps
+            if "validation_noise" in recipe:  # few records make a test dear: it must leave something for training
+                recipe["validation_noise"] = max(float(recipe["validation_noise"]), SHORT_TEST_NOISE)
         return replace(self, records=records or self.records, recipe=recipe)
 
     def to_dict(self) -> dict[str, Any]:
