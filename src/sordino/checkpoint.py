@@ -30,6 +30,8 @@ def write(directory: Path, step: int, state: dict[str, Any]) -> Path:
     path = directory / f"checkpoint-{step:09d}.pt"
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        for left_by_a_kill in directory.glob("checkpoint-*.pt.partial"):
+            left_by_a_kill.unlink()
         write_durably(path, header + body)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror}; the run's earlier checkpoint stands") from error
