@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ from tests import page_checks
 from tests.browser import Browser
 
 SCREENS = [(360, False), (360, True), (768, False), (1440, False), (1440, True)]
-SCREENSHOTS = os.environ.get("SORDINO_SCREENSHOTS")
-"""A directory to write the documentation's pictures into; unset, none are taken."""
 
 
 def results(methods: int = 4) -> list[dict]:
@@ -158,18 +155,3 @@ def test_without_javascript_everything_but_the_read_outs_is_there(browser: Brows
     assert page.evaluate("document.querySelector('.theme').hidden")
     assert page_checks.charts(page) == []
     page.close()
-
-
-@pytest.mark.skipif(SCREENSHOTS is None, reason="pictures are taken when SORDINO_SCREENSHOTS names a directory")
-def test_screenshots(browser: Browser, run_page, comparison_page):
-    target = Path(SCREENSHOTS or "")
-    target.mkdir(parents=True, exist_ok=True)
-    for name, address, width, height, dark in (
-        ("report-light", run_page, 1280, 1900, False),
-        ("report-dark", run_page, 1280, 1900, True),
-        ("report-phone", run_page, 360, 1560, False),
-        ("comparison", comparison_page, 1280, 1400, False),
-    ):
-        page = browser.page(address, width=width, height=height, dark=dark)
-        page.screenshot(target / f"{name}.png")
-        page.close()

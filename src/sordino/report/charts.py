@@ -80,7 +80,9 @@ class Chart:
         return [(_percent(self.x.at(x)), self._down(low), self._down(high)) for x, low, high in spread]
 
     def dots(self, series: Series) -> list[tuple[str, str]]:
-        """Every point in per cent."""
+        """The points in per cent, where they are drawn: a line of one point would not be seen."""
+        if not series.dotted and len(series.points) > 1:
+            return []
         return [(_percent(self.x.at(x)), self._down(y)) for x, y in series.points]
 
     def shape(self, number: int) -> str:

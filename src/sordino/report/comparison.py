@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sordino.errors import InvalidInput
 from sordino.report import page
 from sordino.report.charts import Chart, Series
@@ -198,15 +201,13 @@ def _shown(rows: Sequence[_Row]) -> list[float]:
 
 
 def _over_steps(number: int, epsilon: float, rows: Sequence[_Row]) -> Chart | None:
-    """Accuracy over steps at one ε, the mean over seeds at the steps that all of them share."""
+    """Accuracy over steps at one ε: mean and range over seeds, which need not have been tried at the same steps."""
     series = []
     for method, group in _grouped([r for r in rows if r.epsilon == epsilon and r.curve], lambda r: r.method).items():
-        shared = sorted(set.intersection(*({step for step, _ in row.curve} for row in group)))
-        at = [[dict(row.curve)[step] for row in group] for step in shared]
-        points = [(step, statistics.fmean(values)) for step, values in zip(shared, at, strict=True)]
-        spread = [(step, min(v), max(v)) for step, v in zip(shared, at, strict=True)] if len(group) > 1 else []
-        if points:
-            series.append(Series(method, points, spread=spread))
+        steps, values = _aligned([row.curve for row in group])
+        points = list(zip(steps, values.mean(0).tolist(), strict=True))
+        spread = list(zip(steps, values.min(0).tolist(), values.max(0).tolist(), strict=True))
+        series.append(Series(method, points, spread=spread if len(group) > 1 else []))
     if not series:
         return None
     return Chart(
@@ -217,6 +218,14 @@ def _over_steps(number: int, epsilon: float, rows: Sequence[_Row]) -> Chart | No
         _shares(y for s in series for p in (s.points, [(x, v) for x, *vs in s.spread for v in vs]) for _, y in p),
         series,
     )
+
+
+def _aligned(curves: Sequence[tuple[tuple[float, float], ...]]) -> tuple[list[float], NDArray[np.float64]]:
+    """Every curve at the first one's steps, as far as all reach; straight lines between what was measured."""
+    sides = [sorted(curve) for curve in curves]
+    low, high = max(side[0][0] for side in sides), min(side[-1][0] for side in sides)
+    steps = sorted({low, high, *(step for step, _ in sides[0] if low < step < high)}) if low <= high else [low]
+    return steps, np.array([np.interp(steps, *np.transpose(side)) for side in sides])
 
 
 def _schedule(number: int, key: str, title: str, rows: Sequence[_Row]) -> Chart | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sordino.errors import InvalidInput
 from sordino.report import page, run_report
+from sordino.report.folder import Folder
 from sordino.report.page import Page
 from sordino.serve.shelf import Listed, Shelf
 
@@ -19,7 +20,8 @@ _RUN = re.compile(r"run/([0-9a-f]{16})")
 def find(shelf: Shelf, route: str | None) -> Page | None:
     """The page at `route` below the token; None where there is none."""
     if route == "":
-        return _page("runs.html", root=str(shelf.root), rows=[_row(row) for row in shelf.listed(PATIENCE)])
+        rows = [_row(row) for row in shelf.listed(PATIENCE)]
+        return _page("runs.html", name=Folder(shelf.root).name, root=str(shelf.root), rows=rows)
     named = _RUN.fullmatch(route or "")
     entry = shelf.entries().get(named[1]) if named else None
     if entry is None:
