@@ -62,7 +62,9 @@ def found(directory: Path, name: str) -> list[Any]:
 
 
 def main(root: Path, module: str) -> None:
-    for name, (size, works) in import_module(module).CREWS.items():
+    scenarios = import_module(module)
+    scenarios.warm()
+    for name, (size, works) in scenarios.CREWS.items():
         run(root / name, size, works)
 
 

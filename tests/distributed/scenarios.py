@@ -342,6 +342,13 @@ def death(directory: Path) -> tuple[int, str]:
     return run.position, ""
 
 
+def warm() -> None:
+    """Price and import once what every rank needs; the ranks are forked and inherit it."""
+    weighted_sum(Path())
+    trained("dpsgd", "dpis", "jl")
+    train(budgeted(steps=8), validate=False)
+
+
 SAME = [weighted_sum, noise, tiny_draws]
 CREWS = {
     "1": (1, [*SAME, all_recipes, own_loop, budget, saved, plain_halves]),
