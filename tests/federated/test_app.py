@@ -86,9 +86,9 @@ def promised(run: Path, rounds: int) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("method", ["growing_mu", "dynamic"])
+@pytest.mark.parametrize("method", ["dpsgd", "sensitivity_decay"])
 def test_the_app_learns_in_this_process(parts: dict[str, ModuleType], tmp_path: Path, method: str) -> None:
-    config = configuration(rounds=4, method=method, adaptive=method != "dynamic", run=str(tmp_path / "run"))
+    config = configuration(rounds=4, method=method, adaptive=method == "dpsgd", run=str(tmp_path / "run"))
     context = Context(1, 0, {}, RecordDict(), config)
     parts["server_app"].app(grid=InProcessGrid(parts["client_app"].app, 100), context=context)
     assert promised(tmp_path / "run", 4)["accuracy"] > 0.3

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.federated import Case, _grid, losses, network, take_round
+from benchmarks.federated import _grid, losses, network, take_round
+from sordino import recipes
 from sordino.federated import FedSGD, PrivateStrategy
 
-USERS = 200
+USERS = 100
 
 
 @pytest.mark.parametrize("method", ["static", "dynamic"])
@@ -16,7 +17,9 @@ def test_both_engines_give_the_same_model(method: str) -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (USERS, 5, 1, 28, 28), dtype=torch.uint8, generator=generator)
     classes = torch.randint(0, 10, (USERS, 5), generator=generator)
-    recipe = Case(method, 4.0, 0, rounds=6).recipe(USERS)
+    ratio = 1.0 if method == "static" else 2.0
+    plan = recipes.dynamic(mu_ratio=ratio, clip_ratio=ratio, batch_size=10, steps=6, noise_multiplier=1.0, lr=0.3)
+    recipe = plan.for_records(USERS)
     models = []
     for fast in (True, False):
         run = PrivateStrategy(network(0), recipe, FedSGD(), seed=7)

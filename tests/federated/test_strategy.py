@@ -52,17 +52,25 @@ def moved(run: PrivateStrategy, grid: InProcessGrid) -> Tensor:
         (recipes.dynamic, FedAvg(epochs=2, lr=0.5)),
     ],
 )
-def test_every_recipe_of_rounds_learns_within_its_budget(make: Callable[..., Any], work: FedAvg | FedSGD) -> None:
+def test_every_recipe_of_rounds_learns(make: Callable[..., Any], work: FedAvg | FedSGD) -> None:
     options = {} if make is recipes.automatic else {"clip": 1.0}
-    recipe = make(batch_size=20, steps=12, lr=2.0, **options).calibrate(Budget(20.0, 1e-3), records=40)
+    recipe = make(batch_size=20, steps=12, lr=2.0, noise_multiplier=0.5, **options).for_records(40)
     model = mlp(seed=1)
     run = strategy(recipe, model, work=work)
     run.start(InProcessGrid(honest_app(40), 40))
     x, y = classification(400)
     assert (model(x).argmax(1) == y).float().mean() > 0.7
     assert run.account.position == 12
-    assert 19.0 < run.guarantee().epsilon <= 20.0
+    assert run.account.ledger.events() == recipe.plan()
+
+
+def test_a_budget_is_spent_on_users_and_not_exceeded() -> None:
+    recipe = recipes.sensitivity_decay(batch_size=4, steps=5).calibrate(Budget(3.0, 1e-3), records=8)
+    run = strategy(recipe, mlp(seed=1))
+    run.start(InProcessGrid(honest_app(8), 8))
+    assert 2.97 < run.guarantee().epsilon <= 3.0
     assert run.guarantee().unit == "user"
+    assert "every user" in str(run.guarantee())
 
 
 def test_noise_decay_goes_down_by_rounds() -> None:

@@ -1,5 +1,7 @@
 """The model, the loss and the records: what both sides agree on."""
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,12 +22,18 @@ def losses(model: nn.Module, batch: Split) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
+@cache
+def digits() -> data.Data:
+    """Read once per process: a simulation has many users in one."""
+    return data.load("digits")
+
+
 def records_of(user: int, users: int) -> Split:
     """The digits of one user: every `users`-th record, starting with the user's own."""
-    x, y = data.load("digits").train
+    x, y = digits().train
     return x[user::users], y[user::users]
 
 
 def held_out() -> Split:
     """Public records, for the server."""
-    return data.load("digits").test
+    return digits().test
