@@ -100,6 +100,32 @@ def test_it_gives_the_model_that_an_ordinary_loop_gives() -> None:
     assert not torch.equal(module.net.weight, untouched.net.weight)
 
 
+def test_validation_and_a_scheduler_between_the_epochs() -> None:
+    class Validated(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.modes: list[bool] = []
+            self.net = nn.Sequential(nn.Linear(6, 2), nn.Dropout(0.2))
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.modes.append(self.net.training)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1)]
+
+    module, privacy = Validated(), PrivateTraining(records(), loss, recipe())
+    held_out = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*records()), batch_size=32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer(privacy).fit(module, privacy.loader(), held_out)
+    assert privacy.private is not None
+    assert privacy.private.position == 12
+    assert module.modes
+    assert not any(module.modes)
+    assert privacy.private.bench.optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * 0.1**3)
+
+
 def test_every_draw_is_one_event_and_one_batch() -> None:
     module = Module()
     privacy = PrivateTraining(records(), loss, recipe())
