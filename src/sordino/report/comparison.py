@@ -16,9 +16,11 @@ from sordino.errors import InvalidInput
 from sordino.report import page
 from sordino.report.charts import Chart, Series
 from sordino.report.gathering import versions
+from sordino.report.prices import thinned
 from sordino.report.scales import Axis, percent, plain, whole
 
 MOST_TICKS = 7
+MOST_POINTS = 60
 Results = Sequence[Mapping[str, Any]]
 
 
@@ -205,6 +207,8 @@ def _over_steps(number: int, epsilon: float, rows: Sequence[_Row]) -> Chart | No
     series = []
     for method, group in _grouped([r for r in rows if r.epsilon == epsilon and r.curve], lambda r: r.method).items():
         steps, values = _aligned([row.curve for row in group])
+        keep = [round(k) for k in np.linspace(0, len(steps) - 1, min(len(steps), MOST_POINTS))]
+        steps, values = [steps[k] for k in keep], values[:, keep]
         points = list(zip(steps, values.mean(0).tolist(), strict=True))
         spread = list(zip(steps, values.min(0).tolist(), values.max(0).tolist(), strict=True))
         series.append(Series(method, points, spread=spread if len(group) > 1 else []))
@@ -235,7 +239,7 @@ def _schedule(number: int, key: str, title: str, rows: Sequence[_Row]) -> Chart 
         chosen = max(group, key=lambda row: row.epsilon or 0.0)
         values = getattr(chosen, key)
         points = [(k / max(1, len(values) - 1), value) for k, value in enumerate(values)]
-        series.append(Series(method, points[:: max(1, len(points) // 60)], stepped=True))
+        series.append(Series(method, thinned(points, MOST_POINTS), stepped=True))
     if not series:
         return None
     return Chart(

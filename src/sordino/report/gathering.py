@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, get_args
 
 from sordino import __version__
 from sordino.accounting import Guarantee, Ledger
@@ -53,7 +53,7 @@ def gather(
     tariff = _tariff(folder, recipe, booked, delta)
     guarantee = _guarantee(booked, recipe, setting, tariff, outcome)
     noise, clip = _schedules(recipe, booked.runs)
-    accuracy = tuple(folder.history())
+    accuracy = prices.thinned(folder.history(), MOST_POINTS)
     return Facts(
         name=folder.name,
         folder=str(run),
@@ -69,7 +69,7 @@ def gather(
         clip=clip,
         accuracy=accuracy,
         opinions=() if brief else prices.opinions(booked.runs, tariff, guarantee.basis),
-        final_accuracy=_share(outcome, "held_out_accuracy") or (accuracy[-1][1] if accuracy else None),
+        final_accuracy=accuracy[-1][1] if accuracy else _share(outcome, "held_out_accuracy"),
         twin_accuracy=_share(outcome, "twin_accuracy"),
         audit=_mechanism(audit if audit is not None else folder.json("audit.json")),
         versions=versions(),
@@ -139,7 +139,8 @@ def _guarantee(
     booked: Booked, recipe: Recipe | None, setting: Setting, tariff: Tariff, outcome: Mapping[str, Any] | None
 ) -> Guarantee:
     """Priced anew from the ledger: what somebody wrote beside it is believed for assumptions and accuracy alone."""
-    stated: Basis = "published" if booked.header.get("basis") == "published" else "proven"
+    said = booked.header.get("basis", "proven")
+    stated: Basis = next((known for known in get_args(Basis) if known == said), "published")
     basis = weaker(weaker(stated, recipe.basis if recipe else "proven"), required_accountant(tariff.accountant).basis)
     return Guarantee(
         epsilon=tariff.price(booked.runs),
@@ -187,13 +188,17 @@ def _cautions(recipe: Recipe | None, booked: Booked) -> tuple[str, ...]:
 def _schedules(recipe: Recipe | None, runs: Runs) -> tuple[Points, Points]:
     """(step, noise multiplier) and (step, clipping bound); from the ledger where the noise was chosen on the way."""
     if recipe is None or recipe.noise_multiplier is None or not 1 <= (recipe.steps or 0) <= MOST_STEPS:
-        return prices.noises(runs), ()
+        return prices.thinned(prices.noises(runs), MOST_POINTS), ()
     assert recipe.steps is not None
     steps, sigma = recipe.steps, recipe.noise_multiplier
     shown = sorted({round((steps - 1) * part / MOST_POINTS) for part in range(MOST_POINTS + 1)})
     noise = tuple((step + 1.0, sigma * factor_at(recipe.noise_schedule, step, steps)) for step in shown)
     clip = tuple((step + 1.0, recipe.clip * factor_at(recipe.clip_schedule, step, steps)) for step in shown)
-    return (_corners(noise), _corners(clip)) if recipe.rdp_filter is None else (prices.noises(runs), ())
+    return (
+        (_corners(noise), _corners(clip))
+        if recipe.rdp_filter is None
+        else (prices.thinned(prices.noises(runs), MOST_POINTS), ())
+    )
 
 
 def _corners(points: Points) -> Points:

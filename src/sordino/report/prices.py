@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -77,6 +77,13 @@ def noises(runs: Runs) -> Points:
             points += [(done + 1.0, noise), (float(done + count), noise)]
         done += count
     return tuple(dict.fromkeys(points))
+
+
+def thinned(points: Sequence[tuple[float, float]], most: int) -> Points:
+    """About `most` of the points, evenly spread, the first and the last among them."""
+    if len(points) <= most:
+        return tuple(points)
+    return tuple(points[round(k * (len(points) - 1) / (most - 1))] for k in range(most))
 
 
 def _noise(event: DpEvent) -> float | None:

@@ -48,6 +48,7 @@ def context(facts: Facts) -> dict[str, Any]:
         "facts": facts,
         "strength": words.strength(facts.guarantee),
         "bases": words.BASES,
+        "change": words.change(facts.guarantee),
         "neighbours": words.neighbours(facts.guarantee),
         "attacks": words.attacks(facts.curve),
         "mechanism": words.mechanism(facts.recipe.name) if facts.recipe else "",
@@ -70,7 +71,7 @@ def _view(facts: Facts) -> dict[str, Any]:
         "audit_passed": audit.get("passed") is True,
         "confidence": percent(audit["confidence"]) if isinstance(audit.get("confidence"), float) else "",
         "attacks": [_attack(attack) for attack in audit.get("attacks", []) if isinstance(attack, dict)],
-        "findings": [str(finding) for finding in audit.get("findings", [])],
+        "findings": _lines(audit.get("findings")),
         "commands": _commands(facts),
     }
 
@@ -122,6 +123,10 @@ def _attack(attack: Mapping[str, Any]) -> dict[str, str]:
         "claimed": number("epsilon_claimed"),
         "certain": number("epsilon_certain"),
     }
+
+
+def _lines(value: Any) -> list[str]:
+    return [str(line) for line in value] if isinstance(value, list) else []
 
 
 def _commands(facts: Facts) -> str:

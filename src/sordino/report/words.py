@@ -58,6 +58,14 @@ def neighbours(guarantee: Guarantee) -> str:
     return ADJACENCIES[guarantee.adjacency].format(unit=guarantee.unit)
 
 
+def change(guarantee: Guarantee) -> str:
+    """What may be done to the data without being noticed."""
+    return {
+        "add-or-remove-one": f"adding or removing one {guarantee.unit}",
+        "replace-one": f"replacing one {guarantee.unit} by any other",
+    }[guarantee.adjacency]
+
+
 def attacks(curve: Points) -> list[tuple[str, str]]:
     """(false alarms, records found at most) for tests of some strictness."""
     return [(words, percent(math.ceil(1000 * detection(curve, share)) / 1000)) for share, words in FALSE_ALARMS]

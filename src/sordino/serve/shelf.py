@@ -124,7 +124,7 @@ def _computed(compute: Callable[[], Facts]) -> Facts | str:
         return compute()
     except SordinoError as error:
         return str(error)
-    except (OSError, ValueError, ArithmeticError, TypeError) as error:  # a folder can hold anything
+    except (OSError, ValueError, ArithmeticError, TypeError, LookupError) as error:  # a folder can hold anything
         return f"this run cannot be read: {type(error).__name__}"
 
 
