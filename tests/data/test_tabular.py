@@ -274,5 +274,5 @@ def test_kinds_are_understood_without_noise(cells, kind):
         assert column.low <= 18
         assert column.high >= 90
     if isinstance(column, Category):
-        assert column.buckets == 4
+        assert column.buckets == 16
     assert tabular_schema.Schema({"a": column}).width == column.width

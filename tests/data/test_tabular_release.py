@@ -68,6 +68,7 @@ def test_kinds_ranges_and_classes_of_a_table():
     schema = release(table, "outcome", open_schema(table), chosen, ledger, Seeded(1))
     kinds = {name: type(column) for name, column in schema.columns.items()}
     assert kinds == {"age": Number, "dose": Number, "town": Category, "code": Skip, "notes": Text}
+    assert schema.columns["town"].buckets == 16
     age, dose = schema.columns["age"], schema.columns["dose"]
     assert age.low <= 20
     assert age.high >= 90

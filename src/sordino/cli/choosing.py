@@ -175,7 +175,7 @@ def _default(name: str, records: int, defaults: Defaults) -> Recipe:
     if name.replace("-", "_") not in recipes.__all__:
         raise InvalidInput(f"recipe={name!r} must be one of {', '.join(recipes.__all__)}")
     batch_size = defaults.batch_size(records)
-    recipe: Recipe = getattr(recipes, name.replace("-", "_"))(batch_size=batch_size, epochs=defaults.epochs)
+    recipe: Recipe = getattr(recipes, name.replace("-", "_"))(batch_size=batch_size, epochs=defaults.epochs(records))
     optimizer = defaults.optimizer if recipe.optimizer.kind == "sgd" else OPTIMIZERS[recipe.optimizer.kind]
     return replace(recipe, optimizer=optimizer)
 

@@ -18,22 +18,31 @@ OPTIMIZERS = {
 
 @dataclass(frozen=True)
 class Defaults:
-    """Expected size of a draw as a share of the records, within limits; and how long and how fast to learn."""
+    """Expected size of a draw as a share of the records, within limits; and how long and how fast to learn.
+
+    `epochs` are cut to `most_steps`: a million records say in few epochs what there is to say.
+    """
 
     share: float
     fewest: int
     most: int
-    epochs: float
+    most_epochs: float
     optimizer: Optimizer
+    most_steps: int = 400
 
     def batch_size(self, records: int) -> int:
         wanted = max(self.fewest, int(self.share * records))
         return max(1, min(wanted, self.most, records))
 
+    def epochs(self, records: int) -> float:
+        return min(self.most_epochs, self.most_steps * self.batch_size(records) / records)
 
-BENCHMARK = Defaults(share=0.25, fewest=1, most=256, epochs=20.0, optimizer=OPTIMIZERS["sgd"])
-TABLE = Defaults(share=0.25, fewest=1, most=16_384, epochs=25.0, optimizer=OPTIMIZERS["sgd"])
-IMAGES = Defaults(share=0.125, fewest=64, most=4_096, epochs=20.0, optimizer=Optimizer("sgd", lr=0.1, momentum=0.9))
+
+BENCHMARK = Defaults(share=0.25, fewest=1, most=256, most_epochs=20.0, optimizer=OPTIMIZERS["sgd"], most_steps=10**9)
+TABLE = Defaults(share=0.25, fewest=1, most=16_384, most_epochs=25.0, optimizer=OPTIMIZERS["sgd"])
+IMAGES = Defaults(
+    share=0.125, fewest=64, most=4_096, most_epochs=20.0, optimizer=Optimizer("sgd", lr=0.1, momentum=0.9)
+)
 
 
 def defaults_for(records: Data | Sheet) -> Defaults:

@@ -134,9 +134,10 @@ def _say(outcome: Outcome, twin_accuracy: float | None) -> None:
     wide = not out.is_terminal  # a file gets whole lines, a terminal whole words
     out.print(f"\n{_ending(outcome)}\n", markup=False)
     out.print(f"Guarantee. {replace(outcome.guarantee, assumptions=())}", markup=False, soft_wrap=wide)
-    out.print("It assumes that")
+    out.print("Assumptions:")
     for assumption in outcome.guarantee.assumptions:
-        out.print(Padding(Text(f"- {assumption}"), (0, 0, 0, 2)), soft_wrap=wide)
+        line = Text(f"- {assumption}")
+        out.print(Text("  ") + line if wide else Padding(line, (0, 0, 0, 2)), soft_wrap=wide)
     out.print()
     if outcome.held_out_accuracy is None:
         out.print("Held-out accuracy: not measured (--held-out 0.2 keeps a fifth of the records for it)")

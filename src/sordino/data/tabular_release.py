@@ -134,7 +134,7 @@ def counts(cells: Sequence[str]) -> tabular_kinds.Counts:
 def _kinds(table: Table, schema: Schema, chosen: Plan, ledger: Ledger, source: Source) -> dict[str, Column]:
     columns = {}
     for name, row in zip(chosen.columns, released_counts(table, chosen, ledger, source), strict=True):
-        different = float(row[-1]) / DISTINCT_WEIGHT
+        different = (float(row[-1]) - chosen.deviation) / DISTINCT_WEIGHT  # at least so many, more likely than not
         columns[name] = tabular_kinds.understood(
             row[:-1], different, chosen.deviation, chosen.records, schema.columns[name]
         )

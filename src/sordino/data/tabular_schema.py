@@ -31,7 +31,7 @@ from typing import Any
 
 from sordino.errors import InvalidInput
 
-FEWEST_BUCKETS, MOST_BUCKETS = 4, 64
+FEWEST_BUCKETS, MOST_BUCKETS = 16, 64
 _IDENTIFIES = re.compile(r"(^|[_\W])(id|uuid|guid|ssn|mrn|e_?mail|phone|name|index|column \d+)$")
 
 
