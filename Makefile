@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/pytest -n auto --maxprocesses=4 --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-integrations lint types bench docs lock clean
+.PHONY: help demo test test-slow test-integrations screenshots lint types bench docs lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-18s %s\n", $$1, $$2 }'
@@ -26,6 +26,9 @@ test-slow: .venv/dev ## The tests that take minutes
 
 test-integrations: .venv/integrations ## Accelerate and Lightning, against the real packages
 	$(BIN)/pytest tests/integrations 'tests/test_docs.py::test_the_code_of_every_page_runs[docs/integrations.md]'
+
+screenshots: .venv/dev ## Take the documentation's pictures of real reports anew (needs chromium)
+	SORDINO_SCREENSHOTS=docs/img $(BIN)/pytest -m slow tests/report/test_screenshots.py
 
 lint: .venv/dev ## ruff, style and format
 	$(BIN)/ruff check .

@@ -15,9 +15,10 @@ from sordino.serve import Server
 from tests import page_checks
 from tests.browser import Browser
 
-TARGET = os.environ.get("SORDINO_SCREENSHOTS")
+ASKED = os.environ.get("SORDINO_SCREENSHOTS")
+TARGET = Path(ASKED or "").resolve()
 pytestmark = [
-    pytest.mark.skipif(TARGET is None, reason="pictures are taken when SORDINO_SCREENSHOTS names a directory"),
+    pytest.mark.skipif(ASKED is None, reason="pictures are taken when SORDINO_SCREENSHOTS names a directory"),
     pytest.mark.slow,
 ]
 
@@ -29,11 +30,10 @@ def sordino(*arguments: object) -> str:
 
 
 def take(browser: Browser, address: str, name: str, width: int, height: int, *, dark: bool = False) -> None:
-    target = Path(TARGET or "")
-    target.mkdir(parents=True, exist_ok=True)
+    TARGET.mkdir(parents=True, exist_ok=True)
     page = browser.page(address, width=width, height=height, dark=dark)
     assert page_checks.everything(page) == []
-    page.screenshot(target / f"{name}.png")
+    page.screenshot(TARGET / f"{name}.png")
     page.close()
 
 
