@@ -1,4 +1,4 @@
-"""Many cases at once: a process per run, one torch thread each, as many as there are cores.
+"""Many cases at once: as many processes as there are cores, one torch thread each, one run at a time.
 
 A process that dies takes its run alone; that is tried once more and goes on at its last checkpoint. If this process
 dies, its workers notice and stop, so that nobody works on a run that somebody else may take up.
@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from sordino.errors import InvalidInput, SordinoError
 from sordino.experiments import store
 from sordino.experiments.case import Case
 
-PARENT_DIED, FAILED = 3, 4
+PARENT_DIED = 3
 TRIES = 2
 
 
@@ -43,9 +42,14 @@ Listener = Callable[[Told], None]
 
 @dataclass
 class _Worker:
-    case: Case
     process: BaseProcess
     pipe: Connection
+    case: Case
+
+    def take(self, case: Case) -> None:
+        """Begin another run."""
+        self.case = case
+        self.pipe.send(case.to_dict())
 
 
 def cores() -> int:
@@ -64,24 +68,30 @@ def run_all(cases: Sequence[Case], folder: Path, workers: int | None = None, tel
     for told in ended.values():
         tell(told)
     tries = {case.label: 0 for case in waiting}
+    idle: list[_Worker] = []
     with _stopping() as running:
         while waiting or running:
             while waiting and len(running) < (workers or cores()):
                 case = waiting.popleft()
                 tries[case.label] += 1
-                running.append(_started(case, folder))
+                worker = idle.pop() if idle else _started(case, folder)
+                worker.take(case)
+                running.append(worker)
                 tell(Told(case, "running"))
             for worker in list(running):
                 outcome = _heard(worker, tell)
                 if outcome is None:
                     continue
                 running.remove(worker)
-                if outcome.state == "failed" and not outcome.error and tries[worker.case.label] < TRIES:
-                    waiting.append(worker.case)
+                if worker.process.is_alive():
+                    idle.append(worker)
+                if outcome.state == "failed" and not outcome.error and tries[outcome.case.label] < TRIES:
+                    waiting.append(outcome.case)
                     continue
-                ended[worker.case.label] = outcome
+                ended[outcome.case.label] = outcome
                 tell(outcome)
             wait([thing for worker in running for thing in (worker.pipe, worker.process.sentinel)], timeout=1.0)
+        running += idle
     return [ended[case.label] for case in cases]
 
 
@@ -99,45 +109,44 @@ def _unfinished(cases: Sequence[Case], folder: Path, ended: dict[str, Told]) -> 
 
 def _started(case: Case, folder: Path) -> _Worker:
     context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(case.to_dict(), folder, sender), daemon=True)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(folder, theirs), daemon=True)
     process.start()
-    sender.close()
-    return _Worker(case, process, receiver)
+    theirs.close()
+    return _Worker(process, ours, case)
 
 
 def _heard(worker: _Worker, tell: Listener) -> Told | None:
     """Pass on what a worker said; what became of its run, if that has ended."""
     alive = worker.process.is_alive()
-    message: tuple[str, Any] = ("", None)
     try:
         while worker.pipe.poll():
-            message = worker.pipe.recv()
-            if message[0] == "running":
-                tell(Told(worker.case, "running", *message[1]))
+            state, told = worker.pipe.recv()
+            if state != "running":
+                steps, accuracy, error = told
+                return Told(worker.case, state, steps, steps, accuracy, error)
+            tell(Told(worker.case, state, *told))
     except (EOFError, OSError):
-        pass  # the worker has closed its end; its exit code tells the rest
-    if message[0] in ("finished", "failed"):
-        worker.process.join()
-        steps, accuracy, error = message[1]
-        return Told(worker.case, message[0], steps, steps, accuracy, error)
-    return None if alive else Told(worker.case, "failed", error="")
+        alive = False  # the worker has closed its end: it is dead or dying
+    return None if alive else Told(worker.case, "failed")
 
 
-def _work(plain: dict[str, Any], folder: Path, pipe: Connection) -> None:
-    """In the worker: run one case with one thread, and report."""
+def _serve(folder: Path, pipe: Connection) -> None:
+    """In a worker: run one case after the other with one thread, and report."""
     import torch
 
     from sordino.experiments.running import run
 
     torch.set_num_threads(1)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
-    try:
-        row = run(Case.from_dict(plain), folder, lambda *point: pipe.send(("running", point)))
-    except SordinoError as error:
-        pipe.send(("failed", (0, None, " ".join(str(error).split()))))
-        raise SystemExit(FAILED) from error
-    pipe.send(("finished", (row["steps"], row["accuracy"], "")))
+    while True:
+        case = Case.from_dict(pipe.recv())
+        try:
+            row = run(case, folder, lambda *point: pipe.send(("running", point)))
+        except SordinoError as error:
+            pipe.send(("failed", (0, None, " ".join(str(error).split()))))
+        else:
+            pipe.send(("finished", (row["steps"], row["accuracy"], "")))
 
 
 def _stop_with_parent() -> None:
