@@ -182,6 +182,15 @@ def budget(directory: Path) -> tuple[int, bool, str]:
     return run.position, guarantee.epsilon <= 2.0, refusal
 
 
+def pairs(directory: Path) -> tuple[Tensor, int, str]:
+    """Two runs side by side in groups of two, and what a process says that is given the other pair's group."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = rank() // 2
+    stranger = refused(group=groups[1 - mine])
+    run = train(prepared("dpsgd"), validate=False, group=groups[mine])
+    return flat(run.bench.objective.parameters()), len(run.bench.ledger), stranger
+
+
 # -- what is refused ------------------------------------------------------------------------------------------------
 
 
@@ -254,6 +263,7 @@ def shards(directory: Path) -> dict[str, Any]:
     found["refusals"] = {
         "probe": refused(model=sharded_mlp(), validate=True),
         "selection": refused(recipe=prepared("dpsur"), model=sharded_mlp()),
+        "loop": looped(private(model=sharded_mlp(), validate=False)),
     }
     return found
 
@@ -273,6 +283,14 @@ def in_halves(directory: Path, first: nn.Module, second: nn.Module, look: Callab
 
 def plain_halves(directory: Path) -> Tensor:
     return in_halves(directory / "run", mlp(), mlp(seed=5), lambda model: flat(model.parameters()))
+
+
+def looped(run: Private) -> str:
+    try:
+        next(run.loader())
+    except SordinoError as error:
+        return str(error)
+    return ""
 
 
 # -- saving, and a rank that dies -----------------------------------------------------------------------------------
@@ -353,6 +371,6 @@ SAME = [weighted_sum, noise, tiny_draws]
 CREWS = {
     "1": (1, [*SAME, all_recipes, own_loop, budget, saved, plain_halves]),
     "2": (2, [*SAME, all_recipes, own_loop, budget, saved, refusals, augmented, unwritable, shards]),
-    "4": (4, [*SAME, some_recipes]),
+    "4": (4, [*SAME, some_recipes, pairs]),
     "death": (2, [death]),
 }

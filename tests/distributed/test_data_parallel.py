@@ -99,6 +99,14 @@ def test_a_loop_of_ones_own_is_the_same(crews: Path, kind: str) -> None:
         torch.testing.assert_close(found[kind], alone, rtol=0, atol=1e-5)
 
 
+def test_runs_in_groups_of_their_own_do_not_meet(crews: Path) -> None:
+    alone, _, events = ranks(crews, "1", "all_recipes")[0]["dpsgd"]
+    for parameters, charged, stranger in ranks(crews, "4", "pairs"):
+        torch.testing.assert_close(parameters, alone, rtol=0, atol=1e-5)
+        assert charged == events
+        assert "not in the group" in stranger
+
+
 # -- one ledger -----------------------------------------------------------------------------------------------------
 
 
@@ -148,6 +156,7 @@ def test_what_shards_cannot_do_is_refused(crews: Path) -> None:
     first, second = (rank["refusals"] for rank in ranks(crews, "2", "shards"))
     assert "probe it before fully_shard" in first["probe"]
     assert "cannot be used on a sharded model" in first["selection"]
+    assert "use private.steps()" in first["loop"]
     assert first == second
 
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from sordino.accounting.ledger import Ledger
-from sordino.distributed.sharding import is_shard, is_sharded
+from sordino.distributed.sharding import is_shard, is_sharded, mesh_size
 from sordino.distributed.team import Team
 from sordino.errors import InvalidInput
 from sordino.records import Records
@@ -75,6 +75,10 @@ def _require_shards(bench: Bench, validate: bool) -> None:
         raise InvalidInput(
             "a sharded model cannot be copied, as the probe for mixed examples must: probe it before fully_shard, by "
             "building Private on the bare model, and then give validate=False"
+        )
+    if (over := mesh_size(bench.objective)) != bench.team.size:
+        raise InvalidInput(
+            f"model is sharded over {over} processes, but {bench.team.size} train it: give group= the same ones"
         )
     if not isinstance(bench.recipe.selection, Always):
         raise InvalidInput(

@@ -25,6 +25,12 @@ def is_sharded(model: nn.Module) -> bool:
     return bool(_units(model))
 
 
+def mesh_size(model: nn.Module) -> int:
+    """Over how many processes the parameters are cut."""
+    shards: list[Any] = [parameter for parameter in model.parameters() if is_shard(parameter)]
+    return max((shard.device_mesh.size() for shard in shards), default=1)
+
+
 @contextmanager
 def whole(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """Hand out the whole parameters behind `parameters`, in every process; those of a model without shards as they are.

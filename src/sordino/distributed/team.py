@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sordino.distributed.source import Shared
-from sordino.errors import SordinoError
+from sordino.errors import InvalidInput, SordinoError
 from sordino.noise import Source
 
 T = TypeVar("T")
@@ -68,6 +68,8 @@ class Ranks(Team):
 
     def sum(self, tensors: list[Tensor]) -> list[Tensor]:
         flat = torch.cat([tensor.flatten() for tensor in tensors]).to(self._device)
+        if not len(flat):
+            return tensors
         with _one_line_errors():
             dist.all_reduce(flat, group=self._group)
         pieces = flat.split([tensor.numel() for tensor in tensors])
@@ -107,6 +109,8 @@ def team_of(group: dist.ProcessGroup | None = None) -> Team:
             return Team()
         group = dist.group.WORLD
     assert group is not None
+    if dist.get_rank(group) < 0:
+        raise InvalidInput("this process is not in the group that it was given: give each process a group it is in")
     return Ranks(group) if dist.get_world_size(group) > 1 else Team()
 
 
