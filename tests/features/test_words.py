@@ -69,6 +69,15 @@ def test_known_words_are_white_over_the_vocabulary() -> None:
     assert spread[-1] / spread[0] < 3, "no direction of the vocabulary may drown the others"
 
 
+def test_anchors_are_the_first_words_that_have_a_vector() -> None:
+    table = vectors()
+    cut = anchored(table, anchors=20, among=20, threshold=0.1)
+    rest = table.clone()
+    rest[23:] = rest[23:].flip(0)  # the same vocabulary, other words after the anchors
+    torch.testing.assert_close(anchored(rest, anchors=20, among=20, threshold=0.1)[:23], cut[:23], atol=1e-3, rtol=1e-2)
+    assert not torch.allclose(anchored(rest, anchors=20, threshold=0.1)[:23], cut[:23], atol=0.1)
+
+
 def test_no_records_have_no_features() -> None:
     assert word_features(reviews()[:0], vectors(), anchors=20).shape == (0, 20)
 

@@ -19,7 +19,13 @@ _SMALLEST = 1e-6
 
 
 def word_features(
-    tokens: Tensor, embedding: Tensor, *, anchors: int = 1000, threshold: float = 0.2, folder: Path | None = None
+    tokens: Tensor,
+    embedding: Tensor,
+    *,
+    anchors: int = 1000,
+    among: int = 5000,
+    threshold: float = 0.2,
+    folder: Path | None = None,
 ) -> Tensor:
     """Features [N, anchors] of norm 1 of token ids [N, length]; row i of `embedding` is the vector of token i.
 
@@ -42,28 +48,30 @@ def word_features(
         )
 
     def make(path: Path) -> None:
-        words = anchored(embedding, anchors=anchors, threshold=threshold)
+        words = anchored(embedding, anchors=anchors, among=among, threshold=threshold)
         rows = [_bag(part, words) for part in tokens.split(CHUNK)] if len(tokens) else [words[:0]]
         with path.open("wb") as file:
             np.save(file, torch.cat(rows).numpy())
 
-    return kept(folder or cache_folder() / "words", (VERSION, anchors, threshold), (tokens, embedding), make)
+    return kept(folder or cache_folder() / "words", (VERSION, anchors, among, threshold), (tokens, embedding), make)
 
 
-def anchored(embedding: Tensor, *, anchors: int, threshold: float) -> Tensor:
+def anchored(embedding: Tensor, *, anchors: int, threshold: float, among: int = 5000) -> Tensor:
     """Word vectors [V, anchors]: phi_w = unit(whiten(max(0, <u_w, u_a> - threshold) for every anchor a)).
 
-    u_w = unit(whiten(embedding)_w), and the anchors are evenly spaced rows among those that have a vector. Both
+    u_w = unit(whiten(embedding)_w), and the anchors are evenly spaced among the first `among` rows that have a vector,
+    the frequent words where rows are ranked: if the ranks were counted on private text, so were the anchors. Both
     whitenings take mean and covariance over the vocabulary, each word once: no text is counted. A linear classifier on
     the sum of phi_w weighs small neighbourhoods of words, where one on the mean vector weighs 100 directions.
     """
     known = embedding.abs().sum(1) > 0
-    if not 1 <= anchors <= int(known.sum()):
-        raise InvalidInput(f"anchors={anchors} must be in 1..{int(known.sum())}, the words that have a vector")
+    among = min(among, int(known.sum()))
+    if not 1 <= anchors <= among:
+        raise InvalidInput(f"anchors={anchors} must be in 1..{among}, the words they are chosen among")
     if not 0 <= threshold < 1:
         raise InvalidInput(f"threshold={threshold} must be in [0, 1): it is a cosine; 0.2 to start with")
     vectors = _unit(_whitened(embedding[known].float(), ridge=0.0))
-    chosen = vectors[torch.arange(anchors) * len(vectors) // anchors]
+    chosen = vectors[torch.arange(anchors) * among // anchors]
     near = (vectors @ chosen.T - threshold).clamp(min=0.0)
     words = torch.zeros(len(embedding), anchors)
     words[known] = _unit(_whitened(near, ridge=1e-3))
