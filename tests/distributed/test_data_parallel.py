@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sordino import recipes
 from sordino.accounting.ledger import Ledger
+from sordino.distributed import Team, join, team_of
 from tests.distributed import crew, scenarios
 from tests.helpers import mlp
 
@@ -200,3 +201,22 @@ def test_a_rank_that_dies_ends_the_step_for_all_and_stays_paid_for(crews: Path) 
     assert "\n" not in message
     with Ledger.read(crews / "death" / "death" / "run" / "ledger.sqlite") as ledger:
         assert len(ledger) == 3, "the third release was charged before its noise was drawn"
+
+
+def test_without_torchrun_joining_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    join()
+    assert not torch.distributed.is_initialized()
+    assert (team_of().size, team_of().leads) == (1, True)
+
+
+@pytest.mark.parametrize(("count", "size"), [(0, 3), (1, 4), (7, 3), (64, 5)])
+def test_shares_are_disjoint_complete_and_even(count: int, size: int) -> None:
+    def share(rank: int) -> list[int]:
+        team = Team()
+        team.size, team.rank = size, rank
+        return list(range(count))[team.own(count)]
+
+    shares = [share(rank) for rank in range(size)]
+    assert [index for part in shares for index in part] == list(range(count))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
