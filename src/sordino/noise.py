@@ -99,11 +99,12 @@ class Secure(_Stream):
 class Seeded(_Stream):
     """Repeatable randomness for experiments: whoever knows the seed can remove the noise.
 
-    `incarnation` counts how often the run was opened, so that resuming never replays a stream (law 10).
+    `incarnation` counts how often the run was opened, and `begun` how many events its ledger held then, so that neither
+    resuming nor a second run on one ledger replays a stream (law 10).
     """
 
-    def __init__(self, seed: int, incarnation: int = 1) -> None:
-        digest = hashlib.sha256(f"sordino/{seed}/{incarnation}".encode()).digest()
+    def __init__(self, seed: int, incarnation: int = 1, begun: int = 0) -> None:
+        digest = hashlib.sha256(f"sordino/{seed}/{incarnation}/{begun}".encode()).digest()
         super().__init__(int.from_bytes(digest[:16], "big"))
         self.assumption = f"noise is SEEDED (seed {seed}): an experiment, no protection against whoever knows the seed"
 

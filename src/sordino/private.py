@@ -27,8 +27,9 @@ from sordino.loops import UserLoop
 from sordino.noise import Secure, Seeded, Source
 from sordino.recipe import Recipe
 from sordino.records import Collate, Records
+from sordino.selection.energy import evaluating
 from sordino.step import Bench
-from sordino.validation.binding import check_length, check_optimizer
+from sordino.validation.binding import check_ledger, check_length, check_optimizer
 
 _log = logging.getLogger("sordino")
 
@@ -78,6 +79,7 @@ class Private:
         records = Records(dataset, collate)
         check_length(records.count, recipe.records)
         check_optimizer(model, optimizer)
+        check_ledger(recipe.basis, ledger)
         objective = Objective(model, loss)
         self.position = 0
         self._given_source, self._seed, self._engine = source, seed, engine
@@ -160,6 +162,12 @@ class Private:
 
     def _probe(self) -> None:
         """Refuse a model that mixes examples: at the start, and again when it changes between train and eval."""
+        self._probe_as_it_is()
+        if self.bench.recipe.selection.evaluates:
+            with evaluating(self.bench.objective.model):
+                self._probe_as_it_is()
+
+    def _probe_as_it_is(self) -> None:
         objective, records = self.bench.objective, self.bench.records
         modes = tuple(module.training for module in objective.model.modules())
         if self._validated and modes not in self._probed:
@@ -238,7 +246,8 @@ class Private:
     def _fresh_source(self) -> Source:
         if self._given_source is not None:
             return self._given_source
-        return Secure() if self._seed is None else Seeded(self._seed, self.bench.ledger.incarnation)
+        ledger = self.bench.ledger
+        return Secure() if self._seed is None else Seeded(self._seed, ledger.incarnation, len(ledger))
 
     def _renew_allowance(self) -> None:
         recipe, ledger = self.bench.recipe, self.bench.ledger

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -177,8 +177,8 @@ class Recipe:
         """A short hash that tells whether two runs follow the same recipe."""
         try:
             text = self.to_toml()
-        except InvalidInput:  # parts of the user's own have no stable text; the names of the classes are what is left
-            text = f"{self.name} {[type(value).__qualname__ for value in vars(self).values()]}"
+        except InvalidInput:  # parts of the user's own have no stable text: what is left are their plain fields
+            text = _stable(self)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @staticmethod
@@ -191,6 +191,16 @@ class Recipe:
     @staticmethod
     def from_file(path: str | Path) -> Recipe:
         return Recipe.from_toml(Path(path).read_text())
+
+
+def _stable(value: object) -> str:
+    """A text that is the same in every process: plain values as they are, of anything else its class and its fields."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_stable, value))}]"
+    held = {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else {}
+    return f"{type(value).__qualname__}({', '.join(f'{name}={_stable(part)}' for name, part in held.items())})"
 
 
 def _require(condition: bool, message: str) -> None:

@@ -137,7 +137,7 @@ def begin(bench: Bench, step: int, draw: Draw | None = None) -> Attempt:
     assert recipe.sampler is not None
     recipe.norms.prepare(bench.engine)
     recipe.sampler.prepare(bench, step)
-    terms = recipe.terms(step, bench.memory)
+    terms = bench.team.lead(lambda: recipe.terms(step, bench.memory))  # one bound and one price for all processes
     receipt = bench.charge(terms.event)
     draw = bench.draw() if draw is None else draw
     total = [torch.zeros(p.shape, dtype=accumulation_dtype(p), device=p.device) for p in parameters]

@@ -125,7 +125,7 @@ class Account:
     def _bind(self, ledger: Ledger) -> None:
         """Spend on this ledger from now on, with fresh noise (law 10) and what is left of the budget."""
         self.ledger = ledger
-        fresh = Secure() if self._seed is None else Seeded(self._seed, ledger.incarnation)
+        fresh = Secure() if self._seed is None else Seeded(self._seed, ledger.incarnation, len(ledger))
         self.source = fresh if self._given is None else self._given
         self._allowance = None  # priced when it is first needed
 

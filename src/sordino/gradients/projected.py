@@ -8,7 +8,9 @@ weighted sum is one ordinary backward pass of the reweighted loss.
 The norms are estimates, so clipping by them costs more: see `sordino.accounting.projected`. What the price assumes:
 - the v_j are fresh for every draw, independent of the data, and the same for all of its microbatches: otherwise one
   record more would move others to other projections (`renew`);
-- norm and sum are of the same gradient: dropout repeats its masks in every pass.
+- norm and sum are of the same gradient: dropout repeats its masks in every pass, and every sum is compared with the
+  first projection (`Estimated.require_agreement`). Forward mode goes through ``torch.no_grad()`` and past backward
+  hooks, and a model may draw random numbers that are not torch's: then a record would count more than its norm says.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ from sordino.noise import Source
 _log = logging.getLogger("sordino")
 
 MICROBATCH = 256
+TOLERANCE = 1e-4
+"""How far the projection of a sum may be from the sum of the projections, as a share of all lengths: rounding alone."""
 
 
 class Directions:
@@ -135,6 +139,8 @@ class Estimated:
 
     task: _Pass
     norms: Tensor
+    along: Tensor  # <∇L_i, v_1>
+    directions: Directions
 
     def weighted_sum(self, weights: Tensor) -> list[Tensor]:
         return self._sum(weights, weights.nonzero().flatten())
@@ -145,11 +151,26 @@ class Estimated:
             return [torch.zeros_like(p, dtype=accumulation_dtype(p)) for p in self.task.parameters]
         total = self._backward(weights, rows)
         if all(bool(torch.isfinite(g).all()) for g in total):
+            self.require_agreement(total, weights, rows)
             return total
         if len(rows) == 1:
             return self._sum(weights, rows[:0])
         halves = (self._sum(weights, half) for half in rows.tensor_split(2))
         return [one + other for one, other in zip(*halves, strict=True)]
+
+    def require_agreement(self, total: list[Tensor], weights: Tensor, rows: Tensor) -> None:
+        """<sum_i w_i ∇L_i, v_1> = sum_i w_i <∇L_i, v_1>: v_1 is a fresh normal, so that another gradient would show."""
+        first = next(iter(self.directions.over(self.task.parameters)))
+        found = sum(float((g.double() * v).sum()) for g, v in zip(total, first, strict=True))
+        shares = weights[rows].double()
+        wanted = float((shares * self.along[rows]).sum())
+        lengths = float((shares * self.norms[rows].double()).sum())
+        if not abs(found - wanted) <= TOLERANCE * lengths:
+            raise UnsupportedModel(
+                f"estimated norms are not those of the summed gradients ({found:.6g} along a projection, not "
+                f"{wanted:.6g}): torch.no_grad, backward hooks or random numbers of its own in the model or its loss, "
+                "or TF32; take them out, or use exact norms (any recipe but jl)"
+            )
 
     def _backward(self, weights: Tensor, rows: Tensor) -> list[Tensor]:
         """One backward pass. Rows that are left out are replaced by one that is not, so that all shapes, and with them
@@ -223,18 +244,21 @@ class Projected:
         task = _Pass(objective, parameters, batch, Coins(parameters[0].device))
         while True:
             try:
-                return Estimated(task, self._norms(task, directions))
+                return Estimated(task, *self._norms(task, directions), directions)
             except (RuntimeError, NotImplementedError, TypeError) as error:
                 reason = str(error).strip().split("\n")[0]
                 self._give_up_on(self._ways[0], reason, error)
 
-    def _norms(self, task: _Pass, directions: Directions) -> Tensor:
-        way = WAYS[self._ways[0]]
+    def _norms(self, task: _Pass, directions: Directions) -> tuple[Tensor, Tensor]:
+        """Estimated norms, and the products with the first projection."""
+        way, along = WAYS[self._ways[0]], None
         squares = torch.zeros(task.batch.size, dtype=torch.float64, device=task.parameters[0].device)
         with plain_attention():
             for products in way(task, directions.over(task.parameters)):
+                along = products.detach().double() if along is None else along
                 squares += products.detach().double().square()
-        return (squares / self._projections).sqrt().to(accumulation_dtype(task.parameters[0]))
+        assert along is not None
+        return (squares / self._projections).sqrt().to(accumulation_dtype(task.parameters[0])), along
 
     def _give_up_on(self, way: str, reason: str, error: Exception) -> None:
         if len(self._ways) == 1:

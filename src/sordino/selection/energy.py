@@ -35,7 +35,7 @@ def losses(bench: Bench, records: Records, indices: Tensor) -> Tensor:
     size = bench.microbatch or AT_ONCE
     found = torch.zeros(len(indices), dtype=torch.float64)
     mine = torch.arange(len(indices))[bench.team.own(len(indices))]
-    with torch.no_grad(), _evaluating(bench.objective.model):
+    with torch.no_grad(), evaluating(bench.objective.model):
         for part in mine.split(size) if len(mine) else ():
             batch = records.fetch(indices[part], bench.device)
             found[part] = bench.objective.losses(batch.data, batch.size).double().cpu()
@@ -62,7 +62,7 @@ def bounded(energy: Array, clip: float) -> Array:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Without dropout, and with every module's mode as it was afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -51,6 +51,11 @@ class Selective(Rejecting):
             raise InvalidInput(
                 f"reuse=True with test_every={self.test_every}: gradients of different models do not average; use 1"
             )
+        if self.line_search and not isinstance(self.test.schedule, Constant):
+            raise InvalidInput(
+                "line_search=True keeps paid verdicts for later, where a schedule of the test's noise would make them "
+                "dearer than what was paid: leave validation_schedule out"
+            )
         if self.published and not self._erases:
             raise InvalidInput("accounting='published' is the paper's algorithm: leave out its refinements")
 

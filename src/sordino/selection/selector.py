@@ -54,6 +54,11 @@ class Selector(Protocol):
         return True
 
     @property
+    def evaluates(self) -> bool:
+        """Whether its price needs losses that do not mix records in eval mode either."""
+        return False
+
+    @property
     def counts_attempts(self) -> bool:
         """Whether a rejected attempt is a step of the recipe (law 4); only published accounting says no."""
         return True

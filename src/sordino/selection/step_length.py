@@ -58,6 +58,10 @@ class StepLength(Rejecting):
         if self.candidates < 2:
             raise InvalidInput(f"candidates={self.candidates} must be >= 2: no step, and at least one step")
 
+    @property
+    def evaluates(self) -> bool:
+        return True  # one record moves a sum of clipped losses by one bound, if it moves no other record's loss
+
     def price(self, proposal: PoissonSampledDpEvent, step: int, recipe: Recipe) -> DpEvent:
         choice = PoissonSampledDpEvent(validation_rate(self.size, recipe), NoisyMinimum(self.epsilon))
         return together(proposal, choice)

@@ -33,6 +33,9 @@ def check(objective: Objective, parameters: list[nn.Parameter], fetch: Fetch, re
         return [Finding("parameters", "model", "model has no trainable parameter: set requires_grad=True on some")]
     if any(is_lazy(tensor) for tensor in (*objective.parameters(), *objective.buffers())):
         return [Finding("parameters", "model", "model has lazy layers without a shape: run it once on a batch first")]
+    if complex_ones := [names.get(id(p), "a parameter") for p in parameters if p.is_complex()]:
+        message = f"parameter {complex_ones[0]} is complex: keep real and imaginary part as two real parameters"
+        return [Finding("parameters", "model", message)]
     if any(id(p) not in names for p in parameters):
         message = "optimizer holds a parameter that the model does not own: build it from model.parameters()"
         return [Finding("parameters", "optimizer", message)]

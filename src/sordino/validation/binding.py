@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from sordino.accounting.ledger import Ledger
 from sordino.errors import InvalidInput
 
 
@@ -30,3 +31,12 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         )
     if not any(p.requires_grad for p in held):
         raise InvalidInput(f"none of the optimizer's {len(held)} parameters is trainable: unfreeze some")
+
+
+def check_ledger(basis: str, ledger: Ledger | None) -> None:
+    """Published accounting leaves attempts out, so that no other release may be priced together with it."""
+    if ledger is not None and "published" in (basis, ledger.header.get("basis")):
+        raise InvalidInput(
+            "ledger= cannot be shared with accounting='published', which does not charge what it rejects: "
+            "leave ledger= out, or use proven accounting for both"
+        )
