@@ -209,15 +209,15 @@ def test_a_run_that_spent_nothing_or_everything(tmp_path, recipe):
 def test_a_failed_audit_is_shown_as_such(tmp_path, recipe):
     broken = {**AUDIT["mechanism"], "passed": False, "findings": ["two draws, one event"]}
     page = html(gather(make_run(tmp_path, recipe), audit=broken))
-    assert "claim BROKEN" in page
+    assert "REFUTED" in page
     assert "two draws, one event" in page
-    assert "claim kept" not in page
+    assert "not refuted" not in page
 
 
 def test_odd_values_in_an_audit_stay_words(tmp_path, recipe):
     odd = {"passed": "yes", "confidence": None, "attacks": [3, {"epsilon_claimed": None}], "findings": 5}
     page = html(gather(make_run(tmp_path, recipe), audit=odd))
-    assert "claim BROKEN" in page
+    assert "REFUTED" in page
 
 
 def test_replacement_is_not_called_removal(full_run):

@@ -69,7 +69,7 @@ def _view(facts: Facts) -> dict[str, Any]:
         "parameters": _parameters(facts.recipe) if facts.recipe else [],
         "accuracies": _accuracies(facts),
         "audit_passed": audit.get("passed") is True,
-        "confidence": percent(audit["confidence"]) if isinstance(audit.get("confidence"), float) else "",
+        "doubt": percent(1 - audit["confidence"]) if isinstance(audit.get("confidence"), float) else "",
         "attacks": [_attack(attack) for attack in audit.get("attacks", []) if isinstance(attack, dict)],
         "findings": _lines(audit.get("findings")),
         "commands": _commands(facts),

@@ -7,10 +7,9 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from sordino.errors import InvalidInput, SordinoError
 from sordino.report.facts import Facts
@@ -21,7 +20,6 @@ MOST_RUNS = 500
 SHARE = 0.1
 """Of its time a live run's page may cost: its pricing runs on the machine that trains."""
 PAUSE = 2.0
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -52,22 +50,41 @@ class Listed:
 
 
 @dataclass
-class _Kept(Generic[_Value]):
-    """Something computed from files as they were, and when it may be computed again."""
+class _Kept:
+    """Facts, or why there are none, of files as they were; and when they may be computed again."""
 
     signature: object
-    value: _Value
+    value: Facts | str
     again: float
 
 
 @dataclass
+class _Cache:
+    """What was computed of each run: again when its files changed, and not more often than it can afford."""
+
+    brief: bool
+    _kept: dict[str, _Kept] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, entry: Entry) -> Facts | str:
+        with self._lock:
+            now, signature = time.monotonic(), _signature(entry.path)
+            old = self._kept.get(entry.ident)
+            if old is not None and (old.signature == signature or now < old.again):
+                return old.value
+            value = _computed(entry.path, self.brief)
+            done = time.monotonic()
+            self._kept[entry.ident] = _Kept(signature, value, done + max(PAUSE, (done - now) / SHARE))
+            return value
+
+
+@dataclass
 class Shelf:
-    """All runs of `root`, each priced when it changed and not more often than it can afford."""
+    """All runs of `root`."""
 
     root: Path
-    _brief: dict[str, _Kept[Facts | str]] = field(default_factory=dict)
-    _full: dict[str, _Kept[Facts | str]] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _brief: _Cache = field(default_factory=lambda: _Cache(brief=True))
+    _full: _Cache = field(default_factory=lambda: _Cache(brief=False))
 
     def __post_init__(self) -> None:
         if not self.root.is_dir():
@@ -92,36 +109,27 @@ class Shelf:
         end, rows = time.monotonic() + patience, []
         for entry in self.entries().values():
             late = time.monotonic() > end
-            rows.append(self._row(entry, None if late else self._get(self._brief, entry, True), _idle(entry.path)))
+            rows.append(_listed(entry, None if late else self._brief.get(entry)))
         return rows
 
     def facts(self, entry: Entry) -> Facts:
         """Everything about one run."""
-        value = self._get(self._full, entry, False)
+        value = self._full.get(entry)
         if isinstance(value, str):
             raise InvalidInput(value)
         return value
 
-    def _row(self, entry: Entry, value: Facts | str | None, idle: float | None) -> Listed:
-        if isinstance(value, str):
-            return Listed(entry, problem=value, idle=idle)
-        return Listed(entry, facts=value, idle=idle)
 
-    def _get(self, kept: dict[str, _Kept[Facts | str]], entry: Entry, brief: bool) -> Facts | str:
-        with self._lock:
-            now, signature = time.monotonic(), _signature(entry.path)
-            old = kept.get(entry.ident)
-            if old is not None and (old.signature == signature or now < old.again):
-                return old.value
-            value = _computed(lambda: gather(entry.path, brief=brief))
-            cost = time.monotonic() - now
-            kept[entry.ident] = _Kept(signature, value, time.monotonic() + max(PAUSE, cost / SHARE))
-            return value
+def _listed(entry: Entry, value: Facts | str | None) -> Listed:
+    idle = _idle(entry.path)
+    if isinstance(value, str):
+        return Listed(entry, problem=value, idle=idle)
+    return Listed(entry, facts=value, idle=idle)
 
 
-def _computed(compute: Callable[[], Facts]) -> Facts | str:
+def _computed(path: Path, brief: bool) -> Facts | str:
     try:
-        return compute()
+        return gather(path, brief=brief)
     except SordinoError as error:
         return str(error)
     except (OSError, ValueError, ArithmeticError, TypeError, LookupError) as error:  # a folder can hold anything
