@@ -113,3 +113,5 @@ def test_a_method_may_not_be_configured_twice(tmp_path):
         catalogue(tmp_path)
     with pytest.raises(InvalidInput, match="cannot read"):
         read(Path("nowhere.toml"))
+    with pytest.raises(InvalidInput, match="SORDINO_CONFIGS"):
+        catalogue(tmp_path / "nowhere")

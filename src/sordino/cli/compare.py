@@ -79,13 +79,11 @@ def compare(
 
 def conclude(cases: list[Case], folder: Path, workers: int | None, *, as_json: bool) -> None:
     """Run all cases with a live table, publish what came out, and say what failed."""
-    from sordino.cli.live import LiveTable
+    from sordino.cli.live import run_shown
     from sordino.experiments import store, tables
-    from sordino.experiments.pool import run_all
     from sordino.experiments.publishing import publish
 
-    with LiveTable(cases) as live:
-        outcomes = run_all(cases, folder, workers, live.tell)
+    failed = run_shown(cases, folder, workers)
     rows = [row for case in cases if (row := store.find(folder, case.label)) is not None]
     paths = publish(rows, folder) if rows else []
     if as_json:
@@ -93,9 +91,8 @@ def conclude(cases: list[Case], folder: Path, workers: int | None, *, as_json: b
     elif rows:
         console().print(tables.accuracy_table(rows), markup=False)
         console().print(f"{len(rows)} results in {folder}: {', '.join(path.name for path in paths[:3])}", markup=False)
-    failed = [told for told in outcomes if told.state == "failed"]
-    for told in failed:
-        complain(f"{told.case.label}: {told.error or 'its process died twice: run again to go on'}")
+    for line in failed:
+        complain(line)
     if failed:
         raise typer.Exit(FOUND)
 

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 
+import typer
 from rich.live import Live
 from rich.table import Table
 
-from sordino.cli.common import messages
+from sordino.cli.common import INTERRUPTED, complain, messages
 from sordino.experiments import Case
-from sordino.experiments.pool import Told
+from sordino.experiments.pool import Told, run_all
+
+DIED = "its process died twice: run again to go on"
+
+
+def run_shown(cases: Sequence[Case], folder: Path, workers: int | None) -> list[str]:
+    """Run all cases with a live table; what failed, one line each."""
+    try:
+        with LiveTable(cases) as live:
+            outcomes = run_all(cases, folder, workers, live.tell)
+    except KeyboardInterrupt:
+        complain("interrupted: the same command again goes on where this one stopped")
+        raise typer.Exit(INTERRUPTED) from None
+    return [f"{told.case.label}: {told.error or DIED}" for told in outcomes if told.state == "failed"]
 
 
 class LiveTable:

@@ -27,9 +27,6 @@ The same command again goes on where it was killed; finished runs are not repeat
 """
 
 
-DIED = "its process died twice: run again to go on"
-
-
 @dataclass(frozen=True)
 class Wanted:
     """Which part of a table, how long the runs are, and where they go."""
@@ -83,9 +80,8 @@ def reproduce(
 
 def _trained(table: PaperTable, wanted: Wanted) -> list[str]:
     """Tables of accuracy, and of the ε that reaches one: what failed, one line each."""
-    from sordino.cli.live import LiveTable
+    from sordino.cli.live import run_shown
     from sordino.experiments import catalogue, store
-    from sordino.experiments.pool import run_all
     from sordino.experiments.reproducing import cases_of, plan, side_by_side
 
     planned = plan(
@@ -97,12 +93,9 @@ def _trained(table: PaperTable, wanted: Wanted) -> list[str]:
         records=wanted.records,
         steps=wanted.steps,
     )
-    cases, outcomes = cases_of(planned), []
-    if not wanted.show:
-        with LiveTable(cases) as live:
-            outcomes = run_all(cases, wanted.out, wanted.workers, live.tell)
+    failed = [] if wanted.show else run_shown(cases_of(planned), wanted.out, wanted.workers)
     _keep(side_by_side(table, planned, lambda label: store.find(wanted.out, label)), table, wanted)
-    return [f"{told.case.label}: {told.error or DIED}" for told in outcomes if told.state == "failed"]
+    return failed
 
 
 def _timed(table: PaperTable, wanted: Wanted) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -74,7 +75,7 @@ def run_all(cases: Sequence[Case], folder: Path, workers: int | None = None, tel
             while waiting and len(running) < (workers or cores()):
                 case = waiting.popleft()
                 tries[case.label] += 1
-                worker = idle.pop() if idle else _started(case, folder)
+                worker = _free(idle) or _started(case, folder)
                 worker.take(case)
                 running.append(worker)
                 tell(Told(case, "running"))
@@ -105,6 +106,15 @@ def _unfinished(cases: Sequence[Case], folder: Path, ended: dict[str, Told]) -> 
         else:
             ended[case.label] = Told(case, "finished", row["steps"], row["steps"], row["accuracy"])
     return iter(waiting)
+
+
+def _free(idle: list[_Worker]) -> _Worker | None:
+    """A worker that has nothing to do and did not die meanwhile."""
+    while idle:
+        worker = idle.pop()
+        if worker.process.is_alive():
+            return worker
+    return None
 
 
 def _started(case: Case, folder: Path) -> _Worker:
@@ -138,6 +148,7 @@ def _serve(folder: Path, pipe: Connection) -> None:
     from sordino.experiments.running import run
 
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal asks everybody; the parent decides
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     while True:
         case = Case.from_dict(pipe.recv())

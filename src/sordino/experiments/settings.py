@@ -104,12 +104,15 @@ def read(path: Path) -> Settings:
 def catalogue(folder: Path | None = None) -> dict[tuple[str, str], Settings]:
     """Every configuration in a folder (that of the installation unless given) by dataset and method."""
     found: dict[tuple[str, str], Settings] = {}
-    for path in sorted((folder or default_folder()).rglob("*.toml")):
+    where = folder or default_folder()
+    for path in sorted(where.rglob("*.toml")):
         settings = read(path)
         key = (settings.dataset, settings.method)
         if key in found:
             raise InvalidInput(f"configuration {path}: method {key[1]} on {key[0]} is configured twice")
         found[key] = settings
+    if not found:
+        raise InvalidInput(f"no configurations in {where}: set SORDINO_CONFIGS to a folder of them")
     return found
 
 
