@@ -19,6 +19,7 @@ from sordino import Budget, InvalidInput, recipes
 from sordino.errors import CheckpointError, LedgerError
 from sordino.federated import FedAvg, FedSGD, InProcessGrid, PrivateStrategy, Quantile, client_app
 from sordino.federated.messages import REPORT, UPDATE, WITHIN, reply
+from sordino.federated.strategy import warn_if_loud
 from tests.federated.common import QUIET_NOISE, Altered, honest_app, line, rounds, sending, strategy
 from tests.helpers import classification, mlp
 
@@ -242,7 +243,7 @@ def test_clients_are_not_asked_to_evaluate() -> None:
 
 def test_a_loud_environment_is_warned_about(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLWR_TELEMETRY_ENABLED", raising=False)
-    strategy(rounds()).summary()
+    warn_if_loud()
     assert "FLWR_TELEMETRY_ENABLED=0" in caplog.text
 
 

@@ -137,7 +137,8 @@ class Mechanism:
 def norm_of(update: Mapping[str, Tensor]) -> Tensor:
     """The length of a whole update, in double precision."""
     norms = [torch.linalg.vector_norm(u, dtype=torch.float64) for u in update.values()]
-    return torch.linalg.vector_norm(torch.stack(norms))
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return whole
 
 
 def check_recipe(recipe: Recipe) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 from sordino.accounting.guarantee import Guarantee
 from sordino.errors import InvalidInput
 from sordino.federated.account import LEDGER, Account
+from sordino.federated.grid import InProcessGrid
 from sordino.federated.mechanism import Mechanism, Round
 from sordino.federated.messages import ARRAYS, CONFIG, update_in, vote_in
 from sordino.federated.quantile import Quantile
@@ -100,6 +101,8 @@ class PrivateStrategy(Strategy):
             self.mechanism.model.load_state_dict(initial_arrays.to_torch_state_dict())
         left = self.account.rounds_left()
         rounds = left if num_rounds is None else min(num_rounds, left)
+        if not isinstance(grid, InProcessGrid):
+            warn_if_loud()
         self._await(grid)
         result = super().start(grid, self.arrays(), rounds, timeout, train_config, evaluate_config, evaluate_fn)
         result.arrays = self.arrays()
@@ -153,8 +156,6 @@ class PrivateStrategy(Strategy):
             "user-level rounds: %s of %s users expected, divisor %g, clip %g, noise multiplier %g, %s rounds",
             recipe.batch_size, recipe.records, terms.divisor, terms.clip, terms.noise_multiplier, recipe.steps,
         )  # fmt: skip
-        if loud := [name for name, value in QUIET.items() if os.environ.get(name) != value]:
-            _log.warning("Flower may call home: set %s", " ".join(f"{name}={QUIET[name]}" for name in loud))
 
     # -- what you call ------------------------------------------------------------------------------------------
 
@@ -201,6 +202,12 @@ class PrivateStrategy(Strategy):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def warn_if_loud() -> None:
+    """Say which variables are missing from the environment of Flower's programs."""
+    if loud := [name for name, value in QUIET.items() if os.environ.get(name) != value]:
+        _log.warning("Flower may call home: set %s", " ".join(f"{name}={QUIET[name]}" for name in loud))
 
 
 def _check_dtypes(model: nn.Module) -> None:
