@@ -27,21 +27,19 @@ Results = Sequence[Mapping[str, Any]]
 def comparison(results: Results, path: str | os.PathLike[str], *, title: str = "Methods compared") -> None:
     """Write one HTML page that compares methods: accuracy against ε with its spread, curves, schedules and tables.
 
-    `results` has one mapping per finished run:
+    `results` has one mapping per finished run, with these keys:
 
-    ========== ====================================================================================================
-    dataset    name of the data, one section of the page each
-    method     name of the method, one colour each
-    epsilon    the ε that was asked for (the target); None for a run without privacy, drawn as a line to compare with
-    seed       which repetition; runs that differ in it alone are one point with its spread
-    accuracy   held-out accuracy in 0..1
-    seconds    how long it took, or None
-    basis      "proven", "asymptotic" or "published"
-    guarantee  `Guarantee.to_dict()`, or None without privacy: the ε that is stated in the table
-    curve      [{"step": int, "accuracy": float}, ...], may be empty
-    noise      noise multiplier, one per step or a few evenly spread ones, may be empty
-    clip       clipping bound, likewise
-    ========== ====================================================================================================
+    - `dataset`: name of the data, one section of the page each
+    - `method`: name of the method, one colour each
+    - `epsilon`: the ε that was asked for; None for a run without privacy, drawn as a line to compare with
+    - `seed`: which repetition; runs that differ in it alone are one point with its spread
+    - `accuracy`: held-out accuracy in 0..1
+    - `seconds`: how long it took, or None
+    - `basis`: "proven", "asymptotic" or "published"
+    - `guarantee`: `Guarantee.to_dict()`, or None without privacy; its ε is the one that the table states
+    - `curve`: `[{"step": int, "accuracy": float}, ...]`, may be empty
+    - `noise`: noise multipliers, one per step or a few evenly spread ones, may be empty
+    - `clip`: clipping bounds, likewise
 
     The first five keys are needed, the others may be missing. Everything is escaped; nothing is fetched.
     """
