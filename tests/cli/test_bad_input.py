@@ -73,8 +73,6 @@ def test_train_refuses(sordino, small, tmp_path, arguments, words):
         ("x,y\n", "has 0 records"),
         ("y\n0\n1\n", "has no column besides 'y'"),
         ("patient_id,y\n7,0\n8,1\n", "has no column besides 'y'"),
-        ("x,y\n1,0\n2,0\n", "fewer than 2 classes"),
-        ("x,y\n1,\n2,\n", "fewer than 2 classes"),
         ("x,y\n1,0\n2,1\n", "too few to release the ranges of 1 columns"),
         ('x,y\n1,0\n"2,1\n', "is not a UTF-8 CSV file: unexpected end of data"),
         ("x,y\n" + "9" * 200_000 + ",0\n1,1\n", "is not a UTF-8 CSV file: field larger"),

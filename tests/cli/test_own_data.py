@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sordino import Budget, recipes
 from sordino.accounting import Ledger
 from sordino.accounting.events import PoissonSampledDpEvent
 from sordino.accounting.pricing import epsilon
-from sordino.cli import history
+from sordino.cli import architectures, history
 
 RECORDS = 1500
 
@@ -59,7 +60,7 @@ def test_a_table_and_its_target_are_enough(sordino, hospital, tmp_path):
     }
     assert written["schema"]["classes"] == ["no", "yes"]
     assert written["data"]["prepare"] == 0.3
-    assert written["data"]["records"] == 1200
+    assert written["data"]["records"] == 1162
     with Ledger.read(run / "ledger.sqlite") as ledger:
         events = [event for _, event, _ in ledger.history()]
         assert len(events) == 4 + 20
@@ -74,7 +75,7 @@ def test_words_tell_what_was_released_and_what_was_left_out(sordino, hospital, t
     result = sordino(*arguments(hospital, tmp_path / "run", "--epsilon", 3))
     assert result.exit_code == 0, result.stderr
     for words in (
-        "1,200 of hospital.csv to train on, 300 held out to measure accuracy on, not protected",
+        "1,162 of hospital.csv to train on, 338 held out to measure accuracy on, not protected",
         "kinds and ranges of 4 columns and names of the classes, with noise, for 30% of ε",
         "patient_id (its name says that it identifies a record)",
         "Classes   no, yes",
@@ -144,7 +145,7 @@ def test_too_few_records_for_epsilon_are_called_so(sordino, hospital, tmp_path):
     result = sordino(*arguments(hospital, tmp_path / "run", *more))
     cautions = [line for line in result.stderr.splitlines() if line.startswith("caution: ")]
     assert len(cautions) == 1
-    assert "1,200 records are too few for epsilon 0.02 with 518 parameters" in cautions[0]
+    assert "1,162 records are too few for epsilon 0.02 with 518 parameters" in cautions[0]
     assert "it takes about" in cautions[0]
 
 
@@ -179,7 +180,18 @@ def test_a_folder_of_images(sordino, tmp_path):
     assert any("names of the folders" in words for words in said["assumptions"])
     written = tomllib.loads((run / "config.toml").read_text())
     assert written["model"] == {"name": "small-cnn", "channels": 3, "classes": 2}
-    assert (written["data"]["records"], written["data"]["image_size"]) == (240, 8)
+    assert (written["data"]["records"], written["data"]["image_size"]) == (252, 8)
     assert outcome(sordino("resume", run, "--json"))["held_out_accuracy"] == said["held_out_accuracy"]
     wrong = sordino("train", "--data", tmp_path / "photos", "--epsilon", 8, "--target", "y")
     assert (wrong.exit_code, "does not belong to a folder" in wrong.stderr) == (2, True)
+
+
+def test_a_hidden_layer_is_for_many_records():
+    """From public numbers alone: the shape of the records, their number and the noise."""
+    few, many = (
+        recipes.dpsgd(batch_size=records // 4, epochs=25).calibrate(Budget(2.0, 1e-6), records=records)
+        for records in (400, 40_000)
+    )
+    assert architectures.default("a.csv", (10,), 2, few) == "linear"
+    assert architectures.default("a.csv", (10,), 2, many) == "mlp"
+    assert architectures.default("a.csv", (1024,), 2, many) == "linear", "texts stay linear"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +41,9 @@ def assumed(source: str) -> tuple[str, ...]:
     """What a guarantee about these records takes for public."""
     if is_table(source):
         return ("the names of the columns, the number of records and what the user gave as public are public",)
-    return ("the names of the folders and the number of images are public",) if Path(source).is_dir() else ()
+    if Path(source).is_dir():
+        return ("the names of the folders and the number of images are public",)
+    return () if is_benchmark(source) else ("the number of records and the shape of one are public",)
 
 
 def load(choice: DataChoice) -> Data | Sheet:
@@ -85,7 +89,8 @@ def _sheet(path: Path, choice: DataChoice) -> Sheet:
         raise InvalidInput(f"{path} needs --target COLUMN: it has {names}")
     if choice.target not in table.columns:
         raise InvalidInput(f"{path} has no column {choice.target!r}: it has {names}")
-    return Sheet.split(table, choice.target, _held_out(choice.held_out, len(table)))
+    rows = ("\0".join(cells).encode() for cells in zip(*table.columns.values(), strict=True))
+    return Sheet.split(table, choice.target, _held_out(choice.held_out, rows))
 
 
 def _folder(path: Path, choice: DataChoice) -> Data:
@@ -136,7 +141,8 @@ def _prepared(path: Path, choice: DataChoice, inputs: Array, labels: Array) -> D
 def _split(
     name: str, choice: DataChoice, x: Tensor, y: Tensor, classes: tuple[str, ...], steps: tuple[Step, ...]
 ) -> Data:
-    held = torch.from_numpy(_held_out(choice.held_out, len(y)))
+    rows = (image.numpy().tobytes() + bytes(str(int(label)), "ascii") for image, label in zip(x, y, strict=True))
+    held = torch.from_numpy(_held_out(choice.held_out, rows))
     train, test = (TensorDataset(x[part], y[part]) for part in (~held, held))
     if not len(train):
         raise InvalidInput(f"{name} has 0 records to train on: hold out fewer than {len(y)}")
@@ -174,10 +180,14 @@ def _class_count(path: Path, choice: DataChoice, labels: Array) -> int:
     return max(2, given or found)
 
 
-def _held_out(share: float | None, count: int) -> NDArray[np.bool_]:
-    """Evenly spread over the file, whatever the records hold: every fifth for a share of 0.2."""
+def _held_out(share: float | None, rows: Iterable[bytes]) -> NDArray[np.bool_]:
+    """About a `share` of the records, each of which decides by its own bytes alone.
+
+    By position, one record more would move every later one between the parts, and the two sets of training records
+    would be no neighbours.
+    """
     share = HELD_OUT_SHARE if share is None else share
     if not 0 <= share < 1:
         raise InvalidInput(f"held-out={share} must be in [0, 1): it is the share that is not trained on")
-    marks = np.floor(np.arange(count + 1) * share + 1e-9)
-    return np.asarray(np.diff(marks) > 0)
+    digests = (hashlib.blake2b(row, digest_size=8, person=b"held out").digest() for row in rows)
+    return np.fromiter((int.from_bytes(digest, "big") < share * 2**64 for digest in digests), np.bool_)

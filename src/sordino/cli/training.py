@@ -65,6 +65,10 @@ class Outcome:
     def interrupted(self) -> bool:
         return self.status == "interrupted"
 
+    def assuming(self, more: str) -> Outcome:
+        """The same outcome with one more assumption."""
+        return replace(self, guarantee=replace(self.guarantee, assumptions=(*self.guarantee.assumptions, more)))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, the guarantee's fields among the others."""
         plain = {**vars(self), **self.guarantee.to_dict(), "epsilon": plain_number(self.guarantee.epsilon)}

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from sordino.data.dataset import Data, Step
 from sordino.data.tabular import Table, is_missing
-from sordino.data.tabular_encoding import encode, label, require_public
+from sordino.data.tabular_encoding import encode, require_public
 from sordino.data.tabular_schema import Schema
 from sordino.errors import InvalidInput
 
@@ -40,9 +40,6 @@ class Sheet:
             raise InvalidInput(f"{self.train.name} has 0 records: nothing can be learnt from it")
         for part in (self.train, self.held_out):
             require_public(part, schema, self.target)
-        found = {label(cell) for cell in set(self.train.columns[self.target])} - {None}
-        if len(found) < 2:
-            raise InvalidInput(f"target {self.target!r} holds fewer than 2 classes: there is nothing to tell apart")
 
     def encoded(self, schema: Schema) -> Data:
         """The records as tensors."""
