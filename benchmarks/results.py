@@ -131,6 +131,11 @@ def _section(dataset: str, rows: Sequence[Row]) -> Iterator[str]:
         yield "No run is stored yet.\n"
         return
     yield tables.accuracy_table(rows)
+    known = catalogue()
+    for method in sorted({row["method"] for row in rows}):
+        if (dataset, method) in known:
+            yield f"- `{method}`: {known[dataset, method].provenance}"
+    yield ""
     levels = tables.levels_for(rows)
     if tables.epsilon_to_reach(rows, levels[0]):
         yield "ε spent when a run at its largest ε first reached an accuracy:\n"
