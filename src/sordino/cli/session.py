@@ -154,7 +154,8 @@ def _warn(private: Private) -> None:
 def with_model(public: Config, data: Data) -> Config:
     """The configuration with a model that fits the records: by name, or the default for such records."""
     sample = data.train_set[0][0]
-    default = architectures.default(public.data.source, sample.shape)
+    assert public.recipe is not None
+    default = architectures.default(public.data.source, sample.shape, len(data.classes), public.recipe)
     return replace(public, model=architectures.choose(public.model, default, sample.shape, len(data.classes)))
 
 
