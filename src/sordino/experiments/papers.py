@@ -60,10 +60,9 @@ class PaperTable:
         if (cell.dataset, method) not in known:
             raise InvalidInput(f"method={method!r} is not configured for {cell.dataset}: add it to configs/")
         base = known[cell.dataset, method].case(self.epsilon_of(cell), seed, accounting)
-        merged: dict[str, Any] = {
-            key: {**getattr(base, key), **value} if isinstance(value, dict) else value for key, value in changes.items()
-        }
-        return replace(base, **merged) if merged else base
+        tables = {key: value for key, value in changes.items() if isinstance(value, dict) and key != "model"}
+        merged: dict[str, Any] = {key: {**getattr(base, key), **value} for key, value in tables.items()}
+        return replace(base, **{**changes, **merged})  # another model has options of its own: it is not merged
 
     def require(self, dataset: str | None) -> list[str]:
         """The datasets to run: all, or the one that is asked for."""
