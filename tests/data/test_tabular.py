@@ -224,7 +224,10 @@ def test_names_that_identify_are_left_out():
 
 
 def test_records_against_what_is_public_are_refused_by_number_not_by_content():
+    """By their number in the file, whichever part of it they are in."""
     table = Table("t", {"a": ["1", "NA", "secret"], "y": ["0", "1", "0"]})
+    with pytest.raises(InvalidInput, match="record 3"):
+        Sheet.split(table, "y", np.array([True, False, False])).check(Schema({"a": Number(0, 1)}, ("0", "1")))
     sheet = Sheet.split(table, "y", np.zeros(3, bool))
     with pytest.raises(InvalidInput, match="record 3") as refused:
         sheet.check(Schema({"a": Number(0, 1)}, ("0", "1")))

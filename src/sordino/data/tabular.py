@@ -22,10 +22,14 @@ _AT_ONCE = 16_384
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Named columns of cells as text, all of one length. The names are public, the cells are private."""
+    """Named columns of cells as text, all of one length. The names are public, the cells are private.
+
+    `numbers` are those of its records in the file, from 1, where it is a part of one.
+    """
 
     name: str
     columns: Mapping[str, Sequence[str]]
+    numbers: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -33,7 +37,8 @@ class Table:
     def rows(self, mask: NDArray[np.bool_]) -> Table:
         """The records that `mask` marks."""
         marks = mask.tolist()
-        return Table(self.name, {name: list(compress(cells, marks)) for name, cells in self.columns.items()})
+        columns = {name: list(compress(cells, marks)) for name, cells in self.columns.items()}
+        return Table(self.name, columns, list(compress(self.numbers or range(1, len(self) + 1), marks)))
 
 
 def read(path: Path) -> Table:

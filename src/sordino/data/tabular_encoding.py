@@ -99,19 +99,21 @@ def encode_labels(cells: Sequence[str], classes: Sequence[str]) -> NDArray[np.in
 
 
 def require_public(table: Table, schema: Schema, target: str) -> None:
-    """Refuse records that contradict what the user gave as public; the line is named, the content is not."""
+    """Refuse records that contradict what the user gave as public; the record is named, its content is not."""
     for name, column in schema.columns.items():
         if isinstance(column, Number):
             wrong = np.isnan(numbers(table.columns[name]))
-            if line := _first(table.columns[name], wrong):
-                raise InvalidInput(f"column {name!r} is not a number in record {line}: leave it empty or correct it")
+            if number := _first(table, name, wrong):
+                raise InvalidInput(f"column {name!r} is not a number in record {number}: leave it empty or correct it")
     if schema.classes is not None:
         unknown = encode_labels(table.columns[target], schema.classes) == NO_CLASS
-        if line := _first(table.columns[target], unknown):
+        if number := _first(table, target, unknown):
             named = ", ".join(schema.classes)
-            raise InvalidInput(f"target {target!r} of record {line} must be one of the classes {named}, or empty")
+            raise InvalidInput(f"target {target!r} of record {number} must be one of the classes {named}, or empty")
 
 
-def _first(cells: Sequence[str], marks: NDArray[np.bool_]) -> int | None:
-    """The number, from 1, of the first marked cell that holds something."""
-    return next((i + 1 for i in np.flatnonzero(marks).tolist() if not is_missing(cells[i])), None)
+def _first(table: Table, name: str, marks: NDArray[np.bool_]) -> int | None:
+    """The number in the file of the first marked record that has something in this column."""
+    numbers = table.numbers or range(1, len(table) + 1)
+    cells = table.columns[name]
+    return next((numbers[i] for i in np.flatnonzero(marks).tolist() if not is_missing(cells[i])), None)
