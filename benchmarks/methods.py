@@ -97,5 +97,6 @@ def opacus(model: nn.Module, data: Data, mode: str) -> Step:
         optimizer.zero_grad()
         criterion(wrapped(data[0]), data[1]).backward()
         optimizer.step()
+        optimizer.zero_grad()  # lets go of the gradients of all examples before the next method's turn
 
     return step

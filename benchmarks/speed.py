@@ -1,14 +1,17 @@
 """Time and peak memory of one training step against non-private SGD and the peers.
 
 python -m benchmarks.speed                    # everything, and docs/performance.md with its plots
-python -m benchmarks.speed --only "MNIST CNN" # cases whose name contains this; prints the tables only
+python -m benchmarks.speed --only "MNIST CNN" # cases whose name contains this; the page keeps the others
+python -m benchmarks.speed --part times       # one of times, memory, parts, growth; the page keeps the others
 
-Times are ratios of medians measured interleaved in one process; every peak is measured in a process of its own.
+Times are ratios of medians measured interleaved in one process; every peak is measured in a process of its own. What
+was measured is in benchmarks/results/speed.json; the page is made from it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import statistics
 import subprocess
 import sys
@@ -16,17 +19,17 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 import typer
 
-from benchmarks import profiles
+from benchmarks import page, profiles
 from benchmarks.methods import METHODS, Step, private, step_of
 from benchmarks.nets import CASES, Case, images, mnist_cnn, stack
 from sordino.gradients import BookKeeping
 
-DOCS = Path(__file__).parent.parent / "docs"
+RESULTS = Path(__file__).parent / "results" / "speed.json"
 ROUNDS = 9
 PATIENCE = 10.0
+Found = dict[str, dict[str, float]]
 
 
 def interleaved(steps: dict[str, Step], rounds: int) -> dict[str, float]:
@@ -40,6 +43,7 @@ def interleaved(steps: dict[str, Step], rounds: int) -> dict[str, float]:
     for _ in range(rounds):
         for name, step in steps.items():
             if name not in slow:
+                step()  # of its own before: another method's step leaves cold caches and another heap
                 taken[name].append(seconds(step))
     return {name: statistics.median(times) for name, times in taken.items()}
 
@@ -90,116 +94,63 @@ def peaks(case: Case, methods: list[str]) -> dict[str, float]:
     return {m: float(subprocess.run([*command, m], capture_output=True, text=True, check=True).stdout) for m in methods}
 
 
-def cell(value: float | None, base: float) -> str:
-    """A ratio, or a dash."""
-    return "-" if value is None else f"{value / base:.2f}"
-
-
-def table(title: str, rows: dict[str, dict[str, float]], milliseconds: bool) -> str:
-    """A Markdown table of ratios to SGD."""
-    unit = "ms" if milliseconds else "MB"
-    lines = [f"| {title} | SGD, {unit} | target | " + " | ".join(METHODS[1:]) + " |", "|---" * (len(METHODS) + 2) + "|"]
-    for name, row in rows.items():
-        base = row["SGD"]
-        shown = base * 1000 if milliseconds else base / 2**20
-        target = CASES[name].target if milliseconds else 1.15
-        cells = " | ".join(cell(row.get(method), base) for method in METHODS[1:])
-        lines.append(f"| {name} | {shown:.1f} | {target} | {cells} |")
-    return "\n".join(lines)
-
-
-def growth(rounds: int) -> dict[str, dict[int, float]]:
+def growth(rounds: int) -> Found:
     """Seconds of our step as the batch grows (MNIST CNN) and as layers are added (dense, 256 wide)."""
     batches = {2**k: Case("growth", mnist_cnn, images(1, 28), 2**k, 0) for k in range(6, 14)}
     depths = {2**k: Case("growth", stack(2**k), images(1, 28), 256, 0) for k in range(5)}
 
-    def measured(cases: dict[int, Case]) -> dict[int, float]:
+    def measured(cases: dict[int, Case]) -> dict[str, float]:
         steps = {str(key): private(*case.ready(), BookKeeping()) for key, case in cases.items()}
-        return {int(key): value for key, value in interleaved(steps, rounds).items()}
+        return interleaved(steps, rounds)
 
     return {"batch": measured(batches), "layers": measured(depths)}
 
 
-def plot(times: dict[str, dict[str, float]], grown: dict[str, dict[int, float]]) -> None:
-    """docs/img/speed.svg and docs/img/growth.svg."""
-    import matplotlib.pyplot as plt
-
-    (DOCS / "img").mkdir(parents=True, exist_ok=True)
-    figure, axes = plt.subplots(figsize=(9, 4))
-    for index, method in enumerate(METHODS[1:]):
-        places = [place + 0.13 * index for place, row in enumerate(times.values()) if method in row]
-        heights = [row[method] / row["SGD"] for row in times.values() if method in row]
-        axes.bar(places, heights, 0.12, label=method)
-    axes.axhline(1, color="black", linewidth=0.8)
-    axes.set(yscale="log", ylabel="time of a step / SGD")
-    axes.set_xticks(range(len(times)), [name.split(",")[0] for name in times], rotation=20, ha="right", fontsize=7)
-    axes.legend(fontsize=7)
-    figure.savefig(DOCS / "img" / "speed.svg", bbox_inches="tight")
-    figure, both = plt.subplots(1, 2, figsize=(9, 3.5))
-    for axes, (name, points) in zip(both, grown.items(), strict=True):
-        axes.loglog(list(points), list(points.values()), marker="o", label="Sordino")
-        first = next(iter(points))
-        axes.loglog(list(points), [points[first] * key / first for key in points], "k:", label="linear")
-        axes.set(xlabel=name, ylabel="seconds of a step")
-        axes.legend(fontsize=7)
-    figure.savefig(DOCS / "img" / "growth.svg", bbox_inches="tight")
+def times_of(case: Case, rounds: int) -> dict[str, float]:
+    """Seconds of a step by every method that runs."""
+    return interleaved(runnable(case, METHODS), rounds)
 
 
-def main(only: str = "", peak: tuple[str, str] = ("", ""), rounds: int = ROUNDS) -> None:
-    """Measure; without `only`, write docs/performance.md."""
+def memory_of(case: Case, rounds: int) -> dict[str, float]:
+    """Peaks of all methods that run, and do so in less than `PATIENCE`."""
+    first = {name: seconds(step) for name, step in runnable(case, METHODS).items()}
+    return peaks(case, [name for name, taken in first.items() if taken < PATIENCE])
+
+
+def parts_of(case: Case, rounds: int) -> dict[str, float]:
+    """Milliseconds of the parts of a step."""
+    return profiles.profile(case, rounds)
+
+
+MEASURES = {"times": times_of, "memory": memory_of, "parts": parts_of}
+
+
+def main(only: str = "", part: str = "all", peak: tuple[str, str] = ("", ""), rounds: int = ROUNDS) -> None:
+    """Measure, store it, and write docs/performance.md once there is something of everything."""
     if peak[0]:
         print(peak_of(peak[1], CASES[peak[0]]))
         return
-    chosen = [case for case in CASES.values() if only in case.name]
-    times: dict[str, dict[str, float]] = {}
-    memory: dict[str, dict[str, float]] = {}
-    for case in chosen:
-        steps = runnable(case, METHODS)
-        times[case.name] = interleaved(steps, rounds)
-        memory[case.name] = peaks(case, [name for name in steps if times[case.name][name] < PATIENCE])
-        print(table("time of a step ÷ SGD", {case.name: times[case.name]}, True))
-        print(table("peak memory ÷ SGD", {case.name: memory[case.name]}, False), flush=True)
-    found = {case.name: profiles.profile(case) for case in chosen}
-    print(profiles.table(found), flush=True)
-    if only:
-        return
-    plot(times, growth(3))
-    page = PAGE.format(
-        threads=torch.get_num_threads(),
-        time=table("time of a step ÷ SGD", times, True),
-        memory=table("peak memory ÷ SGD", memory, False),
-        parts=profiles.table(found),
-    )
-    (DOCS / "performance.md").write_text(page)
+    stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name, measure in MEASURES.items():
+        if part not in ("all", name):
+            continue
+        found: Found = {}
+        for case in (case for case in CASES.values() if only in case.name):
+            found[case.name] = measure(case, rounds)
+            print(page.table(name, {case.name: found[case.name]}), flush=True)
+            stored[name] = stored.get(name, {}) | found
+            _store(stored)
+    if part == "growth" or (part == "all" and not only):
+        stored["growth"] = growth(3)
+        _store(stored)
+    if {*MEASURES, "growth"} <= stored.keys():
+        page.write(stored)
 
 
-PAGE = """# Performance
+def _store(stored: dict[str, object]) -> None:
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
 
-Medians measured side by side in one run on {threads} CPU threads with torch's CPU wheel, by `make bench`. Sordino runs
-with its default microbatch and secure noise, the peers with torch's own generator. A dash: that mode does not run, or
-(memory) takes more than ten seconds a step.
-
-{time}
-
-![time](img/speed.svg)
-
-{memory}
-
-## Where the time goes
-
-The parts of one step, SGD and Sordino in turns. The backward pass of SGD forms the summed weight gradients; ours leaves
-them out, measures every example instead, and forms the weighted sums afterwards. The noise is AES-128 in counter mode,
-about 15 ns for each parameter whatever the batch: where a network has many parameters for little arithmetic, as VGG13
-at a batch of 64 and the embedding network, it is the largest part of what private training adds.
-
-{parts}
-
-## Growth
-
-Cost grows linearly with the batch and with depth: there is no term quadratic in the batch.
-
-![growth](img/growth.svg)
-"""
 
 if __name__ == "__main__":
     typer.run(main)
