@@ -136,7 +136,7 @@ def test_config_file_and_overrides(sordino, csv_file, tmp_path):
     config = chosen.config
     assert config.recipe.budget.epsilon == 1.0
     assert (config.recipe.optimizer.kind, config.recipe.optimizer.lr) == ("adam", 0.5)
-    assert (config.recipe.batch_size, config.recipe.records, len(chosen.records.held_out)) == (5, 30, 30)
+    assert (config.recipe.batch_size, config.recipe.records, len(chosen.records.held_out)) == (5, 29, 31)
     written = tomllib.loads((tmp_path / "a" / "config.toml").read_text())
     assert written["model"] == {"name": "mlp", "features": 3, "classes": 2, "hidden": 5}
 
