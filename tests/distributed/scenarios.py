@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sordino import Budget, Private, Recipe, recipes
 from sordino import step as steps
 from sordino.accounting.ledger import Ledger, Receipt
-from sordino.distributed import Ranks, sharding
+from sordino.distributed import Ranks
 from sordino.errors import BudgetExhausted, SordinoError
 from sordino.noise import Seeded, Source
 from sordino.sampling import Foreign
@@ -39,17 +39,13 @@ def flat(tensors: Any) -> Tensor:
 
 def weighted_sum(directory: Path) -> Tensor:
     """The sum over all ranks of one draw's weighted gradients, before any noise."""
-    run = private(calibrated(steps=3), model=mlp().double(), dataset=in_double())
+    x, y = classification()
+    run = private(calibrated(steps=3), model=mlp().double(), dataset=(x.double(), y))
     attempt = steps.begin(run.bench, 0)
     for part in attempt.draw.split(3):
         batch = run.bench.records.fetch(part.indices, run.bench.device)
         steps.add(attempt, part, run.bench.engine.differentiate(run.bench.objective, attempt.parameters, batch))
     return flat(run.bench.team.sum(attempt.total))
-
-
-def in_double() -> tuple[Tensor, Tensor]:
-    x, y = classification()
-    return x.double(), y
 
 
 # -- every recipe ---------------------------------------------------------------------------------------------------
@@ -234,65 +230,6 @@ def augmented(directory: Path) -> str:
     return refused(dataset=Jittered())
 
 
-# -- FSDP2 ----------------------------------------------------------------------------------------------------------
-
-
-def sharded_mlp(seed: int = 0) -> nn.Module:
-    from torch.distributed.fsdp import fully_shard
-
-    model = mlp(seed=seed)
-    for layer in (model[0], model[2], model):
-        fully_shard(layer)
-    return model
-
-
-def whole(model: nn.Module) -> Tensor:
-    return flat(sharding.gathered(model.state_dict()).values())
-
-
-def shards(directory: Path) -> dict[str, Any]:
-    """Sharded models trained by one recipe of each kind of engine and sampler, tiny draws, and a run in two halves."""
-    found: dict[str, Any] = {}
-    for name in ("dpadam", "dpis", "jl"):
-        run = train(prepared(name), model=sharded_mlp(), validate=False)
-        found[name] = whole(run.bench.objective.model)
-    run = train(calibrated(batch_size=1, steps=12), model=sharded_mlp(), validate=False)
-    found["tiny"] = whole(run.bench.objective.model)
-    found["local"] = sum(p.to_local().numel() for p in run.bench.objective.parameters())
-    found["halves"] = in_halves(directory / "run", sharded_mlp(), sharded_mlp(seed=5), whole)
-    found["refusals"] = {
-        "probe": refused(model=sharded_mlp(), validate=True),
-        "selection": refused(recipe=prepared("dpsur"), model=sharded_mlp()),
-        "loop": looped(private(model=sharded_mlp(), validate=False)),
-    }
-    return found
-
-
-def in_halves(directory: Path, first: nn.Module, second: nn.Module, look: Callable[[nn.Module], Tensor]) -> Tensor:
-    """Three steps of Adam by one object and three by another that loads them; where the model is in the end."""
-    for model in (first, second):
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-        run = private(calibrated(steps=6), model=model, optimizer=optimizer, validate=False)
-        run.resume(directory)
-        for _ in range(3):
-            run.step()
-        run.save()
-        run.close()
-    return look(second)
-
-
-def plain_halves(directory: Path) -> Tensor:
-    return in_halves(directory / "run", mlp(), mlp(seed=5), lambda model: flat(model.parameters()))
-
-
-def looped(run: Private) -> str:
-    try:
-        next(run.loader())
-    except SordinoError as error:
-        return str(error)
-    return ""
-
-
 # -- saving, and a rank that dies -----------------------------------------------------------------------------------
 
 
@@ -358,19 +295,3 @@ def death(directory: Path) -> tuple[int, str]:
     except SordinoError as error:
         return run.position, str(error)
     return run.position, ""
-
-
-def warm() -> None:
-    """Price and import once what every rank needs; the ranks are forked and inherit it."""
-    weighted_sum(Path())
-    trained("dpsgd", "dpis", "jl")
-    train(budgeted(steps=8), validate=False)
-
-
-SAME = [weighted_sum, noise, tiny_draws]
-CREWS = {
-    "1": (1, [*SAME, all_recipes, own_loop, budget, saved, plain_halves]),
-    "2": (2, [*SAME, all_recipes, own_loop, budget, saved, refusals, augmented, unwritable, shards]),
-    "4": (4, [*SAME, some_recipes, pairs]),
-    "death": (2, [death]),
-}

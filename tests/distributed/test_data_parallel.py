@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="ranks are forked")
 
 FALSE_ALARM = 1e-4
 SIZES = ("1", "2", "4")
+CREWS = "tests.distributed.crews"
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def crews(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory in which every rank of every crew left what it found."""
     root = tmp_path_factory.mktemp("crews")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable, "-m", "tests.distributed.crew", str(root), scenarios.__name__]
+    command = [sys.executable, "-m", "tests.distributed.crew", str(root), CREWS]
     result = subprocess.run(command, env=environment, timeout=1800, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return root
