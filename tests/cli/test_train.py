@@ -100,7 +100,7 @@ def test_run_directory_holds_the_configuration_and_nothing_about_the_records(sor
     assert written["schema"] == {"classes": ["0", "1"], "columns": columns}
     assert written["model"] == {"name": "linear", "features": 3, "classes": 2}
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    known = ("checkpoint-", "ledger.sqlite", "config.toml", "recipe.toml", "history.jsonl")
+    known = ("checkpoint-", "ledger.sqlite", "config.toml", "recipe.toml", "history.jsonl", "outcome.json")
     assert all(name.startswith(known) for name in names), names
 
 
@@ -179,6 +179,9 @@ def test_twin_is_compared_but_not_kept(sordino, small, tmp_path):
     arguments = [*small, "--epsilon", 4, "--held-out", 0.2, "--non-private-twin", "--json"]
     result = sordino(*arguments, "--run", tmp_path / "run")
     assert 0 <= outcome(result)["twin_accuracy"] <= 1
+    kept = json.loads((tmp_path / "run" / "outcome.json").read_text())
+    assert kept["twin_accuracy"] == outcome(result)["twin_accuracy"]
+    assert any("twin" in line for line in kept["assumptions"])
     assert "caution: the twin" in result.stderr
     assert not any("twin" in path.name for path in (tmp_path / "run").iterdir())
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino.cli import options
-from sordino.cli.common import FOUND, caution, console, one_of, print_json
+from sordino.cli.common import FOUND, caution, console, keep_json, one_of, print_json
 from sordino.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def _audit_run(run: Path, trials: int, seed: int | None, as_json: bool) -> bool:
 
     with _progress() as progress:
         found = audit_run(run, seed=seed, trials=trials, progress=progress)
+    keep_json(run / "audit.json", {key: value for key, value in found.to_dict().items() if key != "membership"})
     caution("membership results speak of the private records and no guarantee covers them: do not publish them")
     if as_json:
         print_json(found.to_dict())

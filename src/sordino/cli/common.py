@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sordino.errors import InvalidInput
@@ -44,6 +45,13 @@ def caution(message: str) -> None:
 def print_json(result: dict[str, Any]) -> None:
     """One JSON object on stdout, for machines; numbers that JSON has no word for become text."""
     print(json.dumps(result, default=str, allow_nan=False))
+
+
+def keep_json(path: Path, result: dict[str, Any]) -> None:
+    """The same object in a file of the run, for `sordino report`."""
+    from sordino.checkpoint import write_durably
+
+    write_durably(path, json.dumps(result, default=str, allow_nan=False, indent=1).encode())
 
 
 def rounded_up(epsilon: float, digits: int = 2) -> str:

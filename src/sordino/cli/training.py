@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -16,7 +17,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from sordino.accounting import Guarantee
-from sordino.cli.common import INTERRUPTED, console, plain_number, print_json, rounded_up
+from sordino.cli.common import INTERRUPTED, console, keep_json, plain_number, print_json, rounded_up
 from sordino.cli.history import EVALUATIONS, History
 from sordino.cli.progress import Bars, Display, Lines, clock
 from sordino.cli.session import Session
@@ -123,10 +124,12 @@ def _outcome(session: Session, status: str, accuracy: float | None, seconds: flo
 
 
 def report(outcome: Outcome, *, as_json: bool, twin_accuracy: float | None = None) -> None:
-    """The end of `train`, `resume` and `demo`; an interrupted run exits with its own code."""
+    """The end of `train`, `resume` and `demo`, kept for the report; an interrupted run exits with its own code."""
+    twin = {} if twin_accuracy is None else {"twin_accuracy": twin_accuracy}
+    told = {**outcome.to_dict(), **twin}
+    keep_json(Path(outcome.run) / "outcome.json", told)
     if as_json:
-        twin = {} if twin_accuracy is None else {"twin_accuracy": twin_accuracy}
-        print_json({**outcome.to_dict(), **twin})
+        print_json(told)
     else:
         _say(outcome, twin_accuracy)
     if outcome.interrupted:
