@@ -46,7 +46,10 @@ IMAGES = Defaults(
 
 
 def defaults_for(records: Data | Sheet) -> Defaults:
-    """For a user's own records: large draws, because noise is added once per draw whatever its size."""
+    """For a user's own records: large draws, because noise is added once per draw whatever its size.
+
+    Chosen by held-out accuracy on public tables (breast cancer, diabetes, digits of scikit-learn; part of IMDb).
+    """
     if isinstance(records, Sheet):
         return TABLE
     return IMAGES if records.train_set[0][0].dim() == 3 else BENCHMARK
