@@ -21,8 +21,8 @@ from sordino.models import ARCHITECTURES, parameter_count
 from sordino.recipe import Recipe
 
 ROOMY = 12.0
-"""A cautious guess from three invented tables, one run each: a hidden layer gained 2 to 3 % on two of them, at ratios of
-8 and 60, and lost 2 % on the third, at 8."""
+"""A cautious guess from three invented tables, one run each: a hidden layer gained 2 to 3 % on two of them, at ratios
+of 8 and 60, and lost 2 % on the third, at 8."""
 MOST_FEATURES = 256
 BENCHMARKS = {"mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar-cnn"}
 
