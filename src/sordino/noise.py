@@ -104,7 +104,8 @@ class Seeded(_Stream):
     """
 
     def __init__(self, seed: int, incarnation: int = 1, begun: int = 0) -> None:
-        digest = hashlib.sha256(f"sordino/{seed}/{incarnation}/{begun}".encode()).digest()
+        text = f"sordino/{seed}/{incarnation}" + (f"/{begun}" if begun else "")
+        digest = hashlib.sha256(text.encode()).digest()
         super().__init__(int.from_bytes(digest[:16], "big"))
         self.assumption = f"noise is SEEDED (seed {seed}): an experiment, no protection against whoever knows the seed"
 
