@@ -167,9 +167,8 @@ class Estimated:
         lengths = float((shares * self.norms[rows].double()).sum())
         if not abs(found - wanted) <= TOLERANCE * lengths:
             raise UnsupportedModel(
-                f"estimated norms are not those of the summed gradients ({found:.6g} along a projection, not "
-                f"{wanted:.6g}): torch.no_grad, backward hooks or random numbers of its own in the model or its loss, "
-                "or TF32; take them out, or use exact norms (any recipe but jl)"
+                "estimated norms are not those of the summed gradients: torch.no_grad, backward hooks or random "
+                "numbers of its own in the model or its loss, or TF32; take them out, or use exact norms (any recipe but jl)"
             )
 
     def _backward(self, weights: Tensor, rows: Tensor) -> list[Tensor]:
