@@ -168,7 +168,7 @@ class Estimated:
         if not abs(found - wanted) <= TOLERANCE * lengths:
             raise UnsupportedModel(
                 "estimated norms are not those of the summed gradients: torch.no_grad, backward hooks or random "
-                "numbers of its own in the model or its loss, or TF32; take them out, or use exact norms (any recipe but jl)"
+                "numbers of its own in the model or its loss, or TF32; take them out, or use exact norms (not jl)"
             )
 
     def _backward(self, weights: Tensor, rows: Tensor) -> list[Tensor]:
