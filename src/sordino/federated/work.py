@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import InvalidInput
-from sordino.gradients.engine import Loss
+from sordino.gradients.engine import Loss, described
 from sordino.records import Records
 
 Parameters = dict[str, nn.Parameter]
@@ -120,7 +120,7 @@ def _losses(model: nn.Module, loss: Loss, records: Records, indices: Tensor) -> 
     losses = loss(model, records.fetch(indices, device).data)
     if losses.shape != indices.shape:
         raise InvalidInput(
-            f"the loss has shape {tuple(losses.shape)}, must be ({len(indices)},): return one loss per record"
+            f"the loss is {described(losses)}, must be a vector with one loss per record: use reduction='none'"
         )
     return losses
 
