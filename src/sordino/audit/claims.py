@@ -69,10 +69,10 @@ class Claim:
     def _mu(self) -> float | None:
         """Where everything is a plain Gaussian the curve has a closed form."""
         parts = self._leaves()
-        if not all(isinstance(event, GaussianDpEvent) for event, _ in parts):
+        plain = [(event, times) for event, times in parts if isinstance(event, GaussianDpEvent)]
+        if len(plain) < len(parts):
             return None
-        precision = math.fsum(times * event.noise_multiplier**-2 for event, times in parts)  # type: ignore[attr-defined]
-        return math.sqrt(precision)
+        return math.sqrt(math.fsum(times * event.noise_multiplier**-2 for event, times in plain))
 
     def excess(self, false_alarms: Array, misses: Array) -> Array:
         """How far each pair of error rates lies beyond the claim: positive where it is refuted.

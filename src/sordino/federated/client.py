@@ -42,7 +42,7 @@ def client_app(
         local = _local(model, message)
         update = _update(local, loss, data(context), collate, config)
         norm = norm_of(update)
-        clip = float(config["clip"])  # type: ignore[arg-type]
+        clip = float(config["clip"])  # type: ignore[arg-type]  # Flower's records hold a union; the server sends a number
         if not torch.isfinite(norm):
             return reply(message, {name: torch.zeros_like(u) for name, u in update.items()}, within=False)
         weight = Flat().weights(norm.reshape(1), clip, Draw(torch.zeros(1, dtype=torch.int64)))
