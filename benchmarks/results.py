@@ -33,6 +33,9 @@ DATASETS = ("mnist", "fashion-mnist", "cifar10", "imdb", "names")
 EPSILONS = (1.0, 2.0, 3.0, 4.0)
 METHODS = ("dpsgd", "dpsgd-ts", "dpsgd-hf", "auto-s", "decay", "dynamic", "dpis", "screening", "dpsur", "best")
 PICTURES = ("dpsgd-hf",)  # scattering is for images
+FOOTING = "linear-"
+"""Methods that differ from each other by their mechanism alone (configs/linear)."""
+CHOICE, BEGIN, END = PAGE.parent / "which-method.md", "<!-- written by benchmarks.results -->", "<!-- end -->"
 SEEDS, MARGIN, MOST_SEEDS = 3, 0.3, 5
 
 Folders = Annotated[list[Path], typer.Argument(help="Folders of sordino compare, reproduce or benchmarks.dynamic.")]
@@ -58,7 +61,28 @@ def page() -> None:
     if rows:
         for path in draw(rows, IMAGES):
             print(path)
-    print(PAGE)
+    before, _, rest = CHOICE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    CHOICE.write_text(f"{before}{BEGIN}\n\n{footing(rows)}\n{END}{after}")
+    print(PAGE, CHOICE)
+
+
+def footing(rows: Sequence[Row]) -> str:
+    """The mechanisms on one footing: same features, network, length and δ; bold is the best of a column."""
+    alike = [each for each in summaries(rows) if each.method.startswith(FOOTING) and each.basis == "proven"]
+    best: dict[tuple[str, float], float] = {}
+    cells: dict[tuple[str, str], dict[float, Summary]] = {}
+    for each in alike:
+        best[each.dataset, each.epsilon] = max(best.get((each.dataset, each.epsilon), 0.0), each.mean)
+        cells.setdefault((each.dataset, each.method.removeprefix(FOOTING)), {})[each.epsilon] = each
+
+    def shown(each: Summary | None) -> str:
+        if each is None:
+            return ""
+        return f"**{each.text}**" if each.mean == best[each.dataset, each.epsilon] else each.text
+
+    lines = [[*key, *(shown(by_epsilon.get(e)) for e in EPSILONS)] for key, by_epsilon in sorted(cells.items())]
+    return markdown(["dataset", "method", *(f"ε = {e:g}" for e in EPSILONS)], lines)
 
 
 def _page(rows: Sequence[Row]) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """Time of one private step with one and two processes at a logical batch of 4096 (MNIST CNN), as a Markdown table.
 
-python -m benchmarks.scaling                            # prints the table
-python -m benchmarks.scaling --output scaling.md        # and writes it
+python -m benchmarks.scaling      # prints the table, and keeps it in benchmarks/results/scaling.md
 
 Every figure is the median over the steps of several launches, taken in turns so that a busy moment hits all alike. A
 step is everything: the draw, the ledger's durable write, gradients, the all-reduce, secure noise, the optimizer.
@@ -26,6 +25,7 @@ from benchmarks.nets import images, losses, mnist_cnn
 from sordino import Private, recipes
 from sordino.distributed import join
 
+RESULT = Path(__file__).parent / "results" / "scaling.md"
 BATCH, RECORDS = 4096, 60_000
 SHAPES = ((1, 1), (1, 2), (2, 1))
 """Processes, and threads of each: two cores can be used by one process with two threads, or by two processes."""
@@ -79,7 +79,7 @@ def table(seconds: dict[tuple[int, int], float]) -> str:
 def main(
     steps: Annotated[int, typer.Option(help="Steps of each launch that are timed.")] = 8,
     rounds: Annotated[int, typer.Option(help="Launches of each kind.")] = 3,
-    output: Annotated[Path | None, typer.Option(help="Where to write the table.")] = None,
+    output: Annotated[Path, typer.Option(help="Where to write the table.")] = RESULT,
     rank: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
 ) -> None:
     """Measure and print."""
@@ -92,8 +92,7 @@ def main(
             taken[shape] += launch(*shape, steps)
     text = table({shape: statistics.median(times) for shape, times in taken.items()})
     print(text)
-    if output is not None:
-        output.write_text(text + "\n")
+    output.write_text(text + "\n")
 
 
 if __name__ == "__main__":

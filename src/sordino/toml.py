@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import math
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import tomli_w
@@ -31,6 +32,16 @@ def loads(text: str, default: type) -> Any:
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"not a TOML document: {error}") from None
     return _part(table, default)
+
+
+def read(path: Path, what: str = "configuration") -> dict[str, Any]:
+    """The tables of a TOML file that a user wrote; every mistake is named in one line."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput(f"cannot read {what} {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{what} {path} is not a TOML document: {error}") from None
 
 
 def _table(part: Any) -> dict[str, Any]:

@@ -19,6 +19,8 @@ def stored(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "STORED", tmp_path / "results" / "experiments")
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
     monkeypatch.setattr(results, "IMAGES", tmp_path / "img")
+    monkeypatch.setattr(results, "CHOICE", tmp_path / "which-method.md")
+    (tmp_path / "which-method.md").write_text(f"Before\n\n{results.BEGIN}\nold\n{results.END}\n\nafter\n")
     return tmp_path
 
 
@@ -59,6 +61,21 @@ def test_one_lucky_seed_is_not_the_best(stored):
     finished(stored / "runs", "dpsgd-hf", [0.89, 0.89, 0.89])
     finished(stored / "runs", "auto-s", [0.95])
     assert "89.00 ± 0.00 (3) | dpsgd-hf" in page(stored)
+
+
+def test_mechanisms_on_one_footing_are_set_side_by_side_and_nothing_else_is_touched(stored):
+    finished(stored / "runs", "linear-dpsgd", [0.89, 0.90])
+    finished(stored / "runs", "linear-dpis", [0.88])
+    finished(stored / "runs", "dpsgd-hf", [0.95])
+    finished(stored / "runs", "linear-dpsur", [0.99], basis="published", accounting="published")
+    for _ in range(2):
+        page(stored)
+    text = (stored / "which-method.md").read_text()
+    assert text.startswith("Before\n\n")
+    assert text.endswith("\n\nafter\n")
+    assert "| fashion-mnist | dpsgd |  |  | **89.50 ± 0.71 (2)** |  |" in text
+    assert "| fashion-mnist | dpis |  |  | 88.00 (1) |  |" in text
+    assert not {"old", "95.00", "99.00"} & set(text.replace("(", " ").split())
 
 
 def test_missing_runs_are_listed(stored):

@@ -43,19 +43,20 @@ def moved(run: PrivateStrategy, grid: InProcessGrid) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("make", "work"),
+    ("make", "work", "lr"),
     [
-        (recipes.dpsgd, FedAvg(epochs=2, lr=0.5)),
-        (recipes.dpsgd, FedSGD()),
-        (recipes.automatic, FedSGD()),
-        (recipes.sensitivity_decay, FedAvg(epochs=2, lr=0.5)),
-        (recipes.growing_mu, FedSGD()),
-        (recipes.dynamic, FedAvg(epochs=2, lr=0.5)),
+        (recipes.dpsgd, FedAvg(epochs=2, lr=0.5), 2.0),
+        (recipes.dpsgd, FedSGD(), 2.0),
+        (recipes.dpadam, FedAvg(epochs=2, lr=0.5), 0.1),
+        (recipes.automatic, FedSGD(), 2.0),
+        (recipes.sensitivity_decay, FedAvg(epochs=2, lr=0.5), 2.0),
+        (recipes.growing_mu, FedSGD(), 2.0),
+        (recipes.dynamic, FedAvg(epochs=2, lr=0.5), 2.0),
     ],
 )
-def test_every_recipe_of_rounds_learns(make: Callable[..., Any], work: FedAvg | FedSGD) -> None:
+def test_every_recipe_of_rounds_learns(make: Callable[..., Any], work: FedAvg | FedSGD, lr: float) -> None:
     options = {} if make is recipes.automatic else {"clip": 1.0}
-    recipe = make(batch_size=20, steps=12, lr=2.0, noise_multiplier=0.5, **options).for_records(40)
+    recipe = make(batch_size=20, steps=12, lr=lr, noise_multiplier=0.5, **options).for_records(40)
     model = mlp(seed=1)
     run = strategy(recipe, model, work=work)
     run.start(InProcessGrid(honest_app(40), 40))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ from sordino.audit.membership.partition import Partition
 from sordino.audit.membership.scoring import Membership
 from sordino.audit.membership.signals import Examples
 from sordino.audit.result import Audit
-from sordino.cli.session import Session, reopen
 from sordino.errors import InvalidInput
+from sordino.private import Private
 
 MOST = 10_000
 """Attack models learn from at most so many members and others."""
@@ -27,7 +26,6 @@ FEWEST = 16
 class RunAudit:
     """What attackers found about a run. `membership` speaks of the private records: no guarantee covers it."""
 
-    run: str
     epsilon: float
     delta: float
     mechanism: Audit
@@ -36,7 +34,6 @@ class RunAudit:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON and for the report."""
         return {
-            "run": self.run,
             "epsilon": self.epsilon,
             "delta": self.delta,
             "mechanism": self.mechanism.to_dict(),
@@ -45,34 +42,38 @@ class RunAudit:
 
 
 def audit_run(
-    directory: Path, *, seed: int | None = None, trials: int = 2000, progress: Progress | None = None
+    private: Private,
+    members: Examples,
+    others: Examples,
+    *,
+    seed: int | None = None,
+    trials: int = 2000,
+    progress: Progress | None = None,
 ) -> RunAudit:
-    """Attack the recipe of a run of `sordino train`, and its model by loss and by an attack model that knows half."""
-    session = reopen(directory)
-    try:
-        guarantee = session.private.guarantee()
-        examples, partition = _asked(session)
-        audit = mechanism(session.private.bench.recipe, seed=seed, trials=trials, progress=progress, check=False)
-        attacks: list[Callable[[], Membership]] = [
-            lambda: loss_threshold(session.model, examples, partition),
-            lambda: white_box(session.model, examples, partition, seed=seed or 0),
-        ]
-        found = []
-        for number, attack in enumerate(attacks):
-            found.append(attack())
-            if progress is not None:
-                progress("membership", number + 1, len(attacks))
-        return RunAudit(str(directory), guarantee.epsilon, guarantee.delta, audit, tuple(found))
-    finally:
-        session.private.close()
+    """Attack the recipe of a run, and its model by loss and by an attack model that knows half of the members.
+
+    `members` are records that were trained on, `others` were held out.
+    """
+    guarantee, model = private.guarantee(), private.bench.objective.model
+    examples, partition = _asked(members, others)
+    audit = mechanism(private.bench.recipe, seed=seed, trials=trials, progress=progress, check=False)
+    attacks: list[Callable[[], Membership]] = [
+        lambda: loss_threshold(model, examples, partition),
+        lambda: white_box(model, examples, partition, seed=seed or 0),
+    ]
+    found = []
+    for number, attack in enumerate(attacks):
+        found.append(attack())
+        if progress is not None:
+            progress("membership", number + 1, len(attacks))
+    return RunAudit(guarantee.epsilon, guarantee.delta, audit, tuple(found))
 
 
-def _asked(session: Session) -> tuple[Examples, Partition]:
-    """Members are the records trained on, others those held out."""
-    members, others = session.data.train, session.data.test
+def _asked(members: Examples, others: Examples) -> tuple[Examples, Partition]:
+    """At most `MOST` of each, and who is who."""
     if len(others[1]) < FEWEST:
         raise InvalidInput(
-            f"{session.run} held {len(others[1])} records out, must be >= {FEWEST} to tell members from: use --held-out"
+            f"{len(others[1])} records were held out, must be >= {FEWEST} to tell members from: use --held-out"
         )
     sizes = [min(MOST, len(part[1])) for part in (members, others)]
     inputs, labels = (torch.cat([members[i][: sizes[0]], others[i][: sizes[1]]]) for i in (0, 1))

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino.cli import options
-from sordino.cli.common import console, delta_for, plain_number, print_json, rounded_up, sampling_rate, step_count
+from sordino.cli.common import console, delta_for, print_json, sampling_rate, step_count
 from sordino.errors import InvalidInput
+from sordino.printing import plain_number, rounded_up
 
 if TYPE_CHECKING:
     from sordino.accounting import Accountant, Adjacency, Events

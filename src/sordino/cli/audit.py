@@ -12,6 +12,7 @@ import typer
 from sordino.cli import options
 from sordino.cli.common import FOUND, caution, console, keep_json, one_of, print_json
 from sordino.errors import InvalidInput
+from sordino.printing import rounded_up
 
 if TYPE_CHECKING:
     from sordino.audit.mechanisms import Progress
@@ -83,16 +84,23 @@ def _audit_recipe(
 
 def _audit_run(run: Path, trials: int, seed: int | None, as_json: bool) -> bool:
     from sordino.audit.run import audit_run
+    from sordino.cli.session import reopen
 
-    with _progress() as progress:
-        found = audit_run(run, seed=seed, trials=trials, progress=progress)
-    keep_json(run / "audit.json", {key: value for key, value in found.to_dict().items() if key != "membership"})
+    session = reopen(run)
+    try:
+        with _progress() as progress:
+            train, test = session.data.train, session.data.test
+            found = audit_run(session.private, train, test, seed=seed, trials=trials, progress=progress)
+    finally:
+        session.private.close()
+    result = {"run": str(run), **found.to_dict()}
+    keep_json(run / "audit.json", {key: value for key, value in result.items() if key != "membership"})
     caution("membership results speak of the private records and no guarantee covers them: do not publish them")
     if as_json:
-        print_json(found.to_dict())
+        print_json(result)
         return found.mechanism.passed
     out = console()
-    out.print(f"{found.run}: ε = {found.epsilon:.3f} claimed at δ = {found.delta:g}", markup=False)
+    out.print(f"{run}: ε = {rounded_up(found.epsilon, 3)} claimed at δ = {found.delta:g}", markup=False)
     _print_audit(found.mechanism)
     for attack in found.membership:
         out.print(str(attack), markup=False)
@@ -107,7 +115,7 @@ def _print_audit(found: Audit) -> None:
         implied = "-" if attack.epsilon_implied is None else f"{attack.epsilon_implied:.2f}"
         verdict = "BROKEN" if attack.refuted else "kept"
         table.add_row(
-            attack.instance, f"{attack.epsilon_claimed:.2f}", f"{attack.epsilon_certain:.2f}", implied, verdict
+            attack.instance, rounded_up(attack.epsilon_claimed), f"{attack.epsilon_certain:.2f}", implied, verdict
         )
     out = console()
     out.print(table)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from sordino.cli import options
-from sordino.cli.common import console, delta_for, one_of, print_json, rounded_up, sampling_rate, step_count
+from sordino.cli.common import console, delta_for, one_of, print_json, sampling_rate, step_count
 from sordino.errors import InvalidInput
+from sordino.printing import rounded_up
 
 if TYPE_CHECKING:
     from sordino.accounting import Budget

@@ -54,18 +54,6 @@ def keep_json(path: Path, result: dict[str, Any]) -> None:
     write_durably(path, json.dumps(result, default=str, allow_nan=False, indent=1).encode())
 
 
-def rounded_up(epsilon: float, digits: int = 2) -> str:
-    """ε is never printed smaller than it is."""
-    if math.isinf(epsilon):
-        return "infinite"
-    return f"{math.ceil(epsilon * 10**digits - 1e-9) / 10**digits:.{digits}f}"
-
-
-def plain_number(value: float) -> float | str:
-    """A number for JSON, which knows no infinity."""
-    return value if math.isfinite(value) else "infinity"
-
-
 def one_of(first: Any, second: Any, question: str) -> None:
     """Exactly one of two options must be given."""
     if (first is None) == (second is None):

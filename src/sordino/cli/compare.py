@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sordino import toml
 from sordino.cli import options
 from sordino.cli.common import FOUND, complain, console, print_json
 from sordino.errors import InvalidInput
@@ -99,12 +99,7 @@ def conclude(cases: list[Case], folder: Path, workers: int | None, *, as_json: b
 
 def read_plan(path: Path) -> Plan:
     """The plan in a TOML file; every mistake is named in one line."""
-    try:
-        table = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise InvalidInput(f"cannot read configuration {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"configuration {path} is not a TOML document: {error}") from None
+    table = toml.read(path)
     known = {f.name for f in fields(Plan)}
     if unknown := sorted(set(table) - known):
         raise InvalidInput(f"configuration {path} has no key {unknown[0]!r}: it has {', '.join(sorted(known))}")

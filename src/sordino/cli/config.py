@@ -39,7 +39,7 @@ from typing import Any, TypeVar
 
 import tomli_w
 
-from sordino import checkpoint
+from sordino import checkpoint, toml
 from sordino.data import LOADERS, tabular_schema
 from sordino.data.tabular_schema import Schema
 from sordino.errors import InvalidInput
@@ -128,12 +128,7 @@ class Config:
 
 def read(path: Path) -> Config:
     """The configuration in a file, every mistake named in one line."""
-    try:
-        tables = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise InvalidInput(f"cannot read configuration {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"configuration {path} is not a TOML document: {error}") from None
+    tables = toml.read(path)
     if unknown := sorted(set(tables) - {"data", "schema", "model", "recipe", "run"}):
         known = "data, schema, model, recipe and run"
         raise InvalidInput(f"configuration {path} has no table [{unknown[0]}]: it has {known}")

@@ -19,9 +19,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from sordino.cli.common import messages, plain_number, rounded_up
+from sordino.cli.common import messages
 from sordino.cli.history import Entry
 from sordino.cli.session import Session
+from sordino.printing import plain_number, rounded_up
 
 _BARS = "▁▂▃▄▅▆▇█"
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino.cli import options
-from sordino.cli.common import console, plain_number, print_json, rounded_up
+from sordino.cli.common import console, print_json
 from sordino.errors import InvalidInput
+from sordino.printing import plain_number, rounded_up
 
 if TYPE_CHECKING:
     from sordino.report.facts import Facts

@@ -17,10 +17,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from sordino.accounting import Guarantee
-from sordino.cli.common import INTERRUPTED, console, keep_json, plain_number, print_json, rounded_up
+from sordino.cli.common import INTERRUPTED, console, keep_json, print_json
 from sordino.cli.history import EVALUATIONS, History
 from sordino.cli.progress import Bars, Display, Lines, clock
 from sordino.cli.session import Session
+from sordino.printing import plain_number, rounded_up
 
 
 @dataclass

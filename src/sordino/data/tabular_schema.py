@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from sordino import toml
 from sordino.errors import InvalidInput
 
 FEWEST_BUCKETS, MOST_BUCKETS = 16, 64
@@ -174,12 +174,7 @@ def _by_convention(name: str, bounds: tuple[float, float] | None) -> Column | No
 
 def read(path: Path) -> Schema:
     """The schema in a TOML file."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(f"cannot read schema {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"schema {path} is not a TOML document: {error}") from None
+    table = toml.read(path, "schema")
     return from_table(table)
 
 

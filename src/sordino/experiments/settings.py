@@ -34,12 +34,12 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sordino import toml
 from sordino.errors import InvalidInput
 from sordino.experiments.case import Case
 
@@ -77,12 +77,7 @@ class Settings:
 
 def read(path: Path) -> Settings:
     """The configuration in a file; every mistake is named in one line."""
-    try:
-        tables = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise InvalidInput(f"cannot read configuration {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"configuration {path} is not a TOML document: {error}") from None
+    tables = toml.read(path)
     if unknown := sorted(set(tables) - {*_TABLES, *_VALUES}):
         raise InvalidInput(f"configuration {path} has no key {unknown[0]!r}: it has {', '.join((*_VALUES, *_TABLES))}")
     if missing := [key for key in ("method", "provenance", "data", "model", "recipe") if key not in tables]:

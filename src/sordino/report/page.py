@@ -17,8 +17,8 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from sordino.cli.common import rounded_up
 from sordino.errors import InvalidInput
+from sordino.printing import rounded_up
 from sordino.report import scales
 
 
