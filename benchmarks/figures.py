@@ -50,7 +50,7 @@ def noise() -> None:
     on_sum.set_yticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
     per_record.set_yticks([0.0003, 0.001, 0.003, 0.01], ["0.0003", "0.001", "0.003", "0.01"])
     on_sum.legend()
-    _save(figure, "plain_noise")
+    save(figure, "plain_noise")
 
 
 @app.command()
@@ -66,7 +66,7 @@ def dpis(epsilon: float = 3.0, epochs: int = 30) -> None:
     level.set(xlabel="epoch", ylabel="noise over DP-SGD's", ylim=(0, None))
     level.axhline(1.0, color="grey", linewidth=0.8)
     share.legend()
-    _save(figure, "dpis_digits")
+    save(figure, "dpis_digits")
 
 
 def _dpis_run(clip: float, epsilon: float, epochs: int) -> tuple[list[float], list[float]]:
@@ -108,11 +108,12 @@ def selection() -> None:
     axes.set(xlabel="held-out accuracy (%), one point per seed")
     axes.grid(axis="y", linewidth=0.3)
     axes.legend()
-    _save(figure, "selection_digits")
+    save(figure, "selection_digits")
 
 
-def _save(figure: Figure, name: str) -> None:
-    mpl.rcParams["svg.hashsalt"] = "sordino"  # the same bytes every time
+def save(figure: Figure, name: str) -> None:
+    """docs/mechanisms/img/<name>.svg, the same bytes every time."""
+    mpl.rcParams["svg.hashsalt"] = "sordino"
     file = IMAGES / f"{name}.svg"
     figure.savefig(file, metadata={"Date": None})
     print(f"wrote {file}")

@@ -40,6 +40,15 @@ def test_a_lie_beside_the_ledger_changes_no_price(tmp_path, recipe):
     assert told.guarantee.epsilon == plain.guarantee.epsilon > 2.9
 
 
+@pytest.mark.parametrize("told", [None, "2.13", {"torch": "2.13.0+cpu"}])
+def test_the_versions_that_trained_are_those_that_the_run_wrote_down(tmp_path, recipe, told):
+    run = make_run(tmp_path, recipe, files={"outcome.json": {**OUTCOME, "versions": told}})
+    facts = gather(run)
+    assert facts.trained_with == (told if isinstance(told, dict) else {})
+    assert facts.versions["torch"]
+    assert ("Trained with" in html(facts)) == isinstance(told, dict)
+
+
 def test_spending_rises_from_nothing_to_the_guarantee(full_run):
     spent = gather(full_run).spending
     assert spent[0] == (0.0, 0.0)

@@ -22,6 +22,7 @@ from sordino.cli.history import EVALUATIONS, History
 from sordino.cli.progress import Bars, Display, Lines, clock
 from sordino.cli.session import Session
 from sordino.printing import plain_number, rounded_up
+from sordino.versions import versions
 
 
 @dataclass
@@ -75,7 +76,7 @@ class Outcome:
         """Plain data for JSON, the guarantee's fields among the others."""
         plain = {**vars(self), **self.guarantee.to_dict(), "epsilon": plain_number(self.guarantee.epsilon)}
         del plain["guarantee"]
-        return plain
+        return {**plain, "versions": versions()}
 
 
 def run(session: Session, *, as_json: bool = False) -> Outcome:

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from sordino.errors import InvalidInput
 from sordino.report import page
 from sordino.report.charts import Chart, Series
-from sordino.report.gathering import versions
 from sordino.report.prices import thinned
 from sordino.report.scales import Axis, percent, plain, whole
+from sordino.versions import versions
 
 MOST_TICKS = 7
 MOST_POINTS = 60

@@ -56,6 +56,7 @@ class Facts:
     twin_accuracy: float | None = None
     audit: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    trained_with: Mapping[str, str] = field(default_factory=dict)
     cautions: tuple[str, ...] = ()
 
     @property

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any, get_args
 
-from sordino import __version__
 from sordino.accounting import Guarantee, Ledger
 from sordino.accounting.pricing import Basis, required_accountant
 from sordino.claims import FIXED_IN_ADVANCE, assumptions_of, weaker
@@ -22,6 +19,7 @@ from sordino.report.facts import Facts, Proof, Setting
 from sordino.report.folder import Folder
 from sordino.report.prices import Points, Runs, Tariff
 from sordino.schedules import factor_at
+from sordino.versions import versions
 
 MOST_POINTS = 120
 """Of a schedule so many steps are drawn; a chart is not wider than a few hundred pixels."""
@@ -73,6 +71,7 @@ def gather(
         twin_accuracy=_share(outcome, "twin_accuracy"),
         audit=_mechanism(audit if audit is not None else folder.json("audit.json")),
         versions=versions(),
+        trained_with=_trained_with(outcome),
         cautions=_cautions(recipe, booked),
     )
 
@@ -226,7 +225,7 @@ def _minute(time: str) -> str:
     return time[:16].replace("T", " ") + " UTC" if len(time) >= 16 else "not recorded"
 
 
-def versions() -> dict[str, str]:
-    """What computed the numbers of this report."""
-    libraries = {name: metadata.version(name) for name in ("torch", "dp-accounting", "numpy", "scipy")}
-    return {"sordino": __version__, "python": platform.python_version(), **libraries}
+def _trained_with(outcome: Mapping[str, Any] | None) -> dict[str, str]:
+    """The versions that the run wrote down, if it did."""
+    told = (outcome or {}).get("versions")
+    return {str(name): str(version) for name, version in told.items()} if isinstance(told, dict) else {}

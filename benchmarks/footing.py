@@ -1,0 +1,67 @@
+"""Figures of docs/mechanisms from the stored runs of configs/linear: `python -m benchmarks.footing`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import typer
+
+from benchmarks.figures import save
+from benchmarks.results import EPSILONS, FOOTING, STORED
+from sordino.experiments import read_all
+from sordino.experiments.store import Row
+
+SELECTIVE = ("dpsgd", "screening", "dpsur", "dpsur-reuse")
+SCHEDULED = ("dpsgd", "decay", "dynamic")
+
+
+def importance(rows: Sequence[Row]) -> None:
+    """By epoch: K̃/(Ñ·C), and σ_G over the σ of DP-SGD at the same ε (figure 1 of DPIS)."""
+    base = {(row["dataset"], row["epsilon"]): row["noise"][0] for row in rows if row["method"] == f"{FOOTING}dpsgd"}
+    figure, (share, level) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    for row in sorted(rows, key=lambda row: (row["dataset"], row["epsilon"])):
+        key = (row["dataset"], row["epsilon"])
+        if row["method"] != f"{FOOTING}dpis" or row["seed"] or row["epsilon"] not in (1.0, 3.0) or key not in base:
+            continue
+        epochs = range(1, len(row["noise"]) + 1)
+        share.plot(epochs, [point["share"] for point in row["curve"]], label=f"{key[0]}, ε = {key[1]:g}")
+        level.plot(epochs, [noise / base[key] for noise in row["noise"]])
+    share.set(xlabel="epoch", ylabel="K̃ / (Ñ·C)", ylim=(0, 1.05))
+    level.set(xlabel="epoch", ylabel="noise over DP-SGD's", ylim=(0, None))
+    level.axhline(1.0, color="grey", linewidth=0.8)
+    share.legend(fontsize="small")
+    save(figure, "dpis_footing")
+
+
+def accuracies(rows: Sequence[Row], methods: Sequence[str], name: str) -> None:
+    """One panel per dataset: accuracy by ε, one point per seed and a line through the means."""
+    found: dict[str, dict[tuple[str, float], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        method = row["method"].removeprefix(FOOTING)
+        if method in methods and row["basis"] == "proven" and row["epsilon"] in EPSILONS:
+            found[row["dataset"]][method, row["epsilon"]].append(100 * row["accuracy"])
+    figure, panels = plt.subplots(1, len(found), figsize=(4 * len(found), 3.4), layout="constrained", squeeze=False)
+    for axes, (dataset, groups) in zip(panels[0], sorted(found.items()), strict=True):
+        for number, method in enumerate(methods):
+            points = [(e, value) for e in EPSILONS for value in groups[method, e]]
+            means = [(e, sum(values) / len(values)) for e in EPSILONS if (values := groups[method, e])]
+            if means:
+                axes.plot(*zip(*means, strict=True), color=f"C{number}", label=method)
+                axes.plot(*zip(*points, strict=True), ".", color=f"C{number}")
+        axes.set(xlabel="ε (proven)", ylabel="held-out accuracy (%)", title=dataset)
+    panels[0][0].legend(fontsize="small")
+    save(figure, name)
+
+
+def main() -> None:
+    """All three."""
+    rows = [row for row in read_all(STORED) if row["method"].startswith(FOOTING)]
+    importance(rows)
+    accuracies(rows, SELECTIVE, "selection_footing")
+    accuracies(rows, SCHEDULED, "dynamic_footing")
+
+
+if __name__ == "__main__":
+    typer.run(main)
