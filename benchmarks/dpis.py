@@ -4,6 +4,7 @@ python -m benchmarks.dpis one --task mnist-cnn --method dpis --epsilon 3 --seed 
 python -m benchmarks.dpis every                # all tasks, methods, budgets and seeds; finished ones are skipped
 python -m benchmarks.dpis table                # what is finished, as Markdown
 python -m benchmarks.dpis figure               # docs/mechanisms/img/dpis_noise.svg
+python -m benchmarks.dpis prices               # the noise that a share K̃/(Ñ·C) saves, without training
 
 A run that was killed goes on at its last whole epoch. Results are in benchmarks/results/dpis, one JSON file per run;
 the runs themselves (ledgers, checkpoints) in the folder --runs. A shortened run leaves no result.
@@ -21,6 +22,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sordino.accounting import Budget, calibrate_noise
 from sordino.checkpoint import write_durably
 from sordino.experiments import Case, run
 
@@ -191,6 +193,17 @@ def figure() -> None:
     axes.legend(fontsize="small")
     FIGURE.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(FIGURE, bbox_inches="tight")
+
+
+@app.command()
+def prices(records: int = 60_000, epochs: int = 20, delta: float = 1e-5) -> None:
+    """σ_G over DP-SGD's σ where K̃/(Ñ·C) is `share` throughout: SGM(q/share, σ_G/share) at equal ε, by PLD (Eq. 13)."""
+    shares = (1.0, 0.5, 0.25)
+    print("| b | ε | " + " | ".join(f"share {share:g}" for share in shares) + " |\n" + "|---" * (len(shares) + 2) + "|")
+    for size, target in product((64, 256, 2048, 8192), (1.0, 3.0, 8.0)):
+        steps, budget = round(epochs * records / size), Budget(target, delta)
+        found = [share * calibrate_noise(budget, size / share / records, steps).noise_multiplier for share in shares]
+        print(f"| {size:,} | {target:g} | " + " | ".join(f"{noise / found[0]:.2f}" for noise in found) + " |")
 
 
 if __name__ == "__main__":
