@@ -46,16 +46,17 @@ def run(case: federated.Case, path: Path, users: int, test: Split) -> dict[str, 
     """All rounds of one case; the seconds are those of the clock, as the work is done by other processes."""
     from flwr.simulation import run_simulation
 
-    model, started = federated.network(case.seed), time.monotonic()
-    strategy = PrivateStrategy(model, case.recipe(users), FedSGD(), seed=case.seed)
-    curve = [federated.accuracy(model, test)]
+    model, started, curve = federated.network(case.seed), time.monotonic(), list[float]()
+    found: dict[str, Any] = {}
     server = ServerApp()
 
     @server.main()
     def main(grid: Grid, _: Context) -> None:
-        strategy.start(
-            grid, evaluate_fn=lambda number, _: curve.append(federated.accuracy(model, test)) if number else None
-        )
+        # made here: Flower runs this in another thread, and a ledger belongs to the thread that opened it
+        strategy = PrivateStrategy(model, case.recipe(users), FedSGD(), seed=case.seed)
+        strategy.start(grid, evaluate_fn=lambda _, __: curve.append(federated.accuracy(model, test)))
+        found["noise_multiplier"] = strategy.mechanism.recipe.noise_multiplier
+        found["guarantee"] = strategy.guarantee().to_dict()
 
     actors: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": os.cpu_count() or 1}}
     client = client_app(federated.network(0), federated.losses, digits_of_user(path, users))
@@ -65,6 +66,5 @@ def run(case: federated.Case, path: Path, users: int, test: Split) -> dict[str, 
         "accuracy": federated.accuracy(model, test),
         "curve": [round(value, 4) for value in curve[:: max(1, case.rounds // 10)]],
         "seconds": round(time.monotonic() - started, 1),
-        "noise_multiplier": strategy.mechanism.recipe.noise_multiplier,
-        "guarantee": strategy.guarantee().to_dict(),
+        **found,
     }

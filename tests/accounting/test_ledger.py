@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,13 @@ def test_reopening_shows_everything(path: Path) -> None:
         assert ledger.charge(STEP).sequence == 6
     with Ledger.read(path) as ledger:
         assert len(ledger) == 6
+
+
+def test_another_thread_is_told_to_make_its_own_run(path: Path) -> None:
+    with Ledger.create(path) as ledger, ThreadPoolExecutor(1) as threads:
+        with pytest.raises(LedgerError, match="opened in another thread: make the run"):
+            threads.submit(ledger.charge, GaussianDpEvent(1.0)).result()
+        assert ledger.events() == []
 
 
 def test_header_holds_what_was_given(path: Path) -> None:

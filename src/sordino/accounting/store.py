@@ -160,6 +160,11 @@ def one_line_errors(path: Path | None) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
+        if isinstance(error, sqlite3.ProgrammingError) and "thread" in str(error):
+            raise LedgerError(
+                f"ledger {path or 'in memory'} was opened in another thread: make the run or strategy in the "
+                "thread that takes its steps"
+            ) from error
         raise LedgerError(
             f"ledger {path or 'in memory'} cannot be used ({error}): check the file, its directory and the disk"
         ) from error
