@@ -29,6 +29,12 @@ def test_a_missed_target_is_named_with_the_parts_that_missed_it():
     assert page.missed({NAME: {"SGD": 0.1, "Sordino": 0.11}}, {NAME: PARTS}) == "None."
 
 
+def test_a_small_lead_over_the_best_rival_is_named():
+    row = {"SGD": 0.1, "Sordino": 0.1, "Opacus hooks": 0.3, "Opacus ghost": 0.12}
+    assert page.behind({NAME: row}) == f"- **{NAME}**: 1.20 times as fast as Opacus ghost, where 1.3 was the aim."
+    assert page.behind({NAME: {**row, "Opacus ghost": 0.2}}) == "None."
+
+
 def test_the_table_has_ratios_the_best_rival_and_dashes():
     row = {"SGD": 0.1, "Sordino": 0.1, "Opacus hooks": 0.3, "Opacus ghost": 0.2}
     line = page.table("times", {NAME: row}).splitlines()[-1]
