@@ -35,6 +35,11 @@ def test_a_small_lead_over_the_best_rival_is_named():
     assert page.behind({NAME: {**row, "Opacus ghost": 0.2}}) == "None."
 
 
+def test_networks_that_take_too_much_memory_are_named():
+    assert page.heavy({NAME: {"SGD": 2e6, "Sordino": 3e6}}) == f"{NAME} (1.50)"
+    assert page.heavy({NAME: {"SGD": 2e6, "Sordino": 2e6}}) == "none"
+
+
 def test_the_table_has_ratios_the_best_rival_and_dashes():
     row = {"SGD": 0.1, "Sordino": 0.1, "Opacus hooks": 0.3, "Opacus ghost": 0.2}
     line = page.table("times", {NAME: row}).splitlines()[-1]
