@@ -138,7 +138,8 @@ not run, or (memory) takes more than ten seconds a step.
 
 Peaks are by how much one step raises the resident memory of its process. `Opacus ew` is PyTorch's ExpandedWeights, a
 mode of Opacus that supports few layers. Above 1.15 times SGD: {heavy}. A draw that is larger than a microbatch
-takes less than SGD does; where the whole batch is one microbatch, what is kept for the norms comes on top.
+takes less than SGD does; where the whole batch is one microbatch, what is kept for the norms comes on top,
+and for a large network a second set of sums: of the microbatch, and of the draw.
 
 ## Where the time goes
 
