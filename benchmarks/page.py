@@ -28,6 +28,7 @@ def write(stored: dict[str, Any]) -> None:
         "behind": behind(ordered["times"]),
         "heavy": heavy(ordered["memory"]),
         "scaling": SCALING.read_text().strip(),
+        "conditions": stored.get("conditions", ""),
     }
     (DOCS / "performance.md").write_text(PAGE.format(**tables, **words))
 
@@ -128,7 +129,7 @@ PAGE = """# Performance
 By `make bench`, on one CPU thread with torch's CPU wheel, every method in its own process, taking turns in one run: the
 median over fresh starts of the quickest step, since the machine is shared and noisy (ratios move by up to 20 %).
 Sordino runs with its default microbatch and secure noise, the peers with torch's own generator. A dash: that mode does
-not run, or (memory) takes more than ten seconds a step.
+not run, or (memory) takes more than ten seconds a step. {conditions}
 
 {times}
 
