@@ -144,7 +144,7 @@ and for a large network a second set of sums: of the microbatch, and of the draw
 
 ## Where the time goes
 
-The parts of one step, SGD and Sordino in turns in one process. The backward pass of SGD forms summed gradients; ours
+The parts of one step, SGD and Sordino each in its own process. The backward pass of SGD forms summed gradients; ours
 leaves them out, measures every example instead, and forms the weighted sums afterwards. The noise is AES-128 in
 counter mode, about 15 ns for each parameter whatever the batch: where a network has many parameters for little
 arithmetic, as VGG13 at a batch of 64 and the embedding network, it is much of what private training adds.
@@ -157,8 +157,8 @@ The aim was 1.1 times SGD for the MNIST CNN and the LSTMs and 1.3 for the others
 
 {missed}
 
-The parts come from one process in which both kinds of step take turns, the ratios from one process for each: their sums
-need not agree, and for the MNIST CNN at 256 and for BiLSTM32 the parts are kinder to us than the ratios are.
+Parts and ratios were measured apart, and their sums need not agree. For the MNIST CNN at 256 they do not: single runs of
+that case gave ratios from 0.9 to 1.5, and the profile does not show why.
 
 The aim was also to be 1.3 times as fast as Opacus' best mode, and 4.5 times on LSTMs. Missed:
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
 import time
 from collections import defaultdict
@@ -12,7 +13,7 @@ import torch
 from dp_accounting import GaussianDpEvent
 
 from benchmarks.methods import trainable
-from benchmarks.nets import Case, losses
+from benchmarks.nets import CASES, Case, losses
 from sordino.accounting.ledger import Receipt
 from sordino.gradients import BookKeeping, Objective
 from sordino.gradients.engine import Batch
@@ -40,15 +41,20 @@ class Clock:
 
 
 def profile(case: Case, steps: int = 5) -> dict[str, float]:
-    """Milliseconds of every part of a step, ordinary and private steps in turns."""
+    """Milliseconds of every part of a step, ordinary and private steps each in a process of its own (see `peers`)."""
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as fresh:
+        kinds = (fresh.apply(_alone, (kind, case.name, steps)) for kind in ("ordinary", "private"))
+        return {part: taken for each in kinds for part, taken in each.items()}
+
+
+def _alone(kind: str, case_name: str, steps: int) -> dict[str, float]:
     clock = Clock()
-    ordinary, private = _ordinary(case, clock), _private(case, clock)
-    for step in (ordinary, private, private):
+    step = (_ordinary if kind == "ordinary" else _private)(CASES[case_name], clock)
+    for _ in range(2):
         step()
     clock.taken.clear()
     for _ in range(steps):
-        ordinary()
-        private()
+        step()
     return clock.medians(steps)
 
 
