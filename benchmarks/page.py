@@ -157,8 +157,8 @@ The aim was 1.1 times SGD for the MNIST CNN and the LSTMs and 1.3 for the others
 
 {missed}
 
-Parts and ratios were measured apart, and their sums need not agree. For the MNIST CNN at 256 they do not: single runs of
-that case gave ratios from 0.9 to 1.5, and the profile does not show why.
+Parts and ratios were measured apart, and their sums need not agree. For the MNIST CNN at 256 they do not: single runs
+of that case gave ratios from 0.9 to 1.5, and the profile does not show why.
 
 The aim was also to be 1.3 times as fast as Opacus' best mode, and 4.5 times on LSTMs. Missed:
 
