@@ -54,7 +54,7 @@ clean: ## Remove .venv, caches and what the build wrote
 # uv asks the official CPU source, and where that is out of reach pip takes over.
 define install
 	@echo "Installing $(1) into .venv from requirements.lock ..."
-	@{ command -v uv >/dev/null && uv pip install --quiet --python $(BIN)/python --torch-backend cpu -c requirements.lock $(2); } \
+	@{ command -v uv >/dev/null && uv pip install --quiet --python $(BIN)/python --torch-backend cpu -c requirements.lock $(2) 2>/dev/null; } \
 		|| $(BIN)/python -m pip install -qq --disable-pip-version-check -c requirements.lock $(2)
 	@touch $@
 endef
