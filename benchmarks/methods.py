@@ -40,9 +40,9 @@ def ordinary(model: nn.Module, data: Data) -> Step:
     optimizer = torch.optim.SGD(trainable(model), lr=1e-3)
 
     def step() -> None:
-        optimizer.zero_grad()
         losses(model, data).mean().backward()
         optimizer.step()
+        optimizer.zero_grad()  # as all methods do: a step's peak includes its gradients, and not those of the last one
 
     return step
 
@@ -56,14 +56,16 @@ def private(model: nn.Module, data: Data, engine: Engine, microbatch: int | None
     receipts = iter(range(10**9))
 
     def step() -> None:
-        total = [torch.zeros_like(p) for p in parameters]
+        total: list[torch.Tensor] = []
         width = microbatch or engine.microbatch(parameters)
         for part in zip(*(each.split(width) for each in data), strict=True):
             batch = Batch(part, len(part[0]), lambda i, part=part: tuple(x[i : i + 1] for x in part))
             found = engine.differentiate(objective, parameters, batch)
             weights = (1 / found.norms.clamp_min(1e-12)).clamp_max(1)
+            total = total or [torch.zeros(p.shape) for p in parameters]
             for mine, more in zip(total, found.weighted_sum(weights), strict=True):
                 mine += more
+                del more
             del found  # before the next one is made
         perturb(source, Receipt(next(receipts), GaussianDpEvent(1.0)), total, 1.0)
         for parameter, mine in zip(parameters, total, strict=True):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks import profiles
+from benchmarks import heaps, profiles
 from benchmarks.methods import METHODS
 from benchmarks.nets import CASES
 
 DOCS = Path(__file__).parent.parent / "docs"
 SCALING = Path(__file__).parent / "results" / "scaling.md"
 MOST_MEMORY = 1.15
-MEASURED = ("times", "memory", "parts")
+MEASURED = ("times", "memory", "parts", "levels")
 Found = dict[str, dict[str, float]]
 
 
@@ -27,6 +27,8 @@ def write(stored: dict[str, Any]) -> None:
         "missed": missed(ordered["times"], ordered["parts"]),
         "behind": behind(ordered["times"]),
         "heavy": heavy(ordered["memory"]),
+        "heap": heaps.table(stored["heap"]),
+        "heap_ratio": f"{heaps.ratio(stored['heap']):.2f}",
         "scaling": SCALING.read_text().strip(),
         "conditions": stored.get("conditions", ""),
     }
@@ -79,9 +81,9 @@ def cell(value: float | None, base: float) -> str:
 
 
 def table(kind: str, rows: Found) -> str:
-    """A Markdown table: of ratios to SGD for times and memory, of milliseconds for parts."""
-    if kind == "parts":
-        return profiles.table(rows)
+    """A Markdown table: of ratios to SGD for times and memory, of absolute figures for the parts of a step."""
+    if kind in ("parts", "levels"):
+        return profiles.table(rows, "milliseconds" if kind == "parts" else "megabytes reached")
     milliseconds = kind == "times"
     title, unit = ("time of a step ÷ SGD", "ms") if milliseconds else ("peak memory ÷ SGD", "MB")
     lines = [
@@ -139,15 +141,24 @@ not run, or (memory) takes more than ten seconds a step. {conditions}
 
 Peaks are by how much one step raises the resident memory of its process. `Opacus ew` is PyTorch's ExpandedWeights, a
 mode of Opacus that supports few layers. Above 1.15 times SGD: {heavy}. A draw that is larger than a microbatch
-takes less than SGD does; where the whole batch is one microbatch, what is kept for the norms comes on top,
-and for a large network a second set of sums: of the microbatch, and of the draw.
+takes less than SGD does; where the whole batch is one microbatch, what is kept for the norms comes on top.
+
+How far each part of a step rises above where the step began (SGD and Sordino in fresh processes):
+
+{levels}
+
+The BiLSTM64 peaks in the pass that measures: over 150 steps it is cheaper to form its gradients for every example, 64 x
+2 x 129 x 256 numbers or 17 MB, than to compare steps with steps, and what the steps saw is kept for that, beside the
+gates that SGD keeps too. VGG13 peaks while the weighted sums are formed, with the activations kept for them; the sums
+of the draw take as much as SGD's gradients do.
 
 ## Where the time goes
 
-The parts of one step, SGD and Sordino each in its own process. The backward pass of SGD forms summed gradients; ours
-leaves them out, measures every example instead, and forms the weighted sums afterwards. The noise is AES-128 in
-counter mode, about 15 ns for each parameter whatever the batch: where a network has many parameters for little
-arithmetic, as VGG13 at a batch of 64 and the embedding network, it is much of what private training adds.
+The parts of the quickest step, SGD and Sordino each in fresh processes with kept heaps (see below). The backward pass
+of SGD forms summed gradients; ours leaves them out, measures every example instead, and forms the weighted sums
+afterwards. The noise is AES-128 in counter mode, about 15 ns for each parameter whatever the batch: where a network has
+many parameters for little arithmetic, as VGG13 at a batch of 64 and the embedding network, it is much of what private
+training adds.
 
 {parts}
 
@@ -157,8 +168,17 @@ The aim was 1.1 times SGD for the MNIST CNN and the LSTMs and 1.3 for the others
 
 {missed}
 
-Parts and ratios were measured apart, and their sums need not agree. For the MNIST CNN at 256 they do not: single runs
-of that case gave ratios from 0.9 to 1.5, and the profile does not show why.
+Parts and ratios were measured apart, and their sums need not agree.
+
+The MNIST CNN at 256 gave ratios from 0.9 to 1.5 in single runs. The reason is not arithmetic: in some processes glibc
+gives the large blocks that a step frees back to the system and fetches them again in the next one, page by page; in
+others, with the same code, it keeps them. Whoever is unlucky, SGD or Sordino, pays about a fifth of its step. Quickest
+steps of fresh processes, with glibc as it is and told to keep its heap:
+
+{heap}
+
+With kept heaps the ratio is {heap_ratio}. `sordino train` and the workers of `sordino compare` keep theirs; in a
+program of your own, `sordino.heap.keep()` does it.
 
 The aim was also to be 1.3 times as fast as Opacus' best mode, and 4.5 times on LSTMs. Missed:
 

@@ -42,13 +42,28 @@ def quickest(step: Step) -> float:
     return min(taken)
 
 
+class Peak:
+    """How far this process's resident memory rises above what it is when this is made."""
+
+    def __init__(self) -> None:
+        ctypes.CDLL(None).malloc_trim(0)  # or freed memory would still count as resident
+        self.before = _status("VmRSS")
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget earlier peaks."""
+        Path("/proc/self/clear_refs").write_text("5")
+
+    def read(self) -> int:
+        """Bytes above the start, at most, since the last reset."""
+        return max(0, _status("VmHWM") - self.before)
+
+
 def peak(step: Step) -> float:
     """Bytes by which one step raises the peak of this process's resident memory."""
-    ctypes.CDLL(None).malloc_trim(0)  # or freed memory would still count as resident
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
+    since = Peak()
     step()
-    return max(0, _status("VmHWM") - before)
+    return since.read()
 
 
 def _status(field: str) -> int:

@@ -1,11 +1,9 @@
-"""Where the time of a step goes: the parts of Sordino's step beside those of ordinary training."""
+"""Where the time and the memory of a step go: the parts of Sordino's step beside those of ordinary training."""
 
 from __future__ import annotations
 
 import multiprocessing
-import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,48 +12,79 @@ from dp_accounting import GaussianDpEvent
 
 from benchmarks.methods import trainable
 from benchmarks.nets import CASES, Case, losses
+from benchmarks.peers import Peak
+from sordino import heap
 from sordino.accounting.ledger import Receipt
 from sordino.gradients import BookKeeping, Objective
 from sordino.gradients.engine import Batch
 from sordino.noise import Secure, perturb
 
 PARTS = ("SGD: forward", "SGD: backward", "SGD: update", "forward, backward, norms", "weighted sums", "noise", "update")
+TURN = 1.5
+Parts = dict[str, float]
 
 
 class Clock:
-    """Milliseconds by part, one list of measurements each."""
+    """Milliseconds of each part of each step; a part that happens once for every microbatch is added up."""
 
     def __init__(self) -> None:
-        self.taken: dict[str, list[float]] = defaultdict(list)
+        self.steps: list[Parts] = []
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.steps.append({})
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Time what is done inside."""
         before = time.perf_counter()
         yield
-        self.taken[name].append(1000 * (time.perf_counter() - before))
+        self.steps[-1][name] = self.steps[-1].get(name, 0.0) + 1000 * (time.perf_counter() - before)
 
-    def medians(self, steps: int) -> dict[str, float]:
-        """A part's milliseconds in one step; a part that happens once for each microbatch is added up."""
-        return {name: statistics.median(times) * len(times) / steps for name, times in self.taken.items()}
+    def found(self) -> Parts:
+        """The parts of the quickest step, as `peers` takes the quickest."""
+        return min(self.steps, key=lambda parts: sum(parts.values()))
 
 
-def profile(case: Case, steps: int = 5) -> dict[str, float]:
-    """Milliseconds of every part of a step, ordinary and private steps each in a process of its own (see `peers`)."""
+class Gauge(Clock):
+    """Megabytes: the highest that each part of the last step reached, above what was resident when the step began."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.peak = Peak()
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        self.peak.reset()
+        yield
+        self.steps[-1][name] = max(self.steps[-1].get(name, 0.0), self.peak.read() / 2**20)
+
+    def found(self) -> Parts:
+        return self.steps[-1]
+
+
+def profile(case: Case, starts: int, clock: type[Clock] = Clock) -> Parts:
+    """Every part of a step, ordinary and private steps in fresh processes (see `peers`): the start of median total."""
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as fresh:
-        kinds = (fresh.apply(_alone, (kind, case.name, steps)) for kind in ("ordinary", "private"))
-        return {part: taken for each in kinds for part, taken in each.items()}
+        found: Parts = {}
+        for kind in ("ordinary", "private"):
+            tried = [fresh.apply(_alone, (kind, case.name, clock)) for _ in range(starts)]
+            found |= sorted(tried, key=lambda parts: sum(parts.values()))[len(tried) // 2]
+    return found
 
 
-def _alone(kind: str, case_name: str, steps: int) -> dict[str, float]:
-    clock = Clock()
+def _alone(kind: str, case_name: str, clock_type: type[Clock]) -> Parts:
+    clock = clock_type()
+    if clock_type is Clock:
+        heap.keep()  # or page faults, which come and go with the process, would drown the arithmetic (`heaps`)
     step = (_ordinary if kind == "ordinary" else _private)(CASES[case_name], clock)
     for _ in range(2):
         step()
-    clock.taken.clear()
-    for _ in range(steps):
+    clock.steps.clear()
+    ends = time.perf_counter() + TURN
+    while not clock.steps or time.perf_counter() < ends:
         step()
-    return clock.medians(steps)
+    return clock.found()
 
 
 def _ordinary(case: Case, clock: Clock) -> Callable[[], None]:
@@ -63,13 +92,14 @@ def _ordinary(case: Case, clock: Clock) -> Callable[[], None]:
     optimizer = torch.optim.SGD(trainable(model), lr=1e-3)
 
     def step() -> None:
-        optimizer.zero_grad()
+        clock.begin()
         with clock.part("SGD: forward"):
             loss = losses(model, data).mean()
         with clock.part("SGD: backward"):
             loss.backward()
         with clock.part("SGD: update"):
             optimizer.step()
+            optimizer.zero_grad()
 
     return step
 
@@ -81,15 +111,18 @@ def _private(case: Case, clock: Clock) -> Callable[[], None]:
     objective, receipt = Objective(model, losses), Receipt(1, GaussianDpEvent(1.0))
 
     def step() -> None:
-        total = [torch.zeros_like(p) for p in parameters]
+        clock.begin()
+        total: list[torch.Tensor] = []
         for part in zip(*(each.split(engine.microbatch(parameters)) for each in data), strict=True):
             batch = Batch(part, len(part[0]), lambda i, part=part: tuple(x[i : i + 1] for x in part))
             with clock.part("forward, backward, norms"):
                 found = engine.differentiate(objective, parameters, batch)
                 weights = (1 / found.norms.clamp_min(1e-12)).clamp_max(1)
             with clock.part("weighted sums"):
+                total = total or [torch.zeros(p.shape) for p in parameters]
                 for mine, more in zip(total, found.weighted_sum(weights), strict=True):
                     mine += more
+                    del more
             del found
         with clock.part("noise"):
             perturb(source, receipt, total, 1.0)
@@ -102,8 +135,8 @@ def _private(case: Case, clock: Clock) -> Callable[[], None]:
     return step
 
 
-def table(found: dict[str, dict[str, float]]) -> str:
-    """Milliseconds as Markdown."""
-    lines = [f"| milliseconds | {' | '.join(PARTS)} |", "|---" * (len(PARTS) + 1) + "|"]
+def table(found: dict[str, Parts], unit: str = "milliseconds") -> str:
+    """Parts as Markdown."""
+    lines = [f"| {unit} | {' | '.join(PARTS)} |", "|---" * (len(PARTS) + 1) + "|"]
     lines += [f"| {name} | {' | '.join(f'{row[part]:.1f}' for part in PARTS)} |" for name, row in found.items()]
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 python -m benchmarks.speed                    # everything, and docs/performance.md with its plots
 python -m benchmarks.speed --only "MNIST CNN" # cases whose name contains this; the page keeps the others
-python -m benchmarks.speed --part times       # one of times, memory, parts, growth; the page keeps the others
+python -m benchmarks.speed --part times       # times, memory, parts, levels, heap or growth; the page keeps the others
 
 Times are ratios of medians, measured in turns; every method has a process of its own (`benchmarks.peers`). What was
 measured is in benchmarks/results/speed.json; the page is made from it.
@@ -16,14 +16,14 @@ from pathlib import Path
 
 import typer
 
-from benchmarks import page, profiles
+from benchmarks import heaps, page, profiles
 from benchmarks.methods import Step, private
 from benchmarks.nets import CASES, Case, images, mnist_cnn, stack
 from benchmarks.peers import measured, seconds
 from sordino.gradients import BookKeeping
 
 RESULTS = Path(__file__).parent / "results" / "speed.json"
-ROUNDS = 3
+ROUNDS, STARTS = 3, 4
 Found = dict[str, dict[str, float]]
 
 
@@ -61,10 +61,15 @@ def memory_of(case: Case, _: int) -> dict[str, float]:
 
 def parts_of(case: Case, rounds: int) -> dict[str, float]:
     """Milliseconds of the parts of a step."""
-    return profiles.profile(case, 3 * rounds)
+    return profiles.profile(case, rounds)
 
 
-MEASURES = {"times": times_of, "memory": memory_of, "parts": parts_of}
+def levels_of(case: Case, rounds: int) -> dict[str, float]:
+    """Megabytes that the parts of a step reach."""
+    return profiles.profile(case, rounds, profiles.Gauge)
+
+
+MEASURES = {"times": times_of, "memory": memory_of, "parts": parts_of, "levels": levels_of}
 
 
 def main(only: str = "", part: str = "all", rounds: int = ROUNDS) -> None:
@@ -82,7 +87,11 @@ def main(only: str = "", part: str = "all", rounds: int = ROUNDS) -> None:
     if part == "growth" or (part == "all" and not only):
         stored["growth"] = growth(3)
         _store(stored)
-    if {*MEASURES, "growth"} <= stored.keys():
+    if part == "heap" or (part == "all" and not only):
+        stored["heap"] = heaps.measured(STARTS)
+        print(heaps.table(stored["heap"]), flush=True)
+        _store(stored)
+    if {*MEASURES, "growth", "heap"} <= stored.keys():
         page.write(stored)
 
 

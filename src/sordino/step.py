@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -106,9 +107,13 @@ class Attempt:
     receipt: Receipt
     draw: Draw
     parameters: list[nn.Parameter]
-    total: list[Tensor]
     versions: list[int]
     released: bool = False
+
+    @cached_property
+    def total(self) -> list[Tensor]:
+        """The weighted sum so far; made when the first part of the draw has gone through the model, to save memory."""
+        return [torch.zeros(p.shape, dtype=accumulation_dtype(p), device=p.device) for p in self.parameters]
 
 
 def take(bench: Bench, step: int) -> bool:
@@ -140,8 +145,7 @@ def begin(bench: Bench, step: int, draw: Draw | None = None) -> Attempt:
     terms = bench.team.lead(lambda: recipe.terms(step, bench.memory))  # one bound and one price for all processes
     receipt = bench.charge(terms.event)
     draw = bench.draw() if draw is None else draw
-    total = [torch.zeros(p.shape, dtype=accumulation_dtype(p), device=p.device) for p in parameters]
-    return Attempt(bench, terms, receipt, draw, parameters, total, bench.versions())
+    return Attempt(bench, terms, receipt, draw, parameters, bench.versions())
 
 
 def add(attempt: Attempt, part: Draw, differentiated: Differentiated) -> None:
@@ -150,6 +154,7 @@ def add(attempt: Attempt, part: Draw, differentiated: Differentiated) -> None:
     weights = recipe.weighing.weights(differentiated.norms, attempt.terms.clip, part)
     for total, partial in zip(attempt.total, differentiated.weighted_sum(weights), strict=True):
         total += partial
+        del partial  # before the next one is formed
     assert recipe.sampler is not None
     recipe.sampler.observe(part, differentiated.norms, attempt.bench.memory)
 

@@ -13,6 +13,8 @@ from sordino import Recipe
 from sordino.accounting import Ledger
 from sordino.cli import session
 from sordino.cli.choosing import Flags, choose
+from sordino.report import gather
+from sordino.report.run_report import html
 
 
 def outcome(result) -> dict:
@@ -34,6 +36,16 @@ def test_json_states_the_guarantee_of_the_ledger(sordino, small, tmp_path):
         assert len(ledger) == 6
 
 
+def test_history_keeps_the_bound_that_dpis_released(sordino, tmp_path):
+    few = ("train", "--recipe", "dpis", "--batch-size", 256, "--epochs", 2, "--epsilon", 4, "--held-out", 0.2)
+    result = sordino(*few, "--run", tmp_path / "run", "--json")
+    assert result.exit_code == 0, result.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    assert lines
+    assert all(line["clip"] > 0 for line in lines)
+    assert "Clipping bound" in html(gather(tmp_path / "run"))
+
+
 def test_words_end_with_guarantee_accuracy_and_directory(sordino, small, tmp_path):
     result = sordino(*small, "--epsilon", 4, "--held-out", 0.2, "--run", tmp_path / "run")
     assert result.exit_code == 0, result.stderr
@@ -47,9 +59,10 @@ def test_nothing_private_is_shown(sordino, small, tmp_path):
     """Law 7: steps, time and epsilon alone; no training loss, norm or size of a draw."""
     result = sordino(*small, "--epsilon", 4, "--run", tmp_path / "run", "--json")
     lines = [json.loads(line) for line in result.stderr.splitlines() if not line.startswith("caution: ")]
-    shown = {"event", "step", "total", "epsilon", "accuracy", "loss", "seconds", "seconds_left"}
+    shown = {"event", "step", "total", "epsilon", "accuracy", "loss", "seconds", "seconds_left", "clip"}
     assert [set(line) for line in lines] == [shown] * 6
     assert all(line["accuracy"] is None and line["loss"] is None for line in lines), "nothing was held out"
+    assert all(line["clip"] is None for line in lines), "the recipe states it"
     assert set(outcome(result)) == {
         *("status", "run", "steps", "total", "noise_multiplier", "held_out_accuracy", "seconds"),
         *("epsilon", "delta", "basis", "unit", "adjacency", "accountant", "assumptions"),

@@ -238,7 +238,7 @@ def test_nothing_is_held_after_the_result_is_dropped() -> None:
     gc.disable()
     try:
         result = differentiate(model, data, 5)
-        result.weighted_sum(result.norms)
+        list(result.weighted_sum(result.norms))
         del result, data
         assert held() is None
     finally:

@@ -158,6 +158,14 @@ def test_a_history_cut_short_is_used_as_far_as_it_goes(tmp_path, recipe):
     assert gather(make_run(tmp_path, recipe, files={"history.jsonl": lines})).accuracy == ((4, 0.5), (8, 0.75))
 
 
+def test_a_bound_that_was_chosen_on_the_way_is_drawn_from_the_history(tmp_path):
+    recipe = recipes.dpis(batch_size=64, epochs=1).calibrate(Budget(epsilon=4, delta=1e-5), records=640)
+    lines = '{"step": 4, "accuracy": null, "clip": 0.5}\n{"step": 8, "accuracy": null, "clip": 0.25}\n'
+    facts = gather(make_run(tmp_path, recipe, files={"history.jsonl": lines}))
+    assert facts.clip == ((4, 0.5), (8, 0.25))
+    assert "Clipping bound" in html(facts)
+
+
 @pytest.mark.parametrize(
     ("files", "words"),
     [

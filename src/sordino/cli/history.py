@@ -1,6 +1,6 @@
 """`history.jsonl` in a run's directory: how the model did on held-out records while it learnt, one line at a time.
 
-The held-out records are not protected by the guarantee; nothing about the records that are is written here.
+The held-out records are not protected by the guarantee. What is written about those that are was released and paid for.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ EVALUATIONS = 20
 
 @dataclass(frozen=True)
 class Entry:
-    """After `step` steps and so many seconds of training: the held-out accuracy and mean loss, None without any."""
+    """After `step` steps and so many seconds of training: the held-out accuracy and mean loss, None without any.
+
+    `clip` is the bound in force, where a mechanism chooses it on the way and has released it.
+    """
 
     step: int
     accuracy: float | None
     loss: float | None
     seconds: float
+    clip: float | None = None
 
 
 class History:
@@ -46,9 +50,9 @@ class History:
     def last(self) -> Entry | None:
         return self.entries[-1] if self.entries else None
 
-    def add(self, step: int, accuracy: float | None, loss: float | None) -> Entry:
+    def add(self, step: int, accuracy: float | None, loss: float | None, clip: float | None = None) -> Entry:
         """Write one line, at once."""
-        entry = Entry(step, accuracy, loss, round(self._before + time.monotonic() - self._began, 3))
+        entry = Entry(step, accuracy, loss, round(self._before + time.monotonic() - self._began, 3), clip)
         self.entries.append(entry)
         try:
             with self._path.open("a", encoding="utf-8") as file:

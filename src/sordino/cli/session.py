@@ -56,6 +56,11 @@ class Session:
         """Mean cross-entropy of the held-out records whose class is known, or None without any."""
         return mean_loss(self.model, self.data.test) if self.has_held_out else None
 
+    def released_clip(self) -> float | None:
+        """The clipping bound that an importance sampler has released, or None where the recipe states it."""
+        released = self.private.bench.memory.get("released")
+        return float(released["clip"]) if released else None
+
     def guarantee(self) -> Guarantee:
         """What was promised, with what the preparation of the data read beside it."""
         spent = self.private.guarantee()

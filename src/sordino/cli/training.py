@@ -16,6 +16,7 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
+from sordino import heap
 from sordino.accounting import Guarantee
 from sordino.cli.common import INTERRUPTED, console, keep_json, print_json
 from sordino.cli.history import EVALUATIONS, History
@@ -81,6 +82,7 @@ class Outcome:
 
 def run(session: Session, *, as_json: bool = False) -> Outcome:
     """Take the steps that are left; save now and then and at the end, and try the model on held-out records."""
+    heap.keep()
     private, started = session.private, time.monotonic()
     share = max(1, private.total // EVALUATIONS)
     every = session.config.run.save_every or share
@@ -105,7 +107,7 @@ def run(session: Session, *, as_json: bool = False) -> Outcome:
 
 
 def _evaluate(session: Session, history: History, display: Display) -> None:
-    history.add(session.private.position, session.accuracy(), session.loss())
+    history.add(session.private.position, session.accuracy(), session.loss(), session.released_clip())
     display.evaluated(history.entries)
 
 

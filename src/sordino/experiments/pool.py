@@ -145,9 +145,11 @@ def _serve(folder: Path, pipe: Connection) -> None:
     """In a worker: run one case after the other with one thread, and report."""
     import torch
 
+    from sordino import heap
     from sordino.experiments.running import run
 
     torch.set_num_threads(1)
+    heap.keep()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal asks everybody; the parent decides
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     while True:

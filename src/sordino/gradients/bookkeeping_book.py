@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -97,17 +97,16 @@ class Book:
     def norms(self) -> Tensor:
         return self.squares.clamp_min(0).sqrt()
 
-    def weighted_sum(self, weights: Tensor) -> list[Tensor]:
+    def weighted_sum(self, weights: Tensor) -> Iterator[Tensor]:
+        """One at a time, so that nobody needs to hold a second set of sums as large as the network."""
         bad = ~torch.isfinite(self.squares) & (weights == 0)
         some_bad = bool(bad.any())
-        sums = []
         for parameter, total in zip(self.parameters, self.totals, strict=True):
             if total is None:
-                sums.append(torch.zeros_like(parameter, dtype=accumulation_dtype(parameter), requires_grad=False))
+                yield torch.zeros_like(parameter, dtype=accumulation_dtype(parameter), requires_grad=False)
                 continue
             finite = total.without(bad) if some_bad else total
-            sums.append(finite.weighted_sum(weights).detach().to(accumulation_dtype(parameter)))
-        return sums
+            yield finite.weighted_sum(weights).detach().to(accumulation_dtype(parameter))
 
 
 def pieces_apart(made: list[Tracked]) -> bool:

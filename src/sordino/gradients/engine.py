@@ -7,7 +7,7 @@ Clipping, automatic clipping, JL clipping and importance weights are all functio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -91,8 +91,8 @@ class Differentiated(Protocol):
         """
         ...
 
-    def weighted_sum(self, weights: Tensor) -> list[Tensor]:
-        """``sum_i weights[i] * gradient_i`` per parameter, float32 or better.
+    def weighted_sum(self, weights: Tensor) -> Iterable[Tensor]:
+        """``sum_i weights[i] * gradient_i`` of one parameter after the other, float32 or better.
 
         An example whose weight is 0 contributes exactly 0, even where its gradient is NaN or infinite.
         """

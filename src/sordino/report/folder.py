@@ -70,16 +70,16 @@ class Folder:
         text = self.text(name)
         return None if text is None else json_object(text, str(self.path / name))
 
-    def history(self) -> list[tuple[float, float]]:
-        """(step, held-out accuracy) from `history.jsonl`; a line cut short by a crash is passed over."""
+    def history(self, field: str = "accuracy") -> list[tuple[float, float]]:
+        """(step, held-out accuracy or another field) from `history.jsonl`, without a line that a crash cut short."""
         found: dict[float, float] = {}
         for line in (self.text("history.jsonl") or "").splitlines():
             try:
                 entry = json.loads(line)
             except (json.JSONDecodeError, RecursionError):
                 continue
-            if isinstance(entry, dict) and _is_number(entry.get("step")) and _is_number(entry.get("accuracy")):
-                found[float(entry["step"])] = float(entry["accuracy"])
+            if isinstance(entry, dict) and _is_number(entry.get("step")) and _is_number(entry.get(field)):
+                found[float(entry["step"])] = float(entry[field])
         return sorted(found.items())
 
     def saved_step(self) -> int | None:

@@ -64,7 +64,7 @@ def gather(
         curve=() if brief else prices.curve(booked.runs, tariff),
         spending=() if brief else prices.spending(booked.runs, tariff),
         noise=noise,
-        clip=clip,
+        clip=clip or prices.thinned(folder.history("clip"), MOST_POINTS),
         accuracy=accuracy,
         opinions=() if brief else prices.opinions(booked.runs, tariff, guarantee.basis),
         final_accuracy=accuracy[-1][1] if accuracy else _share(outcome, "held_out_accuracy"),

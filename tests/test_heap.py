@@ -1,0 +1,53 @@
+"""A process that keeps its heap does not fetch the same memory from the system again in every step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from sordino import heap
+
+COUNTED = """
+import resource, sys
+import torch
+from sordino import heap
+
+if sys.argv[1] == "keep":
+    assert heap.keep()
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def step():
+    parts = [torch.ones(9 * 2**20) for _ in range(3)]  # 36 MB each: above what glibc ever keeps by itself
+
+for _ in range(10):  # until the heap has found its size
+    step()
+before = faults()
+for _ in range(5):
+    step()
+print(faults() - before)
+"""
+
+
+def faults(how: str) -> int:
+    run = subprocess.run([sys.executable, "-c", COUNTED, how], capture_output=True, text=True, check=True)
+    return int(run.stdout)
+
+
+@pytest.mark.skipif(not heap.keep(), reason="this C library is not glibc")
+def test_a_kept_heap_takes_no_page_faults_once_it_has_grown():
+    assert faults("keep") < 100
+    assert faults("plain") > 10 * 100
+
+
+def test_elsewhere_nothing_happens(monkeypatch):
+    monkeypatch.setattr(heap.sys, "platform", "darwin")
+    assert heap.keep() is False
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: object())
+    assert heap.keep() is False
