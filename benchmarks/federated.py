@@ -1,14 +1,15 @@
-"""Table 4 of Dynamic DP-SGD at user level: 250,000 digits of infinite-mnist over 25,000 users, at equal *proven* ε.
+"""Table 4 of Dynamic DP-SGD at user level: 250,000 digits of infinite-mnist over many users, at equal *proven* ε.
 
 python -m benchmarks.federated train --seeds 3       # 4 methods at ε = 0.1, 0.4 and 1; finished runs are skipped
 python -m benchmarks.federated train --method static --epsilon 1 --engine flower --seeds 1
+python -m benchmarks.federated train --engine simulation --seeds 1   # in Flower's simulation, with Ray
 python -m benchmarks.federated table                 # what is finished, as Markdown
 
-The paper's appendix with the shape of its federation is not public; ours: every user has 10 digits (users differ in
-their digits, not in their number), every round draws each user with probability 0.02, and each sends one gradient
-(DP-FedSGD). Engine "flower" sends every message through the real strategy and the real ClientApp; "fast" takes the same
-rounds of the same mechanism with the gradients of all drawn users computed at once. Tests show that both give the same
-model.
+The paper's appendix with the shape of its federation is not public; ours: every user has as many digits as any other,
+every round draws each user with the same probability, and each sends one gradient (DP-FedSGD). Engine "flower" sends
+every message through the real strategy and the real ClientApp; "fast" takes the same rounds of the same mechanism with
+the gradients of all drawn users computed at once. Tests show that both give the same model. Engine "simulation" is
+Flower's own, with a node for every user and so with fewer of them (`benchmarks.federated_simulation`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from flwr.app import Context
+from flwr.serverapp import Grid
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
@@ -37,11 +39,29 @@ from sordino.propose import Optimizer
 
 app = typer.Typer(add_completion=False)
 RESULTS = Path(__file__).parent / "results" / "federated"
-RECORDS, USERS, RATE, ROUNDS = 250_000, 25_000, 0.02, 150
+RECORDS = 250_000
 CLIP, MOMENTUM, MU_RATIO, CLIP_RATIO = 1.0, 0.9, 1.25, 10 / 3  # the ratios are those of the authors' MNIST script
-LEARNING_RATES = {0.1: 0.1, 0.4: 0.2, 1.0: 0.3}  # of the server; found with the static method, see docs/federated.md
 METHODS = ("static", "growing_mu", "sensitivity_decay", "dynamic")
 Split = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A federation; the server's learning rates were found with the static method, see docs/federated.md."""
+
+    users: int
+    rate: float
+    rounds: int
+    hidden: int
+    learning_rates: dict[float, float]
+
+
+MANY = Shape(25_000, 0.02, 150, 64, {0.1: 0.1, 0.4: 0.2, 1.0: 0.3})
+SHAPES = {
+    "fast": MANY,
+    "flower": MANY,
+    "simulation": Shape(2_500, 0.04, 60, 0, {0.1: 0.03, 0.4: 0.05, 1.0: 0.1}),
+}
 
 
 @dataclass(frozen=True)
@@ -53,18 +73,22 @@ class Case:
     seed: int
     engine: str = "fast"
     lr: float = 0.3
-    rounds: int = ROUNDS
+    rounds: int = MANY.rounds
+
+    @property
+    def shape(self) -> Shape:
+        return SHAPES[self.engine]
 
     @property
     def label(self) -> str:
         return f"{self.method}-eps{self.epsilon:g}-seed{self.seed}-{self.engine}"
 
-    def recipe(self, users: int = USERS) -> Recipe:
+    def recipe(self, users: int) -> Recipe:
         """The authors' ratios; a method without one of them has ratio 1. δ = 1/(10 N) as in the paper."""
         recipe = recipes.dynamic(
             mu_ratio=MU_RATIO if self.method in ("growing_mu", "dynamic") else 1.0,
             clip_ratio=CLIP_RATIO if self.method in ("sensitivity_decay", "dynamic") else 1.0,
-            batch_size=round(RATE * users),
+            batch_size=round(self.shape.rate * users),
             steps=self.rounds,
             clip=CLIP,
         )
@@ -80,11 +104,12 @@ class Centred(nn.Module):
         return (pixels - 0.13) / 0.31
 
 
-def network(seed: int) -> nn.Module:
-    """Small, since noise grows with the root of the number of parameters: halved images, 64 tanh, 10 classes."""
+def network(seed: int, hidden: int = MANY.hidden) -> nn.Module:
+    """Small, since noise grows with the root of the number of parameters: halved images, `hidden` tanh, 10 classes."""
     torch.manual_seed(seed)
-    hidden = [nn.AvgPool2d(2), nn.Flatten(), Centred(), nn.Linear(196, 64), nn.Tanh()]
-    return nn.Sequential(*hidden, nn.Linear(64, 10))
+    pixels = [nn.AvgPool2d(2), nn.Flatten(), Centred()]
+    inner = [nn.Linear(196, hidden), nn.Tanh()] if hidden else []
+    return nn.Sequential(*pixels, *inner, nn.Linear(hidden or 196, 10))
 
 
 def losses(model: nn.Module, batch: Split) -> Tensor:
@@ -92,18 +117,27 @@ def losses(model: nn.Module, batch: Split) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def users_data(records: int = RECORDS, users: int = USERS) -> tuple[Split, Split]:
+def users_data(users: int, records: int = RECORDS) -> tuple[Split, Split]:
     """Images [users, digits, 1, 28, 28] and classes by user, and the 10,000 held-out digits. Made once, then kept."""
-    cache = Path(os.environ.get("SORDINO_CACHE", "~/.cache/sordino")).expanduser() / f"federated-{records}.pt"
+    cache = cached(records)
     loaded = data.load("infinite-mnist", records=records)
     if not cache.exists():
         x, y = loaded.train
         cache.parent.mkdir(parents=True, exist_ok=True)
         torch.save({"x": x.mul(255).round().to(torch.uint8), "y": y}, cache.with_suffix(".partial"))
         cache.with_suffix(".partial").replace(cache)
-    kept = torch.load(cache, weights_only=True)
-    x, y = kept["x"].reshape(users, -1, 1, 28, 28), kept["y"].reshape(users, -1)
-    return (x, y), loaded.test
+    return by_user(cache, users), loaded.test
+
+
+def cached(records: int = RECORDS) -> Path:
+    """Where the deformed digits are kept."""
+    return Path(os.environ.get("SORDINO_CACHE", "~/.cache/sordino")).expanduser() / f"federated-{records}.pt"
+
+
+def by_user(cache: Path, users: int) -> Split:
+    """Every user's digits, read from disk only as far as they are used."""
+    kept = torch.load(cache, weights_only=True, mmap=True)
+    return kept["x"].reshape(users, -1, 1, 28, 28), kept["y"].reshape(users, -1)
 
 
 def accuracy(model: nn.Module, test: Split) -> float:
@@ -128,14 +162,14 @@ def take_round(strategy: PrivateStrategy, train: Split) -> None:
     mechanism.release(current)
 
 
-def run(case: Case, train: Split, test: Split) -> dict[str, Any]:
+def run(case: Case, train: Split, test: Split, grid: Grid | None = None) -> dict[str, Any]:
     """All rounds of one case; the curve is the held-out accuracy after every tenth of the run."""
-    model, started = network(case.seed), time.process_time()
+    model, started = network(case.seed, case.shape.hidden), time.process_time()
     strategy = PrivateStrategy(model, case.recipe(len(train[1])), FedSGD(), seed=case.seed)
     curve = [accuracy(model, test)]
-    if case.engine == "flower":
+    if case.engine != "fast":
         strategy.start(
-            _grid(train), evaluate_fn=lambda number, _: curve.append(accuracy(model, test)) if number else None
+            grid or _grid(train), evaluate_fn=lambda number, _: curve.append(accuracy(model, test)) if number else None
         )
         curve = curve[:: max(1, case.rounds // 10)]
     else:
@@ -168,21 +202,34 @@ def train(
     epsilon: Annotated[list[float] | None, typer.Option(help="may be repeated")] = None,
     method: Annotated[list[str] | None, typer.Option(help="may be repeated; all four unless given")] = None,
     seeds: int = 3,
-    engine: Annotated[str, typer.Option(help="fast or flower")] = "fast",
-    rounds: int = ROUNDS,
+    engine: Annotated[str, typer.Option(help="fast, flower or simulation")] = "fast",
+    rounds: Annotated[int | None, typer.Option(help="those of the engine's shape unless given")] = None,
     results: Annotated[Path, typer.Option(help="where the results are kept, one file per run")] = RESULTS,
 ) -> None:
     """Every method with every ε and seed."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
     results.mkdir(parents=True, exist_ok=True)
-    private, test = users_data()
-    for seed, target, name in product(range(seeds), epsilon or [0.1, 0.4, 1.0], method or METHODS):
-        case = Case(name, target, seed, engine, LEARNING_RATES.get(target, 0.2), rounds)
-        file = results / f"{case.label}.json"
-        if not file.exists():
-            result = run(case, private, test)
-            file.write_text(json.dumps(result, indent=1) + "\n")
+    shape = SHAPES[engine]
+    wanted = product(range(seeds), epsilon or [0.1, 0.4, 1.0], method or METHODS)
+    cases = [
+        Case(name, target, seed, engine, shape.learning_rates[target], rounds or shape.rounds)
+        for seed, target, name in wanted
+    ]
+    private, test = users_data(shape.users)
+    waiting = [case for case in cases if not (results / f"{case.label}.json").exists()]
+
+    def finish(grid: Grid | None = None) -> None:
+        for case in waiting:
+            result = run(case, private, test, grid)
+            (results / f"{case.label}.json").write_text(json.dumps(result, indent=1) + "\n")
             print(case.label, f"{result['accuracy']:.4f}", f"{result['cpu_seconds']:.0f} s", flush=True)
+
+    if engine != "simulation":
+        finish()
+    elif waiting:
+        from benchmarks.federated_simulation import simulated
+
+        simulated(finish, shape.users, shape.hidden)
 
 
 @app.command()
