@@ -1,4 +1,4 @@
-"""The figures of docs/mechanisms that need no large data: `python -m benchmarks.figures noise`, `dpis`, `selection`."""
+"""Figures of docs/mechanisms without large data: `python -m benchmarks.figures noise`, `dpis`, `jl` or `selection`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sordino import Budget, Private, recipes
+from sordino import Budget, Private, Recipe, recipes
 from sordino.data import load
 from sordino.models import build
 
@@ -22,6 +22,7 @@ IMAGES = Path(__file__).parent.parent / "docs" / "mechanisms" / "img"
 RESULTS = Path(__file__).parent / "results" / "selection"
 EPSILONS = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
 BATCH_SIZES = (256, 1024, 4096)
+PROJECTIONS = (8, 12, 24, 50, 100)
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -85,6 +86,46 @@ def _dpis_run(clip: float, epsilon: float, epochs: int) -> tuple[list[float], li
         seen[epoch["number"]] = (kappa, private.bench.memory["noise"] / base)
     kappas, noises = zip(*seen.values(), strict=True)
     return list(kappas), list(noises)
+
+
+@app.command()
+def jl(epsilon: float = 3.0, epochs: int = 15, seeds: int = 5) -> None:
+    """Runs on scikit-learn's digits with r projections beside exact norms: the noise that ε buys, and accuracy."""
+    figure, (level, score) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    exact = recipes.dpsgd(batch_size=128, epochs=epochs)
+    estimated = {r: recipes.jl(batch_size=128, epochs=epochs, projections=r) for r in PROJECTIONS}
+    plain, base = _digits_runs(exact, epsilon, seeds)
+    for r, recipe in estimated.items():
+        found, noise = _digits_runs(recipe, epsilon, seeds)
+        print(f"r={r}: noise {noise:.3f} ({base:.3f}), accuracy {sum(found) / seeds:.2f} % ({sum(plain) / seeds:.2f})")
+        level.plot([r], [noise / base], "o", color="C0")
+        score.plot([r] * seeds, found, ".", color="C0", label="r projections" if r == PROJECTIONS[0] else None)
+    for place, value in enumerate(plain):
+        score.axhline(value, color="C1", linewidth=0.8, label=None if place else "exact norms")
+    level.axhline(1.0, color="grey", linewidth=0.8)
+    level.set(xlabel="projections r", ylabel="noise over that of exact norms", xscale="log", ylim=(0.9, None))
+    score.set(xlabel="projections r", ylabel="held-out accuracy (%), each seed", xscale="log")
+    for axis in (level, score):
+        axis.set_xticks(PROJECTIONS, [str(r) for r in PROJECTIONS])
+        axis.minorticks_off()
+    score.legend(fontsize="small")
+    save(figure, "jl_digits")
+
+
+def _digits_runs(recipe: Recipe, epsilon: float, seeds: int) -> tuple[list[float], float]:
+    """Held-out accuracies (%) of whole runs at this ε, and the noise multiplier they used."""
+    digits, accuracies = load("digits"), []
+    ready = recipe.calibrate(Budget(epsilon, 1e-5), records=len(digits.train[1]))
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        model = build("digits-mlp")
+        private = Private(model, torch.optim.SGD(model.parameters(), lr=1.0), digits.train, _losses, ready)
+        for _ in private.steps():
+            pass
+        x, y = digits.test
+        accuracies.append(100 * float((model(x).argmax(1) == y).float().mean()))
+    assert ready.noise_multiplier is not None
+    return accuracies, ready.noise_multiplier
 
 
 def _losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

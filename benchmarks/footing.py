@@ -15,6 +15,7 @@ from sordino.experiments.store import Row
 
 SELECTIVE = ("dpsgd", "screening", "dpsur", "dpsur-reuse")
 SCHEDULED = ("dpsgd", "decay", "dynamic")
+PLAIN = ("dpsgd", "auto-s")
 
 
 def importance(rows: Sequence[Row]) -> None:
@@ -56,11 +57,12 @@ def accuracies(rows: Sequence[Row], methods: Sequence[str], name: str) -> None:
 
 
 def main() -> None:
-    """All three."""
+    """All of them."""
     rows = [row for row in read_all(STORED) if row["method"].startswith(FOOTING)]
     importance(rows)
     accuracies(rows, SELECTIVE, "selection_footing")
     accuracies(rows, SCHEDULED, "dynamic_footing")
+    accuracies(rows, PLAIN, "plain_footing")
 
 
 if __name__ == "__main__":
