@@ -35,7 +35,8 @@ METHODS = ("dpsgd", "dpsgd-ts", "dpsgd-hf", "auto-s", "decay", "dynamic", "dpis"
 PICTURES = ("dpsgd-hf",)  # scattering is for images
 FOOTING = "linear-"
 """Methods that differ from each other by their mechanism alone (configs/linear)."""
-CHOICE, BEGIN, END = PAGE.parent / "which-method.md", "<!-- written by benchmarks.results -->", "<!-- end -->"
+CHOICE, SCHEDULES = PAGE.parent / "which-method.md", PAGE.parent / "mechanisms" / "dynamic.md"
+BEGIN, END = "<!-- written by benchmarks.results -->", "<!-- end -->"
 SEEDS, MARGIN, MOST_SEEDS = 3, 0.3, 5
 
 Folders = Annotated[list[Path], typer.Argument(help="Folders of sordino compare, reproduce or benchmarks.dynamic.")]
@@ -61,10 +62,16 @@ def page() -> None:
     if rows:
         for path in draw(rows, IMAGES):
             print(path)
-    before, _, rest = CHOICE.read_text().partition(BEGIN)
+    put(CHOICE, footing(rows))
+    put(SCHEDULES, _paper("dynamic:table1", rows))
+    print(PAGE, CHOICE, SCHEDULES)
+
+
+def put(path: Path, text: str) -> None:
+    """Write `text` between the marks of a page."""
+    before, _, rest = path.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    CHOICE.write_text(f"{before}{BEGIN}\n\n{footing(rows)}\n{END}{after}")
-    print(PAGE, CHOICE)
+    path.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
 
 
 def footing(rows: Sequence[Row]) -> str:
@@ -170,15 +177,18 @@ def _section(dataset: str, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _papers(rows: Sequence[Row]) -> Iterator[str]:
+    for name, table in paper_tables().items():
+        if table.kind in ("accuracy", "epsilon") and (shown := _paper(name, rows)):
+            yield f"### {name}\n\n{shown}"
+
+
+def _paper(name: str, rows: Sequence[Row]) -> str:
+    """The cells of a paper's table for which there are runs, side by side with them."""
     by_label = {row["label"]: row for row in rows}
-    known = catalogue()
-    for table in paper_tables().values():
-        if table.kind not in ("accuracy", "epsilon"):
-            continue
-        planned = plan(table, list(table.printed), known, seeds=MOST_SEEDS)
-        shown = [each for each in planned if _any_run(each, by_label)]
-        if shown:
-            yield f"### {table.name}\n\n{side_by_side(table, shown, by_label.get)}"
+    table = paper_tables()[name]
+    planned = plan(table, list(table.printed), catalogue(), seeds=MOST_SEEDS)
+    shown = [each for each in planned if _any_run(each, by_label)]
+    return side_by_side(table, shown, by_label.get) if shown else ""
 
 
 def _any_run(each: Planned, by_label: dict[str, Row]) -> bool:
