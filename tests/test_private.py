@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 from sordino import Private, SordinoError, UnsupportedModel, recipes
 from sordino.accounting.ledger import Ledger
 from sordino.errors import CheckpointError, LedgerError
+from sordino.gradients.bookkeeping_book import Book
 from tests.helpers import budgeted, calibrated, classification, cross_entropy, mlp, private
 
 OPTIMIZERS = [
@@ -112,6 +114,29 @@ def test_an_unprotected_gradient_is_refused() -> None:
         optimizer.step()
     with pytest.raises(SordinoError, match=r"no private.backward"):
         next(batches)
+
+
+def test_a_batch_that_failed_halfway_is_never_added_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some parameters have its gradients already: a second time, and one record would count for two bounds."""
+    run, whole, formed = private(), Book.weighted_sum, []
+
+    def failing(book: Book, weights: Tensor) -> Iterator[Tensor]:
+        for place, one in enumerate(whole(book, weights)):
+            formed.append(place)
+            yield one
+            raise MemoryError
+
+    monkeypatch.setattr(Book, "weighted_sum", failing)
+    model, batches = run.bench.objective.model, iter(run.loader())
+    batch = next(batches)
+    with pytest.raises(MemoryError):
+        run.backward(cross_entropy(model, batch))
+    monkeypatch.undo()
+    with pytest.raises(SordinoError, match="needs a batch from private"):
+        run.backward(cross_entropy(model, batch))
+    assert formed == [0]
+    run.bench.optimizer.step()  # what was added is within the bound, and paid for
+    run.backward(cross_entropy(model, next(batches)))
 
 
 def test_after_close_the_optimizer_is_ordinary_again() -> None:

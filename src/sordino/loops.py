@@ -168,9 +168,11 @@ class UserLoop:
         self._probe()  # the model may have been put into another mode since the batch was drawn
         if not self.assumptions:
             self._compare(losses, current.batch)
-        steps.add(current.attempt, current.part, self._differentiated(current, losses, recorder))
+        part, found = current.part, self._differentiated(current, losses, recorder)
+        # Before the sum grows: a part that fails halfway (out of memory, Ctrl-C) must not be added a second time.
         current.part = current.batch = None
         current.parts_left -= 1
+        steps.add(current.attempt, part, found)
 
     def _compare(self, losses: Tensor, batch: Batch) -> None:
         """On the first batch, hold the user's losses against the loss that was probed for mixing examples.
