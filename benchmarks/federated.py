@@ -169,7 +169,8 @@ def run(case: Case, train: Split, test: Split, grid: Grid | None = None) -> dict
     curve = [accuracy(model, test)]
     if case.engine != "fast":
         strategy.start(
-            grid or _grid(train), evaluate_fn=lambda number, _: curve.append(accuracy(model, test)) if number else None
+            grid or _grid(train, case.shape.hidden),
+            evaluate_fn=lambda number, _: curve.append(accuracy(model, test)) if number else None,
         )
         curve = curve[:: max(1, case.rounds // 10)]
     else:
@@ -187,14 +188,14 @@ def run(case: Case, train: Split, test: Split, grid: Grid | None = None) -> dict
     }
 
 
-def _grid(train: Split) -> InProcessGrid:
+def _grid(train: Split, hidden: int = MANY.hidden) -> InProcessGrid:
     x, y = train
 
     def of_user(context: Context) -> Split:
         place = int(context.node_config["partition-id"])
         return x[place].float() / 255, y[place]
 
-    return InProcessGrid(client_app(network(0), losses, of_user), len(y))
+    return InProcessGrid(client_app(network(0, hidden), losses, of_user), len(y))
 
 
 @app.command()
@@ -212,7 +213,7 @@ def train(
     shape = SHAPES[engine]
     wanted = product(range(seeds), epsilon or [0.1, 0.4, 1.0], method or METHODS)
     cases = [
-        Case(name, target, seed, engine, shape.learning_rates[target], rounds or shape.rounds)
+        Case(name, target, seed, engine, shape.learning_rates.get(target, 0.1), rounds or shape.rounds)
         for seed, target, name in wanted
     ]
     private, test = users_data(shape.users)

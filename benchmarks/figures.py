@@ -119,7 +119,7 @@ def _digits_runs(recipe: Recipe, epsilon: float, seeds: int) -> tuple[list[float
     for seed in range(seeds):
         torch.manual_seed(seed)
         model = build("digits-mlp")
-        private = Private(model, torch.optim.SGD(model.parameters(), lr=1.0), digits.train, _losses, ready)
+        private = Private(model, torch.optim.SGD(model.parameters(), lr=1.0), digits.train, _losses, ready, seed=seed)
         for _ in private.steps():
             pass
         x, y = digits.test

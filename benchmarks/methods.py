@@ -63,9 +63,9 @@ def private(model: nn.Module, data: Data, engine: Engine, microbatch: int | None
             found = engine.differentiate(objective, parameters, batch)
             weights = (1 / found.norms.clamp_min(1e-12)).clamp_max(1)
             total = total or [torch.zeros(p.shape) for p in parameters]
-            for mine, more in zip(total, found.weighted_sum(weights), strict=True):
-                mine += more
-                del more
+            partial = iter(found.weighted_sum(weights))
+            for mine in total:
+                mine += next(partial)
             del found  # before the next one is made
         perturb(source, Receipt(next(receipts), GaussianDpEvent(1.0)), total, 1.0)
         for parameter, mine in zip(parameters, total, strict=True):

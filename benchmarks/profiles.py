@@ -27,6 +27,8 @@ Parts = dict[str, float]
 class Clock:
     """Milliseconds of each part of each step; a part that happens once for every microbatch is added up."""
 
+    whole: Callable[[list[float]], float] = sum
+
     def __init__(self) -> None:
         self.steps: list[Parts] = []
 
@@ -49,6 +51,8 @@ class Clock:
 class Gauge(Clock):
     """Megabytes: the highest that each part of the last step reached, above what was resident when the step began."""
 
+    whole = max
+
     def begin(self) -> None:
         super().begin()
         self.peak = Peak()
@@ -64,12 +68,12 @@ class Gauge(Clock):
 
 
 def profile(case: Case, starts: int, clock: type[Clock] = Clock) -> Parts:
-    """Every part of a step, ordinary and private steps in fresh processes (see `peers`): the start of median total."""
+    """Every part of a step, ordinary and private steps in fresh processes (see `peers`): the median start."""
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as fresh:
         found: Parts = {}
         for kind in ("ordinary", "private"):
             tried = [fresh.apply(_alone, (kind, case.name, clock)) for _ in range(starts)]
-            found |= sorted(tried, key=lambda parts: sum(parts.values()))[len(tried) // 2]
+            found |= sorted(tried, key=lambda parts: clock.whole(list(parts.values())))[len(tried) // 2]
     return found
 
 
@@ -120,9 +124,9 @@ def _private(case: Case, clock: Clock) -> Callable[[], None]:
                 weights = (1 / found.norms.clamp_min(1e-12)).clamp_max(1)
             with clock.part("weighted sums"):
                 total = total or [torch.zeros(p.shape) for p in parameters]
-                for mine, more in zip(total, found.weighted_sum(weights), strict=True):
-                    mine += more
-                    del more
+                partial = iter(found.weighted_sum(weights))
+                for mine in total:
+                    mine += next(partial)
             del found
         with clock.part("noise"):
             perturb(source, receipt, total, 1.0)
@@ -137,6 +141,14 @@ def _private(case: Case, clock: Clock) -> Callable[[], None]:
 
 def table(found: dict[str, Parts], unit: str = "milliseconds") -> str:
     """Parts as Markdown."""
-    lines = [f"| {unit} | {' | '.join(PARTS)} |", "|---" * (len(PARTS) + 1) + "|"]
-    lines += [f"| {name} | {' | '.join(f'{row[part]:.1f}' for part in PARTS)} |" for name, row in found.items()]
+    lines = [f"| {unit} | {' | '.join(PARTS)} | Sordino ÷ SGD |", "|---" * (len(PARTS) + 2) + "|"]
+    for name, row in found.items():
+        cells = " | ".join(f"{row[part]:.1f}" for part in PARTS)
+        lines.append(f"| {name} | {cells} | {ratio(row, sum if unit == 'milliseconds' else max):.2f} |")
     return "\n".join(lines)
+
+
+def ratio(row: Parts, whole: Callable[[list[float]], float]) -> float:
+    """Our step over SGD's, `whole` being the sum of times or the highest of levels."""
+    base = [value for part, value in row.items() if part.startswith("SGD")]
+    return whole([value for part, value in row.items() if not part.startswith("SGD")]) / whole(base)

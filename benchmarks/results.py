@@ -37,7 +37,7 @@ FOOTING = "linear-"
 """Methods that differ from each other by their mechanism alone (configs/linear)."""
 CHOICE, SCHEDULES = PAGE.parent / "which-method.md", PAGE.parent / "mechanisms" / "dynamic.md"
 BEGIN, END = "<!-- written by benchmarks.results -->", "<!-- end -->"
-SEEDS, MARGIN, MOST_SEEDS = 3, 0.3, 5
+SEEDS, MARGIN, MOST_SEEDS, POINTS = 3, 0.3, 5, 8
 
 Folders = Annotated[list[Path], typer.Argument(help="Folders of sordino compare, reproduce or benchmarks.dynamic.")]
 
@@ -167,10 +167,11 @@ def _section(dataset: str, rows: Sequence[Row]) -> Iterator[str]:
         if (dataset, method) in known:
             yield f"- `{method}`: {known[dataset, method].provenance}"
     yield ""
-    levels = tables.levels_for(rows)
-    if tables.epsilon_to_reach(rows, levels[0]):
-        yield "ε spent when a run at its largest ε first reached an accuracy:\n"
-        yield tables.epsilon_table(rows, levels)
+    followed = [row for row in rows if len(row["curve"]) >= POINTS]
+    levels = tables.levels_for(followed)
+    if levels and tables.epsilon_to_reach(followed, levels[0]):
+        yield f"ε spent when a run at its largest ε first reached an accuracy (runs of {POINTS} evaluations or more):\n"
+        yield tables.epsilon_table(followed, levels)
     yield f"![accuracy against ε](img/results/{dataset}-accuracy-against-epsilon.svg)\n"
     yield f"![accuracy against steps](img/results/{dataset}-accuracy-against-steps.svg)\n"
     yield f"![noise and clipping bound](img/results/{dataset}-schedules.svg)\n"

@@ -152,9 +152,9 @@ def add(attempt: Attempt, part: Draw, differentiated: Differentiated) -> None:
     """Weigh. Add ``sum_i weight_i * gradient_i`` of a part of the draw; ``weight * norm <= clip`` for each example."""
     recipe = attempt.bench.recipe
     weights = recipe.weighing.weights(differentiated.norms, attempt.terms.clip, part)
-    for total, partial in zip(attempt.total, differentiated.weighted_sum(weights), strict=True):
-        total += partial
-        del partial  # before the next one is formed
+    partial = iter(differentiated.weighted_sum(weights))
+    for total in attempt.total:
+        total += next(partial)  # zip would hold one sum while the next is formed
     assert recipe.sampler is not None
     recipe.sampler.observe(part, differentiated.norms, attempt.bench.memory)
 

@@ -7,9 +7,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 import torch
 
-from sordino import Recipe
+from sordino import Recipe, recipes
 from sordino.accounting import Ledger
 from sordino.cli import session
 from sordino.cli.choosing import Flags, choose
@@ -36,14 +37,22 @@ def test_json_states_the_guarantee_of_the_ledger(sordino, small, tmp_path):
         assert len(ledger) == 6
 
 
-def test_history_keeps_the_bound_that_dpis_released(sordino, tmp_path):
-    few = ("train", "--recipe", "dpis", "--batch-size", 256, "--epochs", 2, "--epsilon", 4, "--held-out", 0.2)
-    result = sordino(*few, "--run", tmp_path / "run", "--json")
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_history_keeps_the_bound_that_adaptive_dpis_released(sordino, tmp_path, adaptive):
+    recipe = recipes.dpis(batch_size=256, epochs=3, adaptive=adaptive)
+    table = tomli_w.dumps({"recipe": tomllib.loads(recipe.to_toml())})
+    (tmp_path / "run.toml").write_text(table)
+    result = sordino("train", "--config", tmp_path / "run.toml", "--epsilon", 4, "--run", tmp_path / "run", "--json")
     assert result.exit_code == 0, result.stderr
-    lines = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
-    assert lines
-    assert all(line["clip"] > 0 for line in lines)
-    assert "Clipping bound" in html(gather(tmp_path / "run"))
+    bounds = [json.loads(line)["clip"] for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    chart = "The most that one record’s gradient may weigh."
+    assert (chart in html(gather(tmp_path / "run"))) == adaptive
+    if not adaptive:
+        assert set(bounds) == {None}, "the recipe states it"
+        return
+    assert bounds[0] == recipe.clip, "the first epoch has nothing to go by"
+    assert len(set(bounds)) > 1, "it moved"
+    assert session.reopen(tmp_path / "run").released_clip() == bounds[-1], "a resumed run knows it"
 
 
 def test_words_end_with_guarantee_accuracy_and_directory(sordino, small, tmp_path):

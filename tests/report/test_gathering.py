@@ -163,7 +163,8 @@ def test_a_bound_that_was_chosen_on_the_way_is_drawn_from_the_history(tmp_path):
     lines = '{"step": 4, "accuracy": null, "clip": 0.5}\n{"step": 8, "accuracy": null, "clip": 0.25}\n'
     facts = gather(make_run(tmp_path, recipe, files={"history.jsonl": lines}))
     assert facts.clip == ((4, 0.5), (8, 0.25))
-    assert "Clipping bound" in html(facts)
+    assert "The most that one record’s gradient may weigh." in html(facts)
+    assert "may weigh." not in html(replace(facts, clip=()))
 
 
 @pytest.mark.parametrize(

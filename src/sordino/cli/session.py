@@ -25,6 +25,7 @@ from sordino.data.tabular_sheet import Sheet
 from sordino.errors import InvalidInput
 from sordino.models import parameter_count
 from sordino.private import Private
+from sordino.sampling.importance import Importance
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,11 @@ class Session:
         return mean_loss(self.model, self.data.test) if self.has_held_out else None
 
     def released_clip(self) -> float | None:
-        """The clipping bound that an importance sampler has released, or None where the recipe states it."""
-        released = self.private.bench.memory.get("released")
-        return float(released["clip"]) if released else None
+        """The clipping bound in force where DPIS adapts it, made from released values alone; else None."""
+        bench = self.private.bench
+        if not isinstance(bench.recipe.sampler, Importance) or bench.recipe.sampler.external is None:
+            return None
+        return float(bench.memory["released"]["clip"])
 
     def guarantee(self) -> Guarantee:
         """What was promised, with what the preparation of the data read beside it."""
