@@ -152,9 +152,10 @@ def add(attempt: Attempt, part: Draw, differentiated: Differentiated) -> None:
     """Weigh. Add ``sum_i weight_i * gradient_i`` of a part of the draw; ``weight * norm <= clip`` for each example."""
     recipe = attempt.bench.recipe
     weights = recipe.weighing.weights(differentiated.norms, attempt.terms.clip, part)
-    partial = iter(differentiated.weighted_sum(weights))
+    sums = iter(differentiated.weighted_sum(weights))
     for total in attempt.total:
-        total += next(partial)  # zip would hold one sum while the next is formed
+        total += next(sums)  # zip would hold one sum while the next is formed
+    assert next(sums, None) is None, "an engine has exactly one sum for every parameter"
     assert recipe.sampler is not None
     recipe.sampler.observe(part, differentiated.norms, attempt.bench.memory)
 
