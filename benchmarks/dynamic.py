@@ -3,144 +3,91 @@
 python -m benchmarks.dynamic bounds             # ε of the paper's settings by every accountant, as Markdown
 python -m benchmarks.dynamic timing             # how long calibration takes
 python -m benchmarks.dynamic figures            # figures 2 and 4, docs/mechanisms/img/dynamic_*.svg
-python -m benchmarks.dynamic train --dataset mnist --epsilon 0.4 --epsilon 1.2 --seeds 3
 python -m benchmarks.dynamic grid --dataset mnist --epsilon 0.4      # the small grid over both ratios, one seed
-python -m benchmarks.dynamic table              # what is finished, as Markdown
 
-A run that was killed goes on at its last whole epoch, and finished ones are skipped. Ledgers, checkpoints and the
-results (results.jsonl, one line per finished run) are in the folder --runs, outside the repository.
+The paper's table 1 is made by `sordino compare` (docs/mechanisms/dynamic.md). The grid goes on where it was stopped;
+its finished runs are kept in benchmarks/results/ratios, and its table is written into that page.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
 import time
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from sordino import Budget, Recipe, experiments, recipes
+from benchmarks import results
+from sordino import Budget, Recipe, recipes
 from sordino.accounting import epsilon
+from sordino.errors import SordinoError
+from sordino.experiments import Case, catalogue, read_all
+from sordino.experiments.pool import run_all
+from sordino.experiments.store import find, write
+from sordino.experiments.tables import markdown
 
 app = typer.Typer(add_completion=False)
 IMAGES = Path(__file__).parent.parent / "docs" / "mechanisms" / "img"
-RECORDS, DELTA, STEPS = 60_000, 1 / 600_000, 5_000
-BATCH, EPOCHS, CLIP, LR = 256, 20, 1.5, 0.15
-METHODS = ("static", "growing_mu", "sensitivity_decay", "dynamic")
+STORED = Path(__file__).parent / "results" / "ratios"
+RECORDS, DELTA, STEPS, BATCH = 60_000, 1 / 600_000, 5_000, 256
 ASKED = ("gdp", "pld", "rdp", "zcdp", "zcdp-epoch", "tcdp")
 RATIOS = (1.0, 2.0, 10 / 3, 10.0)
-MU_RATIO, CLIP_RATIO = 1.25, 10 / 3  # of the authors' script at ε = 0.4
+MU_GRID, CLIP_GRID = (1.0, 0.8, 0.4), (1.0, 0.5, 0.3, 0.1)
+"""1/ρ_μ and 1/ρ_c: of the authors' 4 × 4 points half, and the edges on which one of the two does not change."""
+CORNERS = {(1.0, 1.0): "static", (0.8, 1.0): "growing-mu", (1.0, 0.3): "sensitivity-decay", (0.8, 0.3): "dynamic"}
 
-Runs = Annotated[Path, typer.Option(help="where ledgers, checkpoints and results are kept")]
 Dataset = Annotated[str, typer.Option(help="mnist or fashion-mnist")]
 
 
-@dataclass(frozen=True)
-class Case:
-    """One run."""
-
-    dataset: str
-    method: str
-    epsilon: float
-    seed: int
-    mu_ratio: float = 1.0
-    clip_ratio: float = 1.0
-
-    @property
-    def label(self) -> str:
-        ratios = f"mu{self.mu_ratio:.3g}-clip{self.clip_ratio:.3g}"
-        return f"{self.dataset}-{self.method}-eps{self.epsilon:g}-{ratios}-seed{self.seed}"
-
-    def experiment(self, epochs: float, records: int | None) -> experiments.Case:
-        """The paper's settings, calibrated by PLD; δ = 1/(10 N) as in the paper."""
-        ratios = {"mu_ratio": self.mu_ratio, "clip_ratio": self.clip_ratio}
-        return experiments.Case(
-            dataset=self.dataset,
-            method=self.method,
-            epsilon=self.epsilon,
-            seed=self.seed,
-            delta=0.1 / (records or RECORDS),
-            records=records,
-            data={"normalise": "dataset"},  # as the authors do
-            model={"name": "mnist-cnn", "activation": "relu", "padding": 3},
-            optimizer={"kind": "sgd", "lr": LR},
-            recipe={"name": "dynamic", "batch_size": BATCH, "epochs": epochs, "clip": CLIP, **ratios},
-        )
+# -- training --------------------------------------------------------------------------------------------------------
 
 
-def case_of(dataset: str, method: str, target: float, seed: int, mu_ratio: float, clip_ratio: float) -> Case:
-    """The method's own ratios; a method without one of them has ratio 1."""
-    growing, decaying = method in ("growing_mu", "dynamic"), method in ("sensitivity_decay", "dynamic")
-    return Case(dataset, method, target, seed, mu_ratio if growing else 1.0, clip_ratio if decaying else 1.0)
+def at_ratios(dataset: str, target: float, mu: float, clip: float) -> Case:
+    """The paper's settings with the bound falling to `clip` and the noise multiplier to `mu` of where they began.
 
-
-def run(case: Case, runs: Path, epochs: float = EPOCHS, records: int | None = None) -> None:
-    """Train or go on training; the result is appended at the end, unless the run is shortened."""
-    if any(result["label"] == case.label for result in finished(runs)):
-        return
-
-    def report(step: int, steps: int, reached: float) -> None:
-        print(case.label, f"step {step} of {steps}: {reached:.4f}", flush=True)
-
-    row = experiments.run(case.experiment(epochs, records), runs, report)
-    if epochs == EPOCHS and records is None:
-        curve = [round(point["accuracy"], 4) for point in row["curve"]]
-        extra = {"seconds": row["seconds"], "curve": curve, "noise": row["noise"][0], "guarantee": row["guarantee"]}
-        with (runs / "results.jsonl").open("a") as results:
-            results.write(json.dumps({"label": case.label, **asdict(case), **extra}) + "\n")
-
-
-def finished(runs: Path) -> Iterator[dict[str, Any]]:
-    """The results so far."""
-    path = runs / "results.jsonl"
-    if path.exists():
-        yield from (json.loads(line) for line in path.read_text().splitlines())
+    Where table 1 has a method with these ratios it is the same run, so that a finished one is not made again.
+    """
+    known = catalogue()
+    if (mu, clip) in CORNERS:
+        return known[dataset, CORNERS[mu, clip]].case(target)
+    case = known[dataset, "dynamic"].case(target)
+    ratios = {"mu_ratio": 1 / mu, "clip_ratio": 1 / clip}
+    return replace(case, method=f"dynamic-mu{mu:g}-clip{clip:g}", recipe={**case.recipe, **ratios})
 
 
 @app.command()
-def train(
+def grid(
     dataset: Dataset = "mnist",
-    epsilon: Annotated[list[float] | None, typer.Option(help="may be repeated")] = None,
-    method: Annotated[list[str] | None, typer.Option(help="may be repeated; all four unless given")] = None,
-    seeds: int = 3,
-    mu_ratio: float = MU_RATIO,
-    clip_ratio: float = CLIP_RATIO,
-    runs: Runs = Path("runs/dynamic"),
-    epochs: float = EPOCHS,
-    records: int | None = None,
+    epsilon: float = 0.4,
+    workers: int | None = None,
+    out: Annotated[Path, typer.Option(help="that of sordino compare, whose finished runs are used")] = Path(
+        "runs/grid"
+    ),
 ) -> None:
-    """The paper's table 1 at equal proven ε: every method with every ε and seed."""
-    runs.mkdir(parents=True, exist_ok=True)
-    for seed, target, name in product(range(seeds), epsilon or [0.4, 0.6, 1.2], method or METHODS):
-        run(case_of(dataset, name, target, seed, mu_ratio, clip_ratio), runs, epochs, records)
+    """The small grid over both ratios, one seed. Its own cost in privacy is not part of any ε printed here."""
+    cases = {point: at_ratios(dataset, epsilon, *point) for point in product(MU_GRID, CLIP_GRID)}
+    told = run_all(list(cases.values()), out, workers)
+    if failed := [each.error for each in told if each.state == "failed"]:
+        raise SordinoError(f"{len(failed)} of {len(told)} runs failed, the first with: {failed[0]}")
+    for point, case in cases.items():
+        row = find(out, case.label)
+        if row is not None and point not in CORNERS:
+            write(STORED.parent, row, STORED.name)
+    results.put(results.SCHEDULES, ratios_table(dataset, epsilon), by="benchmarks.dynamic")
 
 
-@app.command()
-def grid(dataset: Dataset = "mnist", epsilon: float = 0.4, runs: Runs = Path("runs/dynamic")) -> None:
-    """The authors' grid over both ratios. Its own cost in privacy is not part of any ε printed here."""
-    runs.mkdir(parents=True, exist_ok=True)
-    for mu, clip in product((0.2, 0.4, 0.6, 0.8), (0.1, 0.3, 0.5, 0.7)):
-        run(Case(dataset, "grid", epsilon, 0, 1 / mu, 1 / clip), runs)
+def ratios_table(dataset: str, target: float) -> str:
+    """Accuracy at every point of the grid that is stored; those of table 1 are with its runs (`benchmarks.results`)."""
+    rows = {row["label"]: row for row in read_all(STORED, results.STORED)}
 
+    def shown(mu: float, clip: float) -> str:
+        row = rows.get(at_ratios(dataset, target, mu, clip).label)
+        return f"{100 * row['accuracy']:.2f}" if row else ""
 
-@app.command()
-def table(runs: Runs = Path("runs/dynamic")) -> None:
-    """Mean and spread over the seeds of everything finished."""
-    found: dict[tuple[Any, ...], list[float]] = defaultdict(list)
-    for result in finished(runs):
-        key = tuple(result[name] for name in ("dataset", "epsilon", "method", "mu_ratio", "clip_ratio"))
-        found[key].append(100 * result["curve"][-1])
-    print("| dataset | ε | method | ρ_μ | ρ_c | accuracy | seeds |\n|---|---|---|---|---|---|---|")
-    for (dataset, target, method, mu, clip), scores in sorted(found.items()):
-        spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
-        mean = statistics.mean(scores)
-        print(f"| {dataset} | {target:g} | {method} | {mu:.3g} | {clip:.3g} | {mean:.2f}{spread} | {len(scores)} |")
+    heads = [f"{dataset}, ε = {target:g}", *(f"1/ρ_c = {clip:g}" for clip in CLIP_GRID)]
+    return markdown(heads, [[f"1/ρ_μ = {mu:g}", *(shown(mu, clip) for clip in CLIP_GRID)] for mu in MU_GRID])
 
 
 # -- accounting ------------------------------------------------------------------------------------------------------

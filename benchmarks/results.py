@@ -4,20 +4,20 @@ python -m benchmarks.results collect runs/fashion runs/imdb   # keep the finishe
 python -m benchmarks.results write                            # docs/results.md and docs/img/results/*.svg
 
 Stored results are in benchmarks/results/experiments, one JSON file per run, as `sordino compare` and
-`sordino reproduce` leave them in <folder>/results; `collect` also reads results.jsonl of `benchmarks.dynamic`.
+`sordino reproduce` leave them in <folder>/results.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from sordino.experiments import Case, catalogue, read_all, tables
+from sordino.errors import InvalidInput
+from sordino.experiments import catalogue, read_all, tables
 from sordino.experiments.figures import draw
 from sordino.experiments.papers import best_printed, paper_tables
 from sordino.experiments.reproducing import Planned, plan, side_by_side
@@ -36,19 +36,19 @@ PICTURES = ("dpsgd-hf",)  # scattering is for images
 FOOTING = "linear-"
 """Methods that differ from each other by their mechanism alone (configs/linear)."""
 CHOICE, SCHEDULES = PAGE.parent / "which-method.md", PAGE.parent / "mechanisms" / "dynamic.md"
-BEGIN, END = "<!-- written by benchmarks.results -->", "<!-- end -->"
+BEGIN, END = "<!-- written by {} -->", "<!-- end -->"
 SEEDS, MARGIN, MOST_SEEDS, POINTS = 3, 0.3, 5, 8
 
-Folders = Annotated[list[Path], typer.Argument(help="Folders of sordino compare, reproduce or benchmarks.dynamic.")]
+Folders = Annotated[list[Path], typer.Argument(help="Folders of sordino compare or reproduce.")]
 
 
 @app.command()
 def collect(folders: Folders) -> None:
-    """Copy finished runs on all records into the repository."""
+    """Copy finished runs of configured methods on all records into the repository."""
     STORED.parent.mkdir(parents=True, exist_ok=True)
-    kept = 0
-    for row in (*read_all(*folders), *_schedules(folders)):
-        if row["case"].get("records") is None:
+    known, kept = catalogue(), 0
+    for row in read_all(*folders):
+        if row["case"].get("records") is None and (row["dataset"], row["method"]) in known:
             write(STORED.parent, row, STORED.name)
             kept += 1
     print(f"{kept} results in {STORED}")
@@ -67,11 +67,13 @@ def page() -> None:
     print(PAGE, CHOICE, SCHEDULES)
 
 
-def put(path: Path, text: str) -> None:
-    """Write `text` between the marks of a page."""
-    before, _, rest = path.read_text().partition(BEGIN)
+def put(path: Path, text: str, by: str = "benchmarks.results") -> None:
+    """Write `text` between the marks of a page that name who writes there."""
+    before, begin, rest = path.read_text().partition(BEGIN.format(by))
+    if not begin:
+        raise InvalidInput(f"{path} has no line {BEGIN.format(by)}: put it, and {END} below, where the text belongs")
     _, _, after = rest.partition(END)
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
+    path.write_text(f"{before}{begin}\n\n{text}\n{END}{after}")
 
 
 def footing(rows: Sequence[Row]) -> str:
@@ -214,40 +216,6 @@ def _missing(rows: Sequence[Row]) -> Iterator[str]:
             lines.append([dataset, method, ", ".join(lacking)])
     yield f"Proven runs with fewer than {SEEDS} seeds: ε (seeds).\n"
     yield markdown(["dataset", "method", "ε (seeds)"], lines) if lines else "Nothing.\n"
-
-
-def _schedules(folders: Sequence[Path]) -> Iterator[Row]:
-    """Runs of `benchmarks.dynamic` as rows of the configured methods, which have the same settings."""
-    known = catalogue()
-    for path in (folder / "results.jsonl" for folder in folders):
-        for line in path.read_text().splitlines() if path.exists() else ():
-            result = json.loads(line)
-            settings = known.get((result["dataset"], result["method"].replace("_", "-")))
-            if settings is not None:
-                yield _row(result, settings.case(result["epsilon"], result["seed"]))
-
-
-def _row(result: dict[str, Any], case: Case) -> Row:
-    accuracies = result["curve"]
-    total = round(float(case.recipe["epochs"]) * 60_000 / int(case.recipe["batch_size"]))
-    steps = [round(total * (epoch + 1) / len(accuracies)) for epoch in range(len(accuracies))]
-    return {
-        "label": case.label,
-        "dataset": case.dataset,
-        "method": case.method,
-        "epsilon": case.epsilon,
-        "seed": case.seed,
-        "accounting": "proven",
-        "accuracy": accuracies[-1],
-        "seconds": result["seconds"],
-        "basis": result["guarantee"]["basis"],
-        "guarantee": result["guarantee"],
-        "steps": total,
-        "curve": [{"step": step, "accuracy": reached} for step, reached in zip(steps, accuracies, strict=True)],
-        "noise": [result["noise"] * result["mu_ratio"] ** (-step / total) for step in steps],
-        "clip": [float(case.recipe["clip"]) * result["clip_ratio"] ** (-step / total) for step in steps],
-        "case": case.to_dict(),
-    }
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from itertools import product
 
 import pytest
 
-from benchmarks import results
-from sordino.experiments import catalogue, store
+from benchmarks import dynamic, results
+from sordino.errors import InvalidInput
+from sordino.experiments import catalogue, recipe_of, store
 from tests.experiments.cases import row
 
 pytest.importorskip("matplotlib")
@@ -19,8 +20,13 @@ def stored(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "STORED", tmp_path / "results" / "experiments")
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
     monkeypatch.setattr(results, "IMAGES", tmp_path / "img")
-    monkeypatch.setattr(results, "CHOICE", tmp_path / "which-method.md")
-    (tmp_path / "which-method.md").write_text(f"Before\n\n{results.BEGIN}\nold\n{results.END}\n\nafter\n")
+    for name, page, writers in (
+        ("CHOICE", "which-method.md", ["benchmarks.results"]),
+        ("SCHEDULES", "dynamic.md", ["benchmarks.results", "benchmarks.dynamic"]),
+    ):
+        monkeypatch.setattr(results, name, tmp_path / page)
+        marked = (f"{results.BEGIN.format(by)}\nold\n{results.END}\n\n" for by in writers)
+        (tmp_path / page).write_text(f"Before\n\n{''.join(marked)}after\n")
     return tmp_path
 
 
@@ -90,21 +96,41 @@ def test_shortened_runs_are_not_kept(stored):
     assert "99.00" not in page(stored)
 
 
-def test_runs_of_the_schedule_benchmark_are_read(stored):
-    guarantee = {"epsilon": 0.4, "basis": "proven"}
-    result = {
-        "dataset": "mnist",
-        "method": "growing_mu",
-        "epsilon": 0.4,
-        "seed": 0,
-        "mu_ratio": 1.25,
-        "clip_ratio": 1.0,
-    }
-    result |= {"curve": [0.5, 0.9123], "seconds": 3.0, "noise": 2.5, "guarantee": guarantee, "label": "old"}
-    (stored / "runs").mkdir()
-    grid = {**result, "method": "grid", "curve": [0.1, 0.1]}
-    (stored / "runs" / "results.jsonl").write_text(json.dumps(result) + "\n" + json.dumps(grid) + "\n")
+def test_the_pages_of_the_repository_are_left_alone(stored):
     text = page(stored)
-    assert "| mnist | growing-mu | proven | 91.23 (1) | 3 |" in text
-    assert "| mnist | growing mu | 0.4 | 91.67 |  | 91.23 |" in text
-    assert "grid" not in text
+    assert "No run is stored yet" in text
+    assert results.SCHEDULES.parent == results.CHOICE.parent == stored
+
+
+def test_a_page_without_marks_is_refused(stored):
+    (stored / "dynamic.md").write_text("nothing to be seen\n")
+    with pytest.raises(InvalidInput, match=r"dynamic.md has no line <!-- written by benchmarks.results -->"):
+        page(stored)
+
+
+def test_the_grid_of_ratios_adds_to_table_1_and_not_to_the_page_of_results(stored, monkeypatch):
+    """Finished runs are taken as they are: those of table 1 from its store, the others from that of the grid."""
+    monkeypatch.setattr(dynamic, "STORED", stored / "results" / "ratios")
+    points = list(product(dynamic.MU_GRID, dynamic.CLIP_GRID))
+    for number, point in enumerate(points):
+        case = dynamic.at_ratios("mnist", 0.4, *point)
+        made = row(case.method, 0.4, 0, 0.9 + number / 1000, dataset="mnist", label=case.label, case=case.to_dict())
+        store.write(stored / "runs", made)
+    assert "dynamic-mu" not in page(stored)
+    dynamic.grid("mnist", 0.4, None, stored / "runs")
+    text = (stored / "dynamic.md").read_text()
+    assert "| mnist, ε = 0.4 | 1/ρ_c = 1 | 1/ρ_c = 0.5 | 1/ρ_c = 0.3 | 1/ρ_c = 0.1 |" in text
+    assert "| 1/ρ_μ = 0.8 | 90.40 | 90.50 | 90.60 | 90.70 |" in text
+    assert "| mnist | sensitivity decay | 0.4 | 93.95 |  | 90.20 |" in text, "the table of the other writer is kept"
+    assert len(list(dynamic.STORED.glob("*.json"))) == len(points) - len(dynamic.CORNERS)
+
+
+def test_ratios_are_those_of_the_schedules():
+    case = dynamic.at_ratios("mnist", 0.4, 0.4, 0.1)
+    assert case.recipe["mu_ratio"] == 2.5
+    assert case.recipe["clip_ratio"] == 10
+    for (mu, clip), method in dynamic.CORNERS.items():
+        terms = recipe_of(dynamic.at_ratios("mnist", 0.4, mu, clip), 60_000).terms
+        first, last = terms(0, {}), terms(4687, {})
+        assert last.clip / first.clip == pytest.approx(clip, rel=1e-3), method
+        assert last.noise_std / last.clip / (first.noise_std / first.clip) == pytest.approx(mu, rel=1e-3), method
