@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sordino.gradients.rules.conv import Convolved, Geometry
 from sordino.gradients.rules.embedding import Looked
 from sordino.gradients.rules.linear import Outer
-from sordino.gradients.rules.ways import FORM_BYTES, Way, cheapest, gram_norms
+from sordino.gradients.rules.ways import CANCELLED, FORM_BYTES, Way, cheapest, gram_norms
 
 
 @pytest.mark.parametrize("way", Way)
@@ -59,6 +59,7 @@ def test_looked(length: int, same: bool) -> None:
     dilation=st.integers(1, 2),
     side=st.integers(5, 14),
     items=st.integers(1, 2),
+    channels_last=st.booleans(),
 )
 def test_convolved(
     way: Way,
@@ -71,6 +72,7 @@ def test_convolved(
     dilation: int,
     side: int,
     items: int,
+    channels_last: bool,
 ) -> None:
     torch.manual_seed(0)
     x = torch.randn(4, items, channels * groups, side, side)
@@ -83,10 +85,35 @@ def test_convolved(
     g = torch.randn_like(convolve(x[0])).unsqueeze(0).repeat(4, 1, 1, 1, 1) * torch.rand(4, items, 1, 1, 1)
     wanted = torch.stack([torch.autograd.grad(convolve(one), weight, back)[0] for one, back in zip(x, g, strict=True)])
     kept = Convolved(x, g, weight.shape, geometry)
-    kept.way = way
-    torch.testing.assert_close(kept.squared_norms(), wanted.square().sum((1, 2, 3, 4)), rtol=1e-3, atol=1e-4)
+    kept.way, kept.channels_last = way, channels_last and groups == 1
+    torch.testing.assert_close(kept.form(1, 3), wanted[1:3], rtol=1e-3, atol=1e-4)
+    exact, measured = wanted.square().sum((1, 2, 3, 4)), kept.squared_norms()
+    most = CANCELLED if way is Way.GRAM else 0.0  # what rounding may have taken is added
+    assert (measured >= exact * (1 - 1e-5) - 1e-6).all()
+    assert (measured <= exact * (1 + most + 1e-3) + 1e-4).all()
     weights = torch.rand(4)
     torch.testing.assert_close(kept.weighted_sum(weights), torch.tensordot(weights, wanted, 1), rtol=1e-3, atol=1e-4)
+
+
+def test_many_channels_on_a_small_map_lie_innermost() -> None:
+    """The second layer of a small network does, the first one (one channel, a large map) does not."""
+    geometry = Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)
+    second = Convolved(torch.randn(5, 1, 81, 4, 4), torch.randn(5, 1, 16, 4, 4), torch.Size((16, 81, 3, 3)), geometry)
+    first = Convolved(torch.randn(5, 1, 1, 28, 28), torch.randn(5, 1, 16, 28, 28), torch.Size((16, 1, 3, 3)), geometry)
+    assert (second.channels_last, first.channels_last) == (True, False)
+
+
+@pytest.mark.parametrize("space", [1, 2, 3])
+def test_rows_are_patches_with_channels_innermost(space: int) -> None:
+    torch.manual_seed(0)
+    geometry = Geometry((2, 3, 2)[:space], (2, 1, 2)[:space], (1, 2, 0)[:space], (1, 2, 1)[:space], 1)
+    x = torch.randn(3, 5, *(6, 7, 8)[:space])
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[space - 1]
+    weight = torch.randn(1, 5, *geometry.kernel)
+    positions = convolve(x, weight, None, geometry.stride, geometry.padding, geometry.dilation).shape[2:]
+    patches = geometry.patches(x, positions)[:, 0].unflatten(1, (5, -1))
+    rows = geometry.rows(x, positions)[:, 0].unflatten(2, (-1, 5))
+    assert torch.equal(rows.permute(0, 3, 2, 1), patches)
 
 
 def test_grouped_convolution_forms_the_same() -> None:

@@ -15,6 +15,9 @@ from sordino.gradients.bookkeeping_layout import Examples
 from sordino.gradients.rules.base import Call, Formed, NoRule, PerExample, Share, precise, squares, zeroed
 from sordino.gradients.rules.ways import Way, bounded, cheapest, gram_norms
 
+CACHED = 2**19
+"""Entries of patches that are copied at a time, 2 MB: they are used while a cache still has them."""
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -31,16 +34,30 @@ class Geometry:
         if any(self.padding):
             x = F.pad(x, [pad for each in reversed(self.padding) for pad in (each, each)])
         items, channels, strides = len(x), x.shape[1], x.stride()
-        steps = strides[2:]
-        view = x.as_strided(
-            (items, channels, *self.kernel, *positions),
-            (
-                *strides[:2],
-                *(step * dilation for step, dilation in zip(steps, self.dilation, strict=True)),
-                *(step * stride for step, stride in zip(steps, self.stride, strict=True)),
-            ),
-        )
+        moved, looked = self._steps(strides[2:])
+        view = x.as_strided((items, channels, *self.kernel, *positions), (*strides[:2], *looked, *moved))
         return view.reshape(items, self.groups, channels // self.groups * prod(self.kernel), prod(positions))
+
+    def rows(self, x: Tensor, positions: Sequence[int]) -> Tensor:
+        """[items, 1, prod(positions), prod(kernel) * channels]: the same of one group, with channels innermost.
+
+        Many channels on a small map are then copied in long runs instead of a few entries at a time.
+        """
+        items, channels, *extents = x.shape
+        last = x.new_zeros(items, *(e + 2 * pad for e, pad in zip(extents, self.padding, strict=True)), channels)
+        inner = last
+        for dim, (extent, pad) in enumerate(zip(extents, self.padding, strict=True), 1):
+            inner = inner.narrow(dim, pad, extent)
+        inner.copy_(x.movedim(1, -1))
+        strides = last.stride()
+        moved, looked = self._steps(strides[1:-1])
+        view = last.as_strided((items, *positions, *self.kernel, channels), (strides[0], *moved, *looked, 1))
+        return view.reshape(items, 1, prod(positions), prod(self.kernel) * channels)
+
+    def _steps(self, strides: Sequence[int]) -> tuple[list[int], list[int]]:
+        """How far in memory the next position is, and the next entry of the kernel."""
+        moved = [step * stride for step, stride in zip(strides, self.stride, strict=True)]
+        return moved, [step * dilation for step, dilation in zip(strides, self.dilation, strict=True)]
 
 
 class Convolved(PerExample):
@@ -52,16 +69,21 @@ class Convolved(PerExample):
         self.formed: Formed | None = None
         groups, self.positions = geometry.groups, self.items * prod(g.shape[3:])
         self.way = cheapest(self.size * groups, self.positions, shape.numel() // shape[0], shape[0] // groups)
+        # Formed gradients that are kept lie as the weight does: turning them costs what longer runs save.
+        self.channels_last = groups == 1 and self.way is not Way.FORM and x.shape[2] > g.shape[-1]
 
     def factors(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """[b, groups, C/groups*K, L] patches and [b, groups, O/groups, L] gradients, L all positions of an example."""
+        """[b, groups, L, C/groups*K] patches and [b, groups, O/groups, L] gradients, L all positions of an example."""
         x, g = self.x[start:stop], self.g[start:stop]
         size, positions = len(x), g.shape[3:]
+        gradients = g.reshape(size * self.items, self.geometry.groups, -1, prod(positions))
+        if self.items > 1:
+            gradients = joined(gradients, size)
+        if self.channels_last:
+            rows = self.geometry.rows(x.flatten(0, 1), positions)
+            return rows.reshape(size, 1, self.positions, -1), gradients
         patches = self.geometry.patches(x.flatten(0, 1), positions)
-        gradients = g.reshape(len(patches), self.geometry.groups, -1, prod(positions))
-        if self.items == 1:
-            return patches, gradients
-        return joined(patches, size), joined(gradients, size)
+        return (patches if self.items == 1 else joined(patches, size)).mT, gradients
 
     @property
     def manner(self) -> str:
@@ -98,20 +120,23 @@ class Convolved(PerExample):
         return formed
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Ranges of examples whose patches fit in a cache of about 1 MB."""
+        """Ranges of examples of `CACHED` patches."""
         entries = self.positions * self.x.shape[2] * prod(self.geometry.kernel)
-        step = max(1, 2**18 // max(1, entries))
+        step = max(1, CACHED // max(1, entries))
         return [(start, min(start + step, self.size)) for start in range(0, self.size, step)]
 
     def gram(self, start: int, stop: int) -> Tensor:
         patches, g = self.factors(start, stop)
-        return gram_norms(patches.mT, g.mT, lambda i, j: self.form(start + i, start + j))
+        return gram_norms(patches, g.mT, lambda i, j: self.form(start + i, start + j))
 
     def form(self, start: int, stop: int) -> Tensor:
         if self.formed is not None:
             return self.formed.form(start, stop)
         patches, g = self.factors(start, stop)
-        return (g @ patches.mT).reshape(stop - start, *self.shape)
+        formed = g @ patches
+        if self.channels_last:
+            return formed.reshape(stop - start, self.shape[0], *self.shape[2:], self.shape[1]).movedim(-1, 2)
+        return formed.reshape(stop - start, *self.shape)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.formed is not None:
