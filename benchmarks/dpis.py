@@ -6,7 +6,7 @@ python -m benchmarks.dpis table                # what is finished, as Markdown
 python -m benchmarks.dpis figure               # docs/mechanisms/img/dpis_noise.svg
 python -m benchmarks.dpis prices               # the noise that a share K̃/(Ñ·C) saves, without training
 
-A run that was killed goes on at its last whole epoch. Results are in benchmarks/results/dpis, one JSON file per run;
+A run that was killed goes on at its last checkpoint. Results are in benchmarks/results/dpis, one JSON file per run;
 the runs themselves (ledgers, checkpoints) in the folder --runs. A shortened run leaves no result.
 """
 
@@ -22,15 +22,17 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.many import finish
 from sordino.accounting import Budget, calibrate_noise
 from sordino.checkpoint import write_durably
 from sordino.experiments import Case, run
+from sordino.experiments.store import Row
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "results" / "dpis"
 FIGURE = ROOT.parent / "docs" / "mechanisms" / "img" / "dpis_noise.svg"
-EPSILONS, SEEDS, METHODS = (1.0, 3.0), (0, 1, 2), ("dpsgd", "dpis")
+EPSILONS, METHODS = (1.0, 3.0), ("dpsgd", "dpis")
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,9 @@ class Task:
     adam: bool = False
     own: dict[str, Any] = field(default_factory=dict)
 
-    def case(self, method: str, epsilon: float, seed: int, epochs: float | None, records: int | None) -> Case:
+    def case(
+        self, method: str, epsilon: float, seed: int, epochs: float | None = None, records: int | None = None
+    ) -> Case:
         """One run: DP-SGD priced by PLD, DPIS by its filter, both proven; momentum for images, Adam for text."""
         own = self.own if method == "dpis" else {}
         shared = {"batch_size": self.batch_size, "epochs": epochs or self.epochs, "clip": 0.1}
@@ -81,26 +85,16 @@ TASKS = {
 }
 
 
-def train(
-    name: str, method: str, epsilon: float, seed: int, runs: Path, epochs: float | None, records: int | None
-) -> None:
-    """Train or go on training, an epoch at a time; the result is written at the end, unless the run is shortened."""
-    label = f"{name}-{method}-eps{epsilon:g}-seed{seed}"
-    if (RESULTS / f"{label}.json").exists():
-        return
-
-    def report(step: int, steps: int, reached: float) -> None:
-        print(label, f"step {step} of {steps}: {reached:.4f}", flush=True)
-
-    row = run(TASKS[name].case(method, epsilon, seed, epochs, records), runs, report)
-    if not (epochs or records):
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        result = {"task": name, "method": method, "epsilon": epsilon, "seed": seed, "history": history(row)}
-        result["guarantee"] = row["guarantee"]
-        write_durably(RESULTS / f"{label}.json", json.dumps(result, indent=1).encode())
+def store(task: str, case: Case, row: Row) -> None:
+    """Keep what the tables need of a finished run."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    result = {"task": task, "method": case.method, "epsilon": case.epsilon, "seed": case.seed}
+    result |= {"history": history(row), "guarantee": row["guarantee"]}
+    path = RESULTS / f"{task}-{case.method}-eps{case.epsilon:g}-seed{case.seed}.json"
+    write_durably(path, json.dumps(result, indent=1).encode())
 
 
-def history(row: dict[str, Any]) -> list[dict[str, float]]:
+def history(row: Row) -> list[dict[str, float]]:
     """Every epoch of a run; all of it is public (released values, a public test set, the clock)."""
     spent = [0.0, *(point["seconds"] for point in row["curve"])]
     return [
@@ -129,15 +123,29 @@ def one(
     epochs: float | None = None,
     records: int | None = None,
 ) -> None:
-    """Train once; `epochs` and `records` make it shorter for a try."""
-    train(task, method, epsilon, seed, runs, epochs, records)
+    """Train once; `epochs` and `records` make it shorter for a try, which leaves no result."""
+
+    def report(step: int, steps: int, reached: float) -> None:
+        print(f"step {step} of {steps}: {reached:.4f}", flush=True)
+
+    case = TASKS[task].case(method, epsilon, seed, epochs, records)
+    row = run(case, runs, report)
+    if not (epochs or records):
+        store(task, case, row)
 
 
 @app.command()
-def every(runs: Runs = Path("runs/dpis")) -> None:
-    """Everything that is not finished, one run after the other."""
-    for seed, name, epsilon, method in product(SEEDS, TASKS, EPSILONS, METHODS):
-        train(name, method, epsilon, seed, runs, None, None)
+def every(
+    runs: Runs = Path("runs/dpis"),
+    task: Annotated[list[str] | None, typer.Option(help="may be repeated; all unless given")] = None,
+    seeds: int = 3,
+    workers: int | None = None,
+) -> None:
+    """Everything that is not finished, several at once."""
+    points = product(range(seeds), task or TASKS, EPSILONS, METHODS)
+    cases = [(name, TASKS[name].case(method, epsilon, seed)) for seed, name, epsilon, method in points]
+    by_label = {case.label: name for name, case in cases}
+    finish([case for _, case in cases], runs, lambda case, row: store(by_label[case.label], case, row), workers)
 
 
 def finished() -> dict[tuple[str, float, str], list[dict[str, Any]]]:

@@ -20,15 +20,14 @@ from typing import Annotated
 import typer
 
 from benchmarks import results
+from benchmarks.many import finish
 from sordino import Budget, Recipe, recipes
 from sordino.accounting import epsilon
-from sordino.errors import SordinoError
 from sordino.experiments import Case, catalogue, read_all
-from sordino.experiments.pool import run_all
-from sordino.experiments.store import find, write
+from sordino.experiments.store import Row, write
 from sordino.experiments.tables import markdown
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 IMAGES = Path(__file__).parent.parent / "docs" / "mechanisms" / "img"
 STORED = Path(__file__).parent / "results" / "ratios"
 RECORDS, DELTA, STEPS, BATCH = 60_000, 1 / 600_000, 5_000, 256
@@ -68,13 +67,13 @@ def grid(
 ) -> None:
     """The small grid over both ratios, one seed. Its own cost in privacy is not part of any ε printed here."""
     cases = {point: at_ratios(dataset, epsilon, *point) for point in product(MU_GRID, CLIP_GRID)}
-    told = run_all(list(cases.values()), out, workers)
-    if failed := [each.error for each in told if each.state == "failed"]:
-        raise SordinoError(f"{len(failed)} of {len(told)} runs failed, the first with: {failed[0]}")
-    for point, case in cases.items():
-        row = find(out, case.label)
-        if row is not None and point not in CORNERS:
+    corners = {cases[point].label for point in CORNERS}
+
+    def keep(case: Case, row: Row) -> None:
+        if case.label not in corners:
             write(STORED.parent, row, STORED.name)
+
+    finish(list(cases.values()), out, keep, workers)
     results.put(results.SCHEDULES, ratios_table(dataset, epsilon), by="benchmarks.dynamic")
 
 

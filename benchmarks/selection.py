@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,12 +22,14 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from benchmarks.many import finish
 from sordino.checkpoint import write_durably
-from sordino.experiments import Case, Problem, problem_of, recipe_of, run
+from sordino.experiments import Case, recipe_of, run
+from sordino.experiments.store import Row
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 RESULTS = Path(__file__).parent / "results" / "selection"
-EPSILONS, SEEDS = (1.0, 3.0), (0, 1, 2)
+EPSILONS = (1.0, 3.0)
 
 METHODS: dict[str, dict[str, Any]] = {
     "dpsgd": {},
@@ -44,7 +46,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 LOOKING = ("screening", "screening-published")
-"""Methods whose energy is that of held-out records."""
+"""Methods whose energy is that of held-out records, which then do not measure accuracy."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Task:
     features: dict[str, Any] = field(default_factory=dict)
     adam: bool = False
     validation_size: int = 256
+    public: int = 500
 
     def case(self, method: str, epsilon: float, seed: int = 0, records: int | None = None) -> Case:
         """One run with the paper's noise, and as many attempts as the budget pays for."""
@@ -69,6 +72,7 @@ class Task:
             seed=seed,
             accounting="published" if method.endswith("published") else "proven",
             records=records,
+            data={"public": self.public} if method in LOOKING else {},
             features=self.features,
             model={"name": self.model},
             optimizer={"kind": "adam", "lr": self.lr} if self.adam else {"kind": "sgd", "lr": self.lr, "momentum": 0.9},
@@ -90,7 +94,9 @@ class Task:
 
 SCATTERED = {"kind": "scatter", "groups": 27}
 TASKS = {
-    "digits": Task("digits", "digits-mlp", 128, 1.0, {1.0: (4.0, 2.0), 3.0: (2.0, 1.3)}, validation_size=64),
+    "digits": Task(
+        "digits", "digits-mlp", 128, 1.0, {1.0: (4.0, 2.0), 3.0: (2.0, 1.3)}, validation_size=64, public=179
+    ),
     "fashion-scatter": Task(
         "fashion-mnist", "scatter-cnn", 2048, 4.0, {1.0: (4.0, 1.3), 3.0: (2.15, 0.8)}, features=SCATTERED
     ),
@@ -99,30 +105,13 @@ TASKS = {
 }
 
 
-def halves(case: Case) -> Problem:
-    """The first half of the held-out records may be looked at (500 of them are), the second measures accuracy."""
-    problem = problem_of(case)
-    inputs, classes = problem.test
-    half = len(classes) // 2
-    thin = max(1, half // 500)
-    public = (inputs[:half:thin], classes[:half:thin]) if case.method in LOOKING else problem.public
-    return replace(problem, public=public, test=(inputs[half:], classes[half:]))
-
-
-def train(
-    name: str, method: str, epsilon: float, seed: int, runs: Path, attempts: int | None, records: int | None
-) -> None:
-    """Train or go on training; the result is written at the end. `attempts` and `records` shorten it."""
-    label = f"{name}-{method}-eps{epsilon:g}-seed{seed}"
-    if (RESULTS / f"{label}.json").exists():
-        return
-    row = run(TASKS[name].case(method, epsilon, seed, records), runs, most=attempts, prepare=halves)
-    if not (attempts or records):
-        result = {key: row[key] for key in ("attempts", "accepted", "seconds", "accuracy", "method")}
-        result |= {"task": name, "epsilon": row["guarantee"]["epsilon"], "basis": row["basis"], "steps": row["steps"]}
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        write_durably(RESULTS / f"{label}.json", json.dumps(result, indent=1).encode())
-    print(f"{label}: {row['accepted']}/{row['attempts']} accepted, {row['accuracy']:.4f}")
+def store(task: str, case: Case, row: Row) -> None:
+    """Keep what the table needs of a finished run."""
+    result = {key: row[key] for key in ("attempts", "accepted", "seconds", "accuracy", "method", "basis", "steps")}
+    result |= {"task": task, "epsilon": row["guarantee"]["epsilon"]}
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{task}-{case.method}-eps{case.epsilon:g}-seed{case.seed}.json"
+    write_durably(path, json.dumps(result, indent=1).encode())
 
 
 Runs = Annotated[Path, typer.Option(help="where ledgers and checkpoints are kept")]
@@ -138,15 +127,27 @@ def one(
     attempts: int | None = None,
     records: int | None = None,
 ) -> None:
-    """One run."""
-    train(task, method, epsilon, seed, runs, attempts, records)
+    """One run; `attempts` and `records` make it shorter for a try, which leaves no result."""
+    case = TASKS[task].case(method, epsilon, seed, records)
+    row = run(case, runs, most=attempts)
+    if not (attempts or records):
+        store(task, case, row)
+    print(f"{case.label}: {row['accepted']}/{row['attempts']} accepted, {row['accuracy']:.4f}")
 
 
 @app.command()
-def every(runs: Runs = Path("runs/selection"), task: str | None = None) -> None:
-    """All runs that are not finished yet, cheap tasks first, or those of one task."""
-    for name, seed, epsilon, method in product([task] if task else TASKS, SEEDS, EPSILONS, METHODS):
-        train(name, method, epsilon, seed, runs, None, None)
+def every(
+    runs: Runs = Path("runs/selection"),
+    task: Annotated[list[str] | None, typer.Option(help="may be repeated; all unless given")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="may be repeated; all unless given")] = None,
+    seeds: int = 3,
+    workers: int | None = None,
+) -> None:
+    """All runs that are not finished yet, several at once."""
+    points = product(task or TASKS, range(seeds), EPSILONS, method or METHODS)
+    cases = [(name, TASKS[name].case(method, epsilon, seed)) for name, seed, epsilon, method in points]
+    by_label = {case.label: name for name, case in cases}
+    finish([case for _, case in cases], runs, lambda case, row: store(by_label[case.label], case, row), workers)
 
 
 @app.command()

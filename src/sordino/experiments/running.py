@@ -45,25 +45,19 @@ class Progress:
 
 
 def run(
-    case: Case,
-    folder: Path,
-    report: Report | None = None,
-    *,
-    keep: bool = False,
-    most: int | None = None,
-    prepare: Callable[[Case], Problem] = problem_of,
+    case: Case, folder: Path, report: Report | None = None, *, keep: bool = False, most: int | None = None
 ) -> dict[str, Any]:
     """The row of a case: the stored one, or that of the run, which starts or goes on where it was killed.
 
     `folder` holds ``results/<label>.json`` and ``runs/<label>/`` with the ledger and, until the row is written, the
     checkpoints; `keep` keeps these too. Two processes may be given the same case: one waits and finds it done. A run
-    that stops after `most` attempts leaves no result. `prepare` makes the records where the case's own are not meant.
+    that stops after `most` attempts leaves no result.
     """
     with store.claimed(folder, case.label):
         stored = store.find(folder, case.label)
         if stored is not None:
             return stored
-        row = _run(case, folder, prepare(case), report or _silent, most or MOST_STEPS)
+        row = _run(case, folder, problem_of(case), report or _silent, most or MOST_STEPS)
         if most is None:
             store.write(folder, row)
             if not keep:
