@@ -34,7 +34,7 @@ RECORDS, DELTA, STEPS, BATCH = 60_000, 1 / 600_000, 5_000, 256
 ASKED = ("gdp", "pld", "rdp", "zcdp", "zcdp-epoch", "tcdp")
 RATIOS = (1.0, 2.0, 10 / 3, 10.0)
 MU_GRID, CLIP_GRID = (1.0, 0.8, 0.4), (1.0, 0.5, 0.3, 0.1)
-"""1/ρ_μ and 1/ρ_c: of the authors' 4 × 4 points half, and the edges on which one of the two does not change."""
+"""1/ρ_μ and 1/ρ_c: six of the authors' 4 × 4 points, and the edges on which one of the two does not change."""
 CORNERS = {(1.0, 1.0): "static", (0.8, 1.0): "growing-mu", (1.0, 0.3): "sensitivity-decay", (0.8, 0.3): "dynamic"}
 
 Dataset = Annotated[str, typer.Option(help="mnist or fashion-mnist")]
