@@ -8,10 +8,17 @@ from pathlib import Path
 from sordino.errors import SordinoError
 from sordino.experiments import Case
 from sordino.experiments.pool import Told, run_all
+from sordino.experiments.case import EVALUATIONS
 from sordino.experiments.store import Row, find
 
 
-def finish(cases: Sequence[Case], folder: Path, keep: Callable[[Case, Row], None], workers: int | None = None) -> None:
+def finish(
+    cases: Sequence[Case],
+    folder: Path,
+    keep: Callable[[Case, Row], None],
+    workers: int | None = None,
+    evaluations: int = EVALUATIONS,
+) -> None:
     """Run what has no result in `folder` yet; `keep` is given every result as it comes."""
 
     def tell(told: Told) -> None:
@@ -20,7 +27,7 @@ def finish(cases: Sequence[Case], folder: Path, keep: Callable[[Case, Row], None
         if told.state == "finished" and (row := find(folder, told.case.label)):
             keep(told.case, row)
 
-    told = run_all(cases, folder, workers, tell)
+    told = run_all(cases, folder, workers, tell, evaluations)
     if failed := [each for each in told if each.state == "failed"]:
         why = failed[0].error or "its process died"
         raise SordinoError(f"{len(failed)} of {len(told)} runs failed, {failed[0].case.label} with: {why}")

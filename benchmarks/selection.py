@@ -25,6 +25,7 @@ import typer
 from benchmarks.many import finish
 from sordino.checkpoint import write_durably
 from sordino.experiments import Case, recipe_of, run
+from sordino.experiments.case import EVALUATIONS
 from sordino.experiments.store import Row
 
 app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
@@ -142,12 +143,19 @@ def every(
     method: Annotated[list[str] | None, typer.Option(help="may be repeated; all unless given")] = None,
     seeds: int = 3,
     workers: int | None = None,
+    evaluations: Annotated[int, typer.Option(help="how often a run is evaluated and saved")] = EVALUATIONS,
 ) -> None:
     """All runs that are not finished yet, several at once."""
     points = product(task or TASKS, range(seeds), EPSILONS, method or METHODS)
     cases = [(name, TASKS[name].case(method, epsilon, seed)) for name, seed, epsilon, method in points]
     by_label = {case.label: name for name, case in cases}
-    finish([case for _, case in cases], runs, lambda case, row: store(by_label[case.label], case, row), workers)
+    finish(
+        [case for _, case in cases],
+        runs,
+        lambda case, row: store(by_label[case.label], case, row),
+        workers,
+        evaluations,
+    )
 
 
 @app.command()

@@ -46,6 +46,17 @@ def test_a_row_tells_the_whole_run(tmp_path):
     assert read_all(tmp_path) == [row]
 
 
+def test_fewer_evaluations_make_the_same_run(tmp_path):
+    row = run(small(), tmp_path, evaluations=1)
+    assert [point["step"] for point in row["curve"]] == [9]
+    assert row["curve"][-1]["accuracy"] == row["accuracy"]
+    assert run(small(), tmp_path) == row  # how often one looks is in no label
+    assert [point["step"] for point in run(small(seed=1), tmp_path, evaluations=2)["curve"]] == [6, 9]
+    with pytest.raises(InvalidInput, match="evaluations=0 must be >= 1"):
+        run(small(seed=2), tmp_path, evaluations=0)
+    assert not (tmp_path / "runs" / small(seed=2).label).exists()
+
+
 def test_a_finished_run_is_not_repeated(tmp_path, monkeypatch):
     row = run(small(), tmp_path)
     killed_at(1, monkeypatch)

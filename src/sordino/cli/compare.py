@@ -58,6 +58,9 @@ def compare(
     workers: Annotated[int | None, typer.Option(help="Processes at once. Default: one per core.")] = None,
     records: Annotated[int | None, typer.Option(help="Train on the first so many records alone, for a try.")] = None,
     steps: Annotated[int | None, typer.Option(help="Take so few steps, for a try; the noise follows.")] = None,
+    evaluations: Annotated[
+        int | None, typer.Option(help="Times that a run is evaluated and saved. Default: 60.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Compare methods at equal epsilon over several seeds; resumable, with a table, CSV, Parquet and figures."""
@@ -74,16 +77,16 @@ def compare(
     plan = replace(read_plan(config) if config else Plan(), **{k: v for k, v in given.items() if v is not None})
     cases = cases_of(plan)
     folder = out or Path("runs") / f"compare-{cases[0].dataset}"
-    conclude(cases, folder, workers, as_json=json)
+    conclude(cases, folder, workers, evaluations, as_json=json)
 
 
-def conclude(cases: list[Case], folder: Path, workers: int | None, *, as_json: bool) -> None:
+def conclude(cases: list[Case], folder: Path, workers: int | None, evaluations: int | None, *, as_json: bool) -> None:
     """Run all cases with a live table, publish what came out, and say what failed."""
     from sordino.cli.live import run_shown
     from sordino.experiments import store, tables
     from sordino.experiments.publishing import publish
 
-    failed = run_shown(cases, folder, workers)
+    failed = run_shown(cases, folder, workers, evaluations)
     rows = [row for case in cases if (row := store.find(folder, case.label)) is not None]
     paths = publish(rows, folder) if rows else []
     if as_json:

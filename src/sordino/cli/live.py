@@ -13,16 +13,17 @@ from rich.table import Table
 
 from sordino.cli.common import INTERRUPTED, complain, messages
 from sordino.experiments import Case
+from sordino.experiments.case import EVALUATIONS
 from sordino.experiments.pool import Told, run_all
 
 DIED = "its process died twice: run again to go on"
 
 
-def run_shown(cases: Sequence[Case], folder: Path, workers: int | None) -> list[str]:
+def run_shown(cases: Sequence[Case], folder: Path, workers: int | None, evaluations: int | None = None) -> list[str]:
     """Run all cases with a live table; what failed, one line each."""
     try:
         with LiveTable(cases) as live:
-            outcomes = run_all(cases, folder, workers, live.tell)
+            outcomes = run_all(cases, folder, workers, live.tell, EVALUATIONS if evaluations is None else evaluations)
     except KeyboardInterrupt:
         complain("interrupted: the same command again goes on where this one stopped")
         raise typer.Exit(INTERRUPTED) from None

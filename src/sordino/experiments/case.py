@@ -12,6 +12,8 @@ from sordino.errors import InvalidInput
 
 ACCOUNTINGS = ("proven", "published")
 SHORT_TEST_NOISE = 5.0
+EVALUATIONS = 60
+"""How often a run looks at the test set, and saves itself, at most; it decides nothing, so it is in no case."""
 Options = Mapping[str, Any]
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from sordino.errors import InvalidInput, SordinoError
 from sordino.experiments import store
-from sordino.experiments.case import Case
+from sordino.experiments.case import EVALUATIONS, Case
 
 PARENT_DIED = 3
 TRIES = 2
@@ -60,7 +60,13 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def run_all(cases: Sequence[Case], folder: Path, workers: int | None = None, tell: Listener = print) -> list[Told]:
+def run_all(
+    cases: Sequence[Case],
+    folder: Path,
+    workers: int | None = None,
+    tell: Listener = print,
+    evaluations: int = EVALUATIONS,
+) -> list[Told]:
     """Run every case that has no result yet in `folder`; returns what became of each."""
     if workers is not None and workers < 1:
         raise InvalidInput(f"workers={workers} must be >= 1: leave it out to use every core")
@@ -75,7 +81,7 @@ def run_all(cases: Sequence[Case], folder: Path, workers: int | None = None, tel
             while waiting and len(running) < (workers or cores()):
                 case = waiting.popleft()
                 tries[case.label] += 1
-                worker = _free(idle) or _started(case, folder)
+                worker = _free(idle) or _started(case, folder, evaluations)
                 worker.take(case)
                 running.append(worker)
                 tell(Told(case, "running"))
@@ -117,10 +123,10 @@ def _free(idle: list[_Worker]) -> _Worker | None:
     return None
 
 
-def _started(case: Case, folder: Path) -> _Worker:
+def _started(case: Case, folder: Path, evaluations: int) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(folder, theirs), daemon=True)
+    process = context.Process(target=_serve, args=(folder, theirs, evaluations), daemon=True)
     process.start()
     theirs.close()
     return _Worker(process, ours, case)
@@ -141,7 +147,7 @@ def _heard(worker: _Worker, tell: Listener) -> Told | None:
     return None if alive else Told(worker.case, "failed")
 
 
-def _serve(folder: Path, pipe: Connection) -> None:
+def _serve(folder: Path, pipe: Connection, evaluations: int) -> None:
     """In a worker: run one case after the other with one thread, and report."""
     import torch
 
@@ -155,7 +161,7 @@ def _serve(folder: Path, pipe: Connection) -> None:
     while True:
         case = Case.from_dict(pipe.recv())
         try:
-            row = run(case, folder, lambda *point: pipe.send(("running", point)))
+            row = run(case, folder, lambda *point: pipe.send(("running", point)), evaluations=evaluations)
         except SordinoError as error:
             pipe.send(("failed", (0, None, " ".join(str(error).split()))))
         else:

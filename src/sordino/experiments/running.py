@@ -18,7 +18,7 @@ from sordino.checkpoint import write_durably
 from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.experiments import store
 from sordino.experiments.averaging import Average
-from sordino.experiments.case import Case
+from sordino.experiments.case import EVALUATIONS, Case
 from sordino.experiments.methods import MOST_STEPS, recipe_of
 from sordino.experiments.problem import Problem, Split, model_of, normalised, problem_of
 from sordino.features import ChannelNorm, private_normalisation
@@ -26,7 +26,6 @@ from sordino.noise import Secure
 from sordino.private import Private
 from sordino.schedules import Constant
 
-MOST_POINTS = 60
 LEDGER, STATISTICS = "ledger.sqlite", "statistics.pt"
 Report = Callable[[int, int, float], None]
 """Told after every epoch: step, steps, held-out accuracy."""
@@ -45,19 +44,28 @@ class Progress:
 
 
 def run(
-    case: Case, folder: Path, report: Report | None = None, *, keep: bool = False, most: int | None = None
+    case: Case,
+    folder: Path,
+    report: Report | None = None,
+    *,
+    keep: bool = False,
+    most: int | None = None,
+    evaluations: int = EVALUATIONS,
 ) -> dict[str, Any]:
     """The row of a case: the stored one, or that of the run, which starts or goes on where it was killed.
 
     `folder` holds ``results/<label>.json`` and ``runs/<label>/`` with the ledger and, until the row is written, the
     checkpoints; `keep` keeps these too. Two processes may be given the same case: one waits and finds it done. A run
-    that stops after `most` attempts leaves no result.
+    that stops after `most` attempts leaves no result. It is evaluated and saved at most `evaluations` times, at ends of
+    epochs: fewer are faster, and a kill then costs more.
     """
+    if evaluations < 1:
+        raise InvalidInput(f"evaluations={evaluations} must be >= 1: the last model is always evaluated")
     with store.claimed(folder, case.label):
         stored = store.find(folder, case.label)
         if stored is not None:
             return stored
-        row = _run(case, folder, problem_of(case), report or _silent, most or MOST_STEPS)
+        row = _run(case, folder, problem_of(case), report or _silent, most or MOST_STEPS, evaluations)
         if most is None:
             store.write(folder, row)
             if not keep:
@@ -83,7 +91,7 @@ def accuracy(model: nn.Module, records: Split) -> float:
     return right / len(records[1])
 
 
-def _run(case: Case, folder: Path, problem: Problem, report: Report, most: int) -> dict[str, Any]:
+def _run(case: Case, folder: Path, problem: Problem, report: Report, most: int, evaluations: int) -> dict[str, Any]:
     place = folder / "runs" / case.label
     problem, ledger = _prepared(case, place, problem)
     records = len(problem.train[1])
@@ -99,7 +107,7 @@ def _run(case: Case, folder: Path, problem: Problem, report: Report, most: int) 
                 progress = Progress(**extra["progress"])
                 average.restore(extra["average"])
                 private.bench.memory.update(progress.memory)
-        for reached in _epochs(case, private, progress, average, problem.test, most):
+        for reached in _epochs(case, private, progress, average, problem.test, most, evaluations):
             private.save(place, {"progress": vars(progress), "average": average.state()})
             report(private.position, private.total, reached)
         return _row(case, private, progress, average, problem)
@@ -134,15 +142,15 @@ def _prepared(case: Case, place: Path, problem: Problem) -> tuple[Problem, Ledge
 
 
 def _epochs(
-    case: Case, private: Private, progress: Progress, average: Average, test: Split, most: int
+    case: Case, private: Private, progress: Progress, average: Average, test: Split, most: int, evaluations: int
 ) -> Iterator[float]:
-    """Train an epoch at a time until the steps, the budget or `most` attempts end; the accuracy after each.
+    """Train an epoch or more at a time until the steps, the budget or `most` attempts end; the accuracy after each.
 
     What a killed run had paid for and lost stays paid, so that a resumed run may end a little earlier.
     """
     model = private.bench.objective.model
     per_epoch = max(1, round(private.bench.records.count / private.bench.recipe.batch_size))
-    stride = per_epoch * math.ceil(private.total / per_epoch / MOST_POINTS)
+    stride = per_epoch * math.ceil(private.total / per_epoch / evaluations)
     going = True
     while going and private.position < private.total and progress.attempts < most:
         started, worked = time.perf_counter(), time.process_time()
