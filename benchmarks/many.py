@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sordino.errors import SordinoError
 from sordino.experiments import Case
-from sordino.experiments.pool import Told, run_all
 from sordino.experiments.case import EVALUATIONS
+from sordino.experiments.pool import Told, run_all
 from sordino.experiments.store import Row, find
 
 
