@@ -3,6 +3,7 @@
 python -m benchmarks.dpis one --task mnist-cnn --method dpis --epsilon 3 --seed 0
 python -m benchmarks.dpis every                # all tasks, methods, budgets and seeds; finished ones are skipped
 python -m benchmarks.dpis table                # what is finished, as Markdown
+python -m benchmarks.dpis write                # the same into docs/mechanisms/dpis.md
 python -m benchmarks.dpis figure               # docs/mechanisms/img/dpis_noise.svg
 python -m benchmarks.dpis prices               # the noise that a share K̃/(Ñ·C) saves, without training
 
@@ -22,15 +23,19 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks import results
 from benchmarks.many import finish
 from sordino.accounting import Budget, calibrate_noise
 from sordino.checkpoint import write_durably
 from sordino.experiments import Case, run
+from sordino.experiments.papers import paper_table
 from sordino.experiments.store import Row
+from sordino.experiments.tables import markdown
 
 app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "results" / "dpis"
+PAGE = ROOT.parent / "docs" / "mechanisms" / "dpis.md"
 FIGURE = ROOT.parent / "docs" / "mechanisms" / "img" / "dpis_noise.svg"
 EPSILONS, METHODS = (1.0, 3.0), ("dpsgd", "dpis")
 
@@ -148,9 +153,12 @@ def every(
     finish([case for _, case in cases], runs, lambda case, row: store(by_label[case.label], case, row), workers)
 
 
-def finished() -> dict[tuple[str, float, str], list[dict[str, Any]]]:
+Groups = dict[tuple[str, float, str], list[dict[str, Any]]]
+
+
+def finished() -> Groups:
     """The results by task, ε and method."""
-    groups: dict[tuple[str, float, str], list[dict[str, Any]]] = defaultdict(list)
+    groups: Groups = defaultdict(list)
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
         groups[result["task"], result["epsilon"], result["method"]].append(result)
@@ -159,25 +167,49 @@ def finished() -> dict[tuple[str, float, str], list[dict[str, Any]]]:
 
 @app.command()
 def table() -> None:
-    """Accuracy after the last epoch, and the time of an epoch relative to DP-SGD."""
+    """Print what is finished."""
+    print(tables())
+
+
+@app.command()
+def write() -> None:
+    """Write what is finished into docs/mechanisms/dpis.md."""
+    results.put(PAGE, tables(), by="benchmarks.dpis")
+
+
+def tables() -> str:
+    """Accuracy after the last epoch, what the paper prints, the noise, and the time of an epoch relative to DP-SGD."""
     groups = finished()
-    print("| task | ε | method | seeds | accuracy | last σ_G | time per epoch |\n|---|---|---|---|---|---|---|")
-    for (name, epsilon, method), results in groups.items():
-        last = [100 * result["history"][-1]["accuracy"] for result in results]
-        spread = f" ± {statistics.stdev(last):.2f}" if len(last) > 1 else ""
-        baseline = groups.get((name, epsilon, "dpsgd"))
-        relative = f"{_seconds(results) / _seconds(baseline):.1f}×" if baseline else ""
-        noise = statistics.mean(result["history"][-1]["noise"] for result in results)
-        cells = (
-            name,
-            f"{epsilon:g}",
-            method,
-            len(last),
-            f"{statistics.mean(last):.2f}{spread}",
-            f"{noise:.3f}",
-            relative,
-        )
-        print("| " + " | ".join(map(str, cells)) + " |")
+    keys = [key for key in product(TASKS, EPSILONS, METHODS) if key in groups]
+    heads = ["task", "ε", "method", "accuracy", "printed", "σ_G at the end", "time per epoch"]
+    return markdown(heads, [line(*key, groups) for key in keys])
+
+
+def line(name: str, epsilon: float, method: str, groups: Groups) -> list[str]:
+    """The row of a task, budget and method."""
+    found = groups[name, epsilon, method]
+    last = [100 * result["history"][-1]["accuracy"] for result in found]
+    spread = f" ± {statistics.stdev(last):.2f}" if len(last) > 1 else ""
+    baseline = groups.get((name, epsilon, "dpsgd"))
+    return [
+        name,
+        f"{epsilon:g}",
+        method,
+        f"{statistics.mean(last):.2f}{spread} ({len(last)})",
+        printed(name, epsilon, method),
+        f"{statistics.mean(result['history'][-1]['noise'] for result in found):.3f}",
+        f"{_seconds(found) / _seconds(baseline):.1f}×" if baseline else "",
+    ]
+
+
+def printed(name: str, epsilon: float, method: str) -> str:
+    """The figure of table 3 for this network; the paper's DPIS reads scattering features or GloVe vectors alone."""
+    task = TASKS[name]
+    plain = "DP-SGD-HF" if task.features else "DP-SGD, GloVe" if task.dataset == "imdb" else "DP-SGD-TS"
+    raw = not task.features and task.dataset != "imdb"
+    label = {"dpsgd": plain, "dpis": "" if raw else "DPIS"}[method]
+    cells = paper_table("dpis:table3").cells([task.dataset])
+    return next((f"{cell.printed:.1f}" for cell in cells if (cell.label, cell.column) == (label, epsilon)), "")
 
 
 def _seconds(results: list[dict[str, Any]]) -> float:
@@ -191,10 +223,10 @@ def figure() -> None:
 
     figure, axes = plt.subplots(figsize=(7, 4))
     groups = finished()
-    for (name, epsilon, method), results in groups.items():
+    for (name, epsilon, method), found in groups.items():
         if method == "dpis" and (baseline := groups.get((name, epsilon, "dpsgd"))):
             base = baseline[0]["history"][0]["noise"]
-            noise = [epoch["noise"] / base for epoch in results[0]["history"]]
+            noise = [epoch["noise"] / base for epoch in found[0]["history"]]
             axes.plot(range(1, len(noise) + 1), noise, label=f"{name}, ε = {epsilon:g}")
     axes.axhline(1.0, color="grey", linewidth=0.8)
     axes.set(xlabel="epoch", ylabel="σ_G over DP-SGD's", ylim=(0, None))

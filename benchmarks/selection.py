@@ -3,6 +3,7 @@
 python -m benchmarks.selection one --task fashion-scatter --method dpsur --epsilon 3 --seed 0
 python -m benchmarks.selection every           # all tasks, methods, budgets and seeds; finished ones are skipped
 python -m benchmarks.selection table           # what is finished, as Markdown
+python -m benchmarks.selection write           # the same into docs/mechanisms/selection.md
 python -m benchmarks.selection prices          # how many attempts each method can afford, without training
 
 A run that was killed goes on at its last checkpoint. Results are in benchmarks/results/selection, one JSON file per
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -22,14 +24,18 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from benchmarks import results
 from benchmarks.many import finish
 from sordino.checkpoint import write_durably
 from sordino.experiments import Case, recipe_of, run
 from sordino.experiments.case import EVALUATIONS
+from sordino.experiments.papers import paper_table
 from sordino.experiments.store import Row
+from sordino.experiments.tables import markdown
 
 app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 RESULTS = Path(__file__).parent / "results" / "selection"
+PAGE = Path(__file__).parent.parent / "docs" / "mechanisms" / "selection.md"
 EPSILONS = (1.0, 3.0)
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -105,6 +111,9 @@ TASKS = {
     "imdb-bilstm": Task("imdb", "imdb-bilstm", 1024, 0.02, {1.0: (2.0, 1.3), 3.0: (1.35, 1.0)}, adam=True),
 }
 
+NETWORKS = tuple(name for name in TASKS if name != "digits")
+"""The tasks with networks of the papers."""
+
 
 def store(task: str, case: Case, row: Row) -> None:
     """Keep what the table needs of a finished run."""
@@ -169,22 +178,79 @@ def prices(records: int = 60_000) -> None:
         print(f"| {name} | {epsilon:g} | {method} | {recipe.steps:,} |", flush=True)
 
 
+Found = dict[tuple[str, float], list[dict[str, Any]]]
+"""The results of a task by method and ε."""
+
+
 @app.command()
 def table() -> None:
-    """Mean and deviation over seeds of all finished runs."""
-    found: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
-    for path in sorted(RESULTS.glob("*.json")):
+    """Print what is finished, a table for each task."""
+    print(tables())
+
+
+@app.command()
+def write() -> None:
+    """Write what is finished on the papers' networks into docs/mechanisms/selection.md."""
+    results.put(PAGE, tables(NETWORKS), by="benchmarks.selection")
+
+
+def tables(names: Sequence[str] = tuple(TASKS)) -> str:
+    """Accuracy, what was kept of the attempts, and what the paper prints for the method, at whatever basis."""
+    heads = ["method", "basis"]
+    for epsilon in EPSILONS:
+        heads += [f"ε = {epsilon:g}", "kept / attempts", "printed"]
+    parts = []
+    for name in names:
+        found = finished(name)
+        kinds = [method for method in METHODS if any((method, epsilon) in found for epsilon in EPSILONS)]
+        if kinds:
+            parts.append(f"**{name}**\n\n" + markdown(heads, [line(name, method, found) for method in kinds]))
+    return "\n".join(parts)
+
+
+def finished(task: str) -> Found:
+    """The stored results of a task."""
+    found: Found = defaultdict(list)
+    for path in sorted(RESULTS.glob(f"{task}-*-eps*.json")):
         result = json.loads(path.read_text())
-        found[result["task"], result["method"], path.stem.split("-eps")[1].split("-")[0]].append(result)
-    print("| task | method | ε | basis | accuracy | accepted / attempts | seeds |\n|---|---|---|---|---|---|---|")
-    for (task, method, epsilon), results in sorted(found.items()):
-        scores = [100 * result["accuracy"] for result in results]
-        spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
-        tried = sum(result["attempts"] for result in results) // len(results)
-        kept = sum(result["accepted"] for result in results) // len(results)
-        row = (task, method, epsilon, results[0]["basis"], f"{statistics.mean(scores):.2f} ± {spread:.2f}")
-        moved = "in blocks" if METHODS[method].get("test_every") else f"{kept:,} / {tried:,}"  # a rollback moves too
-        print(f"| {' | '.join(row)} | {moved} | {len(results)} |")
+        found[result["method"], float(path.stem.split("-eps")[1].split("-")[0])].append(result)
+    return found
+
+
+def line(task: str, method: str, found: Found) -> list[str]:
+    """The row of a method."""
+    cells = [method, next(runs[0]["basis"] for (name, _), runs in found.items() if name == method)]
+    for epsilon in EPSILONS:
+        runs = found.get((method, epsilon), [])
+        cells += [score(runs), moved(method, runs), printed(task, method, epsilon)]
+    return cells
+
+
+def score(runs: list[dict[str, Any]]) -> str:
+    """Mean, deviation and number of seeds."""
+    scores = [100 * result["accuracy"] for result in runs]
+    if len(scores) < 2:
+        return f"{scores[0]:.2f} (1)" if scores else ""
+    return f"{statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f} ({len(scores)})"
+
+
+def moved(method: str, runs: list[dict[str, Any]]) -> str:
+    """Proposals that were kept, of all; where blocks are tested, a rollback changes the model too, so none are told."""
+    if not runs:
+        return ""
+    kept, tried = (statistics.mean(result[key] for result in runs) for key in ("accepted", "attempts"))
+    return "in blocks" if METHODS[method].get("test_every") else f"{kept:,.0f} / {tried:,.0f}"
+
+
+def printed(task: str, method: str, epsilon: float) -> str:
+    """The figure of the paper that the method is from."""
+    kind, _, _ = method.partition("-")
+    plain = "DPSGD-HF" if TASKS[task].features else "DPSGD"
+    sources = {"dpsgd": ("dpsur:table2", plain), "dpsur": ("dpsur:table2", "DPSUR"), "dpagd": ("dpsur:table2", "DPAGD")}
+    name, label = sources.get(kind, ("screening:table1", "screening"))
+    paper, dataset = paper_table(name), TASKS[task].dataset
+    cells = paper.cells([dataset]) if dataset in paper.printed else []
+    return next((f"{cell.printed:.2f}" for cell in cells if (cell.label, cell.column) == (label, epsilon)), "")
 
 
 if __name__ == "__main__":

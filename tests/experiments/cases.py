@@ -38,6 +38,8 @@ def row(method: str = "a", epsilon: float = 1.0, seed: int = 0, accuracy: float 
         "basis": "proven",
         "guarantee": {"epsilon": epsilon},
         "steps": 10,
+        "attempts": 10,
+        "accepted": 10,
         "curve": curve,
         "noise": [1.0, 0.5],
         "clip": [0.1, 0.1],
