@@ -4,7 +4,8 @@
 ``features = {kind = "scatter", noise = 8.0, clip = ..., square_clip = ...}`` normalises by statistics over the
 records, which are released and charged (the papers' data normalisation, with a public bound instead of their median).
 ``features = {kind = "patches", filters = 100}`` are `sordino.features.patches`, with the options of `Patches`, and
-``features = {kind = "words", anchors = 1000}`` are `sordino.features.words`: each record alone, which is free.
+``features = {kind = "words", anchors = 1000}`` are `sordino.features.words`, and ``features = {kind = "letters", runs =
+[2]}`` are `sordino.features.letters`: each record alone, which is free.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sordino.data import imdb
 from sordino.errors import InvalidInput
 from sordino.experiments.case import Case
 from sordino.features import ChannelNorm, scatter
+from sordino.features.letters import letter_features
 from sordino.features.patches import Patches, patch_features
 from sordino.features.words import word_features
 
@@ -97,6 +99,7 @@ def _features(inputs: Tensor, case: Case) -> Tensor:
         "scatter": _scattered,
         "patches": lambda x, **chosen: patch_features(x, Patches(**chosen)),
         "words": lambda x, **chosen: word_features(x, imdb.glove_embedding(**_words(case)), **chosen),
+        "letters": letter_features,
     }
     if not case.features:
         return inputs
