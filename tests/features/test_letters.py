@@ -46,6 +46,11 @@ def test_a_record_is_described_alone():
         assert torch.equal(letter_features(tokens(name), runs=(1, 2))[0], together[index])
 
 
+def test_the_kind_of_whole_number_does_not_matter():
+    names = tokens("Kowalczyk", "Mac")
+    assert torch.equal(letter_features(names.int(), runs=(3,)), letter_features(names, runs=(3,)))
+
+
 def test_no_name_has_no_features():
     assert not letter_features(torch.zeros(1, 12, dtype=torch.int64)).any()
     assert letter_features(tokens("A")[:0]).shape == (0, 1024)

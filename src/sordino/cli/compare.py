@@ -59,7 +59,7 @@ def compare(
     records: Annotated[int | None, typer.Option(help="Train on the first so many records alone, for a try.")] = None,
     steps: Annotated[int | None, typer.Option(help="Take so few steps, for a try; the noise follows.")] = None,
     evaluations: Annotated[
-        int | None, typer.Option(help="Times that a run is evaluated and saved. Default: 60.")
+        int | None, typer.Option(min=1, help="Times that a run is evaluated and saved. Default: 60.")
     ] = None,
     json: options.Json = False,
 ) -> None:

@@ -29,7 +29,7 @@ def letter_features(tokens: Tensor, *, runs: Sequence[int] = (2,), buckets: int 
         raise InvalidInput(f"runs={list(runs)} must be one or more lengths in 1..{tokens.shape[1]}: try [2]")
     if buckets < 1:
         raise InvalidInput(f"buckets={buckets} must be >= 1: try 1024")
-    letters = _folded(tokens)
+    letters = _folded(tokens.long())
     return _unit(torch.cat([_unit(_counted(letters, run, buckets).sqrt()) for run in runs], 1))
 
 
