@@ -262,8 +262,9 @@ def test_a_folder_or_a_port_that_cannot_be_used(tmp_path: Path, server: Server):
 
 
 def test_the_command_serves_until_it_is_interrupted(runs: Path):
-    code = "from sordino.cli import main; main()"
-    command = [sys.executable, "-c", code, "serve", str(runs)]
+    # A shell lets what it starts in the background ignore interrupts, and children inherit that.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{heard}; from sordino.cli import main; main()", "serve", str(runs)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
