@@ -90,6 +90,17 @@ def test_features_are_computed_once_and_keyed_by_all_that_decides_them(
 
 
 @needs_kymatio
+def test_channels_last_is_a_layout_and_not_other_numbers(tmp_path: Path) -> None:
+    plain = scatter(digits(2, 3, 32), folder=tmp_path, groups=27, quiet=True)
+    last = scatter(digits(2, 3, 32), folder=tmp_path, groups=27, channels_last=True, quiet=True)
+    assert torch.equal(last, plain)
+    assert plain.is_contiguous()
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    chosen = last[torch.tensor([1, 0])]
+    assert chosen.is_contiguous(memory_format=torch.channels_last), "a draw of records must keep the layout"
+
+
+@needs_kymatio
 def test_writing_into_the_features_does_not_reach_the_file(tmp_path: Path) -> None:
     features = scatter(digits(), folder=tmp_path, quiet=True)
     kept = features.clone()

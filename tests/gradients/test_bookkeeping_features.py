@@ -145,6 +145,18 @@ def test_microbatch_follows_the_memory_of_an_example() -> None:
         engine.differentiate(Objective(model, squared), parameters, batch_of(torch.randn(2, length, 8), 2))
         return engine.microbatch(parameters)
 
-    assert chosen(4) == 512
+    assert chosen(4) == 2048
     assert chosen(2_000) == 128
     assert 16 <= chosen(50_000) < 128
+
+
+def test_microbatch_of_a_wide_first_layer_is_held_by_its_inputs() -> None:
+    def chosen(width: int) -> int:
+        model = nn.Linear(width, 2)
+        engine, parameters = BookKeeping(), list(model.parameters())
+        engine.differentiate(Objective(model, squared), parameters, batch_of(torch.randn(2, width), 2))
+        return engine.microbatch(parameters)
+
+    assert chosen(8) == chosen(4_000) == 2048
+    assert chosen(16_384) == 1024
+    assert chosen(1_000_000) == 128

@@ -96,7 +96,7 @@ def _features(inputs: Tensor, case: Case) -> Tensor:
     options = dict(case.features)
     kind = options.pop("kind", None)
     makers: dict[Any, Callable[..., Tensor]] = {
-        "scatter": _scattered,
+        "scatter": lambda x, **chosen: _scattered(x, case, **chosen),
         "patches": lambda x, **chosen: patch_features(x, Patches(**chosen)),
         "words": lambda x, **chosen: word_features(x, imdb.glove_embedding(**_words(case)), **chosen),
         "letters": letter_features,
@@ -111,11 +111,12 @@ def _features(inputs: Tensor, case: Case) -> Tensor:
         raise InvalidInput(f"features kind={kind} have other options: {error}") from error
 
 
-def _scattered(inputs: Tensor, **options: Any) -> Tensor:
+def _scattered(inputs: Tensor, case: Case, **options: Any) -> Tensor:
     if unknown := sorted(set(options) - _SCATTER):
         raise InvalidInput(f"features have no option {unknown[0]!r}: they have {', '.join(sorted(_SCATTER))}")
     small: dict[str, Any] = {"dtype": torch.float16} if options.get("dtype") == "float16" else {}
-    return scatter(inputs, groups=options.get("groups"), quiet=True, **small)
+    convolved = case.model.get("name", "").endswith("cnn")
+    return scatter(inputs, groups=options.get("groups"), channels_last=convolved, quiet=True, **small)
 
 
 def _words(case: Case) -> dict[str, Any]:

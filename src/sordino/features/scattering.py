@@ -34,13 +34,15 @@ def scatter(
     *,
     groups: int | None = None,
     dtype: torch.dtype = torch.float32,
+    channels_last: bool = False,
     folder: Path | None = None,
     workers: int | None = None,
     quiet: bool = False,
 ) -> Tensor:
     """Features [N, 81 * channels, H/4, W/4] of images [N, channels, H, W]: J = 2 scales, L = 8 angles.
 
-    With `groups`, each record is also group-normalised (27 in Tramer and Boneh 2021). The result is a memory map of a
+    With `groups`, each record is also group-normalised (27 in Tramer and Boneh 2021). `channels_last` changes only how
+    they lie in memory, which convolutions read faster and linear layers slower. The result is a memory map of a
     file in `folder` (the user's cache by default), named by a checksum of the images and of everything else that
     decides the numbers; the number of `workers` does not.
     Guarantees: a record's features depend on that record alone, so scattering is free of charge.
@@ -54,12 +56,13 @@ def scatter(
             f"dtype={dtype} must be torch.float32 or torch.float16: the features are computed in float32"
         )
     images = images.detach().to(torch.float32).contiguous()
-    path = (folder or cache_folder() / "scattering") / f"{_key(images, groups, dtype)}.npy"
+    path = (folder or cache_folder() / "scattering") / f"{_key(images, groups, dtype, channels_last)}.npy"
     with exclusive(path.with_suffix(".lock")):
         if not path.exists():
-            _compute(images, groups, dtype, path, workers or os.cpu_count() or 1, quiet)
+            _compute(images, groups, dtype, channels_last, path, workers or os.cpu_count() or 1, quiet)
     # Copy on write: torch wants writable memory, and nobody's writes may reach the file.
-    return torch.from_numpy(np.load(path, mmap_mode="c"))
+    features = torch.from_numpy(np.load(path, mmap_mode="c"))
+    return features.movedim(-1, 1) if channels_last else features
 
 
 def transform(height: int, width: int) -> Callable[[Tensor], Tensor]:
@@ -76,7 +79,15 @@ def transform(height: int, width: int) -> Callable[[Tensor], Tensor]:
     return result
 
 
-def _compute(images: Tensor, groups: int | None, dtype: torch.dtype, path: Path, workers: int, quiet: bool) -> None:
+def _compute(
+    images: Tensor,
+    groups: int | None,
+    dtype: torch.dtype,
+    channels_last: bool,
+    path: Path,
+    workers: int,
+    quiet: bool,
+) -> None:
     """Fill the file chunk by chunk from several threads; it takes its name only when it is whole."""
     count, channels, height, width = images.shape
     shape = (count, 81 * channels, height // 4, width // 4)
@@ -84,14 +95,15 @@ def _compute(images: Tensor, groups: int | None, dtype: torch.dtype, path: Path,
     norm = group_norm(shape[1], groups) if groups else None
     part = path.with_suffix(".part")
     kind = np.float32 if dtype == torch.float32 else np.float16
-    output = np.lib.format.open_memmap(part, mode="w+", dtype=kind, shape=shape)
+    laid = (*shape[:1], *shape[2:], shape[1]) if channels_last else shape
+    output = np.lib.format.open_memmap(part, mode="w+", dtype=kind, shape=laid)
 
     def fill(begin: int) -> int:
         chunk = images[begin : begin + CHUNK]
         with torch.no_grad():
             features = plane(chunk).reshape(len(chunk), *shape[1:])
             features = features if norm is None else norm(features)
-        output[begin : begin + CHUNK] = features.numpy()
+        output[begin : begin + CHUNK] = (features.movedim(1, -1) if channels_last else features).numpy()
         return len(chunk)
 
     with _progress(quiet) as progress, ThreadPoolExecutor(workers) as pool:
@@ -102,9 +114,10 @@ def _compute(images: Tensor, groups: int | None, dtype: torch.dtype, path: Path,
     part.replace(path)
 
 
-def _key(images: Tensor, groups: int | None, dtype: torch.dtype) -> str:
-    """A checksum of the images and of all that decides the features."""
-    digest = hashlib.sha256(repr((VERSION, SCALES, tuple(images.shape), groups, str(dtype))).encode())
+def _key(images: Tensor, groups: int | None, dtype: torch.dtype, channels_last: bool) -> str:
+    """A checksum of the images and of all that decides the features and how they lie."""
+    layout = ("channels last",) if channels_last else ()
+    digest = hashlib.sha256(repr((VERSION, SCALES, tuple(images.shape), groups, str(dtype), *layout)).encode())
     digest.update(images.numpy().data)
     return digest.hexdigest()[:32]
 

@@ -35,6 +35,9 @@ MEMORY_TARGET = 320 * 2**20
 SMALL = 24 * 2**20
 """So much is always taken at once: less is not worth the calls."""
 
+INPUTS = 64 * 2**20
+"""Bytes of inputs up to which examples that keep little are taken at once: a wide first layer keeps few of its own."""
+
 Watch = Callable[[Use, Tensor, PerExample], None]
 
 
@@ -49,7 +52,7 @@ class BookKeeping:
     def __init__(self) -> None:
         self._knowledge: WeakKeyDictionary[Objective, Knowledge] = WeakKeyDictionary()
         self._vmapped, self._looped = Vmapped(), Looped()
-        self._bytes_per_example = 0
+        self._bytes_per_example = self._input_bytes = 0
 
     def differentiate(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Differentiated:
         knowledge = self._knowledge.setdefault(objective, Knowledge())
@@ -86,6 +89,7 @@ class BookKeeping:
             book = settle(recording, losses, parameters, knowledge, watch)
             # Inputs and whatever activations need are about twice what the output gradients take.
             self._bytes_per_example = 3 * book.bytes // max(1, batch.size)
+            self._input_bytes = batch.bytes // max(1, batch.size)
             return book
         except Shared as found:
             if found.calls <= knowledge.shared:
@@ -103,12 +107,14 @@ class BookKeeping:
 
         As many as fit the memory target, large weights counting towards it, as each microbatch is summed into all of
         them; but no more than 128, beyond which caches lose what fewer calls gain, unless the examples are small.
+        Those are taken up to 2048 at once: their calls cost more than their arithmetic.
         """
         if not self._bytes_per_example:
             return 64
         target = MEMORY_TARGET + 2 * sum(p.numel() * p.element_size() for p in parameters)
-        fitting, small = target // self._bytes_per_example, SMALL // self._bytes_per_example
-        return 1 << (int(min(512, max(16, min(128, fitting), small))).bit_length() - 1)
+        fitting = target // self._bytes_per_example
+        small = min(SMALL // self._bytes_per_example, INPUTS // max(1, self._input_bytes))
+        return 1 << (int(min(2048, max(16, min(128, fitting), small))).bit_length() - 1)
 
     def describe(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[Row]:
         """One row for each use of a parameter: how its gradients are measured and what that costs."""

@@ -39,6 +39,11 @@ class Batch:
         """Whether every leaf is a tensor whose first dimension counts the examples."""
         return self.by_rows and counts_examples(self.data, self.size)
 
+    @property
+    def bytes(self) -> int:
+        """What its tensors take."""
+        return sum(x.numel() * x.element_size() for x in tree_leaves(self.data) if isinstance(x, Tensor))
+
     def singles(self) -> Iterator[Any]:
         """Each example as a batch of one."""
         for i in range(self.size):
