@@ -150,6 +150,18 @@ def test_microbatch_follows_the_memory_of_an_example() -> None:
     assert 16 <= chosen(50_000) < 128
 
 
+def test_microbatch_of_a_recurrent_model_is_larger() -> None:
+    def chosen(length: int) -> int:
+        model = nn.GRU(8, 8, batch_first=True)
+        engine, parameters = BookKeeping(), list(model.parameters())
+        objective = Objective(model, lambda model, batch: model(batch)[0].square().sum((1, 2)))
+        engine.differentiate(objective, parameters, batch_of(torch.randn(2, length, 8), 2))
+        return engine.microbatch(parameters)
+
+    assert chosen(1_000) == 512
+    assert 16 <= chosen(50_000) < 128
+
+
 def test_microbatch_of_a_wide_first_layer_is_held_by_its_inputs() -> None:
     def chosen(width: int) -> int:
         model = nn.Linear(width, 2)

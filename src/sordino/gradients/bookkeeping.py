@@ -53,6 +53,7 @@ class BookKeeping:
         self._knowledge: WeakKeyDictionary[Objective, Knowledge] = WeakKeyDictionary()
         self._vmapped, self._looped = Vmapped(), Looped()
         self._bytes_per_example = self._input_bytes = 0
+        self._enough = 128
 
     def differentiate(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Differentiated:
         knowledge = self._knowledge.setdefault(objective, Knowledge())
@@ -90,6 +91,7 @@ class BookKeeping:
             # Inputs and whatever activations need are about twice what the output gradients take.
             self._bytes_per_example = 3 * book.bytes // max(1, batch.size)
             self._input_bytes = batch.bytes // max(1, batch.size)
+            self._enough = 512 if book.recurrent else 128
             return book
         except Shared as found:
             if found.calls <= knowledge.shared:
@@ -106,15 +108,15 @@ class BookKeeping:
         """A power of two from what an example of the last batch took, 64 before the first one.
 
         As many as fit the memory target, large weights counting towards it, as each microbatch is summed into all of
-        them; but no more than 128, beyond which caches lose what fewer calls gain, unless the examples are small.
-        Those are taken up to 2048 at once: their calls cost more than their arithmetic.
+        them; but no more than 128, beyond which caches lose what fewer calls gain, or 512 with recurrent layers, which
+        make many calls. Small examples are taken up to 2048 at once: their calls cost more than their arithmetic.
         """
         if not self._bytes_per_example:
             return 64
         target = MEMORY_TARGET + 2 * sum(p.numel() * p.element_size() for p in parameters)
         fitting = target // self._bytes_per_example
         small = min(SMALL // self._bytes_per_example, INPUTS // max(1, self._input_bytes))
-        return 1 << (int(min(2048, max(16, min(128, fitting), small))).bit_length() - 1)
+        return 1 << (int(min(2048, max(16, min(self._enough, fitting), small))).bit_length() - 1)
 
     def describe(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[Row]:
         """One row for each use of a parameter: how its gradients are measured and what that costs."""

@@ -13,6 +13,7 @@ from sordino.gradients.engine import accumulation_dtype
 from sordino.gradients.recording import Recording, Tracked, Use
 from sordino.gradients.rules.base import NoRule, PerExample
 from sordino.gradients.rules.combined import Pulled, Summed, combine
+from sordino.gradients.rules.recurrent import OVER_TIME
 
 
 class Book:
@@ -34,7 +35,7 @@ class Book:
         self.wanted = {id(p) for p in parameters}
         self.single = self.measured_alone()
         self.totals: list[PerExample | None] = []
-        self.bytes = 0
+        self.bytes, self.recurrent = 0, False
         self.watch: Callable[[Use, Tensor, PerExample], None] = lambda use, parameter, kept: None
 
     def measured_alone(self) -> set[int]:
@@ -57,6 +58,7 @@ class Book:
         """The gradient of a use's output: settle what it means for its parameters and let go of the rest."""
         use.unchanged()
         self.bytes += gradient.numel() * gradient.element_size()
+        self.recurrent |= use.name in OVER_TIME
         layout = self.layout or use.layout
         if layout is None:
             raise NoRule(f"{use.name}: a gradient came where none came before")

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino.gradients.bookkeeping_layout import Examples
-from sordino.gradients.rules.base import Call, NoRule, PerExample, Settle, Share, precise
+from sordino.gradients.rules.base import Call, NoRule, PerExample, Settle, Share, name_of, precise
 from sordino.gradients.rules.linear import Outer
 from sordino.gradients.rules.recurrent_cells import Cell, Gru, Lstm, Rnn
 from sordino.gradients.rules.recurrent_layer import Layer, Order, Weights
@@ -167,3 +167,6 @@ RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.rnn_tanh_cell: cell_by_linear(lambda x, h, hx: torch.tanh(x + h)),
     torch.rnn_relu_cell: cell_by_linear(lambda x, h, hx: torch.relu(x + h)),
 }
+
+OVER_TIME = frozenset(name_of(function) for function in RULES)
+"""The names of operations that are called, or call others, for every step of time."""
