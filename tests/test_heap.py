@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 
@@ -55,3 +56,23 @@ def test_elsewhere_nothing_happens(monkeypatch):
 def test_another_c_library_is_left_alone(monkeypatch):
     monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: object())
     assert heap.keep() is False
+
+
+@pytest.mark.parametrize(
+    ("before", "within"),
+    [
+        (None, "glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.check=0", "glibc.malloc.check=0:glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+    ],
+)
+def test_children_ask_for_large_pages_unless_something_was_chosen(before, within, monkeypatch):
+    if before is None:
+        monkeypatch.delenv(heap.TUNABLES, raising=False)
+    else:
+        monkeypatch.setenv(heap.TUNABLES, before)
+    with heap.large_pages():
+        asked = [sys.executable, "-c", f"import os; print(os.environ[{heap.TUNABLES!r}])"]
+        child = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == within
+    assert os.environ.get(heap.TUNABLES) == before

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """The names M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of <malloc.h>."""
 
 LARGEST = (1 << 30, 1 << 25)
 """Blocks up to this size are kept; the second is as much as older versions of glibc allow."""
+
+TUNABLES, LARGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
 
 
 def keep() -> bool:
@@ -32,3 +37,23 @@ def keep() -> bool:
         return False
     kept = any(option(MMAP_THRESHOLD, size) == 1 for size in LARGEST)
     return kept and option(TRIM_THRESHOLD, (1 << 31) - 1) == 1
+
+
+@contextmanager
+def large_pages() -> Iterator[None]:
+    """Processes that are started within get their memory in large pages, where the system has them: fewer look-ups.
+
+    glibc reads this from the environment when a process starts, so a program cannot ask for itself. A choice that is
+    in the environment already stays as it is.
+    """
+    before = os.environ.get(TUNABLES)
+    chosen = [before] if before else []
+    if LARGE_PAGES not in (before or ""):
+        os.environ[TUNABLES] = ":".join([*chosen, f"{LARGE_PAGES}=1"])
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(TUNABLES, None)
+        else:
+            os.environ[TUNABLES] = before

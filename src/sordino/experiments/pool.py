@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from sordino import heap
 from sordino.errors import InvalidInput, SordinoError
 from sordino.experiments import store
 from sordino.experiments.case import EVALUATIONS, Case
@@ -127,7 +128,8 @@ def _started(case: Case, folder: Path, evaluations: int) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(folder, theirs, evaluations), daemon=True)
-    process.start()
+    with heap.large_pages():
+        process.start()
     theirs.close()
     return _Worker(process, ours, case)
 
@@ -151,7 +153,6 @@ def _serve(folder: Path, pipe: Connection, evaluations: int) -> None:
     """In a worker: run one case after the other with one thread, and report."""
     import torch
 
-    from sordino import heap
     from sordino.experiments.running import run
 
     torch.set_num_threads(1)
