@@ -5,13 +5,15 @@
 records, which are released and charged (the papers' data normalisation, with a public bound instead of their median).
 ``features = {kind = "patches", filters = 100}`` are `sordino.features.patches`, with the options of `Patches`, and
 ``features = {kind = "words", anchors = 1000}`` are `sordino.features.words`, and ``features = {kind = "letters", runs =
-[2]}`` are `sordino.features.letters`: each record alone, which is free.
+[2]}`` are `sordino.features.letters`: each record alone, which is free. So are ``{kind = "white-scatter", ridge =
+0.03}``, with the options of `WhiteScattering`, and ``{kind = "joined", parts = [{kind = ...}, {kind = ...}]}``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,11 +22,14 @@ from torch import Tensor, nn
 
 from sordino import data, models
 from sordino.data import imdb
+from sordino.data.store import cache_folder
 from sordino.errors import InvalidInput
 from sordino.experiments.case import Case
 from sordino.features import ChannelNorm, scatter
+from sordino.features.joined import joined_features
 from sordino.features.letters import letter_features
 from sordino.features.patches import Patches, patch_features
+from sordino.features.white_scattering import WhiteScattering, white_scattering
 from sordino.features.words import word_features
 
 Split = tuple[Tensor, Tensor]
@@ -93,22 +98,32 @@ def model_of(case: Case, shape: tuple[int, ...] = ()) -> nn.Module:
 
 
 def _features(inputs: Tensor, case: Case) -> Tensor:
-    options = dict(case.features)
+    return _made(inputs, dict(case.features), case) if case.features else inputs
+
+
+def _made(inputs: Tensor, options: dict[str, Any], case: Case) -> Tensor:
+    """The features that one table of options describes."""
     kind = options.pop("kind", None)
     makers: dict[Any, Callable[..., Tensor]] = {
         "scatter": lambda x, **chosen: _scattered(x, case, **chosen),
         "patches": lambda x, **chosen: patch_features(x, Patches(**chosen)),
+        "white-scatter": lambda x, **chosen: white_scattering(x, WhiteScattering(**chosen)),
+        "joined": lambda x, parts: _joined(x, parts, case),
         "words": lambda x, **chosen: word_features(x, imdb.glove_embedding(**_words(case)), **chosen),
         "letters": letter_features,
     }
-    if not case.features:
-        return inputs
     if kind not in makers:
         raise InvalidInput(f"features kind={kind!r} must be one of {', '.join(makers)}, or leave the table out")
     try:
         return makers[kind](inputs, **options)
     except TypeError as error:
         raise InvalidInput(f"features kind={kind} have other options: {error}") from error
+
+
+def _joined(inputs: Tensor, parts: Sequence[dict[str, Any]], case: Case) -> Tensor:
+    makers = [partial(_made, options=dict(part), case=case) for part in parts]
+    named = [sorted(part.items()) for part in parts]
+    return joined_features(inputs, makers, named=named, folder=cache_folder() / "joined")
 
 
 def _scattered(inputs: Tensor, case: Case, **options: Any) -> Tensor:

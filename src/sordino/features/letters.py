@@ -9,8 +9,9 @@ from torch import Tensor
 
 from sordino.data.names import OFFSET, PAD
 from sordino.errors import InvalidInput
+from sordino.features.whitening import unit
 
-_PRIME, _FACTOR, _SMALLEST = 2**31 - 1, 1_000_003, 1e-6
+_PRIME, _FACTOR = 2**31 - 1, 1_000_003
 
 
 def letter_features(tokens: Tensor, *, runs: Sequence[int] = (2,), buckets: int = 1024) -> Tensor:
@@ -30,7 +31,7 @@ def letter_features(tokens: Tensor, *, runs: Sequence[int] = (2,), buckets: int 
     if buckets < 1:
         raise InvalidInput(f"buckets={buckets} must be >= 1: try 1024")
     letters = _folded(tokens.long())
-    return _unit(torch.cat([_unit(_counted(letters, run, buckets).sqrt()) for run in runs], 1))
+    return unit(torch.cat([unit(_counted(letters, run, buckets).sqrt()) for run in runs], 1))
 
 
 def _folded(tokens: Tensor) -> Tensor:
@@ -48,8 +49,3 @@ def _counted(letters: Tensor, run: int, buckets: int) -> Tensor:
         hashed = (hashed * _FACTOR + windows[..., place]) % _PRIME
     counts = torch.zeros(len(letters), buckets, device=letters.device)
     return counts.scatter_add_(1, hashed * _FACTOR % _PRIME % buckets, whole.float())
-
-
-def _unit(rows: Tensor) -> Tensor:
-    lengths: Tensor = rows.norm(dim=1, keepdim=True)
-    return rows / lengths.clamp(min=_SMALLEST)

@@ -6,7 +6,6 @@ second whitening of the features from `centred_leaves`, so that no record is rea
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,14 +18,14 @@ from sordino.data.store import cache_folder
 from sordino.errors import InvalidInput
 from sordino.features.kept import kept
 from sordino.features.leaves import centred_leaves, dead_leaves
+from sordino.features.whitening import Map, unit, whitening
 
 VERSION = 1
 """Part of every cache key: raised when the same arguments would give other features."""
 CHUNK = 50
-_PICTURES, _EXAMPLES, _SMALLEST = 500, 6000, 1e-6
+_PICTURES, _EXAMPLES = 500, 6000
 _CONTRAST = 0.01
 """Added to the variance of a patch, so that flat patches stay small."""
-Map = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,8 @@ def describe(choice: Patches, height: int, width: int, channels: int) -> Map:
     synthetic = pictures(_EXAMPLES, max(height, width), channels, 5)[:, :, :height, :width]
     examples = torch.cat([_pooled(part, kernels, choice) for part in synthetic.split(CHUNK)])
     examples = examples[examples.norm(dim=1) > 0]
-    mean, white = _whitening(examples, choice.ridge)
-    return lambda images: _unit((_pooled(images, kernels, choice) - mean) @ white)
+    white = whitening(examples, choice.ridge)
+    return lambda images: unit(white(_pooled(images, kernels, choice)))
 
 
 @torch.no_grad()
@@ -101,7 +100,7 @@ def filter_bank(choice: Patches, channels: int) -> Tensor:
         raise InvalidInput(f"filters={choice.filters} must be <= {len(patches)}, the patches there are")
     variances, directions = torch.linalg.eigh((patches.T @ patches / len(patches)).double())
     white = (directions * (variances.clamp(min=0) + 0.1).rsqrt() @ directions.T).float()
-    twice: Tensor = _unit(patches[: choice.filters] @ white) @ white
+    twice: Tensor = unit(patches[: choice.filters] @ white) @ white
     return (twice - twice.mean(1, keepdim=True)).reshape(choice.filters, channels, choice.side, choice.side)
 
 
@@ -116,22 +115,7 @@ def _pooled(images: Tensor, kernels: Tensor, choice: Patches) -> Tensor:
     if choice.mirror:
         cells = (cells[: len(images)] + cells[len(images) :]) / 2
     roots = cells.sqrt()
-    return _unit(roots - roots.mean(1, keepdim=True))
-
-
-def _whitening(examples: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """Mean, and the symmetric matrix (covariance + ridge * largest variance)^(-1/2)."""
-    mean = examples.mean(0)
-    centred = (examples - mean).double()
-    variances, directions = torch.linalg.eigh(centred.T @ centred / len(centred))
-    scales = (variances.clamp(min=0) + ridge * variances[-1]).rsqrt()
-    white: Tensor = directions * scales @ directions.T
-    return mean, white.float()
-
-
-def _unit(rows: Tensor) -> Tensor:
-    lengths: Tensor = rows.norm(dim=1, keepdim=True)
-    return rows / lengths.clamp(min=_SMALLEST)
+    return unit(roots - roots.mean(1, keepdim=True))
 
 
 @torch.no_grad()

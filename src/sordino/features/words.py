@@ -11,6 +11,7 @@ from torch import Tensor
 from sordino.data.store import cache_folder
 from sordino.errors import InvalidInput
 from sordino.features.kept import kept
+from sordino.features.whitening import unit
 
 VERSION = 1
 """Part of every cache key: raised when the same arguments would give other features."""
@@ -70,11 +71,11 @@ def anchored(embedding: Tensor, *, anchors: int, threshold: float, among: int = 
         raise InvalidInput(f"anchors={anchors} must be in 1..{among}, the words they are chosen among")
     if not 0 <= threshold < 1:
         raise InvalidInput(f"threshold={threshold} must be in [0, 1): it is a cosine; 0.2 to start with")
-    vectors = _unit(_whitened(embedding[known].float(), ridge=0.0))
+    vectors = unit(_whitened(embedding[known].float(), ridge=0.0))
     chosen = vectors[torch.arange(anchors) * among // anchors]
     near = (vectors @ chosen.T - threshold).clamp(min=0.0)
     words = torch.zeros(len(embedding), anchors)
-    words[known] = _unit(_whitened(near, ridge=1e-3))
+    words[known] = unit(_whitened(near, ridge=1e-3))
     return words
 
 
@@ -85,7 +86,7 @@ def _bag(tokens: Tensor, words: Tensor) -> Tensor:
     ones = torch.ones(tokens.numel())
     counts = torch.sparse_coo_tensor(places, ones, (len(tokens), len(words)), check_invariants=True).coalesce()
     roots = torch.sparse_coo_tensor(counts.indices(), counts.values().sqrt(), counts.shape, check_invariants=True)
-    return _unit(torch.sparse.mm(roots, words))
+    return unit(torch.sparse.mm(roots, words))
 
 
 def _whitened(rows: Tensor, ridge: float) -> Tensor:
@@ -95,8 +96,3 @@ def _whitened(rows: Tensor, ridge: float) -> Tensor:
     scales = (variances + ridge * variances[-1]).clamp(min=_SMALLEST**2).rsqrt()
     white: Tensor = centred @ (directions * scales)
     return white.float()
-
-
-def _unit(rows: Tensor) -> Tensor:
-    lengths: Tensor = rows.norm(dim=1, keepdim=True)
-    return rows / lengths.clamp(min=_SMALLEST)
