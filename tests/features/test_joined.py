@@ -64,6 +64,16 @@ def test_mirror_images_have_the_same_features_if_asked_for(tmp_path: Path) -> No
     assert not torch.allclose(of(images(), False), of(images().flip(3), False), atol=1e-2)
 
 
+def test_gray_is_the_scattering_of_brightness(tmp_path: Path) -> None:
+    colours = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(2))
+    gray = torch.einsum("nchw,c->nhw", colours, torch.tensor([0.299, 0.587, 0.114]))[:, None]
+    found = white_scattering.white_scattering(colours, WhiteScattering(groups=9, gray=True), folder=tmp_path)
+    expected = white_scattering.white_scattering(gray, SMALL, folder=tmp_path)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
+    with pytest.raises(InvalidInput, match="leave gray out"):
+        white_scattering.white_scattering(images(), WhiteScattering(gray=True), folder=tmp_path)
+
+
 def test_joined_features_have_the_mean_of_the_kernels(tmp_path: Path) -> None:
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     parts = [lambda rows: rows.reshape(-1, 2, 2), lambda rows: rows[:, :3] * 7]

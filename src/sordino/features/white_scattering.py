@@ -24,9 +24,13 @@ _EXAMPLES = 6000
 
 @dataclass(frozen=True)
 class WhiteScattering:
-    """The choices: `groups` to normalise each record's scattering by, and `ridge`, `mirror`, `objects` of `Patches`."""
+    """The choices: `groups` to normalise each record's scattering by, and `ridge`, `mirror`, `objects` of `Patches`.
+
+    With `gray` only the brightness of red, green and blue is scattered: a third of the features.
+    """
 
     groups: int = 27
+    gray: bool = False
     ridge: float = 0.03
     mirror: bool = False
     objects: bool = True
@@ -44,9 +48,20 @@ def white_scattering(images: Tensor, choice: WhiteScattering | None = None, *, f
     Guarantees: a record's features depend on that record alone, so they are free of charge.
     """
     choice = choice or WhiteScattering()
-    images = images.detach().to(torch.float32).contiguous()
+    images = images.detach().to(torch.float32)
+    if choice.gray:
+        images = brightness(images)
+    images = images.contiguous()
     place = folder or cache_folder() / "scattering"
     return kept(place, (VERSION, choice), (images,), lambda path: _compute(images, choice, path, place))
+
+
+def brightness(images: Tensor) -> Tensor:
+    """[N, 1, H, W] of images [N, 3, H, W] in red, green and blue (ITU-R BT.601)."""
+    if images.dim() != 4 or images.shape[1] != 3:
+        raise InvalidInput(f"images have shape {tuple(images.shape)}, must be [N, 3, H, W] for gray: leave gray out")
+    red, green, blue = images.unbind(1)
+    return torch.stack([0.299 * red + 0.587 * green + 0.114 * blue], 1)
 
 
 def _compute(images: Tensor, choice: WhiteScattering, path: Path, folder: Path) -> None:
