@@ -116,5 +116,7 @@ def test_refusals_name_the_value(tmp_path: Path) -> None:
         joined_features(torch.ones(2, 2), [], named="none", folder=tmp_path)
     with pytest.raises(InvalidInput, match="kind='cubes'"):
         problem_of(case(features={"kind": "joined", "parts": [{"kind": "cubes"}]}))
+    with pytest.raises(InvalidInput, match="a part with noise"):
+        problem_of(case(features={"kind": "joined", "parts": [{"kind": "scatter", "noise": 8.0}]}))
     with pytest.raises(InvalidInput, match="joined have other options"):
         problem_of(case(features={"kind": "joined", "sizes": [1]}))

@@ -121,8 +121,10 @@ def _made(inputs: Tensor, options: dict[str, Any], case: Case) -> Tensor:
 
 
 def _joined(inputs: Tensor, parts: Sequence[dict[str, Any]], case: Case) -> Tensor:
+    if any("noise" in part for part in parts):
+        raise InvalidInput("features kind=joined have a part with noise: only whole features have released statistics")
     makers = [partial(_made, options=dict(part), case=case) for part in parts]
-    named = [sorted(part.items()) for part in parts]
+    named = ([sorted(part.items()) for part in parts], sorted(_words(case).items()))
     return joined_features(inputs, makers, named=named, folder=cache_folder() / "joined")
 
 
