@@ -120,8 +120,12 @@ def store(task: str, case: Case, row: Row) -> None:
     result = {key: row[key] for key in ("attempts", "accepted", "seconds", "accuracy", "method", "basis", "steps")}
     result |= {"task": task, "epsilon": row["guarantee"]["epsilon"]}
     RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{task}-{case.method}-eps{case.epsilon:g}-seed{case.seed}.json"
-    write_durably(path, json.dumps(result, indent=1).encode())
+    write_durably(result_of(task, case), json.dumps(result, indent=1).encode())
+
+
+def result_of(task: str, case: Case) -> Path:
+    """Where the result of a run is kept."""
+    return RESULTS / f"{task}-{case.method}-eps{case.epsilon:g}-seed{case.seed}.json"
 
 
 Runs = Annotated[Path, typer.Option(help="where ledgers and checkpoints are kept")]
@@ -154,9 +158,10 @@ def every(
     workers: int | None = None,
     evaluations: Annotated[int, typer.Option(help="how often a run is evaluated and saved")] = EVALUATIONS,
 ) -> None:
-    """All runs that are not finished yet, several at once."""
+    """All runs that have no stored result yet, several at once."""
     points = product(task or TASKS, range(seeds), EPSILONS, method or METHODS)
-    cases = [(name, TASKS[name].case(method, epsilon, seed)) for name, seed, epsilon, method in points]
+    named = [(name, TASKS[name].case(method, epsilon, seed)) for name, seed, epsilon, method in points]
+    cases = [(name, case) for name, case in named if not result_of(name, case).exists()]
     by_label = {case.label: name for name, case in cases}
     finish(
         [case for _, case in cases],

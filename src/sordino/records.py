@@ -56,11 +56,25 @@ class Records:
     def raw(self, indices: Tensor) -> Any:
         """The collated records, wherever the dataset keeps them."""
         if self._tensors is not None:
-            picked = tuple(t[indices.to(t.device)] for t in self._tensors)
+            picked = tuple(rows(t, indices.to(t.device)) for t in self._tensors)
             return picked[0] if isinstance(self.dataset, Tensor) else picked
         where = indices.tolist()
         many = getattr(self.dataset, "__getitems__", None)  # torch's protocol for datasets that fetch several at once
         return (self.collate or default_collate)(many(where) if many else [self.dataset[i] for i in where])
+
+
+def rows(tensor: Tensor, indices: Tensor) -> Tensor:
+    """``tensor[indices]`` in the same memory layout; each row is copied as one block where its numbers lie together.
+
+    Torch's own indexing walks rows that are stored channels last number by number, which took a tenth of a step of a
+    small network on stored features.
+    """
+    inner = sorted(range(1, tensor.dim()), key=tensor.stride, reverse=True)
+    dense = tensor.permute(0, *inner)
+    if not dense.is_contiguous():
+        return tensor[indices]
+    picked = dense.reshape(len(tensor), -1).index_select(0, indices).reshape(len(indices), *dense.shape[1:])
+    return picked.permute(0, *(1 + inner.index(d) for d in range(1, tensor.dim())))
 
 
 def _as_tensors(dataset: Any) -> tuple[Tensor, ...] | None:

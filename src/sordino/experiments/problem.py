@@ -6,7 +6,8 @@ records, which are released and charged (the papers' data normalisation, with a 
 ``features = {kind = "patches", filters = 100}`` are `sordino.features.patches`, with the options of `Patches`, and
 ``features = {kind = "words", anchors = 1000}`` are `sordino.features.words`, and ``features = {kind = "letters", runs =
 [2]}`` are `sordino.features.letters`: each record alone, which is free. So are ``{kind = "white-scatter", ridge =
-0.03}``, with the options of `WhiteScattering`, and ``{kind = "joined", parts = [{kind = ...}, {kind = ...}]}``.
+0.03}``, with the options of `WhiteScattering`, ``{kind = "handwriting"}``, with those of `Handwriting`, and
+``{kind = "joined", parts = [{kind = ...}, {kind = ...}]}``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from sordino.data.store import cache_folder
 from sordino.errors import InvalidInput
 from sordino.experiments.case import Case
 from sordino.features import ChannelNorm, scatter
+from sordino.features.handwriting import Handwriting, handwriting_features
 from sordino.features.joined import joined_features
 from sordino.features.letters import letter_features
 from sordino.features.patches import Patches, patch_features
@@ -108,6 +110,7 @@ def _made(inputs: Tensor, options: dict[str, Any], case: Case) -> Tensor:
         "scatter": lambda x, **chosen: _scattered(x, case, **chosen),
         "patches": lambda x, **chosen: patch_features(x, Patches(**chosen)),
         "white-scatter": lambda x, **chosen: white_scattering(x, WhiteScattering(**chosen)),
+        "handwriting": lambda x, **chosen: handwriting_features(x, Handwriting(**chosen), quiet=True),
         "joined": lambda x, parts: _joined(x, parts, case),
         "words": lambda x, **chosen: word_features(x, imdb.glove_embedding(**_words(case)), **chosen),
         "letters": letter_features,

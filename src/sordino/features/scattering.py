@@ -106,7 +106,7 @@ def _compute(
         output[begin : begin + CHUNK] = (features.movedim(1, -1) if channels_last else features).numpy()
         return len(chunk)
 
-    with _progress(quiet) as progress, ThreadPoolExecutor(workers) as pool:
+    with progress_bar(quiet) as progress, ThreadPoolExecutor(workers) as pool:
         task = progress.add_task("scattering", total=count)
         for done in as_completed([pool.submit(fill, begin) for begin in range(0, count, CHUNK)]):
             progress.advance(task, done.result())
@@ -122,6 +122,7 @@ def _key(images: Tensor, groups: int | None, dtype: torch.dtype, channels_last: 
     return digest.hexdigest()[:32]
 
 
-def _progress(quiet: bool) -> Progress:
+def progress_bar(quiet: bool) -> Progress:
+    """A bar on standard error for long work, or none."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True)

@@ -1,0 +1,138 @@
+"""Features of handwriting: a network that learned to tell invented characters apart, and has seen no record.
+
+Tang et al. (2023) learn features from random processes before they train privately. Here the process is a pen
+(`sordino.features.pen`): whoever can tell thousands of scribbles apart, whatever hand wrote them, has what digits need.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sordino.data.download import exclusive
+from sordino.data.store import cache_folder
+from sordino.errors import InvalidInput
+from sordino.features.kept import kept
+from sordino.features.pen import Characters, draw, invent
+from sordino.features.scattering import progress_bar
+from sordino.features.upright import upright
+from sordino.features.whitening import unit
+
+VERSION = 1
+"""Part of every cache key: raised when the same arguments would give other features."""
+SIDE, WIDTH = 28, 2048
+CHUNK = 500
+_BATCH, _RATE, _HIDDEN, _EXAMPLES = 256, 0.2, 512, 6000
+
+
+@dataclass(frozen=True)
+class Handwriting:
+    """How many `characters` the network learned to tell apart, and in how many `steps` of 256 drawings."""
+
+    characters: int = 3000
+    steps: int = 4000
+
+    def __post_init__(self) -> None:
+        if self.characters < 2 or self.steps < 1:
+            raise InvalidInput(f"characters={self.characters} must be >= 2 and steps={self.steps} >= 1")
+
+
+def handwriting_features(
+    images: Tensor, choice: Handwriting | None = None, *, folder: Path | None = None, quiet: bool = False
+) -> Tensor:
+    """Features [N, 2048] of norm 1 of pictures [N, 1, 28, 28], white on black, from a file in `folder` if known.
+
+    Each picture is made upright; the network's last map, 128 channels on 4 x 4 cells, is centred by its mean over
+    invented characters and brought to norm 1. The network is trained when it is first needed (about a quarter of an
+    hour on one core) and kept in `folder`.
+    Guarantees: a record's features depend on that record alone, so they are free of charge.
+    """
+    choice = choice or Handwriting()
+    if images.dim() != 4 or images.shape[1:] != (1, SIDE, SIDE) or not len(images):
+        raise InvalidInput(f"images have shape {tuple(images.shape)}, must be [N, 1, {SIDE}, {SIDE}]: scale them")
+    images = images.detach().to(torch.float32).contiguous()
+    place = folder or cache_folder() / "handwriting"
+
+    def make(path: Path) -> None:
+        network = trained(choice, place, quiet=quiet)
+        centre = _described(_drawn(choice, _EXAMPLES), network).mean(0)
+        output = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(len(images), WIDTH))
+        for begin in range(0, len(images), CHUNK):
+            output[begin : begin + CHUNK] = unit(_described(images[begin : begin + CHUNK], network) - centre).numpy()
+        output.flush()
+
+    return kept(place, (VERSION, choice), (images,), make)
+
+
+def trained(choice: Handwriting, folder: Path, *, quiet: bool = False) -> nn.Sequential:
+    """The network up to its last map, in eval mode: the one in `folder`, or a new one, which is then kept there."""
+    name = hashlib.sha256(repr((VERSION, choice)).encode()).hexdigest()[:32]
+    path = folder / f"{name}.pt"
+    with exclusive(path.with_suffix(".lock")):
+        if not path.exists():
+            part = path.with_suffix(".part")
+            torch.save(_learn(choice, quiet).state_dict(), part)
+            part.replace(path)
+    with torch.random.fork_rng():  # what it starts with is overwritten, and must not be drawn from the caller's state
+        network = maps()
+    network.load_state_dict(torch.load(path, weights_only=True))
+    return network.eval()
+
+
+def maps() -> nn.Sequential:
+    """From a picture to 128 channels on 4 x 4 cells, flat."""
+
+    def layer(inputs: int, outputs: int, side: int) -> list[nn.Module]:
+        convolution = nn.Conv2d(inputs, outputs, side, padding=side // 2, bias=False)
+        return [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
+
+    first, second = [*layer(1, 32, 5), nn.MaxPool2d(2)], [*layer(32, 64, 3), nn.MaxPool2d(2)]
+    third = [*layer(64, 128, 3), *layer(128, 128, 3), nn.MaxPool2d(2, ceil_mode=True)]
+    return nn.Sequential(*first, *second, *third, nn.Flatten())
+
+
+def _learn(choice: Handwriting, quiet: bool) -> nn.Sequential:
+    """Train by the character that a drawing is of; the caller's random state is left alone."""
+    with torch.random.fork_rng(), torch.enable_grad(), progress_bar(quiet) as progress:
+        torch.manual_seed(0)
+        network = maps().train()
+        last = [nn.Linear(WIDTH, _HIDDEN, bias=False), nn.BatchNorm1d(_HIDDEN), nn.ReLU()]
+        whole = nn.Sequential(network, *last, nn.Linear(_HIDDEN, choice.characters))
+        optimizer = torch.optim.SGD(whole.parameters(), lr=_RATE, momentum=0.9, weight_decay=5e-4, nesterov=True)
+        rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=choice.steps + 1, pct_start=0.2)
+        characters, generator = invent(choice.characters, seed=0), torch.Generator().manual_seed(1)
+        half = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # where it is not, it is emulated, which is slower
+        task = progress.add_task("learning to tell invented characters apart", total=choice.steps)
+        for _ in range(choice.steps):
+            classes = torch.randint(choice.characters, (_BATCH,), generator=generator)
+            pictures = upright(draw(characters[classes], generator)).to(memory_format=torch.channels_last)
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                scores = whole(pictures)
+            optimizer.zero_grad()
+            F.cross_entropy(scores.float(), classes, label_smoothing=0.1).backward()
+            optimizer.step()
+            rates.step()
+            progress.advance(task)
+        return network
+
+
+def _drawn(choice: Handwriting, count: int) -> Tensor:
+    """Drawings of other characters than those that were learned."""
+    generator = torch.Generator().manual_seed(2)
+    return torch.cat([draw(part, generator) for part in _parts(invent(count, seed=choice.characters + 1))])
+
+
+def _parts(characters: Characters) -> list[Characters]:
+    return [characters[which] for which in torch.arange(len(characters)).split(CHUNK)]
+
+
+@torch.no_grad()
+def _described(images: Tensor, network: nn.Module) -> Tensor:
+    parts = (upright(part).to(memory_format=torch.channels_last) for part in images.split(CHUNK))
+    return torch.cat([network(part) for part in parts])
