@@ -199,10 +199,12 @@ def _any_run(each: Planned, by_label: dict[str, Row]) -> bool:
 
 
 def _missing(rows: Sequence[Row]) -> Iterator[str]:
-    """Cells of methods × datasets × ε with fewer than three seeds."""
-    seeds = {
-        (each.dataset, each.method, each.epsilon): each.seeds for each in summaries(rows) if each.basis == "proven"
-    }
+    """Cells of methods × datasets × ε with fewer than three seeds, with the papers' settings or on one footing."""
+    seeds: dict[tuple[str, str, float], int] = {}
+    for each in summaries(rows):
+        if each.basis == "proven":
+            cell = (each.dataset, each.method.removeprefix(FOOTING), each.epsilon)
+            seeds[cell] = max(seeds.get(cell, 0), each.seeds)
     lines = []
     for dataset, method in product(DATASETS, METHODS):
         if method in PICTURES and dataset in ("imdb", "names"):
@@ -214,7 +216,10 @@ def _missing(rows: Sequence[Row]) -> Iterator[str]:
         ]
         if lacking:
             lines.append([dataset, method, ", ".join(lacking)])
-    yield f"Proven runs with fewer than {SEEDS} seeds: ε (seeds).\n"
+    yield (
+        f"Methods with fewer than {SEEDS} seeds at a proven ε, ε (seeds), whether with the paper's settings or on one "
+        f"footing (`{FOOTING}`).\n"
+    )
     yield markdown(["dataset", "method", "ε (seeds)"], lines) if lines else "Nothing.\n"
 
 

@@ -66,8 +66,7 @@ class Records:
 def rows(tensor: Tensor, indices: Tensor) -> Tensor:
     """``tensor[indices]`` in the same memory layout; each row is copied as one block where its numbers lie together.
 
-    Torch's own indexing walks rows that are stored channels last number by number, which took a tenth of a step of a
-    small network on stored features.
+    Torch's own indexing walks rows that are stored channels last number by number, which takes three times as long.
     """
     inner = sorted(range(1, tensor.dim()), key=tensor.stride, reverse=True)
     dense = tensor.permute(0, *inner)

@@ -91,6 +91,11 @@ def test_missing_runs_are_listed(stored):
     assert "| imdb | dpsgd-hf |" not in text, "scattering is for images"
 
 
+def test_runs_on_one_footing_are_not_missing(stored):
+    finished(stored / "runs", "linear-dpsgd", [0.89, 0.89, 0.89])
+    assert "| fashion-mnist | dpsgd | 1 (0), 2 (0), 4 (0) |" in page(stored)
+
+
 def test_shortened_runs_are_not_kept(stored):
     finished(stored / "runs", "dpsgd-hf", [0.99], case={"records": 500})
     assert "99.00" not in page(stored)
