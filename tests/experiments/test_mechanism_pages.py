@@ -69,6 +69,20 @@ def test_times_are_relative_to_the_same_task_and_budget(tmp_path, monkeypatch):
     assert "| mnist-cnn | 3 | dpis | 98.00 (1) |  | 0.800 | 2.5× |" in text
 
 
+def test_runs_that_have_a_stored_result_are_not_made_again(tmp_path, monkeypatch):
+    """The folder of the runs may be gone: results in the repository count."""
+    monkeypatch.setattr(selection, "RESULTS", tmp_path)
+    keep(selection, "digits", "dpsgd", [0.9, 0.9])
+    asked = []
+    monkeypatch.setattr(selection, "finish", lambda cases, *_: asked.extend(cases))
+    selection.every(task=["digits"], method=["dpsgd", "dpsur"], seeds=3)
+    assert sorted((case.method, case.epsilon, case.seed) for case in asked) == [
+        *(("dpsgd", 1.0, seed) for seed in range(3)),
+        ("dpsgd", 3.0, 2),
+        *(("dpsur", epsilon, seed) for epsilon in (1.0, 3.0) for seed in range(3)),
+    ]
+
+
 def test_published_runs_say_so_and_blocks_tell_no_acceptances(tmp_path, monkeypatch):
     monkeypatch.setattr(selection, "RESULTS", tmp_path)
     case = selection.TASKS["mnist-scatter"].case("dpsur-published", 1.0)
