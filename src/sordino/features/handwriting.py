@@ -149,5 +149,5 @@ def _seen(pictures: Tensor, network: nn.Module) -> Tensor:
 def view(pictures: Tensor, turn: float, zoom: float) -> Tensor:
     """Square pictures turned by `turn` radians about their centre, of which the share `zoom` of each side is seen."""
     cosine, sine = zoom * math.cos(turn), zoom * math.sin(turn)
-    maps = torch.tensor([[cosine, -sine, 0.0], [sine, cosine, 0.0]]).expand(len(pictures), 2, 3)
-    return F.grid_sample(pictures, F.affine_grid(maps, list(pictures.shape), align_corners=False), align_corners=False)
+    moved = torch.tensor([[cosine, -sine, 0.0], [sine, cosine, 0.0]]).expand(len(pictures), 2, 3)
+    return F.grid_sample(pictures, F.affine_grid(moved, list(pictures.shape), align_corners=False), align_corners=False)

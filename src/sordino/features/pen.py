@@ -72,7 +72,8 @@ def draw(characters: Characters, generator: torch.Generator, side: int = 28) -> 
     Size, centre of mass and width of the pen are brought to what MNIST did to its digits; slant, turn and proportions
     are not, for people differ in them.
     """
-    points, weights = _slanted(*_path(_shaken(characters, generator)), generator)
+    points, weights = _path(_shaken(characters, generator))
+    points = _slanted(points, generator)
     pen = (0.55 + 0.7 * torch.rand(len(characters), generator=generator)) * side / 28
     points, weights = _placed(points, weights, BOX * side - 2 * pen, side)
     points = points + 0.3 * torch.randn(len(characters), 1, 2, generator=generator)
@@ -110,7 +111,7 @@ def _path(moves: Characters) -> tuple[Tensor, Tensor]:
     return points.flatten(1, 2), weights.flatten(1)
 
 
-def _slanted(points: Tensor, weights: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _slanted(points: Tensor, generator: torch.Generator) -> Tensor:
     """Turned, slanted and stretched, every character by its own amount."""
     count = len(points)
     turn = 0.14 * torch.randn(count, generator=generator)
@@ -118,7 +119,7 @@ def _slanted(points: Tensor, weights: Tensor, generator: torch.Generator) -> tup
     stretch = (0.13 * torch.randn(count, generator=generator)).exp()
     across = torch.stack([stretch * turn.cos(), slant - turn.sin()], -1)
     down = torch.stack([turn.sin(), turn.cos()], -1)
-    return points @ torch.stack([across, down], -1), weights
+    return points @ torch.stack([across, down], -1)
 
 
 def _placed(points: Tensor, weights: Tensor, size: Tensor, side: int) -> tuple[Tensor, Tensor]:
