@@ -35,6 +35,8 @@ METHODS = ("dpsgd", "dpsgd-ts", "dpsgd-hf", "auto-s", "decay", "dynamic", "dpis"
 PICTURES = ("dpsgd-hf",)  # scattering is for images
 FOOTING = "linear-"
 """Methods that differ from each other by their mechanism alone (configs/linear)."""
+SHORT = "short-"
+"""Networks of the papers, trained for as long as two cores can afford (configs/short)."""
 CHOICE, SCHEDULES = PAGE.parent / "which-method.md", PAGE.parent / "mechanisms" / "dynamic.md"
 BEGIN, END = "<!-- written by {} -->", "<!-- end -->"
 SEEDS, MARGIN, MOST_SEEDS, POINTS = 3, 0.3, 5, 8
@@ -199,11 +201,11 @@ def _any_run(each: Planned, by_label: dict[str, Row]) -> bool:
 
 
 def _missing(rows: Sequence[Row]) -> Iterator[str]:
-    """Cells of methods × datasets × ε with fewer than three seeds, with the papers' settings or on one footing."""
+    """Cells of methods × datasets × ε with fewer than three seeds: papers' settings, shortened or on one footing."""
     seeds: dict[tuple[str, str, float], int] = {}
     for each in summaries(rows):
         if each.basis == "proven":
-            cell = (each.dataset, each.method.removeprefix(FOOTING), each.epsilon)
+            cell = (each.dataset, each.method.removeprefix(FOOTING).removeprefix(SHORT), each.epsilon)
             seeds[cell] = max(seeds.get(cell, 0), each.seeds)
     lines = []
     for dataset, method in product(DATASETS, METHODS):
@@ -217,8 +219,8 @@ def _missing(rows: Sequence[Row]) -> Iterator[str]:
         if lacking:
             lines.append([dataset, method, ", ".join(lacking)])
     yield (
-        f"Methods with fewer than {SEEDS} seeds at a proven ε, ε (seeds), whether with the paper's settings or on one "
-        f"footing (`{FOOTING}`).\n"
+        f"Methods with fewer than {SEEDS} seeds at a proven ε, ε (seeds), whether with the paper's settings, shortened "
+        f"(`{SHORT}`) or on one footing (`{FOOTING}`).\n"
     )
     yield markdown(["dataset", "method", "ε (seeds)"], lines) if lines else "Nothing.\n"
 

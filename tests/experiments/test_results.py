@@ -91,9 +91,12 @@ def test_missing_runs_are_listed(stored):
     assert "| imdb | dpsgd-hf |" not in text, "scattering is for images"
 
 
-def test_runs_on_one_footing_are_not_missing(stored):
+def test_runs_on_one_footing_and_shortened_ones_are_not_missing(stored):
     finished(stored / "runs", "linear-dpsgd", [0.89, 0.89, 0.89])
-    assert "| fashion-mnist | dpsgd | 1 (0), 2 (0), 4 (0) |" in page(stored)
+    finished(stored / "runs", "short-dpsgd-ts", [0.86, 0.86, 0.86])
+    text = page(stored)
+    assert "| fashion-mnist | dpsgd | 1 (0), 2 (0), 4 (0) |" in text
+    assert "| fashion-mnist | dpsgd-ts | 1 (0), 2 (0), 4 (0) |" in text
 
 
 def test_shortened_runs_are_not_kept(stored):
