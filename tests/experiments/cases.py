@@ -36,7 +36,7 @@ def row(method: str = "a", epsilon: float = 1.0, seed: int = 0, accuracy: float 
         "accuracy": accuracy,
         "seconds": 2.0,
         "basis": "proven",
-        "guarantee": {"epsilon": epsilon},
+        "guarantee": {"epsilon": epsilon, "delta": 1e-5, "assumptions": ["noise is secure"]},
         "steps": 10,
         "attempts": 10,
         "accepted": 10,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sordino.accounting import Ledger
+from sordino.claims import FIXED_IN_ADVANCE
 from sordino.errors import InvalidInput
 from sordino.experiments import read_all, run
 from sordino.private import Private
@@ -39,6 +40,8 @@ def test_a_row_tells_the_whole_run(tmp_path):
     assert [point["step"] for point in row["curve"]] == [3, 6, 9]
     assert len(row["noise"]) == len(row["clip"]) == 3
     assert 2.9 < row["guarantee"]["epsilon"] <= 3
+    assert FIXED_IN_ADVANCE not in row["guarantee"]["assumptions"], "configurations were tuned on what they run on"
+    assert any("choosing them on these records" in line for line in row["guarantee"]["assumptions"])
     assert [point["epsilon"] for point in row["curve"]] == sorted(point["epsilon"] for point in row["curve"])
     assert row["curve"][-1]["epsilon"] == pytest.approx(row["guarantee"]["epsilon"])
     assert row["basis"] == "proven"

@@ -11,7 +11,7 @@ import pytest
 from sordino.errors import InvalidInput
 from sordino.experiments import export, tables
 from sordino.experiments.publishing import publish
-from tests.experiments.cases import row
+from tests.experiments.cases import Row, row
 
 
 def test_mean_and_spread_over_seeds():
@@ -29,15 +29,45 @@ def test_published_and_proven_are_never_mixed():
     assert "| digits | a | published | 90.00 (1) |" in table
 
 
+def test_a_proof_by_the_papers_accountant_stands_on_a_line_of_its_own(tmp_path):
+    """Both are proven, but the noise differs: there is no mean of the two, and neither hides the other."""
+    rows = [row(accuracy=0.70), row(accuracy=0.77, accounting="published")]
+    table = tables.accuracy_table(rows)
+    assert "| digits | a | proven | 70.00 (1) |" in table
+    assert "| digits | a | proven, paper's accountant | 77.00 (1) |" in table
+    assert len(tables.epsilon_to_reach(rows, 0.3)) == 2
+    publish(rows, tmp_path)
+    page = (tmp_path / "comparison.html").read_text()
+    assert "<td>70.0</td>" in page
+    assert "<td>77.0</td>" in page
+    assert "73.5" not in page
+
+
+def test_what_is_not_proven_is_never_the_best_of_a_comparison(tmp_path):
+    publish([row(accuracy=0.7), row("b", accuracy=0.9, accounting="published", basis="published")], tmp_path)
+    page = (tmp_path / "comparison.html").read_text()
+    assert '<tr class="best"><td>a</td>' in page
+    assert "<tr><td>b (published)</td>" in page
+
+
 def test_epsilon_to_reach_is_the_first_point_at_the_level():
     rows = [row(epsilon=6.0, accuracy=0.8, seed=seed) for seed in (0, 1)]
-    key = ("digits", "a", "proven")
-    assert tables.epsilon_to_reach(rows, 0.4) == {key: 3.0}
-    assert tables.epsilon_to_reach(rows, 0.41) == {key: 6.0}
-    assert tables.epsilon_to_reach(rows, 0.9) == {key: None}
+
+    def reached(rows: list[Row], level: float) -> list[tuple[float | None, bool]]:
+        return [(found.epsilon, found.at_once) for found in tables.epsilon_to_reach(rows, level).values()]
+
+    assert reached(rows, 0.4) == [(3.0, True)]
+    assert reached(rows, 0.41) == [(6.0, False)]
+    assert reached(rows, 0.9) == [(None, False)]
     never = [*rows, row(epsilon=6.0, accuracy=0.3, seed=2)]
-    assert tables.epsilon_to_reach(never, 0.4) == {key: None}, "one seed that never gets there counts"
-    assert "| 3.00 | - |" in tables.epsilon_table(rows, [0.4, 0.9])
+    assert reached(never, 0.4) == [(None, True)], "one seed that never gets there counts"
+    assert "| ≤ 3.00 | 6.00 | - | 2 | 2 |" in tables.epsilon_table(rows, [0.4, 0.41, 0.9])
+    assert "6.00" not in tables.epsilon_table(rows, [0.41], least=3), "two evaluations say too little"
+
+
+def test_a_filter_does_not_say_what_was_spent_on_the_way():
+    curve = [{"step": step, "accuracy": step / 10, "epsilon": 4.0} for step in (5, 10)]
+    assert not tables.epsilon_to_reach([row(curve=curve)], 0.4)
 
 
 def test_everything_is_published(tmp_path):

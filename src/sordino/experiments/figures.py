@@ -10,6 +10,7 @@ from typing import Any
 from sordino.errors import SordinoError
 from sordino.experiments.store import Row
 from sordino.experiments.tables import Summary, epsilon_to_reach, levels_for, summaries
+from sordino.standing import named
 
 
 def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -33,16 +34,16 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 def against_epsilon(axes: Any, rows: Sequence[Row]) -> None:
     """Accuracy against ε; the bar is the deviation over seeds, and what is not proven is dashed."""
-    lines: dict[tuple[str, str], list[Summary]] = defaultdict(list)
+    lines: dict[str, list[Summary]] = defaultdict(list)
     for each in summaries(rows):
-        lines[each.method, each.basis].append(each)
-    for (method, basis), points in lines.items():
+        lines[named(each.method, each.basis, each.accounting)].append(each)
+    for label, points in lines.items():
         axes.errorbar(
             [point.epsilon for point in points],
             [point.mean for point in points],
             yerr=[point.spread or 0.0 for point in points],
-            label=named(method, basis),
-            linestyle="-" if basis == "proven" else "--",
+            label=label,
+            linestyle="-" if points[0].basis == "proven" else "--",
             marker="o",
             capsize=3,
         )
@@ -54,7 +55,7 @@ def against_steps(axes: Any, rows: Sequence[Row]) -> None:
     for row in _shown(rows):
         steps = [point["step"] for point in row["curve"]]
         line = "-" if row["basis"] == "proven" else "--"
-        label = f"{named(row['method'], row['basis'])}, ε = {row['epsilon']:g}"
+        label = f"{_named(row)}, ε = {row['epsilon']:g}"
         axes.plot(steps, [100 * point["accuracy"] for point in row["curve"]], line, label=label)
     axes.set(xlabel="step", ylabel="held-out accuracy, %")
 
@@ -65,7 +66,7 @@ def to_reach(axes: Any, rows: Sequence[Row]) -> None:
     found = [epsilon_to_reach(rows, level) for level in levels]
     keys = sorted({key for column in found for key in column})
     for place, key in enumerate(keys):
-        heights = [column[key] or 0.0 for column in found]
+        heights = [column[key].epsilon or 0.0 for column in found]
         where = [index + 0.8 * place / max(1, len(keys)) for index in range(len(levels))]
         axes.bar(where, heights, width=0.8 / max(1, len(keys)), label=named(key[1], key[2]), align="edge")
     axes.set_xticks([index + 0.4 for index in range(len(levels))], [f"{100 * level:.0f} %" for level in levels])
@@ -75,7 +76,7 @@ def to_reach(axes: Any, rows: Sequence[Row]) -> None:
 def noise_and_clip(axes: Any, rows: Sequence[Row]) -> None:
     """Noise multiplier (lines) and clipping bound over its first (dotted) against steps."""
     for row in _shown(rows):
-        label = named(row["method"], row["basis"])
+        label = _named(row)
         steps = [point["step"] for point in row["curve"]]
         (line,) = axes.plot(steps, row["noise"], label=label)
         axes.plot(steps, [bound / row["clip"][0] for bound in row["clip"]], ":", color=line.get_color())
@@ -104,12 +105,11 @@ def _pyplot() -> Any:
 
 def _shown(rows: Iterable[Row]) -> list[Row]:
     """Of each method the run with the largest ε and the smallest seed."""
-    best: dict[tuple[str, str], Row] = {}
+    best: dict[str, Row] = {}
     for row in sorted(rows, key=lambda row: (-row["epsilon"], row["seed"])):
-        best.setdefault((row["method"], row["basis"]), row)
+        best.setdefault(_named(row), row)
     return [best[key] for key in sorted(best)]
 
 
-def named(method: str, basis: str) -> str:
-    """The method, with its basis where that is no proof."""
-    return method if basis == "proven" else f"{method} ({basis})"
+def _named(row: Row) -> str:
+    return named(row["method"], row["basis"], row["accounting"])

@@ -26,6 +26,5 @@ def publish(rows: Sequence[Row], folder: Path) -> list[Path]:
     if importlib.util.find_spec("matplotlib"):
         paths += figures.draw(rows, folder / "figures")
     paths.append(folder / "comparison.html")
-    shown = [{**row, "method": figures.named(row["method"], row["basis"])} for row in rows]
-    comparison(shown, paths[-1], title="Methods at equal ε")
+    comparison(rows, paths[-1], title="Methods at equal ε")
     return paths

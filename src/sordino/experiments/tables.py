@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sordino.experiments.store import Row
+from sordino.standing import standing
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,36 @@ class Summary:
     seconds: float
 
     @property
+    def standing(self) -> str:
+        """What its ε is; runs by our accountant and by the paper's never share a line."""
+        return standing(self.basis, self.accounting)
+
+    @property
     def text(self) -> str:
         """``89.71 ± 0.12 (3)``: mean, deviation over seeds, number of seeds."""
         spread = "" if self.spread is None else f" ± {self.spread:.2f}"
         return f"{self.mean:.2f}{spread} ({self.seeds})"
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The mean over seeds of the ε at which an accuracy was first seen; None where a seed never got there."""
+
+    epsilon: float | None
+    at_once: bool
+    """A seed was there at its first evaluation: it may have been earlier."""
+    seeds: int
+    evaluations: int
+
+    @property
+    def text(self) -> str:
+        """``2.41``, ``≤ 0.91`` or ``-``."""
+        return "-" if self.epsilon is None else f"{'≤ ' if self.at_once else ''}{self.epsilon:.2f}"
+
+    @property
+    def looks(self) -> tuple[str, str]:
+        """How many seeds there were, and how often the one that was evaluated least was."""
+        return str(self.seeds), str(self.evaluations)
 
 
 def summaries(rows: Iterable[Row]) -> list[Summary]:
@@ -51,7 +78,7 @@ def accuracy_table(rows: Iterable[Row]) -> str:
     epsilons = sorted({each.epsilon for each in found})
     lines: dict[tuple[str, str, str], dict[float, Summary]] = defaultdict(dict)
     for each in found:
-        lines[each.dataset, each.method, each.basis][each.epsilon] = each
+        lines[each.dataset, each.method, each.standing][each.epsilon] = each
     return markdown(
         ["dataset", "method", "basis", *(f"ε = {epsilon:g}" for epsilon in epsilons), "seconds"],
         (
@@ -61,16 +88,16 @@ def accuracy_table(rows: Iterable[Row]) -> str:
     )
 
 
-def epsilon_to_reach(rows: Iterable[Row], level: float) -> dict[tuple[str, str, str], float | None]:
+def epsilon_to_reach(rows: Iterable[Row], level: float) -> dict[tuple[str, str, str], Reached]:
     """The ε spent when a run first reaches accuracy `level`, by dataset, method and basis (noise screening, table 3).
 
-    The mean over seeds of the run with the largest ε that says what it had spent; None where a seed never gets there.
+    Of the runs with the largest ε, where they say what they had spent on the way: a filter, as of DPIS, does not.
     """
     groups: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        if row["curve"] and "epsilon" in row["curve"][-1]:
-            groups[row["dataset"], row["method"], row["basis"]].append(row)
-    return {key: _reached(group, level) for key, group in sorted(groups.items())}
+        groups[row["dataset"], row["method"], standing(row["basis"], row["accounting"])].append(row)
+    longest = {key: [row for row in group if row["epsilon"] == _largest(group)] for key, group in groups.items()}
+    return {key: _reached(group, level) for key, group in sorted(longest.items()) if all(map(_followed, group))}
 
 
 def levels_for(rows: Sequence[Row], count: int = 3) -> list[float]:
@@ -79,12 +106,17 @@ def levels_for(rows: Sequence[Row], count: int = 3) -> list[float]:
     return sorted({round(best * share, 2) for share in (0.9, 0.95, 0.98)[:count]})
 
 
-def epsilon_table(rows: Sequence[Row], levels: Sequence[float]) -> str:
-    """ε to reach each accuracy of `levels`, a line per method; "-" where it is not reached."""
+def epsilon_table(rows: Sequence[Row], levels: Sequence[float], least: int = 1) -> str:
+    """ε to reach each accuracy of `levels`, a line per method with at least so many evaluations of each seed.
+
+    "-" stands where a seed does not get there, "≤" where one is there at its first evaluation. A run that is seldom
+    looked at is found late: the fewest evaluations of a seed are in the last column.
+    """
     columns = [epsilon_to_reach(rows, level) for level in levels]
-    keys = sorted({key for column in columns for key in column})
-    cells = ([*key, *("-" if c[key] is None else f"{c[key]:.2f}" for c in columns)] for key in keys)
-    return markdown(["dataset", "method", "basis", *(f"accuracy {level:.2f}" for level in levels)], cells)
+    keys = sorted({key for column in columns for key, found in column.items() if found.evaluations >= least})
+    cells = ([*key, *(c[key].text for c in columns), *columns[0][key].looks] for key in keys)
+    header = ["dataset", "method", "basis", *(f"accuracy {level:.2f}" for level in levels), "seeds", "evaluations"]
+    return markdown(header, cells)
 
 
 def _summary(group: list[Row]) -> Summary:
@@ -102,17 +134,25 @@ def _summary(group: list[Row]) -> Summary:
     )
 
 
-def _reached(group: list[Row], level: float) -> float | None:
-    largest = max(row["epsilon"] for row in group)
-    found: list[float] = []
-    for row in group:
-        if row["epsilon"] < largest:
-            continue
-        spent = next((point["epsilon"] for point in row["curve"] if point["accuracy"] >= level), None)
-        if spent is None:
-            return None
-        found.append(spent)
-    return statistics.mean(found)
+def _largest(group: Iterable[Row]) -> float:
+    return max(float(row["epsilon"]) for row in group)
+
+
+def _followed(row: Row) -> bool:
+    """Whether its curve says what was spent on the way: the ε of a filter is its whole budget from the beginning."""
+    curve = row["curve"]
+    return len(curve) > 1 and "epsilon" in curve[-1] and bool(curve[0]["epsilon"] < curve[-1]["epsilon"])
+
+
+def _reached(group: list[Row], level: float) -> Reached:
+    found = [next((point for point in row["curve"] if point["accuracy"] >= level), None) for row in group]
+    spent = [point["epsilon"] for point in found if point is not None]
+    return Reached(
+        statistics.mean(spent) if len(spent) == len(group) else None,
+        any(point == row["curve"][0] for point, row in zip(found, group, strict=True)),
+        len(group),
+        min(len(row["curve"]) for row in group),
+    )
 
 
 def _seconds(cells: Iterable[Summary]) -> str:

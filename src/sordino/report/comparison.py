@@ -17,6 +17,7 @@ from sordino.report import page
 from sordino.report.charts import Chart, Series
 from sordino.report.prices import thinned
 from sordino.report.scales import Axis, percent, plain, whole
+from sordino.standing import named
 from sordino.versions import versions
 
 MOST_TICKS = 7
@@ -36,6 +37,7 @@ def comparison(results: Results, path: str | os.PathLike[str], *, title: str = "
     - `accuracy`: held-out accuracy in 0..1
     - `seconds`: how long it took, or None
     - `basis`: "proven", "asymptotic" or "published"
+    - `accounting`: "published" where the paper's accountant chose the noise; such runs are a method of their own here
     - `guarantee`: `Guarantee.to_dict()`, or None without privacy; its ε is the one that the table states
     - `curve`: `[{"step": int, "accuracy": float}, ...]`, may be empty
     - `noise`: noise multipliers, one per step or a few evenly spread ones, may be empty
@@ -69,14 +71,15 @@ class _Row:
     def of(cls, result: Mapping[str, Any]) -> _Row:
         try:
             epsilon, guarantee = result["epsilon"], result.get("guarantee") or {}
+            basis, accounting = str(result.get("basis", "")), str(result.get("accounting", "proven"))
             return cls(
                 dataset=str(result["dataset"]),
-                method=str(result["method"]),
+                method=named(str(result["method"]), basis, accounting),
                 epsilon=None if epsilon in (None, math.inf, "infinity") else _positive(epsilon),
                 seed=str(result["seed"]),
                 accuracy=_finite(result["accuracy"]),
                 seconds=None if result.get("seconds") is None else _finite(result["seconds"]),
-                basis=str(result.get("basis", "")),
+                basis=basis,
                 stated=float(str(guarantee["epsilon"])) if "epsilon" in guarantee else None,
                 curve=tuple((_finite(p["step"]), _finite(p["accuracy"])) for p in result.get("curve") or ()),
                 noise=tuple(map(_finite, result.get("noise") or ())),
@@ -110,12 +113,12 @@ def html(rows: Sequence[_Row], title: str) -> str:
 def _section(number: int, dataset: str, rows: Sequence[_Row]) -> dict[str, Any]:
     groups = _grouped(rows, lambda row: (row.method, row.epsilon))
     table = [_line(method, epsilon, group) for (method, epsilon), group in groups.items()]
-    best = {
-        epsilon: max(line["mean"] for line in table if line["epsilon"] == epsilon)
-        for epsilon in {line["epsilon"] for line in table}
-    }
+    best: dict[float, float] = {}
+    equal = [line for line in table if line["basis"] in ("proven", "–") and line["epsilon"] is not None]
+    for line in equal:  # an ε that is not proven is no equal terms
+        best[line["epsilon"]] = max(best.get(line["epsilon"], 0.0), line["mean"])
     for line in table:
-        line["best"] = line["mean"] == best[line["epsilon"]] and line["epsilon"] is not None
+        line["best"] = line in equal and line["mean"] == best[line["epsilon"]]
     charts = [
         _against_epsilon(number, rows),
         *(_over_steps(number, epsilon, rows) for epsilon in _shown(rows)),
