@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -16,21 +17,23 @@ from sordino.experiments.store import Row
 SELECTIVE = ("dpsgd", "screening", "dpsur", "dpsur-reuse")
 SCHEDULED = ("dpsgd", "decay", "dynamic")
 PLAIN = ("dpsgd", "auto-s")
+ACROSS = 3
+"""Panels beside each other."""
 
 
 def importance(rows: Sequence[Row]) -> None:
-    """By epoch: K̃/(Ñ·C), and σ_G over the σ of DP-SGD at the same ε (figure 1 of DPIS)."""
+    """By step: K̃/(Ñ·C), and σ_G over the σ of DP-SGD at the same ε (figure 1 of DPIS)."""
     base = {(row["dataset"], row["epsilon"]): row["noise"][0] for row in rows if row["method"] == f"{FOOTING}dpsgd"}
     figure, (share, level) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for row in sorted(rows, key=lambda row: (row["dataset"], row["epsilon"])):
         key = (row["dataset"], row["epsilon"])
         if row["method"] != f"{FOOTING}dpis" or row["seed"] or row["epsilon"] not in (1.0, 3.0) or key not in base:
             continue
-        epochs = range(1, len(row["noise"]) + 1)
-        share.plot(epochs, [point["share"] for point in row["curve"]], label=f"{key[0]}, ε = {key[1]:g}")
-        level.plot(epochs, [noise / base[key] for noise in row["noise"]])
-    share.set(xlabel="epoch", ylabel="K̃ / (Ñ·C)", ylim=(0, 1.05))
-    level.set(xlabel="epoch", ylabel="noise over DP-SGD's", ylim=(0, None))
+        steps = [point["step"] for point in row["curve"]]
+        share.plot(steps, [point["share"] for point in row["curve"]], label=f"{key[0]}, ε = {key[1]:g}")
+        level.plot(steps, [noise / base[key] for noise in row["noise"]])
+    share.set(xlabel="step", ylabel="K̃ / (Ñ·C)", ylim=(0, 1.05))
+    level.set(xlabel="step", ylabel="noise over DP-SGD's", ylim=(0, None))
     level.axhline(1.0, color="grey", linewidth=0.8)
     share.legend(fontsize="small")
     save(figure, "dpis_footing")
@@ -43,8 +46,11 @@ def accuracies(rows: Sequence[Row], methods: Sequence[str], name: str) -> None:
         method = row["method"].removeprefix(FOOTING)
         if method in methods and row["basis"] == "proven" and row["epsilon"] in EPSILONS:
             found[row["dataset"]][method, row["epsilon"]].append(100 * row["accuracy"])
-    figure, panels = plt.subplots(1, len(found), figsize=(4 * len(found), 3.4), layout="constrained", squeeze=False)
-    for axes, (dataset, groups) in zip(panels[0], sorted(found.items()), strict=True):
+    lines = math.ceil(len(found) / ACROSS)
+    figure, panels = plt.subplots(lines, ACROSS, figsize=(4 * ACROSS, 3.4 * lines), layout="constrained", squeeze=False)
+    for axes in panels.flat[len(found) :]:
+        axes.set_axis_off()
+    for axes, (dataset, groups) in zip(panels.flat, sorted(found.items()), strict=False):
         for number, method in enumerate(methods):
             points = [(e, value) for e in EPSILONS for value in groups[method, e]]
             means = [(e, sum(values) / len(values)) for e in EPSILONS if (values := groups[method, e])]
@@ -52,7 +58,7 @@ def accuracies(rows: Sequence[Row], methods: Sequence[str], name: str) -> None:
                 axes.plot(*zip(*means, strict=True), color=f"C{number}", label=method)
                 axes.plot(*zip(*points, strict=True), ".", color=f"C{number}")
         axes.set(xlabel="ε (proven)", ylabel="held-out accuracy (%)", title=dataset)
-    panels[0][0].legend(fontsize="small")
+    panels[0, 0].legend(fontsize="small")
     save(figure, name)
 
 
