@@ -54,9 +54,15 @@ class PaperTable:
         return self.epsilons[0] if self.kind == "epsilon" else cell.column
 
     def case(self, cell: Cell, seed: int, accounting: str, known: dict[tuple[str, str], Settings]) -> Case:
-        """The run behind a cell; its method is called as the row is."""
+        """The run behind a cell: the configured method with the changes of the row.
+
+        Its ``published``, the accountant of this paper, is for published accounting alone: proven runs are the same in
+        every table.
+        """
         changes = dict(self.variants[cell.label])
         method = str(changes.pop("method"))
+        if accounting == "proven":
+            changes.pop("published", None)
         if (cell.dataset, method) not in known:
             raise InvalidInput(f"method={method!r} is not configured for {cell.dataset}: add it to configs/")
         base = known[cell.dataset, method].case(self.epsilon_of(cell), seed, accounting)

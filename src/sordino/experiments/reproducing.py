@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sordino.experiments.case import ACCOUNTINGS, Case
+from sordino.experiments.methods import priced_alike
 from sordino.experiments.papers import Cell, PaperTable
 from sordino.experiments.settings import Settings
 from sordino.experiments.store import Row
@@ -35,7 +36,10 @@ def plan(
     records: int | None = None,
     steps: int | None = None,
 ) -> list[Planned]:
-    """Every cell with its runs; `quick` keeps one seed and one column, `records` and `steps` shorten each run."""
+    """Every cell with its runs; `quick` keeps one seed and one column, `records` and `steps` shorten each run.
+
+    Where the paper prices as we do, the proven runs stand for both.
+    """
     cells = table.cells(datasets)
     if quick:
         cells = quick_cells(cells)
@@ -44,8 +48,11 @@ def plan(
         made = table.case(cell, seed, accounting, known)
         return made.shortened(records, steps) if records or steps else made
 
-    used = range(1 if quick else seeds)
-    return [Planned(cell, {kind: [case(cell, seed, kind) for seed in used] for kind in ACCOUNTINGS}) for cell in cells]
+    def runs(cell: Cell, accounting: str) -> list[Case]:
+        shared = priced_alike(case(cell, 0, "published"))
+        return [case(cell, seed, "proven" if shared else accounting) for seed in range(1 if quick else seeds)]
+
+    return [Planned(cell, {kind: runs(cell, kind) for kind in ACCOUNTINGS}) for cell in cells]
 
 
 def quick_cells(cells: Sequence[Cell]) -> list[Cell]:
