@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from sordino.errors import InvalidInput
 from sordino.experiments import Case, catalogue, recipe_of
 from sordino.experiments.papers import best_printed, paper_table, paper_tables
-from sordino.experiments.reproducing import cases_of, plan, side_by_side
+from sordino.experiments.reproducing import cases_of, plan, quick_cells, side_by_side
 from tests.experiments.cases import row
 
 KNOWN = catalogue()
@@ -55,6 +56,27 @@ def test_quick_keeps_one_seed_and_the_column_nearest_three():
     assert {each.cell.column for each in quick} == {3.0}
     assert len(cases_of(quick)) == 4 * 2 + 1, "DPIS is priced by its filter under both names"
     assert len(cases_of(plan(table, ["imdb"], KNOWN, seeds=2))) == (4 * 2 + 1) * 4 * 2
+
+
+def test_quick_keeps_every_accuracy_for_one_run_reaches_them_all():
+    quick = plan(paper_table("screening:table3"), ["mnist"], KNOWN, quick=True)
+    assert {each.cell.column for each in quick} == {0.94, 0.96, 0.98}
+    assert len(cases_of(quick)) == 4 * 2
+
+
+def test_quick_keeps_the_seconds_that_are_soon_known():
+    table = paper_table("jl:table4")
+    quick = [cell.label for cell in quick_cells(table, table.cells(["mnist"]))]
+    assert quick == ["CNN, DP-SGD-Outer", "CNN, DP-SGD-JL(1)", "AlexNet, DP-SGD-Outer", "AlexNet, DP-SGD-JL(1)"]
+
+
+def test_figures_without_privacy_are_apart():
+    table = paper_table("dpsur:table3")
+    apart = [(cell.label, cell.column, cell.printed) for cell in table.non_private(["fashion-mnist"])]
+    assert apart == [("black box, non-private", math.inf, 0.582), ("white box, non-private", math.inf, 0.584)]
+    assert not any("non-private" in cell.label for cell in table.cells(["fashion-mnist"]))
+    assert table.has_non_private
+    assert not paper_table("auto-s:table").has_non_private
 
 
 def test_the_three_figures_stand_side_by_side():
