@@ -47,6 +47,7 @@ def _sampled(rate: float, *noises: float) -> PoissonSampledDpEvent:
         (1_172, "pld", "add-or-remove-one", 0.487),
         (3_516, "pld", "add-or-remove-one", 0.865),
         (3_515, "rdp", "add-or-remove-one", 0.954),
+        (3_515, "rdp-classic", "add-or-remove-one", 1.192),
         (1_172, "pld", "replace-one", 0.851),
     ],
 )
@@ -171,7 +172,7 @@ def test_structure_does_not_change_the_price(accountant: str) -> None:
     assert epsilon([(SelfComposedDpEvent(nested, 2), 1)], 1e-5, accountant) == flat
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "rdp-classic"])
 @pytest.mark.parametrize(
     ("event", "expected"),
     [
@@ -195,7 +196,7 @@ def test_edges(event: DpEvent, expected: float, accountant: str) -> None:
     assert delta([(event, 3)], 1.0, accountant) == pytest.approx(1.0 if expected else 0.0, abs=1e-14)
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "rdp-classic"])
 def test_full_rate_and_nothing_at_all(accountant: str) -> None:
     assert epsilon([(_sampled(1.0, 2.0), 4)], 1e-5, accountant) == epsilon(
         [(GaussianDpEvent(1.0), 1)], 1e-5, accountant

@@ -81,12 +81,45 @@ def test_a_table_is_reproduced(tmp_path, monkeypatch):
     command = ["reproduce", "digits:table", "--quick", "--records", "400", "--steps", "5", "--out", str(tmp_path)]
     said = CliRunner().invoke(app, [*command, "--workers", "2"])
     assert said.exit_code == 0, said.output
-    (line,) = [line for line in (tmp_path / "digits-table.md").read_text().splitlines() if "DPSGD" in line]
+    path = tmp_path / "digits-table-quick-records400-steps5.md"
+    assert path.read_text().startswith("SHORTENED to 400 records and 5 steps for a try")
+    assert not (tmp_path / "digits-table.md").exists(), "a try does not take the place of the table"
+    (line,) = [line for line in path.read_text().splitlines() if "| DPSGD" in line]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[:4] == ["digits", "DPSGD", "3", "50"]
     assert all(0 < float(cell) <= 100 for cell in cells[4:])
+    path.unlink()
     shown = CliRunner().invoke(app, [*command, "--show"])
     assert line in shown.output
+    assert not path.exists(), "showing writes nothing"
+
+
+def test_showing_seconds_measures_none(tmp_path, monkeypatch):
+    from sordino.experiments import timing
+
+    printed = {"digits": {"DPSGD": [9.0]}}
+    variants = {"DPSGD": {"method": "dpsgd", "recipe": {"noise_multiplier": 1.0}}}
+    table = replace(paper_table("jl:table2"), name="digits:seconds", variants=variants, printed=printed)
+    monkeypatch.setattr(papers, "paper_tables", lambda: {"digits:seconds": table})
+    monkeypatch.setattr(timing, "seconds_per_epoch", lambda case: 7.0)
+    command = ["reproduce", "digits:seconds", "--out", str(tmp_path)]
+    shown = CliRunner().invoke(app, [*command, "--show"])
+    assert "| digits | DPSGD | 9 |  |" in shown.output
+    assert not list(tmp_path.iterdir())
+    said = CliRunner().invoke(app, command)
+    assert "| digits | DPSGD | 9 | 7.0 |" in said.output
+    kept = (tmp_path / "digits-seconds.md").read_bytes()
+    CliRunner().invoke(app, [*command, "--records", "300"])
+    assert (tmp_path / "digits-seconds.md").read_bytes() == kept
+    assert (tmp_path / "digits-seconds-records300.md").exists()
+
+
+def test_what_a_table_leaves_out_is_said(tmp_path):
+    left_out = "figures without privacy are left out"
+    for name, said in (("dpsur:table2", True), ("auto-s:table", False), ("dpsur:table3", False)):
+        shown = CliRunner().invoke(app, ["reproduce", name, "--show", "--out", str(tmp_path)])
+        assert (left_out in shown.output) is said
+    assert "black box, non-private | ∞ | 0.582" in shown.output
 
 
 @pytest.mark.parametrize(
@@ -104,6 +137,11 @@ def test_a_table_is_reproduced(tmp_path, monkeypatch):
         (["reproduce", "nix:table1"], "choose one of"),
         (["reproduce", "dpsur:table2", "--dataset", "digits"], "it has mnist"),
         (["reproduce", "dpsur:table2", "--seeds", "0"], "seeds"),
+        (["reproduce", "dpsur:table2", "--seeds", "2", "--quick"], "quick is one seed"),
+        (["reproduce", "dpsur:table2", "--steps", "0"], "steps"),
+        (["reproduce", "dpsur:table3", "--workers", "2"], "workers=2 has no effect on dpsur:table3"),
+        (["reproduce", "jl:table2", "--seeds", "2"], "seeds=2 has no effect on jl:table2"),
+        (["reproduce", "jl:table2", "--steps", "5"], "steps=5 has no effect on jl:table2"),
     ],
 )
 def test_refusals_are_one_line(arguments, word, capsys, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sordino.experiments import recipe_of
-from sordino.experiments.methods import accountant_of
+from sordino.experiments.methods import accountant_of, priced_alike
 from tests.experiments.cases import small
 
 SHARED = {"batch_size": 100, "steps": 8}
@@ -21,6 +21,7 @@ PUBLIC = (torch.rand(6, 1, 8, 8), torch.zeros(6, dtype=torch.int64))
         ({"name": "noise_decay"}, "pld", "zcdp-epoch"),
         ({"name": "dpis"}, "rdp-filter", "rdp-filter"),
         ({"name": "dpsur"}, "pld", "rdp"),
+        ({"name": "screening"}, "pld", "rdp-classic"),
     ],
 )
 def test_who_prices_a_recipe(recipe, proven, published):
@@ -28,6 +29,21 @@ def test_who_prices_a_recipe(recipe, proven, published):
     assert accountant_of(small(recipe=recipe, accounting="published")) == published
     if published != "rdp-filter":
         assert accountant_of(small(recipe=recipe, accounting="published", published="pld")) == "pld"
+
+
+def test_a_baseline_is_priced_as_in_the_paper_that_ran_it():
+    assert accountant_of(small("tb-linear", accounting="published")) == "rdp-classic"
+    assert accountant_of(small("tb-linear", accounting="published", published="rdp")) == "rdp"
+    assert accountant_of(small("tb-linear")) == "pld"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "published", "alike"),
+    [("dpsgd", None, False), ("dpis", None, True), ("jl", "pld", True), ("dpsur", "pld", False)],
+)
+def test_where_both_accountings_give_one_recipe(recipe, published, alike):
+    for accounting in ("proven", "published"):
+        assert priced_alike(small(recipe={"name": recipe}, published=published, accounting=accounting)) is alike
 
 
 @pytest.mark.parametrize("name", ["dpsgd", "automatic", "dynamic", "noise_decay", "dpis", "screening"])

@@ -18,7 +18,7 @@ from sordino.accounting.filter import FilterPricing
 from sordino.accounting.gdp import GdpPricing
 from sordino.accounting.pld import pld, sampled_pld
 from sordino.accounting.pld_accountant import PldPricing
-from sordino.accounting.rdp import ORDERS, RdpPricing, rdp_curve, sampled_rdp_curve
+from sordino.accounting.rdp import ORDERS, ClassicRdpPricing, RdpPricing, rdp_curve, sampled_rdp_curve
 from sordino.errors import InvalidInput
 
 __all__ = [
@@ -54,7 +54,10 @@ class Accountant(Protocol):
     def delta(self, events: Events, epsilon: float, adjacency: Adjacency) -> float: ...
 
 
-_ALL: tuple[Accountant, ...] = (PldPricing(), RdpPricing(), FilterPricing(), GdpPricing(), ZCDP, ZCDP_EPOCH, TCDP)
+_ALL: tuple[Accountant, ...] = (
+    *(PldPricing(), RdpPricing(), ClassicRdpPricing(), FilterPricing()),
+    *(GdpPricing(), ZCDP, ZCDP_EPOCH, TCDP),
+)
 ACCOUNTANTS: dict[str, Accountant] = {accountant.name: accountant for accountant in _ALL}
 
 

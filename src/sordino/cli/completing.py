@@ -15,7 +15,7 @@ MODELS = (
     *("transformer", "vgg13"),
 )
 OPTIMIZERS = ("adam", "adamw", "sgd")
-ACCOUNTANTS = ("gdp", "pld", "rdp", "rdp-filter", "tcdp", "zcdp", "zcdp-epoch")
+ACCOUNTANTS = ("gdp", "pld", "rdp", "rdp-classic", "rdp-filter", "tcdp", "zcdp", "zcdp-epoch")
 ADJACENCIES = ("add-or-remove-one", "replace-one")
 
 

@@ -25,6 +25,12 @@ sordino reproduce dynamic:table1 --dataset mnist --quick (one seed, one epsilon)
 
 The same command again goes on where it was killed; finished runs are not repeated.
 """
+SEEDS = 3
+_WITHOUT_EFFECT = {
+    "seconds": (("seeds", "workers", "steps"), "two steps of every cell are measured, one cell after the other"),
+    "attack": (("workers",), "targets are trained and attacked one after the other"),
+}
+"""Options that a kind of table has no use for, and why."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Wanted:
 
     datasets: list[str]
     out: Path
-    seeds: int
+    seeds: int | None
     quick: bool
     records: int | None
     steps: int | None
@@ -49,13 +55,13 @@ def register(app: typer.Typer) -> None:
 def reproduce(
     table: Annotated[str | None, typer.Argument(help="Such as dpsur:table2; --list shows them all.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Only this dataset of the table.")] = None,
-    seeds: Annotated[int, typer.Option(help="Runs per cell and accounting.")] = 3,
+    seeds: Annotated[int | None, typer.Option(help="Runs per cell and accounting: 3, and 1 of attacks.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A subset: one seed, the epsilon nearest 3.")] = False,
     out: Annotated[Path, typer.Option(help="Where results go; tables share their runs.")] = Path("runs/reproduce"),
     workers: Annotated[int | None, typer.Option(help="Processes at once. Default: one per core.")] = None,
     records: Annotated[int | None, typer.Option(help="Train on the first so many records alone, for a try.")] = None,
     steps: Annotated[int | None, typer.Option(help="Take so few steps, for a try; the noise follows.")] = None,
-    show: Annotated[bool, typer.Option("--show", help="Print what is finished; run nothing.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print what is finished; run and write nothing.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List the tables and where they stand.")] = False,
 ) -> None:
     """Rerun a table of a paper and set its figures beside ours."""
@@ -67,15 +73,32 @@ def reproduce(
         return
     if table is None:
         raise InvalidInput("the table is missing: give one, such as dpsur:table2; --list shows them all")
-    if seeds < 1:
-        raise InvalidInput(f"seeds={seeds} must be >= 1")
     chosen = paper_table(table)
     wanted = Wanted(chosen.require(dataset), out, seeds, quick, records, steps, workers, show)
+    _require(chosen, wanted)
     failed = {"seconds": _timed, "attack": _attacked}.get(chosen.kind, _trained)(chosen, wanted)
     for line in failed:
         complain(line)
     if failed:
         raise typer.Exit(FOUND)
+
+
+def _require(table: PaperTable, wanted: Wanted) -> None:
+    """Refuse what has no meaning, rather than pass over it in silence."""
+    for name in ("seeds", "records", "steps", "workers"):
+        value = getattr(wanted, name)
+        if value is not None and value < 1:
+            raise InvalidInput(f"{name}={value} must be >= 1: leave it out for the default")
+    if wanted.quick and wanted.seeds is not None:
+        raise InvalidInput(
+            f"seeds={wanted.seeds} and quick exclude each other: quick is one seed, leave one of them out"
+        )
+    useless, why = _WITHOUT_EFFECT.get(table.kind, ((), ""))
+    for name in useless:
+        if getattr(wanted, name) is not None:
+            raise InvalidInput(
+                f"{name}={getattr(wanted, name)} has no effect on {table.name}, where {why}: leave it out"
+            )
 
 
 def _trained(table: PaperTable, wanted: Wanted) -> list[str]:
@@ -88,7 +111,7 @@ def _trained(table: PaperTable, wanted: Wanted) -> list[str]:
         table,
         wanted.datasets,
         catalogue(),
-        seeds=wanted.seeds,
+        seeds=wanted.seeds or SEEDS,
         quick=wanted.quick,
         records=wanted.records,
         steps=wanted.steps,
@@ -99,30 +122,59 @@ def _trained(table: PaperTable, wanted: Wanted) -> list[str]:
 
 
 def _timed(table: PaperTable, wanted: Wanted) -> list[str]:
-    """Tables of speed: measured anew every time."""
+    """Tables of speed."""
     from sordino.experiments import catalogue
+    from sordino.experiments.reproducing import quick_cells
     from sordino.experiments.timing import timed
 
     cells = table.cells(wanted.datasets)
-    _keep(timed(table, cells[:1] if wanted.quick else cells, catalogue(), wanted.records), table, wanted)
+    cells = quick_cells(table, cells) if wanted.quick else cells
+    _keep(timed(table, cells, catalogue(), wanted.out, wanted.records, wanted.show), table, wanted)
     return []
 
 
 def _attacked(table: PaperTable, wanted: Wanted) -> list[str]:
-    """Tables of membership attacks."""
+    """Tables of membership attacks, models without privacy included."""
     from sordino.experiments import catalogue
-    from sordino.experiments.attacking import attacked
+    from sordino.experiments.attacking import Attacks, attacked
     from sordino.experiments.reproducing import quick_cells
 
-    cells = table.cells(wanted.datasets)
-    cells = quick_cells(cells) if wanted.quick else cells
-    text = attacked(table, cells, catalogue(), wanted.out, wanted.records, wanted.steps, wanted.show)
-    _keep(text, table, wanted)
+    cells = [*table.cells(wanted.datasets), *table.non_private(wanted.datasets)]
+    cells = quick_cells(table, cells) if wanted.quick else cells
+    attacks = Attacks(wanted.out, wanted.seeds or 1, wanted.records, wanted.steps, wanted.show)
+    _keep(attacked(table, cells, catalogue(), attacks), table, wanted)
     return []
 
 
 def _keep(text: str, table: PaperTable, wanted: Wanted) -> None:
-    """Print a table and keep it beside its runs."""
-    wanted.out.mkdir(parents=True, exist_ok=True)
-    (wanted.out / f"{table.name.replace(':', '-')}.md").write_text(text)
+    """Print a table with what is special about it and, unless it is only shown, keep it beside its runs."""
+    text = "\n\n".join([*_remarks(table, wanted), text])
+    if not wanted.show:
+        wanted.out.mkdir(parents=True, exist_ok=True)
+        (wanted.out / _file_name(table, wanted)).write_text(text)
     console().print(text, markup=False)
+
+
+def _remarks(table: PaperTable, wanted: Wanted) -> list[str]:
+    """What a reader must know who sees the table alone."""
+    remarks = []
+    if short := _shortened(wanted):
+        limits = " and ".join(f"{value} {name}" for name, value in short.items())
+        remarks.append(f"SHORTENED to {limits} for a try: ours are not the paper's runs.")
+    if wanted.quick:
+        remarks.append("A quick look: a part of the table, one seed.")
+    if table.has_non_private and table.kind != "attack":
+        remarks.append("The paper's figures without privacy are left out.")
+    return remarks
+
+
+def _file_name(table: PaperTable, wanted: Wanted) -> str:
+    """A part of a table, or a shortened one, does not take the place of the whole."""
+    part = [] if wanted.datasets == list(table.printed) else wanted.datasets
+    short = [f"{name}{value}" for name, value in _shortened(wanted).items()]
+    return "-".join([table.name.replace(":", "-"), *part, *(["quick"] if wanted.quick else []), *short]) + ".md"
+
+
+def _shortened(wanted: Wanted) -> dict[str, int]:
+    given = {"records": wanted.records, "steps": wanted.steps}
+    return {name: value for name, value in given.items() if value is not None}

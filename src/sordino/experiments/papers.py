@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -39,6 +40,21 @@ class PaperTable:
     variants: dict[str, dict[str, Any]]
     printed: dict[str, dict[str, list[float]]]
 
+    @property
+    def has_non_private(self) -> bool:
+        """Whether it prints figures of models that are not private."""
+        return any(label.endswith(NON_PRIVATE) for figures in self.printed.values() for label in figures)
+
+    def non_private(self, datasets: Iterable[str]) -> list[Cell]:
+        """The figures of models that are not private: at ε = ∞."""
+        return [
+            Cell(dataset, label, math.inf, figure)
+            for dataset in datasets
+            for label, figures in self.printed[dataset].items()
+            if label.endswith(NON_PRIVATE)
+            for figure in figures
+        ]
+
     def cells(self, datasets: Iterable[str]) -> list[Cell]:
         """The figures of `datasets`, without those of models that are not private."""
         return [
@@ -53,10 +69,16 @@ class PaperTable:
         """The ε of the runs behind a cell."""
         return self.epsilons[0] if self.kind == "epsilon" else cell.column
 
-    def case(self, cell: Cell, seed: int, accounting: str, known: dict[tuple[str, str], Settings]) -> Case:
-        """The run behind a cell; its method is called as the row is."""
+    def case(self, cell: Cell, seed: int, accounting: str, known: Mapping[tuple[str, str], Settings]) -> Case:
+        """The run behind a cell: the configured method with the changes of the row.
+
+        Its ``published``, the accountant of this paper, is for published accounting alone: proven runs are the same in
+        every table.
+        """
         changes = dict(self.variants[cell.label])
         method = str(changes.pop("method"))
+        if accounting == "proven":
+            changes.pop("published", None)
         if (cell.dataset, method) not in known:
             raise InvalidInput(f"method={method!r} is not configured for {cell.dataset}: add it to configs/")
         base = known[cell.dataset, method].case(self.epsilon_of(cell), seed, accounting)

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sordino.experiments.case import ACCOUNTINGS, Case
+from sordino.experiments.methods import priced_alike
 from sordino.experiments.papers import Cell, PaperTable
 from sordino.experiments.settings import Settings
 from sordino.experiments.store import Row
 from sordino.experiments.tables import markdown
 
 QUICK = 3.0
-"""The ε of a quick look: the column nearest to it."""
+"""The ε of a quick look."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +36,34 @@ def plan(
     records: int | None = None,
     steps: int | None = None,
 ) -> list[Planned]:
-    """Every cell with its runs; `quick` keeps one seed and one column, `records` and `steps` shorten each run."""
+    """Every cell with its runs; `quick` keeps one seed and `quick_cells`, `records` and `steps` shorten each run.
+
+    Where the paper prices as we do, the proven runs stand for both.
+    """
     cells = table.cells(datasets)
     if quick:
-        cells = quick_cells(cells)
+        cells = quick_cells(table, cells)
 
     def case(cell: Cell, seed: int, accounting: str) -> Case:
         made = table.case(cell, seed, accounting, known)
         return made.shortened(records, steps) if records or steps else made
 
-    used = range(1 if quick else seeds)
-    return [Planned(cell, {kind: [case(cell, seed, kind) for seed in used] for kind in ACCOUNTINGS}) for cell in cells]
+    def runs(cell: Cell, accounting: str) -> list[Case]:
+        shared = priced_alike(case(cell, 0, "published"))
+        return [case(cell, seed, "proven" if shared else accounting) for seed in range(1 if quick else seeds)]
+
+    return [Planned(cell, {kind: runs(cell, kind) for kind in ACCOUNTINGS}) for cell in cells]
 
 
-def quick_cells(cells: Sequence[Cell]) -> list[Cell]:
-    """Of every row the column nearest to ε = 3."""
+def quick_cells(table: PaperTable, cells: Sequence[Cell]) -> list[Cell]:
+    """Of every row the column nearest to ε = 3; of seconds, the rows with at most one projection, which are soon known.
+
+    Where columns are accuracies all are kept: one run reaches them all.
+    """
+    if table.kind == "epsilon":
+        return list(cells)
+    if table.kind == "seconds":
+        return [cell for cell in cells if table.variants[cell.label].get("recipe", {}).get("projections", 1) == 1]
     return [cell for cell in cells if cell.column == _nearest(cells, cell)]
 
 
@@ -61,7 +75,7 @@ def cases_of(planned: Sequence[Planned]) -> list[Case]:
 
 
 def side_by_side(table: PaperTable, planned: Sequence[Planned], find: Callable[[str], Row | None]) -> str:
-    """A line per figure: the paper's, ours at the same published ε, ours at the same proven ε."""
+    """A line per figure: the paper's, ours (seeds) at the same published ε, ours at the same proven ε."""
     column = {"accuracy": "ε", "epsilon": "accuracy"}[table.kind]
     lines = []
     for each in planned:
@@ -95,7 +109,7 @@ def _spent_at(row: Row, level: float) -> float:
 
 def _spread(values: Sequence[float]) -> str:
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{spread}"
+    return f"{statistics.mean(values):.2f}{spread} ({len(values)})"
 
 
 def _nearest(cells: Sequence[Cell], like: Cell) -> float:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from sordino.checkpoint import write_durably
 from sordino.experiments.case import Case
 from sordino.experiments.methods import uncalibrated
 from sordino.experiments.papers import Cell, PaperTable
@@ -15,8 +18,10 @@ from sordino.experiments.settings import Settings
 from sordino.experiments.tables import markdown
 from sordino.private import Private
 
+STEPS = 2
 
-def seconds_per_epoch(case: Case, steps: int = 2) -> float:
+
+def seconds_per_epoch(case: Case, steps: int = STEPS) -> float:
     """The mean of `steps` steps after one to warm up, times the steps of an epoch. Nothing is priced."""
     problem = problem_of(case)
     records = len(problem.train[1])
@@ -36,21 +41,34 @@ def seconds_per_epoch(case: Case, steps: int = 2) -> float:
 def timed(
     table: PaperTable,
     cells: Sequence[Cell],
-    known: dict[tuple[str, str], Settings],
+    known: Mapping[tuple[str, str], Settings],
+    folder: Path,
     records: int | None = None,
-    steps: int = 2,
+    show: bool = False,
 ) -> str:
-    """A line per method: the paper's seconds on its GPU beside ours on this machine's processor."""
+    """A line per method: the paper's seconds on its GPU beside ours on this machine's processor.
+
+    Each cell is measured once and kept in ``<folder>/timings``; with `show` none is.
+    """
     lines = []
     for cell in cells:
         case = table.case(cell, 0, "proven", known)
-        ours = seconds_per_epoch(case.shortened(records) if records else case, steps)
-        printed = (
-            "out of memory"
-            if math.isinf(cell.printed)
-            else "not legible"
-            if math.isnan(cell.printed)
-            else f"{cell.printed:g}"
-        )
-        lines.append([cell.dataset, cell.label, printed, f"{ours:.1f}"])
+        case = case.shortened(records) if records else case
+        path = folder / "timings" / f"{case.label}.json"
+        if not path.exists() and not show:
+            _measure(case, path)
+        ours = f"{json.loads(path.read_text())['seconds']:.1f}" if path.exists() else ""
+        lines.append([cell.dataset, cell.label, _printed(cell.printed), ours])
     return f"{table.where}\n\n{markdown(['dataset', 'method', 'paper, GPU', 'ours, this processor'], lines)}"
+
+
+def _measure(case: Case, path: Path) -> None:
+    row = {"seconds": seconds_per_epoch(case), "steps": STEPS, "case": case.to_dict()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, json.dumps(row, indent=1).encode())
+
+
+def _printed(seconds: float) -> str:
+    if math.isinf(seconds):
+        return "out of memory"
+    return "not legible" if math.isnan(seconds) else f"{seconds:g}"
