@@ -33,6 +33,19 @@ def test_sordino_data_comes_before_the_cache(
     assert store.obtain("mnist", REMOTE) == given
 
 
+def test_any_file_of_sordino_data_comes_before_the_cache(
+    empty_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a set may lie in two layouts, the folder decides first and the layout second."""
+    other = put(empty_machine, b"").with_name("other.txt")
+    other.write_bytes(b"another layout")
+    assert store.obtain("mnist", REMOTE, "other.txt") == other
+    given = put(tmp_path / "given", b"right")
+    monkeypatch.setenv("SORDINO_DATA", str(tmp_path / "given"))
+    assert store.obtain("mnist", REMOTE, "other.txt") == given
+    assert store.given("mnist", "other.txt") is None
+
+
 def test_a_damaged_local_file_is_refused(empty_machine: Path) -> None:
     path = put(empty_machine, b"wrong")
     with pytest.raises(DataUnavailable, match=f"{path} has md5 .* must be .*: delete it and load again"):

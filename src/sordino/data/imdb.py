@@ -53,13 +53,14 @@ def glove_embedding(vocabulary: str = "keras", words: int = 20_000) -> Tensor:
     """GloVe vectors [words, 100], one row per token id of `load` with the same arguments."""
     if vocabulary not in ("keras", "glove"):
         raise InvalidInput(f"vocabulary={vocabulary!r} must be 'keras' or 'glove': hashed words have no vectors")
-    ranked = keras_words() if vocabulary == "keras" else glove.public_words()
-    return glove.embedding(ranked[: words - 4])
+    counted = vocabulary == "keras"
+    ranked = keras_words() if counted else glove.public_words()
+    return glove.embedding(ranked[: words - 4], excerpt=counted)
 
 
 def _codes(split: str, vocabulary: str) -> dict[str, NDArray[np.generic]]:
     """Word codes of all reviews of a split; made once, as tokenising takes seconds."""
-    source = store.find("imdb", f"{split}.tsv.xz") or store.obtain("imdb", OFFICIAL)
+    source = store.obtain("imdb", OFFICIAL, f"{split}.tsv.xz")
 
     def make() -> dict[str, NDArray[np.generic]]:
         texts, classes = _from_archive(source, split) if source.name == OFFICIAL.name else _from_table(source)

@@ -47,17 +47,16 @@ def encode(name: str, length: int) -> Tensor:
 
 def _read() -> dict[str, list[str]]:
     """Names by language, from a folder of text files or from the official archive."""
-    folder = store.find("names", "English.txt")
-    if folder is not None:
-        files = {path.stem: path.read_bytes() for path in folder.parent.glob("*.txt")}
+    source = store.obtain("names", OFFICIAL, "English.txt")
+    if source.name != OFFICIAL.name:
+        files = {path.stem: path.read_bytes() for path in source.parent.glob("*.txt")}
     else:
-        archive = store.obtain("names", OFFICIAL)
         try:
-            with zipfile.ZipFile(archive) as content:
+            with zipfile.ZipFile(source) as content:
                 members = [m for m in content.namelist() if m.startswith("data/names/") and m.endswith(".txt")]
                 files = {Path(member).stem: content.read(member) for member in members}
         except zipfile.BadZipFile as error:
-            raise DataUnavailable(f"{archive} is not a whole zip file ({error}): delete it and load again") from error
+            raise DataUnavailable(f"{source} is not a whole zip file ({error}): delete it and load again") from error
     return {language: [name for name in text.decode().split("\n") if name] for language, text in files.items()}
 
 

@@ -28,24 +28,35 @@ def cache_folder() -> Path:
     return base / "sordino"
 
 
-def find(dataset: str, file: str) -> Path | None:
-    """The file in SORDINO_DATA or in the cache, if it is there."""
-    folders = [cache_folder()]
-    if given := os.environ.get("SORDINO_DATA"):
-        if not Path(given).is_dir():
-            raise InvalidInput(
-                f"SORDINO_DATA={given} is not a folder: correct it, or unset it to download the datasets"
-            )
-        folders.insert(0, Path(given))
-    return next((path for folder in folders if (path := folder / dataset / file).exists()), None)
+def given(dataset: str, *files: str) -> Path | None:
+    """The first of the files that is in SORDINO_DATA."""
+    folder = os.environ.get("SORDINO_DATA")
+    if not folder:
+        return None
+    if not Path(folder).is_dir():
+        raise InvalidInput(f"SORDINO_DATA={folder} is not a folder: correct it, or unset it to download the datasets")
+    return _first(Path(folder) / dataset, files)
 
 
-def obtain(dataset: str, remote: Remote, *, quiet: bool = False) -> Path:
-    """The official file: verified where it lies, or downloaded into the cache."""
-    path = find(dataset, remote.name)
+def find(dataset: str, *files: str) -> Path | None:
+    """The first of the files that is in SORDINO_DATA, or else in the cache."""
+    return given(dataset, *files) or _first(cache_folder() / dataset, files)
+
+
+def _first(folder: Path, files: tuple[str, ...]) -> Path | None:
+    return next((path for file in files if (path := folder / file).exists()), None)
+
+
+def obtain(dataset: str, remote: Remote, *instead: str, quiet: bool = False) -> Path:
+    """The official file, or one of those that may be there `instead`: where it lies, or downloaded into the cache.
+
+    The official file is verified wherever it is.
+    """
+    path = find(dataset, *instead, remote.name)
     if path is None:
         return fetch(remote, cache_folder() / dataset / remote.name, quiet=quiet)
-    remote.verify(path)
+    if path.name == remote.name:
+        remote.verify(path)
     return path
 
 
