@@ -204,7 +204,12 @@ def test_several_at_once_fetch_once(serve: Callable[..., Server], tmp_path: Path
 
 
 def test_the_progress_bar_goes_to_stderr(
-    serve: Callable[..., Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    serve: Callable[..., Server], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch(Remote(serve("whole").url, SHA256), tmp_path / "data.bin")
-    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes the captured stream for a terminal
+    for quiet in (False, True):
+        fetch(Remote(serve("whole").url, SHA256), tmp_path / f"{quiet}.bin", quiet=quiet)
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert ("False.bin" in said.err and "262.1/262.1 kB" in said.err) != quiet
+        assert bool(said.err) != quiet

@@ -51,6 +51,40 @@ def test_unknown_sets_and_options_are_refused() -> None:
         data.load("imdb", vocabulary="bert")
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("imdb", {"vocabulary": "hashed", "words": 3}, r"words=3 must be >= 4: "),
+        ("imdb", {"words": 2}, r"words=2 must be >= 4: "),
+        ("imdb", {"length": 0}, r"length=0 must be >= 1: "),
+        ("names", {"length": 1}, r"length=1 must be >= 3: "),
+        ("names", {"length": 2}, r"length=2 must be >= 3: "),
+    ],
+)
+def test_options_out_of_range_are_one_line_before_anything_is_read(
+    empty_machine: Path, name: str, options: dict[str, int], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message) as caught:
+        data.load(name, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("vocabulary", ["keras", "glove"])
+def test_a_table_of_vectors_has_a_row_for_every_special_token(empty_machine: Path, vocabulary: str) -> None:
+    with pytest.raises(InvalidInput, match="words=3 must be >= 4"):
+        imdb.glove_embedding(vocabulary, words=3)
+
+
+def test_the_fewest_words_and_letters_have_ids_inside_the_table(
+    empty_machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imitation(empty_machine, monkeypatch)
+    for vocabulary in words.VOCABULARIES:
+        assert data.load("imdb", vocabulary=vocabulary, words=4, length=1).train[0].max() < 4
+    assert len(imdb.glove_embedding(words=4)) == 4
+    assert names.encode("Ada", 3).tolist() == [1, ord("A") + 3, 2]
+
+
 def test_an_absent_set_says_where_it_was_to_come_from(empty_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "OFFICIAL", Remote("http://127.0.0.1:9/data.zip"))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
@@ -179,6 +213,8 @@ def test_names(benchmark_folder: Path) -> None:
     assert loaded.test[1].bincount(minlength=18).min() >= 14
     assert (tokens[:, -1] == names.END).all(), "padding is on the left: the last step has read the whole name"
     assert tokens.max() < 259
+    (caveat,) = loaded.caveats
+    assert "a fixed fifth of each language held out, by the number of its names (instead: " in caveat
 
 
 def test_a_name_is_its_bytes() -> None:
