@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sordino.data.download import DataUnavailable, Remote, fetch
+from sordino.errors import InvalidInput
 
 CONTENT = bytes(range(256)) * 1024
 SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
@@ -192,6 +193,26 @@ def test_offline_is_one_clear_line(serve: Callable[..., Server], tmp_path: Path)
     with pytest.raises(DataUnavailable, match=r"refused.*: go online, or set SORDINO_DATA to a folder") as caught:
         quick(server.url, tmp_path / "data.bin")
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_line(serve: Callable[..., Server], tmp_path: Path) -> None:
+    server = serve("whole")
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(
+        InvalidInput, match=r"^cache folder .*file/deep cannot be written .*set SORDINO_CACHE"
+    ) as caught:
+        quick(server.url, tmp_path / "file" / "deep" / "data.bin")
+    assert "\n" not in str(caught.value)
+    assert server.ranges == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+def test_a_full_disk_is_not_taken_for_a_broken_connection(serve: Callable[..., Server], tmp_path: Path) -> None:
+    server = serve("whole")
+    (tmp_path / "data.bin.part").symlink_to("/dev/full")
+    with pytest.raises(InvalidInput, match=r"cannot be written .*No space left on device.*: make room"):
+        quick(server.url, tmp_path / "data.bin")
+    assert server.ranges == [None], "to ask again would fill no less"
 
 
 def test_several_at_once_fetch_once(serve: Callable[..., Server], tmp_path: Path) -> None:

@@ -106,3 +106,19 @@ def test_without_a_writable_cache_arrays_are_made_each_time(tmp_path: Path, monk
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("SORDINO_CACHE", str(tmp_path / "file" / "cache"))
     assert store.remember("set", "a", lambda: {"x": np.array([1])})["x"].tolist() == [1]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+def test_on_a_full_disk_arrays_are_made_each_time(empty_machine: Path) -> None:
+    for _ in range(2):
+        (empty_machine / "set").mkdir(parents=True, exist_ok=True)
+        (empty_machine / "set" / "a.part").symlink_to("/dev/full")
+        assert store.remember("set", "a", lambda: {"x": np.arange(9)})["x"].tolist() == list(range(9))
+        assert [path.name for path in (empty_machine / "set").iterdir()] == ["a.lock"]
+
+
+def test_what_is_there_is_read_where_nothing_can_be_written(empty_machine: Path) -> None:
+    store.remember("set", "a", lambda: {"x": np.array([1])})
+    (empty_machine / "set" / "a.lock").unlink()
+    (empty_machine / "set" / "a.lock").mkdir()
+    assert store.remember("set", "a", dict)["x"].tolist() == [1]

@@ -6,6 +6,7 @@ import os
 import sys
 import zipfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -65,18 +66,29 @@ def remember(
 ) -> dict[str, NDArray[np.generic]]:
     """Arrays that take long to make, made once and kept in the cache; `key` names all that they depend on."""
     path = cache_folder() / dataset / f"{key}.npz"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError:  # no place to keep them: make them each time
-        return make()
-    with exclusive(path.with_suffix(".lock")):
-        if not path.exists():
-            part = path.with_suffix(".part")
-            with part.open("wb") as file:
-                np.savez(file, allow_pickle=False, **make())
-            part.replace(path)
+    if not path.exists():  # a whole file needs no lock, and may lie where nothing can be written
+        with ExitStack() as held:
+            try:
+                held.enter_context(exclusive(path.with_suffix(".lock")))
+            except OSError:  # no place to keep them: make them each time
+                return make()
+            if not path.exists() and not _written(path, made := make()):
+                return made
     try:
         with np.load(path) as stored:
             return dict(stored)
     except (zipfile.BadZipFile, ValueError, EOFError) as error:
         raise InvalidInput(f"{path} cannot be read ({error}): delete it, it will be made again") from error
+
+
+def _written(path: Path, arrays: dict[str, NDArray[np.generic]]) -> bool:
+    """Whether there was room for the file; it takes its name only when it is whole."""
+    part = path.with_suffix(".part")
+    try:
+        with part.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        return False
+    return True
