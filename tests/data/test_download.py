@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sordino.data.download import DataUnavailable, Remote, fetch
+from sordino.errors import InvalidInput
 
 CONTENT = bytes(range(256)) * 1024
 SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
@@ -194,6 +195,26 @@ def test_offline_is_one_clear_line(serve: Callable[..., Server], tmp_path: Path)
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_that_cannot_be_written_is_one_clear_line(serve: Callable[..., Server], tmp_path: Path) -> None:
+    server = serve("whole")
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(
+        InvalidInput, match=r"^cache folder .*file/deep cannot be written .*set SORDINO_CACHE"
+    ) as caught:
+        quick(server.url, tmp_path / "file" / "deep" / "data.bin")
+    assert "\n" not in str(caught.value)
+    assert server.ranges == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+def test_a_full_disk_is_not_taken_for_a_broken_connection(serve: Callable[..., Server], tmp_path: Path) -> None:
+    server = serve("whole")
+    (tmp_path / "data.bin.part").symlink_to("/dev/full")
+    with pytest.raises(InvalidInput, match=r"cannot be written .*No space left on device.*: make room"):
+        quick(server.url, tmp_path / "data.bin")
+    assert server.ranges == [None], "to ask again would fill no less"
+
+
 def test_several_at_once_fetch_once(serve: Callable[..., Server], tmp_path: Path) -> None:
     """The lock belongs to the open file, so threads exclude each other as processes do."""
     server = serve("whole")
@@ -204,7 +225,12 @@ def test_several_at_once_fetch_once(serve: Callable[..., Server], tmp_path: Path
 
 
 def test_the_progress_bar_goes_to_stderr(
-    serve: Callable[..., Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    serve: Callable[..., Server], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch(Remote(serve("whole").url, SHA256), tmp_path / "data.bin")
-    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes the captured stream for a terminal
+    for quiet in (False, True):
+        fetch(Remote(serve("whole").url, SHA256), tmp_path / f"{quiet}.bin", quiet=quiet)
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert ("False.bin" in said.err and "262.1/262.1 kB" in said.err) != quiet
+        assert bool(said.err) != quiet

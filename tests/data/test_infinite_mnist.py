@@ -78,6 +78,10 @@ def test_bounds() -> None:
         digits()[1000]
     with pytest.raises(InvalidInput, match="records=0 must be >= 1"):
         digits(records=0)
+    for seed in (-1, 2**64):
+        with pytest.raises(InvalidInput, match=rf"seed={seed} must be in 0\.\."):
+            digits(seed=seed)
+    assert digits(seed=2**64 - 1)[999][0].shape == (1, 28, 28)
 
 
 def test_infinite_mnist_from_mnist(benchmark_folder: Path) -> None:

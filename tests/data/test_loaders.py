@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import lzma
@@ -48,6 +49,40 @@ def test_unknown_sets_and_options_are_refused() -> None:
         data.load("svhn")
     with pytest.raises(InvalidInput, match="vocabulary='bert' must be one of keras, glove, hashed"):
         data.load("imdb", vocabulary="bert")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("imdb", {"vocabulary": "hashed", "words": 3}, r"words=3 must be >= 4: "),
+        ("imdb", {"words": 2}, r"words=2 must be >= 4: "),
+        ("imdb", {"length": 0}, r"length=0 must be >= 1: "),
+        ("names", {"length": 1}, r"length=1 must be >= 3: "),
+        ("names", {"length": 2}, r"length=2 must be >= 3: "),
+    ],
+)
+def test_options_out_of_range_are_one_line_before_anything_is_read(
+    empty_machine: Path, name: str, options: dict[str, int], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message) as caught:
+        data.load(name, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("vocabulary", ["keras", "glove"])
+def test_a_table_of_vectors_has_a_row_for_every_special_token(empty_machine: Path, vocabulary: str) -> None:
+    with pytest.raises(InvalidInput, match="words=3 must be >= 4"):
+        imdb.glove_embedding(vocabulary, words=3)
+
+
+def test_the_fewest_words_and_letters_have_ids_inside_the_table(
+    empty_machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imitation(empty_machine, monkeypatch)
+    for vocabulary in words.VOCABULARIES:
+        assert data.load("imdb", vocabulary=vocabulary, words=4, length=1).train[0].max() < 4
+    assert len(imdb.glove_embedding(words=4)) == 4
+    assert names.encode("Ada", 3).tolist() == [1, ord("A") + 3, 2]
 
 
 def test_an_absent_set_says_where_it_was_to_come_from(empty_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +156,44 @@ def test_cifar10_refuses_other_bytes(empty_machine: Path, monkeypatch: pytest.Mo
         data.load("cifar10")
 
 
+def test_cifar10_of_sordino_data_comes_before_what_was_decoded(
+    empty_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put(folder: Path, value: int) -> None:
+        (folder / "cifar10").mkdir(parents=True, exist_ok=True)
+        cifar_archive(folder / "cifar10" / "c.tar.gz", {name: bytes([value]) * 3073 for name in cifar10.MD5})
+
+    def loaded() -> int:
+        return int(cifar10._decoded()["classes"][0])
+
+    monkeypatch.setattr(cifar10, "OFFICIAL", Remote("http://127.0.0.1:9/c.tar.gz"))
+    for value in (1, 2):
+        content = np.full((1, 3073), value, np.uint8).tobytes()
+        monkeypatch.setattr(cifar10, "MD5", dict.fromkeys(cifar10.MD5, hashlib.md5(content).hexdigest()))
+        put(empty_machine if value == 1 else tmp_path / "given", value)
+        if value == 2:
+            monkeypatch.setenv("SORDINO_DATA", str(tmp_path / "given"))
+        assert loaded() == value
+        assert loaded() == value, "decoded once, and found again"
+    put(tmp_path / "given", 3)
+    with pytest.raises(DataUnavailable, match="cifar10/data_batch_1 has md5"):
+        loaded()
+    monkeypatch.delenv("SORDINO_DATA")
+    assert loaded() == 1
+
+
+def test_cifar10_pictures_that_are_none_are_named(
+    empty_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("PIL")
+    (tmp_path / "given" / "cifar10").mkdir(parents=True)
+    np.save(tmp_path / "given" / "cifar10" / "labels.npy", np.zeros(60_000, np.uint8))
+    (tmp_path / "given" / "cifar10" / "data_batch_1.webp").write_bytes(b"no picture")
+    monkeypatch.setenv("SORDINO_DATA", str(tmp_path / "given"))
+    with pytest.raises(DataUnavailable, match=r"cifar10 holds no batch data_batch_1 .*: replace the files"):
+        data.load("cifar10")
+
+
 def test_idx_files_are_checked(tmp_path: Path) -> None:
     good = struct.pack(">BBBBII", 0, 0, 8, 2, 2, 3) + bytes(range(6))
     path = tmp_path / "x.gz"
@@ -140,6 +213,8 @@ def test_names(benchmark_folder: Path) -> None:
     assert loaded.test[1].bincount(minlength=18).min() >= 14
     assert (tokens[:, -1] == names.END).all(), "padding is on the left: the last step has read the whole name"
     assert tokens.max() < 259
+    (caveat,) = loaded.caveats
+    assert "a fixed fifth of each language held out, by the number of its names (instead: " in caveat
 
 
 def test_a_name_is_its_bytes() -> None:
@@ -232,6 +307,36 @@ def test_imdb_from_the_official_files(empty_machine: Path, monkeypatch: pytest.M
     assert max(map(max, by_review(fewer))) == 5
     with pytest.raises(InvalidInput, match="hashed words have no vectors"):
         imdb.glove_embedding("hashed")
+
+
+def excerpt(folder: Path) -> None:
+    """The excerpt of the reviews' words, which does not know "do" and has other vectors."""
+    (folder / "glove").mkdir(parents=True, exist_ok=True)
+    known = np.array(["bad", "film", "good"])
+    stored = {"words": known, "found": np.array([True, True, True]), "vectors": np.full((3, 100), 9, np.float16)}
+    clitics = {"clitics": np.array(["n't"]), "clitic_vectors": np.full((1, 100), 9, np.float16)}
+    np.savez(folder / "glove" / glove.EXCERPT, allow_pickle=False, **stored, **clitics)
+
+
+def test_public_words_get_public_vectors_whatever_the_reviews_hold(
+    empty_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The excerpt holds the words that the private reviews hold: a public vocabulary must not look at it."""
+    imitation(empty_machine, monkeypatch)
+    excerpt(tmp_path / "given")
+    monkeypatch.setenv("SORDINO_DATA", str(tmp_path / "given"))
+    assert imdb.glove_embedding("glove", words=8)[4:, 0].tolist() == [1, 2, 3, 4]
+    assert imdb.glove_embedding("keras", words=8)[4:, 0].tolist() == [9, 9, 9, 9], "ranks that are declared private"
+
+
+def test_public_words_need_the_official_vectors(
+    empty_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    excerpt(empty_machine)
+    monkeypatch.setattr(glove, "OFFICIAL", Remote("http://127.0.0.1:9/glove.zip"))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with pytest.raises(DataUnavailable, match=r"glove\.zip cannot be fetched from .*: go online, or set SORDINO_DATA"):
+        imdb.glove_embedding("glove", words=8)
 
 
 def test_padding_and_cutting_sides() -> None:

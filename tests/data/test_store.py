@@ -33,6 +33,19 @@ def test_sordino_data_comes_before_the_cache(
     assert store.obtain("mnist", REMOTE) == given
 
 
+def test_any_file_of_sordino_data_comes_before_the_cache(
+    empty_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a set may lie in two layouts, the folder decides first and the layout second."""
+    other = put(empty_machine, b"").with_name("other.txt")
+    other.write_bytes(b"another layout")
+    assert store.obtain("mnist", REMOTE, "other.txt") == other
+    given = put(tmp_path / "given", b"right")
+    monkeypatch.setenv("SORDINO_DATA", str(tmp_path / "given"))
+    assert store.obtain("mnist", REMOTE, "other.txt") == given
+    assert store.given("mnist", "other.txt") is None
+
+
 def test_a_damaged_local_file_is_refused(empty_machine: Path) -> None:
     path = put(empty_machine, b"wrong")
     with pytest.raises(DataUnavailable, match=f"{path} has md5 .* must be .*: delete it and load again"):
@@ -93,3 +106,19 @@ def test_without_a_writable_cache_arrays_are_made_each_time(tmp_path: Path, monk
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("SORDINO_CACHE", str(tmp_path / "file" / "cache"))
     assert store.remember("set", "a", lambda: {"x": np.array([1])})["x"].tolist() == [1]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+def test_on_a_full_disk_arrays_are_made_each_time(empty_machine: Path) -> None:
+    for _ in range(2):
+        (empty_machine / "set").mkdir(parents=True, exist_ok=True)
+        (empty_machine / "set" / "a.part").symlink_to("/dev/full")
+        assert store.remember("set", "a", lambda: {"x": np.arange(9)})["x"].tolist() == list(range(9))
+        assert [path.name for path in (empty_machine / "set").iterdir()] == ["a.lock"]
+
+
+def test_what_is_there_is_read_where_nothing_can_be_written(empty_machine: Path) -> None:
+    store.remember("set", "a", lambda: {"x": np.array([1])})
+    (empty_machine / "set" / "a.lock").unlink()
+    (empty_machine / "set" / "a.lock").mkdir()
+    assert store.remember("set", "a", dict)["x"].tolist() == [1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,8 +16,11 @@ import pytest
 from typer.testing import CliRunner
 
 from sordino.cli import app
+from sordino.errors import InvalidInput
 from sordino.experiments import papers
 from sordino.experiments.papers import PaperTable, paper_table
+from sordino.experiments.pool import Told, explained, run_all
+from tests.experiments.cases import small
 
 DEADLINE = 600.0
 
@@ -171,11 +175,66 @@ def test_a_plan_may_be_a_file(tmp_path):
     assert [case.accounting for case in both] == ["proven", "published", "proven", "published"]
 
 
+PATCHES = {"kind": "patches", "filters": 2, "side": 3, "grid": 2}
+
+
+def outcome(folder: Path, **changes: object) -> tuple[Told, list[str]]:
+    """What became of one small run in a worker, and the states that were told."""
+    states: list[str] = []
+    (told,) = run_all([small(**changes)], folder, 1, lambda told: states.append(told.state))
+    return told, states
+
+
+def test_a_cache_that_cannot_be_written_is_one_line_and_not_tried_twice(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.delenv("SORDINO_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    told, states = outcome(tmp_path / "out", features=PATCHES)
+    assert states == ["running", "failed"], "it would fail again in the same way"
+    assert re.search(r"^cache folder .*file/sordino/patches cannot be written .*: .* set SORDINO_CACHE", told.error)
+    assert "\n" not in told.error
+
+
+@pytest.mark.parametrize("where", ["results", "runs"])
+def test_a_folder_of_results_that_cannot_be_written_is_one_line(tmp_path, where):
+    (tmp_path / where).write_text("not a folder")
+    told, states = outcome(tmp_path)
+    assert states[-1] == "failed"
+    assert states.count("failed") == 1
+    assert str(tmp_path / where) in told.error
+    assert "run again to go on" in told.error
+
+
+def test_long_work_before_a_run_is_announced_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SORDINO_CACHE", str(tmp_path / "cache"))
+    for run in (0, 1):
+        told, _ = outcome(tmp_path / str(run), features=PATCHES, model={"name": "linear", "features": 16})
+        assert told.state == "finished", told.error
+        said = capsys.readouterr()
+        assert ("computing features of patches of 1,438 records, once" in said.err) == (run == 0)
+        assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(28, "No space left", "/x"), r"^OSError: \[Errno 28\] No space left: '/x': .*run again to go on$"),
+        (MemoryError(), r"^out of memory .*: use fewer --workers, and run again to go on$"),
+        (RuntimeError("DefaultCPUAllocator:\n can't allocate memory"), r"^out of memory .*fewer --workers"),
+        (KeyError("nix"), r"^KeyError in test_compare\.py:\d+: 'nix': correct the method's settings, or report"),
+        (InvalidInput("records=0 must be\n >= 1"), r"^records=0 must be >= 1$"),
+    ],
+)
+def test_every_failure_is_one_line_with_its_cause_and_a_way_out(error, line):
+    with pytest.raises(type(error)) as caught:
+        raise error
+    said = explained(caught.value)
+    assert re.search(line, said)
+    assert "\n" not in said
+
+
 @pytest.mark.slow
 def test_a_worker_that_dies_is_tried_again_and_takes_nobody_along(tmp_path):
-    from sordino.experiments.pool import run_all
-    from tests.experiments.cases import small
-
     victims = []
 
     def tell(told):

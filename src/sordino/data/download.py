@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from sordino.errors import SordinoError
+from sordino.errors import InvalidInput, SordinoError
 
 CHUNK = 1 << 16
 
@@ -56,9 +56,8 @@ def fetch(
     tries in a row that bring no new byte. The file takes its name only after its checksum was right; a wrong one is
     fetched once more from the start.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
-    with exclusive(target.with_name(target.name + ".lock")):
+    with writing(target.parent), exclusive(target.with_name(target.name + ".lock")):
         if target.exists():
             return target
         with _progress(quiet) as progress:
@@ -79,6 +78,17 @@ def fetch(
                     break
         part.replace(target)
     return target
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Whoever writes into the cache within is told in one line where that failed and how to choose another place."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInput(
+            f"cache folder {folder} cannot be written ({error}): make room, or set SORDINO_CACHE to another folder"
+        ) from error
 
 
 @contextmanager
@@ -137,13 +147,22 @@ def _continue(url: str, part: Path, timeout: float, advance: Advance) -> None:
         have = have if resumed else 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else None
-        with part.open("ab" if resumed else "wb") as file:
-            while chunk := response.read1(CHUNK):
+        with writing(part.parent), part.open("ab" if resumed else "wb") as file:
+            for chunk in _chunks(response):
                 file.write(chunk)
                 have += len(chunk)
                 advance(have, total)
     if total is not None and have < total:
         raise ConnectionError(f"the connection ended after {have} of {total} bytes")
+
+
+def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """What arrives. A connection that breaks is no OSError here, so that it is not taken for a disk that is full."""
+    try:
+        while chunk := response.read1(CHUNK):
+            yield chunk
+    except OSError as error:
+        raise http.client.HTTPException(str(error) or type(error).__name__) from error
 
 
 def _size(part: Path) -> int:

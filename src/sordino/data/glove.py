@@ -37,12 +37,13 @@ def public_words(count: int = 50_000) -> list[str]:
     return [line[0] for line in islice(_official(), count)]
 
 
-def embedding(words: Sequence[str], table: dict[str, Vector] | None = None) -> Tensor:
+def embedding(words: Sequence[str], *, excerpt: bool = False) -> Tensor:
     """One row per token id: three rows of zeros and one unused, then one row per word of rank 1, 2, ...
 
-    A word without a vector gets the mean of its parts, or zeros.
+    A word without a vector gets the mean of its parts, or zeros. With `excerpt` the small file will do where it is; as
+    it says which words the reviews hold, that is for words that were counted on them anyway.
     """
-    known = _table(set(words)) if table is None else table
+    known = _table(set(words), excerpt)
     rows = np.zeros((len(words) + 4, 100), dtype=np.float32)
     for row, word in zip(rows[4:], words, strict=True):
         found = [known[part] for part in ([word] if word in known else parts(word)) if part in known]
@@ -51,10 +52,10 @@ def embedding(words: Sequence[str], table: dict[str, Vector] | None = None) -> T
     return torch.from_numpy(rows)
 
 
-def _table(words: set[str]) -> dict[str, Vector]:
-    """The vectors of `words` and of their parts, from the small excerpt if it is there, else from the official file."""
+def _table(words: set[str], excerpt: bool) -> dict[str, Vector]:
+    """The vectors of `words` and of their parts, from the small excerpt if it may be and is there."""
     wanted = words | {part for word in words for part in parts(word)}
-    if (path := store.find("glove", EXCERPT)) is not None:
+    if excerpt and (path := store.find("glove", EXCERPT, OFFICIAL.name)) is not None and path.name == EXCERPT:
         with np.load(path) as stored:
             found = stored["found"]
             names = [*stored["words"][found], *stored["clitics"]]

@@ -23,6 +23,7 @@ from sordino.errors import InvalidInput
 OFFICIAL = Remote(
     "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz", "md5:7c2ac02c03563afcf9b574c7e56c153a"
 )
+FEWEST = 4
 Reviews = tuple[list[str], list[int]]
 
 
@@ -38,6 +39,9 @@ def load(
         raise InvalidInput(
             f"vocabulary={vocabulary!r} must be one of {', '.join(VOCABULARIES)}: 'hashed' needs no file"
         )
+    _check(words)
+    if length < 1:
+        raise InvalidInput(f"length={length} must be >= 1: DPSUR reads the first 80 words of a review")
     splits = {}
     for split in ("train", "test"):
         stored = _codes(split, vocabulary)
@@ -53,13 +57,20 @@ def glove_embedding(vocabulary: str = "keras", words: int = 20_000) -> Tensor:
     """GloVe vectors [words, 100], one row per token id of `load` with the same arguments."""
     if vocabulary not in ("keras", "glove"):
         raise InvalidInput(f"vocabulary={vocabulary!r} must be 'keras' or 'glove': hashed words have no vectors")
-    ranked = keras_words() if vocabulary == "keras" else glove.public_words()
-    return glove.embedding(ranked[: words - 4])
+    _check(words)
+    counted = vocabulary == "keras"
+    ranked = keras_words() if counted else glove.public_words()
+    return glove.embedding(ranked[: words - 4], excerpt=counted)
+
+
+def _check(words: int) -> None:
+    if words < FEWEST:
+        raise InvalidInput(f"words={words} must be >= {FEWEST}: ids 0 to 2 are padding, start and unknown; try 20000")
 
 
 def _codes(split: str, vocabulary: str) -> dict[str, NDArray[np.generic]]:
     """Word codes of all reviews of a split; made once, as tokenising takes seconds."""
-    source = store.find("imdb", f"{split}.tsv.xz") or store.obtain("imdb", OFFICIAL)
+    source = store.obtain("imdb", OFFICIAL, f"{split}.tsv.xz")
 
     def make() -> dict[str, NDArray[np.generic]]:
         texts, classes = _from_archive(source, split) if source.name == OFFICIAL.name else _from_table(source)

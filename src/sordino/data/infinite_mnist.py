@@ -44,6 +44,8 @@ class InfiniteMnist(Dataset[tuple[Tensor, ...]]):
     ) -> None:
         if records < 1:
             raise InvalidInput(f"records={records} must be >= 1: 60000 is MNIST itself")
+        if not 0 <= seed < 2**64:
+            raise InvalidInput(f"seed={seed} must be in 0..2^64 - 1: it keys the stream of every record")
         self.images, self.classes, self.records, self.seed = images, classes, records, seed
         self.deformation = deformation or Deformation()
         self._smooth = smoothing(images.shape[-1], self.deformation.smoothness)

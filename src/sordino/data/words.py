@@ -58,9 +58,10 @@ def encode_all(texts: Iterable[str], vocabulary: str) -> dict[str, NDArray[np.ge
 
 def keras_words() -> list[str]:
     """The words of the training reviews, the most frequent first (rank 1)."""
-    if (path := store.find("imdb", "vocab.txt.xz")) is not None:
+    path = store.obtain("imdb", WORD_INDEX, "vocab.txt.xz")
+    if path.name != WORD_INDEX.name:
         return lzma.decompress(path.read_bytes()).decode().split("\n")
-    index: dict[str, int] = json.loads(store.obtain("imdb", WORD_INDEX).read_bytes())
+    index: dict[str, int] = json.loads(path.read_bytes())
     return sorted(index, key=index.__getitem__)
 
 

@@ -1,15 +1,19 @@
 """Many cases at once: as many processes as there are cores, one torch thread each, one run at a time.
 
-A process that dies takes its run alone; that is tried once more and goes on at its last checkpoint. If this process
-dies, its workers notice and stop, so that nobody works on a run that somebody else may take up.
+A process that dies takes its run alone; that is tried once more and goes on at its last checkpoint. A run that fails
+would fail again: it is not tried again, and says why in one line. If this process dies, its workers notice and stop,
+so that nobody works on a run that somebody else may take up.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +26,7 @@ from sordino import heap
 from sordino.errors import InvalidInput, SordinoError
 from sordino.experiments import store
 from sordino.experiments.case import EVALUATIONS, Case
+from sordino.machine import cores
 
 PARENT_DIED = 3
 TRIES = 2
@@ -52,13 +57,6 @@ class _Worker:
         """Begin another run."""
         self.case = case
         self.pipe.send(case.to_dict())
-
-
-def cores() -> int:
-    """How many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def run_all(
@@ -140,10 +138,13 @@ def _heard(worker: _Worker, tell: Listener) -> Told | None:
     try:
         while worker.pipe.poll():
             state, told = worker.pipe.recv()
-            if state != "running":
+            if state == "doing":
+                sys.stderr.write(f"{worker.case.label}: {told}\n")  # a live table lets lines of this process pass
+            elif state == "running":
+                tell(Told(worker.case, state, *told))
+            else:
                 steps, accuracy, error = told
                 return Told(worker.case, state, steps, steps, accuracy, error)
-            tell(Told(worker.case, state, *told))
     except (EOFError, OSError):
         alive = False  # the worker has closed its end: it is dead or dying
     return None if alive else Told(worker.case, "failed")
@@ -159,14 +160,42 @@ def _serve(folder: Path, pipe: Connection, evaluations: int) -> None:
     heap.keep()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal asks everybody; the parent decides
     threading.Thread(target=_stop_with_parent, daemon=True).start()
+    _pass_on(pipe)
     while True:
         case = Case.from_dict(pipe.recv())
         try:
             row = run(case, folder, lambda *point: pipe.send(("running", point)), evaluations=evaluations)
-        except SordinoError as error:
-            pipe.send(("failed", (0, None, " ".join(str(error).split()))))
+        except Exception as error:  # noqa: BLE001 - whatever it was, other runs go on
+            pipe.send(("failed", (0, None, explained(error))))
         else:
             pipe.send(("finished", (row["steps"], row["accuracy"], "")))
+
+
+def _pass_on(pipe: Connection) -> None:
+    """In a worker: what takes long before a run begins is said by the parent, whose screen it is."""
+
+    class Channel(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            pipe.send(("doing", record.getMessage()))
+
+    logger = logging.getLogger("sordino.features")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(Channel())
+
+
+def explained(error: Exception) -> str:
+    """One line: a refusal speaks for itself; of all else what it was, where, and what to do."""
+    said = " ".join(str(error).split()) or "no message"
+    if isinstance(error, SordinoError):
+        return said
+    kind = type(error).__name__
+    if isinstance(error, MemoryError) or "can't allocate memory" in said:
+        return f"out of memory ({kind}: {said}): use fewer --workers, and run again to go on"
+    if isinstance(error, OSError):
+        return f"{kind}: {said}: correct this, or make room on the disk, and run again to go on"
+    places = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(places[-1].filename).name}:{places[-1].lineno}" if places else "an unknown place"
+    return f"{kind} in {place}: {said}: correct the method's settings, or report this line if they are right"
 
 
 def _stop_with_parent() -> None:

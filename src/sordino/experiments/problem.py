@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,18 +24,22 @@ from torch import Tensor, nn
 
 from sordino import data, models
 from sordino.data import imdb
+from sordino.data.dataset import Pairs, tensors
+from sordino.data.infinite_mnist import InfiniteMnist
 from sordino.data.store import cache_folder
 from sordino.errors import InvalidInput
 from sordino.experiments.case import Case
 from sordino.features import ChannelNorm, scatter
 from sordino.features.handwriting import Handwriting, handwriting_features
 from sordino.features.joined import joined_features
+from sordino.features.kept import kept, room
 from sordino.features.letters import letter_features
 from sordino.features.patches import Patches, patch_features
 from sordino.features.white_scattering import WhiteScattering, white_scattering
 from sordino.features.words import word_features
 
 Split = tuple[Tensor, Tensor]
+DEFORMED = "infinite-mnist"
 _SCATTER = {"groups", "dtype", "noise", "clip", "square_clip"}
 
 
@@ -53,7 +58,7 @@ def problem_of(case: Case) -> Problem:
     options = dict(case.data)
     public = int(options.pop("public", 0))
     loaded = data.load(case.dataset, **options)
-    (x, y), (test_x, test_y) = loaded.train, loaded.test
+    (x, y), (test_x, test_y) = _training(loaded.train_set, case.records), loaded.test
     train_x, test_x = _features(x, case), _features(test_x, case)
     shown, held_out = _divided(len(test_y), public)
     return Problem(
@@ -97,6 +102,27 @@ def model_of(case: Case, shape: tuple[int, ...] = ()) -> nn.Module:
             return models.build(name, **options)
         except TypeError as error:
             raise InvalidInput(f"model={name} of method {case.method} cannot be built: {error}") from error
+
+
+def _training(records: Pairs, count: int | None) -> Split:
+    """The training records; of deformed digits only as many as are asked for, made once and kept on disk.
+
+    Of other sets all: the files of their features are named by a checksum of all records.
+    """
+    if not isinstance(records, InfiniteMnist):
+        return tensors(records)
+    wanted = range(len(records))[:count]
+    classes = records.classes[torch.tensor(wanted) % len(records.classes)]
+
+    def make(path: Path) -> None:
+        output = room(path, (len(wanted), *records.images.shape[1:]))
+        for begin in wanted[::1000]:
+            output[begin : begin + 1000] = records.batch(wanted[begin : begin + 1000])[0].numpy()
+        output.flush()
+
+    what = (DEFORMED, records.deformation, records.seed, len(wanted))
+    title = f"{len(wanted):,} digits by deformation"
+    return kept(cache_folder() / DEFORMED, what, (records.images,), make, title=title), classes
 
 
 def _features(inputs: Tensor, case: Case) -> Tensor:

@@ -9,17 +9,16 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sordino.data.download import exclusive
 from sordino.data.store import cache_folder
 from sordino.errors import InvalidInput
-from sordino.features.kept import kept
+from sordino.features.kept import kept, once, room
 from sordino.features.pen import Characters, draw, invent
 from sordino.features.scattering import progress_bar
 from sordino.features.upright import upright
@@ -65,23 +64,25 @@ def handwriting_features(
     def make(path: Path) -> None:
         network = trained(choice, place, quiet=quiet)
         centre = _described(_drawn(choice, _EXAMPLES), network).mean(0)
-        output = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(len(images), WIDTH))
+        output = room(path, (len(images), WIDTH))
         for begin in range(0, len(images), CHUNK):
             output[begin : begin + CHUNK] = unit(_described(images[begin : begin + CHUNK], network) - centre).numpy()
         output.flush()
 
-    return kept(place, (VERSION, choice), (images,), make)
+    return kept(place, (VERSION, choice), (images,), make, title="handwriting features")
 
 
 def trained(choice: Handwriting, folder: Path, *, quiet: bool = False) -> nn.Sequential:
     """The network up to its last map, in eval mode: the one in `folder`, or a new one, which is then kept there."""
     name = hashlib.sha256(repr((VERSION, choice)).encode()).hexdigest()[:32]
     path = folder / f"{name}.pt"
-    with exclusive(path.with_suffix(".lock")):
-        if not path.exists():
-            part = path.with_suffix(".part")
-            torch.save(_learn(choice, quiet).state_dict(), part)
-            part.replace(path)
+
+    def make(part: Path) -> None:
+        whole = BytesIO()  # torch does not say that a disk is full, Path does
+        torch.save(_learn(choice, quiet).state_dict(), whole)
+        part.write_bytes(whole.getvalue())
+
+    once(path, make, f"learning to tell {choice.characters:,} invented characters apart in {choice.steps:,} steps")
     with torch.random.fork_rng():  # what it starts with is overwritten, and must not be drawn from the caller's state
         network = maps()
     network.load_state_dict(torch.load(path, weights_only=True))

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from sordino.errors import InvalidInput
-from sordino.features.kept import kept
+from sordino.features.kept import kept, room
 from sordino.features.whitening import unit
 
 VERSION = 1
@@ -30,7 +30,7 @@ def joined_features(
     def make(path: Path) -> None:
         made = [part(inputs) for part in parts]
         ends = np.cumsum([each[0].numel() for each in made])
-        output = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(len(inputs), int(ends[-1])))
+        output = room(path, (len(inputs), int(ends[-1])))
         for begin in range(0, len(inputs), CHUNK):
             rows = output[begin : begin + CHUNK]
             for each, end in zip(made, ends, strict=True):
@@ -38,4 +38,4 @@ def joined_features(
                 rows[:, end - some.shape[1] : end] = some.numpy()
         output.flush()
 
-    return kept(folder, (VERSION, named), (inputs,), make)
+    return kept(folder, (VERSION, named), (inputs,), make, title="joined features")

@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sordino.data.store import cache_folder
 from sordino.errors import InvalidInput
-from sordino.features.kept import kept
+from sordino.features.kept import kept, room
 from sordino.features.leaves import centred_leaves, dead_leaves
 from sordino.features.whitening import Map, unit, whitening
 
@@ -67,8 +66,9 @@ def patch_features(images: Tensor, choice: Patches | None = None, *, folder: Pat
             f"images have shape {tuple(images.shape)}, must be [N, channels, H, W] with sides >= {least}"
         )
     images = images.detach().to(torch.float32).contiguous()
+    place = folder or cache_folder() / "patches"
     return kept(
-        folder or cache_folder() / "patches", (VERSION, choice), (images,), lambda path: _compute(images, choice, path)
+        place, (VERSION, choice), (images,), lambda path: _compute(images, choice, path), title="features of patches"
     )
 
 
@@ -123,8 +123,7 @@ def _compute(images: Tensor, choice: Patches, path: Path) -> None:
     """Fill the file chunk by chunk, so that the features are never in memory as a whole."""
     count, channels, height, width = images.shape
     features = describe(choice, height, width, channels)
-    shape = (count, 2 * choice.filters * choice.grid**2)
-    output = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+    output = room(path, (count, 2 * choice.filters * choice.grid**2))
     for begin in range(0, count, CHUNK):
         output[begin : begin + CHUNK] = features(images[begin : begin + CHUNK]).numpy()
     output.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -14,10 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from sordino.data.download import exclusive
 from sordino.data.store import cache_folder
 from sordino.errors import InvalidInput, SordinoError
+from sordino.features.kept import mapped, once, room
 from sordino.features.normalising import group_norm
+from sordino.machine import cores
 
 VERSION = 1
 """Part of every cache key: raised when the same arguments would give other features."""
@@ -44,7 +44,7 @@ def scatter(
     With `groups`, each record is also group-normalised (27 in Tramer and Boneh 2021). `channels_last` changes only how
     they lie in memory, which convolutions read faster and linear layers slower. The result is a memory map of a
     file in `folder` (the user's cache by default), named by a checksum of the images and of everything else that
-    decides the numbers; the number of `workers` does not.
+    decides the numbers; the number of `workers` (threads; as many as torch may use by default) does not.
     Guarantees: a record's features depend on that record alone, so scattering is free of charge.
     """
     if images.dim() != 4 or min(images.shape) == 0 or images.shape[-1] % 4 or images.shape[-2] % 4:
@@ -57,11 +57,14 @@ def scatter(
         )
     images = images.detach().to(torch.float32).contiguous()
     path = (folder or cache_folder() / "scattering") / f"{_key(images, groups, dtype, channels_last)}.npy"
-    with exclusive(path.with_suffix(".lock")):
-        if not path.exists():
-            _compute(images, groups, dtype, channels_last, path, workers or os.cpu_count() or 1, quiet)
-    # Copy on write: torch wants writable memory, and nobody's writes may reach the file.
-    features = torch.from_numpy(np.load(path, mmap_mode="c"))
+    # One thread for each that torch may use itself: a process of many, as in `sordino compare`, has but one.
+    threads = workers or min(cores(), torch.get_num_threads())
+
+    def make(part: Path) -> None:
+        _compute(images, groups, dtype, channels_last, part, threads, quiet)
+
+    once(path, make, f"computing scattering features of {len(images):,} records")
+    features = mapped(path)
     return features.movedim(-1, 1) if channels_last else features
 
 
@@ -88,15 +91,14 @@ def _compute(
     workers: int,
     quiet: bool,
 ) -> None:
-    """Fill the file chunk by chunk from several threads; it takes its name only when it is whole."""
+    """Fill the file chunk by chunk from several threads."""
     count, channels, height, width = images.shape
     shape = (count, 81 * channels, height // 4, width // 4)
     plane = transform(height, width)
     norm = group_norm(shape[1], groups) if groups else None
-    part = path.with_suffix(".part")
     kind = np.float32 if dtype == torch.float32 else np.float16
     laid = (*shape[:1], *shape[2:], shape[1]) if channels_last else shape
-    output = np.lib.format.open_memmap(part, mode="w+", dtype=kind, shape=laid)
+    output = room(path, laid, kind)
 
     def fill(begin: int) -> int:
         chunk = images[begin : begin + CHUNK]
@@ -111,7 +113,6 @@ def _compute(
         for done in as_completed([pool.submit(fill, begin) for begin in range(0, count, CHUNK)]):
             progress.advance(task, done.result())
     output.flush()
-    part.replace(path)
 
 
 def _key(images: Tensor, groups: int | None, dtype: torch.dtype, channels_last: bool) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sordino.data.store import cache_folder
 from sordino.errors import InvalidInput
-from sordino.features.kept import kept
+from sordino.features.kept import kept, room
 from sordino.features.leaves import centred_leaves, dead_leaves
 from sordino.features.scattering import scatter
 from sordino.features.whitening import Map, unit, whitening
@@ -53,7 +52,11 @@ def white_scattering(images: Tensor, choice: WhiteScattering | None = None, *, f
         images = brightness(images)
     images = images.contiguous()
     place = folder or cache_folder() / "scattering"
-    return kept(place, (VERSION, choice), (images,), lambda path: _compute(images, choice, path, place))
+
+    def make(path: Path) -> None:
+        _compute(images, choice, path, place)
+
+    return kept(place, (VERSION, choice), (images,), make, title="whitened scattering features")
 
 
 def brightness(images: Tensor) -> Tensor:
@@ -68,7 +71,7 @@ def _compute(images: Tensor, choice: WhiteScattering, path: Path, folder: Path) 
     channels, height, width = images.shape[1:]
     white = fitted(choice, channels, height, width, folder)
     views = _views(images, choice, folder)
-    output = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(len(images), views[0][0].numel()))
+    output = room(path, (len(images), views[0][0].numel()))
     for begin in range(0, len(images), CHUNK):
         output[begin : begin + CHUNK] = unit(white(_mean([view[begin : begin + CHUNK] for view in views]))).numpy()
     output.flush()

@@ -54,7 +54,8 @@ def word_features(
         with path.open("wb") as file:
             np.save(file, torch.cat(rows).numpy())
 
-    return kept(folder or cache_folder() / "words", (VERSION, anchors, among, threshold), (tokens, embedding), make)
+    place, what = folder or cache_folder() / "words", (VERSION, anchors, among, threshold)
+    return kept(place, what, (tokens, embedding), make, title="features of words")
 
 
 def anchored(embedding: Tensor, *, anchors: int, threshold: float, among: int = 5000) -> Tensor:
