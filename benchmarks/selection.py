@@ -72,12 +72,14 @@ class Task:
 
     def case(self, method: str, epsilon: float, seed: int = 0, records: int | None = None) -> Case:
         """One run with the paper's noise, and as many attempts as the budget pays for."""
+        published = method.endswith("published")
         return Case(
             dataset=self.dataset,
             method=method,
             epsilon=epsilon,
             seed=seed,
-            accounting="published" if method.endswith("published") else "proven",
+            accounting="published" if published else "proven",
+            published="rdp" if published else None,  # DPSUR's, for both: screening's older one pays for fewer updates
             records=records,
             data={"public": self.public} if method in LOOKING else {},
             features=self.features,
