@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.shortened import SHORT, left_out
 from sordino.errors import InvalidInput
 from sordino.experiments import Case, catalogue, read_all, tables
 from sordino.experiments.figures import draw
@@ -37,8 +38,6 @@ METHODS = ("dpsgd", "dpsgd-ts", "dpsgd-hf", "auto-s", "decay", "dynamic", "dpis"
 PICTURES = ("dpsgd-hf",)  # scattering is for images
 FOOTING = "linear-"
 """Methods that differ from each other by their mechanism alone (configs/linear)."""
-SHORT = "short-"
-"""Networks of the papers, trained for as long as two cores can afford (configs/short)."""
 CHOICE, SCHEDULES = PAGE.parent / "which-method.md", PAGE.parent / "mechanisms" / "dynamic.md"
 BEGIN, END = "<!-- written by {} -->", "<!-- end -->"
 SEEDS, MARGIN, MOST_SEEDS, POINTS = 3, 0.3, 5, 8
@@ -273,6 +272,9 @@ def _missing(rows: Sequence[Row]) -> Iterator[str]:
         f"(`{SHORT}`) or on one footing (`{FOOTING}`).\n"
     )
     yield markdown(["dataset", "method", "ε (seeds)"], lines) if lines else "Nothing.\n"
+    if short := left_out(rows):
+        yield "Runs were shortened where the paper's length would have taken too long on two cores:\n"
+        yield short
 
 
 if __name__ == "__main__":

@@ -105,6 +105,15 @@ def test_runs_on_one_footing_and_shortened_ones_are_not_missing(stored):
     assert "| fashion-mnist | dpsgd-ts | 1 (0), 2 (0), 4 (0) |" in text
 
 
+def test_what_shortened_runs_leave_out_is_said_with_its_price(stored):
+    """Runs of 400 draws of 2,048 in 36 s: the steps that the paper's noise pays for would take as much longer."""
+    finished(stored / "runs", "short-dpsgd-ts", [0.86, 0.86], 4.0, seconds=36.0, steps=400)
+    whole = recipe_of(catalogue()["fashion-mnist", "dpsgd-ts"].case(4.0), 60_000).steps
+    hours = 36 / 400 * whole / 3600
+    line = f"| fashion-mnist | short-dpsgd-ts | 4 | 400 steps of 2,048 | {whole:,} steps of 2,048 | {hours:.1f} |"
+    assert line in page(stored).splitlines()
+
+
 def test_shortened_runs_are_not_kept(stored):
     """A try with `--steps 5` or `--records 500` has the name of its method, and other settings."""
     finished(stored / "runs", "dpsgd-hf", [0.89])
