@@ -273,7 +273,7 @@ def _missing(rows: Sequence[Row]) -> Iterator[str]:
     )
     yield markdown(["dataset", "method", "ε (seeds)"], lines) if lines else "Nothing.\n"
     if short := left_out(rows):
-        yield "Runs were shortened where the paper's length would have taken too long on two cores:\n"
+        yield "Runs were shortened so that all datasets, ε and seeds had their turn on two cores; at the largest ε:\n"
         yield short
 
 

@@ -20,7 +20,7 @@ def left_out(rows: Sequence[Row]) -> str:
     for row in rows:
         if row["method"].startswith(SHORT):
             groups[row["dataset"], row["method"]].append(row)
-    header = ["dataset", "method", "ε", "taken", "with the paper's noise", "hours of that"]
+    header = ["dataset", "method", "ε", "taken", "with the paper's noise", "hours a run of that"]
     return markdown(header, [_line(*key, group) for key, group in sorted(groups.items())]) if groups else ""
 
 
