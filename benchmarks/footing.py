@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import typer
+from matplotlib.lines import Line2D
 
 from benchmarks.figures import save
 from benchmarks.results import EPSILONS, FOOTING, STORED
@@ -24,7 +25,7 @@ ACROSS = 3
 def importance(rows: Sequence[Row]) -> None:
     """By step: K̃/(Ñ·C), and σ_G over the σ of DP-SGD at the same ε (figure 1 of DPIS)."""
     base = {(row["dataset"], row["epsilon"]): row["noise"][0] for row in rows if row["method"] == f"{FOOTING}dpsgd"}
-    figure, (share, level) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    figure, (share, level) = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
     for row in sorted(rows, key=lambda row: (row["dataset"], row["epsilon"])):
         key = (row["dataset"], row["epsilon"])
         if row["method"] != f"{FOOTING}dpis" or row["seed"] or row["epsilon"] not in (1.0, 3.0) or key not in base:
@@ -35,7 +36,7 @@ def importance(rows: Sequence[Row]) -> None:
     share.set(xlabel="step", ylabel="K̃ / (Ñ·C)", ylim=(0, 1.05))
     level.set(xlabel="step", ylabel="noise over DP-SGD's", ylim=(0, None))
     level.axhline(1.0, color="grey", linewidth=0.8)
-    share.legend(fontsize="small")
+    figure.legend(*share.get_legend_handles_labels(), fontsize="small", loc="outside right upper")
     save(figure, "dpis_footing")
 
 
@@ -50,15 +51,16 @@ def accuracies(rows: Sequence[Row], methods: Sequence[str], name: str) -> None:
     figure, panels = plt.subplots(lines, ACROSS, figsize=(4 * ACROSS, 3.4 * lines), layout="constrained", squeeze=False)
     for axes in panels.flat[len(found) :]:
         axes.set_axis_off()
+    drawn: dict[str, Line2D] = {}
     for axes, (dataset, groups) in zip(panels.flat, sorted(found.items()), strict=False):
         for number, method in enumerate(methods):
             points = [(e, value) for e in EPSILONS for value in groups[method, e]]
             means = [(e, sum(values) / len(values)) for e in EPSILONS if (values := groups[method, e])]
             if means:
-                axes.plot(*zip(*means, strict=True), color=f"C{number}", label=method)
+                (drawn[method],) = axes.plot(*zip(*means, strict=True), color=f"C{number}")
                 axes.plot(*zip(*points, strict=True), ".", color=f"C{number}")
         axes.set(xlabel="ε (proven)", ylabel="held-out accuracy (%)", title=dataset)
-    panels[0, 0].legend(fontsize="small")
+    panels.flat[-1].legend(drawn.values(), drawn.keys(), loc="center" if len(found) < panels.size else "best")
     save(figure, name)
 
 
