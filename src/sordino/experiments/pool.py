@@ -184,18 +184,21 @@ def _pass_on(pipe: Connection) -> None:
 
 
 def explained(error: Exception) -> str:
-    """One line: a refusal speaks for itself; of all else what it was, where, and what to do."""
-    said = " ".join(str(error).split()) or "no message"
+    """One line: a refusal and the system speak for themselves; of all else what it was, where, and what to do.
+
+    The words of other errors are kept back: shapes and sizes in them would tell how many records a draw had (law 7).
+    """
+    said = " ".join(str(error).split())
     if isinstance(error, SordinoError):
         return said
     kind = type(error).__name__
     if isinstance(error, MemoryError) or "can't allocate memory" in said:
-        return f"out of memory ({kind}: {said}): use fewer --workers, and run again to go on"
+        return f"out of memory ({kind}): use fewer --workers, and run again to go on"
     if isinstance(error, OSError):
         return f"{kind}: {said}: correct this, or make room on the disk, and run again to go on"
     places = traceback.extract_tb(error.__traceback__)
     place = f"{Path(places[-1].filename).name}:{places[-1].lineno}" if places else "an unknown place"
-    return f"{kind} in {place}: {said}: correct the method's settings, or report this line if they are right"
+    return f"{kind} in {place}: correct the method's settings, or report this line if they are right"
 
 
 def _stop_with_parent() -> None:
