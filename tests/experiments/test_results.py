@@ -97,6 +97,15 @@ def test_missing_runs_are_listed(stored):
     assert "| imdb | dpsgd-hf |" not in text, "scattering is for images"
 
 
+def test_methods_without_a_cnn_on_cifar10_are_named(stored):
+    """A linear layer on fixed features stands for a method elsewhere on the page, and must not hide this."""
+    case = catalogue()["cifar10", "dpis"].case(3.0)
+    made = row("dpis", 3.0, 0, 0.6, dataset="cifar10", label=case.label, case=case.to_dict())
+    assert "auto-s, decay, dynamic, dpis, screening, dpsur." in page(stored)
+    store.write(stored / "runs", made)
+    assert "auto-s, decay, dynamic, screening, dpsur." in page(stored)
+
+
 def test_runs_on_one_footing_and_shortened_ones_are_not_missing(stored):
     finished(stored / "runs", "linear-dpsgd", [0.89, 0.89, 0.89])
     finished(stored / "runs", "short-dpsgd-ts", [0.86, 0.86, 0.86])
