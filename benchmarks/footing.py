@@ -11,7 +11,8 @@ import typer
 from matplotlib.lines import Line2D
 
 from benchmarks.figures import save
-from benchmarks.results import EPSILONS, FOOTING, STORED
+from benchmarks.results import STORED
+from benchmarks.wanted import EPSILONS, FOOTING
 from sordino.experiments import read_all
 from sordino.experiments.store import Row
 

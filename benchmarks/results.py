@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.shortened import SHORT, left_out
+from benchmarks.wanted import CONVOLVED, DATASETS, EPSILONS, FOOTING, SEEDS, mechanism, missing
 from sordino.errors import InvalidInput
 from sordino.experiments import Case, catalogue, read_all, tables
 from sordino.experiments.figures import draw
@@ -32,15 +32,9 @@ ROOT = Path(__file__).parent
 STORED = ROOT / "results" / "experiments"
 PAGE = ROOT.parent / "docs" / "results.md"
 IMAGES = PAGE.parent / "img" / "results"
-DATASETS = ("mnist", "fashion-mnist", "cifar10", "imdb", "names")
-EPSILONS = (1.0, 2.0, 3.0, 4.0)
-METHODS = ("dpsgd", "dpsgd-ts", "dpsgd-hf", "auto-s", "decay", "dynamic", "dpis", "screening", "dpsur", "best")
-PICTURES = ("dpsgd-hf",)  # scattering is for images
-FOOTING = "linear-"
-"""Methods that differ from each other by their mechanism alone (configs/linear)."""
 CHOICE, SCHEDULES = PAGE.parent / "which-method.md", PAGE.parent / "mechanisms" / "dynamic.md"
 BEGIN, END = "<!-- written by {} -->", "<!-- end -->"
-SEEDS, MARGIN, MOST_SEEDS, POINTS = 3, 0.3, 5, 8
+MARGIN, MOST_SEEDS, POINTS = 0.3, 5, 8
 KINDS = ("accuracy", "epsilon")
 """Tables of papers whose runs are stored here; times and attacks have pages of their own."""
 
@@ -99,20 +93,25 @@ def put(path: Path, text: str, by: str = "benchmarks.results") -> None:
 
 def footing(rows: Sequence[Row]) -> str:
     """The mechanisms on one footing: same features, network, length and δ; bold is the best of a column."""
-    alike = [each for each in summaries(rows) if each.method.startswith(FOOTING) and each.standing == "proven"]
     best: dict[tuple[str, float], float] = {}
     cells: dict[tuple[str, str], dict[float, Summary]] = {}
-    for each in alike:
-        best[each.dataset, each.epsilon] = max(best.get((each.dataset, each.epsilon), 0.0), each.mean)
-        cells.setdefault((each.dataset, each.method.removeprefix(FOOTING)), {})[each.epsilon] = each
+    for each in summaries(rows):
+        if each.method.startswith((FOOTING, CONVOLVED)) and each.standing == "proven":
+            column = (_where(each), each.epsilon)
+            best[column] = max(best.get(column, 0.0), each.mean)
+            cells.setdefault((_where(each), mechanism(each.method)), {})[each.epsilon] = each
 
     def shown(each: Summary | None) -> str:
         if each is None:
             return ""
-        return f"**{each.text}**" if each.mean == best[each.dataset, each.epsilon] else each.text
+        return f"**{each.text}**" if each.mean == best[_where(each), each.epsilon] else each.text
 
     lines = [[*key, *(shown(by_epsilon.get(e)) for e in EPSILONS)] for key, by_epsilon in sorted(cells.items())]
     return markdown(["dataset", "method", *(f"ε = {e:g}" for e in EPSILONS)], lines)
+
+
+def _where(each: Summary) -> str:
+    return f"{each.dataset}, CNN" if each.method.startswith(CONVOLVED) else each.dataset
 
 
 def _page(rows: Sequence[Row], stored: Sequence[Row]) -> Iterator[str]:
@@ -137,7 +136,7 @@ def _page(rows: Sequence[Row], stored: Sequence[Row]) -> Iterator[str]:
     yield "## The papers' tables\n"
     yield from _papers(stored)
     yield "## What is missing\n"
-    yield from _missing(rows)
+    yield from missing(rows)
 
 
 def _goal(rows: Sequence[Row]) -> str:
@@ -248,41 +247,6 @@ def _labels_of_tables() -> set[str]:
     """The runs of every table of a paper: some change a setting under a method's name."""
     names = [name for name, table in paper_tables().items() if table.kind in KINDS]
     return {case.label for name in names for case in cases_of(_planned(name))}
-
-
-def _missing(rows: Sequence[Row]) -> Iterator[str]:
-    """Cells of methods × datasets × ε with fewer than three seeds: papers' settings, shortened or on one footing."""
-    seeds: dict[tuple[str, str, float], int] = {}
-    for each in summaries(rows):
-        if each.basis == "proven":
-            cell = (each.dataset, each.method.removeprefix(FOOTING).removeprefix(SHORT), each.epsilon)
-            seeds[cell] = max(seeds.get(cell, 0), each.seeds)
-    lines = []
-    for dataset, method in product(DATASETS, METHODS):
-        if method in PICTURES and dataset in ("imdb", "names"):
-            continue
-        lacking = [
-            f"{e:g} ({seeds.get((dataset, method, e), 0)})"
-            for e in EPSILONS
-            if seeds.get((dataset, method, e), 0) < SEEDS
-        ]
-        if lacking:
-            lines.append([dataset, method, ", ".join(lacking)])
-    yield (
-        f"Methods with fewer than {SEEDS} seeds at a proven ε, ε (seeds), whether with the paper's settings, shortened "
-        f"(`{SHORT}`) or on one footing (`{FOOTING}`).\n"
-    )
-    yield markdown(["dataset", "method", "ε (seeds)"], lines) if lines else "Nothing.\n"
-    convolved = {row["method"].removeprefix(SHORT) for row in rows if _is_cnn(row)}
-    without = [method for method in METHODS if method not in (*convolved, "best")]
-    yield f"Without a CNN's run on CIFAR-10, whole or shortened: {', '.join(without) or 'none'}.\n"
-    if short := left_out(rows):
-        yield "Runs were shortened so that all datasets, ε and seeds had their turn on two cores; at the largest ε:\n"
-        yield short
-
-
-def _is_cnn(row: Row) -> bool:
-    return bool(row["dataset"] == "cifar10" and row["case"]["model"]["name"].endswith("cnn"))
 
 
 if __name__ == "__main__":

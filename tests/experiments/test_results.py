@@ -99,11 +99,30 @@ def test_missing_runs_are_listed(stored):
 
 def test_methods_without_a_cnn_on_cifar10_are_named(stored):
     """A linear layer on fixed features stands for a method elsewhere on the page, and must not hide this."""
-    case = catalogue()["cifar10", "dpis"].case(3.0)
-    made = row("dpis", 3.0, 0, 0.6, dataset="cifar10", label=case.label, case=case.to_dict())
+
+    def finish(epsilon):
+        case = catalogue()["cifar10", "dpis"].case(epsilon)
+        made = row("dpis", epsilon, 0, 0.6, dataset="cifar10", label=case.label, case=case.to_dict())
+        store.write(stored / "runs", made)
+
     assert "auto-s, decay, dynamic, dpis, screening, dpsur." in page(stored)
-    store.write(stored / "runs", made)
+    finish(3.0)
+    assert "auto-s, decay, dynamic, dpis (ε 1, 2, 4), screening, dpsur." in page(stored)
+    for epsilon in (1.0, 2.0, 4.0):
+        finish(epsilon)
     assert "auto-s, decay, dynamic, screening, dpsur." in page(stored)
+
+
+def test_a_cnns_footing_has_lines_and_a_best_of_its_own(stored):
+    for method, accuracy in (("linear-dpsgd", 0.65), ("cnn-dpsgd", 0.64), ("cnn-dpis", 0.63)):
+        case = catalogue()["cifar10", method].case(3.0)
+        made = row(method, 3.0, 0, accuracy, dataset="cifar10", label=case.label, case=case.to_dict())
+        store.write(stored / "runs", made)
+    page(stored)
+    text = (stored / "which-method.md").read_text()
+    assert "| cifar10 | dpsgd |  |  | **65.00 (1)** |  |" in text
+    assert "| cifar10, CNN | dpsgd |  |  | **64.00 (1)** |  |" in text
+    assert "| cifar10, CNN | dpis |  |  | 63.00 (1) |  |" in text
 
 
 def test_runs_on_one_footing_and_shortened_ones_are_not_missing(stored):

@@ -1,0 +1,70 @@
+"""Which results docs/results.md is to have, and what of them is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from benchmarks.shortened import SHORT, left_out
+from sordino.experiments.store import Row
+from sordino.experiments.tables import markdown, summaries
+
+DATASETS = ("mnist", "fashion-mnist", "cifar10", "imdb", "names")
+EPSILONS = (1.0, 2.0, 3.0, 4.0)
+METHODS = ("dpsgd", "dpsgd-ts", "dpsgd-hf", "auto-s", "decay", "dynamic", "dpis", "screening", "dpsur", "best")
+SEEDS = 3
+PICTURES = ("dpsgd-hf",)  # scattering is for images
+FOOTING = "linear-"
+"""Methods that differ from each other by their mechanism alone (configs/linear)."""
+CONVOLVED = "cnn-"
+"""The same with a network of convolutions instead of one linear layer (configs/cnn)."""
+
+
+def mechanism(method: str) -> str:
+    """A method's name without that of its footing."""
+    return method.removeprefix(FOOTING).removeprefix(CONVOLVED).removeprefix(SHORT)
+
+
+def missing(rows: Sequence[Row]) -> Iterator[str]:
+    """Cells of methods × datasets × ε with too few seeds, or without a CNN, and what shortened runs leave out."""
+    yield (
+        f"Methods with fewer than {SEEDS} seeds at a proven ε, ε (seeds), whether with the paper's settings, shortened "
+        f"(`{SHORT}`) or on one footing (`{FOOTING}`, `{CONVOLVED}`).\n"
+    )
+    lines = _few_seeds(rows)
+    yield markdown(["dataset", "method", "ε (seeds)"], lines) if lines else "Nothing.\n"
+    without = ", ".join(_without_cnn(rows))
+    yield f"Without a CNN's run on CIFAR-10 at a proven ε, whole or shortened: {without or 'none'}.\n"
+    if short := left_out(rows):
+        yield "Runs were shortened so that all datasets, ε and seeds had their turn on two cores; at the largest ε:\n"
+        yield short
+
+
+def _few_seeds(rows: Sequence[Row]) -> list[list[str]]:
+    seeds: dict[tuple[str, str, float], int] = {}
+    for each in summaries(rows):
+        if each.basis == "proven":
+            cell = (each.dataset, mechanism(each.method), each.epsilon)
+            seeds[cell] = max(seeds.get(cell, 0), each.seeds)
+    lines = []
+    for dataset, method in product(DATASETS, METHODS):
+        if method in PICTURES and dataset in ("imdb", "names"):
+            continue
+        found = {epsilon: seeds.get((dataset, method, epsilon), 0) for epsilon in EPSILONS}
+        lacking = [f"{epsilon:g} ({count})" for epsilon, count in found.items() if count < SEEDS]
+        if lacking:
+            lines.append([dataset, method, ", ".join(lacking)])
+    return lines
+
+
+def _without_cnn(rows: Sequence[Row]) -> Iterator[str]:
+    """Methods with no CNN on CIFAR-10 at some ε; the best recipe may be of any network."""
+    found = {(mechanism(row["method"]), row["epsilon"]) for row in rows if _is_cnn(row) and row["basis"] == "proven"}
+    for method in METHODS:
+        lacking = [f"{epsilon:g}" for epsilon in EPSILONS if (method, epsilon) not in found]
+        if lacking and method != "best":
+            yield method if len(lacking) == len(EPSILONS) else f"{method} (ε {', '.join(lacking)})"
+
+
+def _is_cnn(row: Row) -> bool:
+    return bool(row["dataset"] == "cifar10" and row["case"]["model"]["name"].endswith("cnn"))
