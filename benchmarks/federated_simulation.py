@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from flwr.app import Context
@@ -40,5 +41,5 @@ def simulated(work: Callable[[Grid], None], users: int, hidden: int) -> None:
         work(grid)
 
     client = client_app(network(0, hidden), losses, own_digits)
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    resources: dict[str, Any] = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(server, client, users, backend_config=resources)

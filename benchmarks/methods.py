@@ -35,6 +35,11 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
+def batch_of(part: tuple[torch.Tensor, ...]) -> Batch:
+    """Examples as an engine takes them."""
+    return Batch(part, len(part[0]), lambda i: tuple(each[i : i + 1] for each in part))
+
+
 def ordinary(model: nn.Module, data: Data) -> Step:
     """Forward, backward, update."""
     optimizer = torch.optim.SGD(trainable(model), lr=1e-3)
@@ -59,7 +64,7 @@ def private(model: nn.Module, data: Data, engine: Engine, microbatch: int | None
         total: list[torch.Tensor] = []
         width = microbatch or engine.microbatch(parameters)
         for part in zip(*(each.split(width) for each in data), strict=True):
-            batch = Batch(part, len(part[0]), lambda i, part=part: tuple(x[i : i + 1] for x in part))
+            batch = batch_of(part)
             found = engine.differentiate(objective, parameters, batch)
             weights = (1 / found.norms.clamp_min(1e-12)).clamp_max(1)
             total = total or [torch.zeros(p.shape) for p in parameters]

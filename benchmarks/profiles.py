@@ -10,13 +10,12 @@ from contextlib import contextmanager
 import torch
 from dp_accounting import GaussianDpEvent
 
-from benchmarks.methods import trainable
+from benchmarks.methods import batch_of, trainable
 from benchmarks.nets import CASES, Case, losses
 from benchmarks.peers import Peak
 from sordino import heap
 from sordino.accounting.ledger import Receipt
 from sordino.gradients import BookKeeping, Objective
-from sordino.gradients.engine import Batch
 from sordino.noise import Secure, perturb
 
 PARTS = ("SGD: forward", "SGD: backward", "SGD: update", "forward, backward, norms", "weighted sums", "noise", "update")
@@ -51,7 +50,7 @@ class Clock:
 class Gauge(Clock):
     """Megabytes: the highest that each part of the last step reached, above what was resident when the step began."""
 
-    whole = max
+    whole: Callable[[list[float]], float] = max
 
     def begin(self) -> None:
         super().begin()
@@ -118,7 +117,7 @@ def _private(case: Case, clock: Clock) -> Callable[[], None]:
         clock.begin()
         total: list[torch.Tensor] = []
         for part in zip(*(each.split(engine.microbatch(parameters)) for each in data), strict=True):
-            batch = Batch(part, len(part[0]), lambda i, part=part: tuple(x[i : i + 1] for x in part))
+            batch = batch_of(part)
             with clock.part("forward, backward, norms"):
                 found = engine.differentiate(objective, parameters, batch)
                 weights = (1 / found.norms.clamp_min(1e-12)).clamp_max(1)
