@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.wanted import CONVOLVED, DATASETS, EPSILONS, FOOTING, SEEDS, mechanism, missing
+from benchmarks.wanted import CONVOLVED, DATASETS, EPSILONS, FOOTING, SEEDS, mechanism, missing, where
 from sordino.errors import InvalidInput
 from sordino.experiments import Case, catalogue, read_all, tables
 from sordino.experiments.figures import draw
@@ -97,21 +97,17 @@ def footing(rows: Sequence[Row]) -> str:
     cells: dict[tuple[str, str], dict[float, Summary]] = {}
     for each in summaries(rows):
         if each.method.startswith((FOOTING, CONVOLVED)) and each.standing == "proven":
-            column = (_where(each), each.epsilon)
-            best[column] = max(best.get(column, 0.0), each.mean)
-            cells.setdefault((_where(each), mechanism(each.method)), {})[each.epsilon] = each
+            place = where(each.dataset, each.method)
+            best[place, each.epsilon] = max(best.get((place, each.epsilon), 0.0), each.mean)
+            cells.setdefault((place, mechanism(each.method)), {})[each.epsilon] = each
 
     def shown(each: Summary | None) -> str:
         if each is None:
             return ""
-        return f"**{each.text}**" if each.mean == best[_where(each), each.epsilon] else each.text
+        return f"**{each.text}**" if each.mean == best[where(each.dataset, each.method), each.epsilon] else each.text
 
     lines = [[*key, *(shown(by_epsilon.get(e)) for e in EPSILONS)] for key, by_epsilon in sorted(cells.items())]
     return markdown(["dataset", "method", *(f"ε = {e:g}" for e in EPSILONS)], lines)
-
-
-def _where(each: Summary) -> str:
-    return f"{each.dataset}, CNN" if each.method.startswith(CONVOLVED) else each.dataset
 
 
 def _page(rows: Sequence[Row], stored: Sequence[Row]) -> Iterator[str]:

@@ -25,6 +25,11 @@ def mechanism(method: str) -> str:
     return method.removeprefix(FOOTING).removeprefix(CONVOLVED).removeprefix(SHORT)
 
 
+def where(dataset: str, method: str) -> str:
+    """What the runs on one footing share: the dataset, and the network where it is not one linear layer."""
+    return f"{dataset}, CNN" if method.startswith(CONVOLVED) else dataset
+
+
 def missing(rows: Sequence[Row]) -> Iterator[str]:
     """Cells of methods × datasets × ε with too few seeds, or without a CNN, and what shortened runs leave out."""
     yield (
