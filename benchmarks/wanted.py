@@ -13,7 +13,7 @@ DATASETS = ("mnist", "fashion-mnist", "cifar10", "imdb", "names")
 EPSILONS = (1.0, 2.0, 3.0, 4.0)
 METHODS = ("dpsgd", "dpsgd-ts", "dpsgd-hf", "auto-s", "decay", "dynamic", "dpis", "screening", "dpsur", "best")
 SEEDS = 3
-PICTURES = ("dpsgd-hf",)  # scattering is for images
+TEXTS, PICTURES = ("imdb", "names"), ("dpsgd-hf",)  # scattering is for images
 FOOTING = "linear-"
 """Methods that differ from each other by their mechanism alone (configs/linear)."""
 CONVOLVED = "cnn-"
@@ -49,16 +49,15 @@ def _few_seeds(rows: Sequence[Row]) -> list[list[str]]:
     seeds: dict[tuple[str, str, float], int] = {}
     for each in summaries(rows):
         if each.basis == "proven":
-            cell = (each.dataset, mechanism(each.method), each.epsilon)
+            cell = (where(each.dataset, each.method), mechanism(each.method), each.epsilon)
             seeds[cell] = max(seeds.get(cell, 0), each.seeds)
+    asked = [cell for cell in product(DATASETS, METHODS) if cell[0] not in TEXTS or cell[1] not in PICTURES]
     lines = []
-    for dataset, method in product(DATASETS, METHODS):
-        if method in PICTURES and dataset in ("imdb", "names"):
-            continue
-        found = {epsilon: seeds.get((dataset, method, epsilon), 0) for epsilon in EPSILONS}
+    for place, method in dict.fromkeys((*asked, *(cell[:2] for cell in seeds if cell[0] not in DATASETS))):
+        found = {epsilon: seeds.get((place, method, epsilon), 0) for epsilon in EPSILONS}
         lacking = [f"{epsilon:g} ({count})" for epsilon, count in found.items() if count < SEEDS]
         if lacking:
-            lines.append([dataset, method, ", ".join(lacking)])
+            lines.append([place, method, ", ".join(lacking)])
     return lines
 
 

@@ -118,7 +118,7 @@ def test_a_cnns_footing_has_lines_and_a_best_of_its_own(stored):
         case = catalogue()["cifar10", method].case(3.0)
         made = row(method, 3.0, 0, accuracy, dataset="cifar10", label=case.label, case=case.to_dict())
         store.write(stored / "runs", made)
-    page(stored)
+    assert "| cifar10, CNN | dpis | 1 (0), 2 (0), 3 (1), 4 (0) |" in page(stored), "the linear layer's seeds are others"
     text = (stored / "which-method.md").read_text()
     assert "| cifar10 | dpsgd |  |  | **65.00 (1)** |  |" in text
     assert "| cifar10, CNN | dpsgd |  |  | **64.00 (1)** |  |" in text
