@@ -65,7 +65,7 @@ def accuracies(rows: Sequence[Row], methods: Sequence[str], name: str) -> None:
                 (drawn[method],) = axes.plot(*zip(*means, strict=True), color=f"C{number}")
                 axes.plot(*zip(*points, strict=True), ".", color=f"C{number}")
         axes.set(xlabel="ε (proven)", ylabel="held-out accuracy (%)", title=dataset)
-    panels.flat[-1].legend(drawn.values(), drawn.keys(), loc="center" if len(found) < panels.size else "best")
+    figure.legend(drawn.values(), drawn.keys(), loc="outside right upper")
     save(figure, name)
 
 

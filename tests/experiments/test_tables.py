@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -83,6 +84,17 @@ def test_everything_is_published(tmp_path):
     assert len(figures) == 4
     for path in figures:
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+def test_seventeen_methods_have_seventeen_colours(tmp_path):
+    """As many as CIFAR-10 has on the page of results; matplotlib repeats its colours after ten."""
+    pytest.importorskip("matplotlib")
+    from sordino.experiments.figures import draw
+
+    rows = [row(f"method-{number:02}", epsilon, 0, 0.5) for number in range(17) for epsilon in (1.0, 2.0)]
+    (path,) = (path for path in draw(rows, tmp_path) if path.stem.endswith("accuracy-against-epsilon"))
+    drawn = set(re.findall(r"stroke: (#[0-9a-f]{6}); stroke-width: 1.5", path.read_text()))
+    assert len(drawn) == 17
 
 
 def test_parquet_holds_the_same_rows(tmp_path):

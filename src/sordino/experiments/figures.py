@@ -21,11 +21,14 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     for dataset in sorted({row["dataset"] for row in rows}):
         mine = [row for row in rows if row["dataset"] == dataset]
         for name, paint in _FIGURES.items():
-            figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+            figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
+            axes.set_prop_cycle(
+                color=[*pyplot.colormaps["tab20"](range(0, 20, 2)), *pyplot.colormaps["tab20"](range(1, 20, 2))]
+            )
             paint(axes, mine)
             axes.set_title(dataset)
-            if axes.get_legend_handles_labels()[1]:
-                axes.legend(fontsize="small")
+            if axes.get_legend_handles_labels()[1]:  # beside: it would hide points
+                figure.legend(fontsize="small", loc="outside right upper")
             paths.append(folder / f"{dataset}-{name}.svg")
             figure.savefig(paths[-1], metadata={"Date": None})
             pyplot.close(figure)
