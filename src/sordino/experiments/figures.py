@@ -22,12 +22,11 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
         mine = [row for row in rows if row["dataset"] == dataset]
         for name, paint in _FIGURES.items():
             figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
-            axes.set_prop_cycle(
-                color=[*pyplot.colormaps["tab20"](range(0, 20, 2)), *pyplot.colormaps["tab20"](range(1, 20, 2))]
-            )
+            colours = pyplot.colormaps["tab20"]
+            axes.set_prop_cycle(color=[*colours(range(0, 20, 2)), *colours(range(1, 20, 2))])  # the dark ones first
             paint(axes, mine)
             axes.set_title(dataset)
-            if axes.get_legend_handles_labels()[1]:  # beside: it would hide points
+            if axes.get_legend_handles_labels()[1]:  # beside the axes, where it hides no points
                 figure.legend(fontsize="small", loc="outside right upper")
             paths.append(folder / f"{dataset}-{name}.svg")
             figure.savefig(paths[-1], metadata={"Date": None})
