@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -58,3 +59,17 @@ def test_another_seed_is_another_file(digits: Counted) -> None:
     first = problem_of(small(dataset="infinite-mnist", records=35)).train[0]
     digits.seed = 1
     assert not torch.equal(problem_of(small(dataset="infinite-mnist", records=35)).train[0], first)
+
+
+def test_a_try_computes_the_features_of_its_own_records_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With `--records 400` nobody waits for the features of 50,000; each record's are its own."""
+    pytest.importorskip("kymatio")
+    monkeypatch.setenv("SORDINO_CACHE", str(tmp_path))
+    features = {"kind": "scatter", "groups": 27}
+    x, y = problem_of(small(features=features, records=40)).train
+    sizes = {len(np.load(path, mmap_mode="r")) for path in tmp_path.rglob("*.npy")}
+    everything = problem_of(small(features=features, records=None)).train
+    assert 40 in sizes
+    assert len(everything[1]) not in sizes
+    torch.testing.assert_close(x, everything[0][:40])
+    assert torch.equal(y, everything[1][:40])

@@ -62,7 +62,7 @@ def problem_of(case: Case) -> Problem:
     train_x, test_x = _features(x, case), _features(test_x, case)
     shown, held_out = _divided(len(test_y), public)
     return Problem(
-        (train_x[: case.records], y[: case.records]),
+        (train_x, y),
         (test_x[held_out], test_y[held_out]) if public else (test_x, test_y),
         (test_x[shown], test_y[shown]),
         loaded.caveats,
@@ -105,12 +105,13 @@ def model_of(case: Case, shape: tuple[int, ...] = ()) -> nn.Module:
 
 
 def _training(records: Pairs, count: int | None) -> Split:
-    """The training records; of deformed digits only as many as are asked for, made once and kept on disk.
+    """The training records, as many as are asked for: a try must not wait for the features of all of them.
 
-    Of other sets all: the files of their features are named by a checksum of all records.
+    Deformed digits are made once and kept on disk.
     """
     if not isinstance(records, InfiniteMnist):
-        return tensors(records)
+        inputs, classes = tensors(records)
+        return inputs[:count], classes[:count]
     wanted = range(len(records))[:count]
     classes = records.classes[torch.tensor(wanted) % len(records.classes)]
 
