@@ -211,7 +211,7 @@ def test_long_work_before_a_run_is_announced_once(tmp_path, monkeypatch, capsys)
         told, _ = outcome(tmp_path / str(run), features=PATCHES, model={"name": "linear", "features": 16})
         assert told.state == "finished", told.error
         said = capsys.readouterr()
-        assert ("computing features of patches of 1,438 records, once" in said.err) == (run == 0)
+        assert ("computing features of patches of 300 records, once" in said.err) == (run == 0)
         assert said.out == ""
 
 
