@@ -70,7 +70,7 @@ def _update(
 ) -> dict[str, torch.Tensor]:
     if _is_empty(dataset):
         return {name: torch.zeros_like(p) for name, p in work.trainable(model).items()}
-    order = torch.Generator().manual_seed(int(config["round"]))  # type: ignore[arg-type]
+    order = torch.Generator().manual_seed(int(config["round"]))  # type: ignore[arg-type]  # as above
     return work.from_config(config).update(model, loss, Records(dataset, collate), order)
 
 
