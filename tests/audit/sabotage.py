@@ -31,6 +31,19 @@ class Halved(Seeded):
         return super().gaussian(receipt, size, std / 2)
 
 
+@dataclass
+class AsksForHalf:
+    """Noise that is asked for by half, as a step would with a wrong factor: the source itself is right."""
+
+    source: Source
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+    def gaussian(self, receipt: Receipt, size: int, std: float) -> Tensor:
+        return self.source.gaussian(receipt, size, std / 2)
+
+
 class Repeated(Seeded):
     """The same noise at every step: differences between releases are free of it."""
 
@@ -225,6 +238,10 @@ class Late(Forgetful):
 
 def forgetful(private: Private) -> None:
     private.bench.ledger = Forgetful(private.bench.ledger)  # type: ignore[assignment]
+
+
+def asking_for_half(private: Private) -> None:
+    private.bench.source = AsksForHalf(private.bench.source)
 
 
 def late(private: Private) -> None:

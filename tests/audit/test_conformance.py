@@ -208,6 +208,16 @@ def test_every_sabotage_is_caught(name: str) -> None:
         audit.require_passed()
 
 
+@pytest.mark.parametrize("name", HEALTHY)
+def test_half_the_noise_is_in_the_books_of_every_recipe(name: str) -> None:
+    """Also where the attack has too little power to see it: proposals that are tested, and DPIS."""
+    instances = tuple(replace(instance, trials=20) for instance in HEALTHY[name].instances[:1])
+    audit = replace(
+        HEALTHY[name], instances=instances, trials=20, single_trials=20, arrange=sabotage.asking_for_half
+    ).audit()
+    assert any("the ledger says noise multiplier" in finding for finding in audit.findings), audit
+
+
 def test_batch_normalisation_left_in_is_caught_by_the_probe() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

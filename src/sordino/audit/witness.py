@@ -13,13 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino.accounting.events import DpEvent, GaussianDpEvent, NoOpDpEvent, PoissonSampledDpEvent
+from sordino.accounting.erasure import AnnealedErasure, Erasure
+from sordino.accounting.events import ComposedDpEvent, DpEvent, GaussianDpEvent, NoOpDpEvent, PoissonSampledDpEvent
+from sordino.accounting.filter import Filtered
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.accounting.projected import ProjectedGaussian
 from sordino.noise import Source
 from sordino.private import Private
 
 TOLERANCE = 1e-6
+Tested = Erasure | AnnealedErasure | ComposedDpEvent
+"""Events of a proposal and its test together."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +86,16 @@ class Witness:
     def _too_little_noise(self, charges: dict[int, DpEvent]) -> list[str]:
         """All answers on one receipt together must be worth no more than its event: 1/σ² adds up (law 3).
 
-        Tests of proposals have a noise of their own and an event of another kind, which says nothing of both apart.
+        Where a proposal is tested, the first answer is the proposal: what the test draws has a scale of its own.
         """
-        spent: dict[int, float] = {}
+        answers: dict[int, list[float]] = {}
         for drawn in self._noises:
-            if drawn.multiplier is None:
-                continue
-            worth = math.inf if drawn.multiplier == 0 else drawn.multiplier**-2
-            spent[drawn.receipt.sequence] = spent.get(drawn.receipt.sequence, 0.0) + worth
-        for sequence, worth in spent.items():
-            paid = _noise_of(charges.get(sequence))
+            if drawn.multiplier is not None:
+                worth = math.inf if drawn.multiplier == 0 else drawn.multiplier**-2
+                answers.setdefault(drawn.receipt.sequence, []).append(worth)
+        for sequence, worths in answers.items():
+            event = charges.get(sequence)
+            paid, worth = _noise_of(event), worths[0] if isinstance(event, Tested) else sum(worths)
             if paid is not None and worth > paid**-2 * (1 + TOLERANCE):
                 return [f"the ledger says noise multiplier {paid:.4g}, {worth**-0.5:.4g} was drawn on the same receipt"]
         return []
@@ -105,9 +109,15 @@ class Witness:
 
 def _noise_of(event: DpEvent | None) -> float | None:
     """The noise multiplier of one answer, where the event is one."""
-    if isinstance(event, PoissonSampledDpEvent):
+    if isinstance(event, PoissonSampledDpEvent | Filtered):
         return _noise_of(event.event)
-    return event.noise_multiplier if isinstance(event, GaussianDpEvent | ProjectedGaussian) else None
+    if isinstance(event, ComposedDpEvent):  # a proposal, then what its test costs
+        return _noise_of(event.events[0])
+    return (
+        event.noise_multiplier
+        if isinstance(event, GaussianDpEvent | ProjectedGaussian | Erasure | AnnealedErasure)
+        else None
+    )
 
 
 def _is_sampled(event: DpEvent) -> bool:
