@@ -5,7 +5,7 @@ python -m benchmarks.audit every                # all of them; finished ones are
 python -m benchmarks.audit table                # what is finished, as Markdown
 
 Every model is kept in the folder --models as soon as it is trained, so that a run that was killed goes on with the next
-model. Results are in benchmarks/results/audit, one JSON file per target. A run that --records shortens leaves none.
+model. Results are in benchmarks/results/audit, a line per target. A run that --records shortens leaves none.
 
 Data: training and test records together, divided at random 2:1:2:1. The shadow and all reference models are trained in
 the way of the target, privately where it is private, which helps the attacker more than the ordinary shadow model of
@@ -14,7 +14,6 @@ the paper's code.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ from sordino.audit.membership import (
     white_box,
 )
 from sordino.audit.membership.training import Train
-from sordino.checkpoint import write_durably
+from sordino.experiments.store import keep, read_lines
 
 app = typer.Typer(add_completion=False)
 RESULTS = Path(__file__).parent / "results" / "audit"
@@ -206,7 +205,7 @@ def one(
 ) -> None:
     """One target model and every attack on it."""
     label = f"{task}-{method}" + ("" if method == "none" else f"-eps{epsilon:g}") + f"-seed{seed}"
-    if (RESULTS / f"{label}.json").exists():
+    if any(result["label"] == label for result in read_lines(RESULTS / f"{task}.jsonl")):
         return
     chosen = TASKS[task]
     place = folder / (label + (f"-{records}-records" if records else ""))
@@ -215,10 +214,9 @@ def one(
     for attack in found:
         print(f"{label} {attack}", flush=True)
     if records is None:
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        result: dict[str, Any] = {"task": task, "method": method, "epsilon": epsilon, "seed": seed}
+        result: dict[str, Any] = {"label": label, "task": task, "method": method, "epsilon": epsilon, "seed": seed}
         result["attacks"] = [attack.to_dict() for attack in found]
-        write_durably(RESULTS / f"{label}.json", json.dumps(result, indent=1).encode())
+        keep(RESULTS / f"{task}.jsonl", result)
 
 
 @app.command()
@@ -233,8 +231,7 @@ def every(task: _Task = "fashion", references: _References = 8, folder: _Models 
 def table(task: _Task = "fashion") -> None:
     """Accuracy, AUC and true positives at 0.1 % false ones, the mean over seeds, as Markdown."""
     rows: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
-    for path in sorted(RESULTS.glob(f"{task}-*.json")):
-        result = json.loads(path.read_text())
+    for result in read_lines(RESULTS / f"{task}.jsonl"):
         for attack in result["attacks"]:
             rows.setdefault((attack["attack"], result["method"], result["epsilon"]), []).append(attack)
     print("| attack | method | ε | seeds | accuracy | AUC | TPR at 0.1 % FPR |\n|---|---|---|---|---|---|---|")

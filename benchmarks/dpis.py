@@ -7,13 +7,12 @@ python -m benchmarks.dpis write                # the same into docs/mechanisms/d
 python -m benchmarks.dpis figure               # docs/mechanisms/img/dpis_noise.svg
 python -m benchmarks.dpis prices               # the noise that a share K̃/(Ñ·C) saves, without training
 
-A run that was killed goes on at its last checkpoint. Results are in benchmarks/results/dpis, one JSON file per run;
+A run that was killed goes on at its last checkpoint. Results are in benchmarks/results/dpis, a line per run;
 the runs themselves (ledgers, checkpoints) in the folder --runs. A shortened run leaves no result.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -26,10 +25,9 @@ import typer
 from benchmarks import results
 from benchmarks.many import finish
 from sordino.accounting import Budget, calibrate_noise
-from sordino.checkpoint import write_durably
 from sordino.experiments import Case, run
 from sordino.experiments.papers import paper_table
-from sordino.experiments.store import Row
+from sordino.experiments.store import Row, keep, read_lines
 from sordino.experiments.tables import markdown
 
 app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
@@ -92,11 +90,10 @@ TASKS = {
 
 def store(task: str, case: Case, row: Row) -> None:
     """Keep what the tables need of a finished run."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
     result = {"task": task, "method": case.method, "epsilon": case.epsilon, "seed": case.seed}
     result |= {"history": history(row), "guarantee": row["guarantee"]}
-    path = RESULTS / f"{task}-{case.method}-eps{case.epsilon:g}-seed{case.seed}.json"
-    write_durably(path, json.dumps(result, indent=1).encode())
+    result["label"] = f"{task}-{case.method}-eps{case.epsilon:g}-seed{case.seed}"
+    keep(RESULTS / f"{task}.jsonl", result)
 
 
 def history(row: Row) -> list[dict[str, float]]:
@@ -159,8 +156,7 @@ Groups = dict[tuple[str, float, str], list[dict[str, Any]]]
 def finished() -> Groups:
     """The results by task, ε and method."""
     groups: Groups = defaultdict(list)
-    for path in sorted(RESULTS.glob("*.json")):
-        result = json.loads(path.read_text())
+    for result in (line for path in sorted(RESULTS.glob("*.jsonl")) for line in read_lines(path)):
         groups[result["task"], result["epsilon"], result["method"]].append(result)
     return groups
 

@@ -23,8 +23,8 @@ from benchmarks import results
 from benchmarks.many import finish
 from sordino import Budget, Recipe, recipes
 from sordino.accounting import epsilon
-from sordino.experiments import Case, catalogue, read_all
-from sordino.experiments.store import Row, write
+from sordino.experiments import Case, catalogue, read_all, store
+from sordino.experiments.store import Row
 from sordino.experiments.tables import markdown
 
 app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
@@ -71,7 +71,7 @@ def grid(
 
     def keep(case: Case, row: Row) -> None:
         if case.label not in corners:
-            write(STORED.parent, row, STORED.name)
+            store.keep(STORED / f"{dataset}.jsonl", row)
 
     finish(list(cases.values()), out, keep, workers)
     results.put(results.SCHEDULES, ratios_table(dataset, epsilon), by="benchmarks.dynamic")

@@ -14,7 +14,6 @@ Flower's own, with a node for every user and so with fewer of them (`benchmarks.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import statistics
@@ -34,11 +33,12 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from sordino import Budget, Recipe, data, recipes
+from sordino.experiments.store import keep, read_lines
 from sordino.federated import FedSGD, InProcessGrid, PrivateStrategy, client_app
 from sordino.propose import Optimizer
 
 app = typer.Typer(add_completion=False)
-RESULTS = Path(__file__).parent / "results" / "federated"
+RESULTS = Path(__file__).parent / "results" / "federated.jsonl"
 RECORDS = 250_000
 CLIP, MOMENTUM, MU_RATIO, CLIP_RATIO = 1.0, 0.9, 1.25, 10 / 3  # the ratios are those of the authors' MNIST script
 METHODS = ("static", "growing_mu", "sensitivity_decay", "dynamic")
@@ -205,11 +205,10 @@ def train(
     seeds: int = 3,
     engine: Annotated[str, typer.Option(help="fast, flower or simulation")] = "fast",
     rounds: Annotated[int | None, typer.Option(help="those of the engine's shape unless given")] = None,
-    results: Annotated[Path, typer.Option(help="where the results are kept, one file per run")] = RESULTS,
+    results: Annotated[Path, typer.Option(help="the file of the results, one line per run")] = RESULTS,
 ) -> None:
     """Every method with every ε and seed."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    results.mkdir(parents=True, exist_ok=True)
     shape = SHAPES[engine]
     wanted = product(range(seeds), epsilon or [0.1, 0.4, 1.0], method or METHODS)
     cases = [
@@ -217,12 +216,13 @@ def train(
         for seed, target, name in wanted
     ]
     private, test = users_data(shape.users)
-    waiting = [case for case in cases if not (results / f"{case.label}.json").exists()]
+    finished = {result["label"] for result in read_lines(results)}
+    waiting = [case for case in cases if case.label not in finished]
 
     def finish(grid: Grid | None = None) -> None:
         for case in waiting:
             result = run(case, private, test, grid)
-            (results / f"{case.label}.json").write_text(json.dumps(result, indent=1) + "\n")
+            keep(results, {"label": case.label, **result})
             print(case.label, f"{result['accuracy']:.4f}", f"{result['cpu_seconds']:.0f} s", flush=True)
 
     if engine != "simulation":
@@ -237,8 +237,7 @@ def train(
 def table(results: Path = RESULTS) -> None:
     """Mean and deviation over the seeds of everything finished."""
     found: dict[tuple[str, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for file in sorted(results.glob("*.json")):
-        result = json.loads(file.read_text())
+    for result in read_lines(results):
         found[result["method"], result["engine"]][result["epsilon"]].append(100 * result["accuracy"])
     targets = sorted({target for by_target in found.values() for target in by_target})
     print("| method | engine | " + " | ".join(f"ε = {target:g}" for target in targets) + " |")

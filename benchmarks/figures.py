@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from sordino import Budget, Private, Recipe, recipes
 from sordino.data import load
+from sordino.experiments.store import read_lines
 from sordino.models import build
 
 IMAGES = Path(__file__).parent.parent / "docs" / "mechanisms" / "img"
@@ -136,10 +136,8 @@ def _losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def selection() -> None:
     """Held-out accuracy of every finished run on digits, by method, from benchmarks/results/selection."""
     groups: dict[tuple[float, str], list[float]] = defaultdict(list)
-    for path in sorted(RESULTS.glob("digits-*.json")):
-        result = json.loads(path.read_text())
-        label = 1 if "-eps1-" in path.name else 3
-        groups[label, result["method"]].append(100 * result["accuracy"])
+    for result in read_lines(RESULTS / "digits.jsonl"):
+        groups[result["target"], result["method"]].append(100 * result["accuracy"])
     methods = sorted({method for _, method in groups}, key=lambda method: sum(groups[3, method]))
     figure, axes = plt.subplots(figsize=(8, 3.8), layout="constrained")
     for epsilon, shift in ((1, -0.12), (3, 0.12)):

@@ -3,8 +3,8 @@
 python -m benchmarks.results collect runs/fashion runs/imdb   # keep the finished runs of these folders
 python -m benchmarks.results write                            # docs/results.md and docs/img/results/*.svg
 
-Stored results are in benchmarks/results/experiments, one JSON file per run, as `sordino compare` and
-`sordino reproduce` leave them in <folder>/results.
+Stored results are in benchmarks/results/experiments, one JSON-lines file per dataset; a line is what
+`sordino compare` and `sordino reproduce` leave of a run in <folder>/results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sordino.experiments.figures import draw
 from sordino.experiments.papers import best_printed, paper_tables
 from sordino.experiments.reproducing import Planned, cases_of, plan, side_by_side
 from sordino.experiments.settings import Settings
-from sordino.experiments.store import Row, write
+from sordino.experiments.store import Row, keep
 from sordino.experiments.tables import Summary, markdown, summaries
 
 app = typer.Typer(add_completion=False)
@@ -44,12 +44,11 @@ Folders = Annotated[list[Path], typer.Argument(help="Folders of sordino compare 
 @app.command()
 def collect(folders: Folders) -> None:
     """Copy finished runs of configured methods and of the papers' tables into the repository, whole ones only."""
-    STORED.parent.mkdir(parents=True, exist_ok=True)
     rows = read_all(*folders)
     wanted = {row["label"] for row in _configured(rows)} | _labels_of_tables()
     kept = [row for row in rows if row["label"] in wanted]
-    for row in kept:
-        write(STORED.parent, row, STORED.name)
+    for dataset in sorted({row["dataset"] for row in kept}):
+        keep(STORED / f"{dataset}.jsonl", *(row for row in kept if row["dataset"] == dataset))
     print(f"{len(kept)} of {len(rows)} results kept in {STORED}")
 
 

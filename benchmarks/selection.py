@@ -6,13 +6,12 @@ python -m benchmarks.selection table           # what is finished, as Markdown
 python -m benchmarks.selection write           # the same into docs/mechanisms/selection.md
 python -m benchmarks.selection prices          # how many attempts each method can afford, without training
 
-A run that was killed goes on at its last checkpoint. Results are in benchmarks/results/selection, one JSON file per
+A run that was killed goes on at its last checkpoint. Results are in benchmarks/results/selection, a line per
 run; the runs themselves (ledgers, checkpoints) in the folder --runs. A shortened run leaves no result.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -26,11 +25,10 @@ import typer
 
 from benchmarks import results
 from benchmarks.many import finish
-from sordino.checkpoint import write_durably
 from sordino.experiments import Case, recipe_of, run
 from sordino.experiments.case import EVALUATIONS
 from sordino.experiments.papers import paper_table
-from sordino.experiments.store import Row
+from sordino.experiments.store import Row, keep, read_lines
 from sordino.experiments.tables import markdown
 
 app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
@@ -121,13 +119,13 @@ def store(task: str, case: Case, row: Row) -> None:
     """Keep what the table needs of a finished run."""
     result = {key: row[key] for key in ("attempts", "accepted", "seconds", "accuracy", "method", "basis", "steps")}
     result |= {"task": task, "epsilon": row["guarantee"]["epsilon"]}
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    write_durably(result_of(task, case), json.dumps(result, indent=1).encode())
+    result |= {"label": label_of(task, case), "target": case.epsilon}
+    keep(RESULTS / f"{task}.jsonl", result)
 
 
-def result_of(task: str, case: Case) -> Path:
-    """Where the result of a run is kept."""
-    return RESULTS / f"{task}-{case.method}-eps{case.epsilon:g}-seed{case.seed}.json"
+def label_of(task: str, case: Case) -> str:
+    """Which run a stored result is of."""
+    return f"{task}-{case.method}-eps{case.epsilon:g}-seed{case.seed}"
 
 
 Runs = Annotated[Path, typer.Option(help="where ledgers and checkpoints are kept")]
@@ -163,7 +161,8 @@ def every(
     """All runs that have no stored result yet, several at once."""
     points = product(task or TASKS, range(seeds), EPSILONS, method or METHODS)
     named = [(name, TASKS[name].case(method, epsilon, seed)) for name, seed, epsilon, method in points]
-    cases = [(name, case) for name, case in named if not result_of(name, case).exists()]
+    done = {line["label"] for name in {name for name, _ in named} for line in read_lines(RESULTS / f"{name}.jsonl")}
+    cases = [(name, case) for name, case in named if label_of(name, case) not in done]
     by_label = {case.label: name for name, case in cases}
     finish(
         [case for _, case in cases],
@@ -218,9 +217,8 @@ def tables(names: Sequence[str] = tuple(TASKS)) -> str:
 def finished(task: str) -> Found:
     """The stored results of a task."""
     found: Found = defaultdict(list)
-    for path in sorted(RESULTS.glob(f"{task}-*-eps*.json")):
-        result = json.loads(path.read_text())
-        found[result["method"], float(path.stem.split("-eps")[1].split("-")[0])].append(result)
+    for result in read_lines(RESULTS / f"{task}.jsonl"):
+        found[result["method"], result["target"]].append(result)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from sordino.errors import InvalidInput
-from sordino.experiments import Case, catalogue, recipe_of
+from sordino.experiments import Case, catalogue, read_all, recipe_of
 from sordino.experiments.papers import best_printed, paper_table, paper_tables
 from sordino.experiments.reproducing import cases_of, plan, quick_cells, side_by_side
 from tests.experiments.cases import row
@@ -151,10 +150,10 @@ def test_the_accountant_of_a_paper_leaves_its_proven_runs_alone():
 
 
 def test_stored_results_are_found_under_their_labels():
-    stored = sorted(STORED.glob("*.json"))
+    stored = read_all(STORED)
     assert stored
-    for path in stored:
-        assert Case.from_dict(json.loads(path.read_text())["case"]).label == path.stem
+    for each in stored:
+        assert Case.from_dict(each["case"]).label == each["label"]
 
 
 def test_unknown_names_are_refused_in_one_line():

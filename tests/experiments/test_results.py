@@ -205,7 +205,7 @@ def test_the_grid_of_ratios_adds_to_table_1_and_not_to_the_page_of_results(store
     assert "| mnist, ε = 0.4 | 1/ρ_c = 1 | 1/ρ_c = 0.5 | 1/ρ_c = 0.3 | 1/ρ_c = 0.1 |" in text
     assert "| 1/ρ_μ = 0.8 | 90.40 | 90.50 | 90.60 | 90.70 |" in text
     assert "| mnist | sensitivity decay | 0.4 | 93.95 |  | 90.20 (1) |" in text, "the table of the other writer is kept"
-    assert len(list(dynamic.STORED.glob("*.json"))) == len(points) - len(dynamic.CORNERS)
+    assert len(store.read_lines(dynamic.STORED / "mnist.jsonl")) == len(points) - len(dynamic.CORNERS)
 
 
 def test_ratios_are_those_of_the_schedules():

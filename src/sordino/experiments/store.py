@@ -1,4 +1,8 @@
-"""Results on disk: one JSON file per finished run, written whole or not at all."""
+"""Results on disk, written whole or not at all.
+
+A folder of runs has one JSON file per finished run, so that processes beside each other need no lock. What is kept for
+good, such as the results that documentation is written from, is one JSON-lines file per dataset, a line per run.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +34,38 @@ def find(folder: Path, label: str) -> Row | None:
     return _read(path) if path.exists() else None
 
 
-def write(folder: Path, row: Row, name: str = "results") -> Path:
-    """Store a finished run durably in ``<folder>/<name>``."""
-    path = folder / name / f"{row['label']}.json"
+def write(folder: Path, row: Row) -> Path:
+    """Store a finished run durably in ``<folder>/results``."""
+    path = folder / "results" / f"{row['label']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, json.dumps(row, indent=1).encode())
     return path
 
 
 def read_all(*folders: Path) -> list[Row]:
-    """All rows in ``<folder>/results`` (or in the folder itself), in the order of their labels."""
-    paths = {p.name: p for folder in folders for where in (folder, folder / "results") for p in where.glob("*.json")}
-    return [row for _, path in sorted(paths.items()) if "case" in (row := _read(path))]
+    """All runs in ``<folder>/results`` (or in the folder itself), in the order of their labels."""
+    places = [place for folder in folders for place in (folder, folder / "results")]
+    rows = [_read(path) for place in places for path in place.glob("*.json")]
+    rows += [row for place in places for path in place.glob("*.jsonl") for row in read_lines(path)]
+    found = {row["label"]: row for row in rows if "case" in row}
+    return [row for _, row in sorted(found.items())]
+
+
+def read_lines(path: Path) -> list[Row]:
+    """The rows that `keep` wrote, in the order of their labels; none where there is no file."""
+    if not path.exists():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    except (OSError, json.JSONDecodeError) as error:
+        raise SordinoError(f"{path} is not a file of results ({error}): restore it from the repository") from error
+
+
+def keep(path: Path, *rows: Row) -> None:
+    """Put `rows` among the lines of `path`, each in place of the one with its label; for one process at a time."""
+    lines = {row["label"]: row for row in (*read_lines(path), *rows)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, "".join(json.dumps(row) + "\n" for _, row in sorted(lines.items())).encode())
 
 
 def drop_checkpoints(place: Path) -> None:
