@@ -1,4 +1,4 @@
-"""Figures of docs/mechanisms from the stored runs of configs/linear and configs/cnn: `python -m benchmarks.footing`."""
+"""Figures of docs/mechanisms from the stored runs on one footing: `python -m benchmarks.footing`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from benchmarks.figures import save
 from benchmarks.results import STORED
-from benchmarks.wanted import CONVOLVED, EPSILONS, FOOTING, mechanism, where
+from benchmarks.wanted import EPSILONS, footing_of, mechanism, where
 from sordino.experiments import read_all
 from sordino.experiments.store import Row
 
@@ -29,11 +29,12 @@ def importance(rows: Sequence[Row]) -> None:
     def column(row: Row) -> tuple[str, float]:
         return where(row["dataset"], row["method"]), row["epsilon"]
 
-    base = {column(row): row["noise"][0] for row in rows if mechanism(row["method"]) == "dpsgd"}
+    base = {column(row): row["noise"][0] for row in rows if mechanism(row["dataset"], row["method"]) == "dpsgd"}
     figure, (share, level) = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
-    for row in sorted(rows, key=column):
+    drawn = [row for row in rows if mechanism(row["dataset"], row["method"]) == "dpis" and not row["seed"]]
+    for row in sorted(drawn, key=column):
         key = column(row)
-        if mechanism(row["method"]) != "dpis" or row["seed"] or row["epsilon"] not in (1.0, 3.0) or key not in base:
+        if row["epsilon"] not in (1.0, 3.0) or key not in base:
             continue
         steps = [point["step"] for point in row["curve"]]
         share.plot(steps, [point["share"] for point in row["curve"]], label=f"{key[0]}, ε = {key[1]:g}")
@@ -49,7 +50,7 @@ def accuracies(rows: Sequence[Row], methods: Sequence[str], name: str) -> None:
     """One panel per dataset and network: accuracy by ε, one point per seed and a line through the means."""
     found: dict[str, dict[tuple[str, float], list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        method = mechanism(row["method"])
+        method = mechanism(row["dataset"], row["method"])
         if method in methods and row["basis"] == "proven" and row["epsilon"] in EPSILONS:
             found[where(row["dataset"], row["method"])][method, row["epsilon"]].append(100 * row["accuracy"])
     lines = math.ceil(len(found) / ACROSS)
@@ -71,7 +72,7 @@ def accuracies(rows: Sequence[Row], methods: Sequence[str], name: str) -> None:
 
 def main() -> None:
     """All of them."""
-    rows = [row for row in read_all(STORED) if row["method"].startswith((FOOTING, CONVOLVED))]
+    rows = [row for row in read_all(STORED) if footing_of(row["dataset"], row["method"]) in ("linear", "cnn")]
     importance(rows)
     accuracies(rows, SELECTIVE, "selection_footing")
     accuracies(rows, SCHEDULED, "dynamic_footing")

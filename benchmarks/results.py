@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.wanted import CONVOLVED, DATASETS, EPSILONS, FOOTING, SEEDS, mechanism, missing, where
+from benchmarks.wanted import DATASETS, EPSILONS, SEEDS, footing_of, mechanism, missing, where
 from sordino.errors import InvalidInput
 from sordino.experiments import Case, catalogue, read_all, tables
 from sordino.experiments.figures import draw
@@ -95,10 +95,10 @@ def footing(rows: Sequence[Row]) -> str:
     best: dict[tuple[str, float], float] = {}
     cells: dict[tuple[str, str], dict[float, Summary]] = {}
     for each in summaries(rows):
-        if each.method.startswith((FOOTING, CONVOLVED)) and each.standing == "proven":
+        if footing_of(each.dataset, each.method) in ("linear", "cnn") and each.standing == "proven":
             place = where(each.dataset, each.method)
             best[place, each.epsilon] = max(best.get((place, each.epsilon), 0.0), each.mean)
-            cells.setdefault((place, mechanism(each.method)), {})[each.epsilon] = each
+            cells.setdefault((place, mechanism(each.dataset, each.method)), {})[each.epsilon] = each
 
     def shown(each: Summary | None) -> str:
         if each is None:
@@ -124,7 +124,7 @@ def _page(rows: Sequence[Row], stored: Sequence[Row]) -> Iterator[str]:
     yield _goal(rows)
     yield f"The goal is {MARGIN} points above the best figure that any of the papers prints, at equal *proven* ε;"
     yield "most of those figures are at an ε that is not proven, and not all at our δ. What a guarantee rests on is"
-    yield "listed below each table.\n"
+    yield "listed below each table. Where settings come from is told in [provenance](provenance.md).\n"
     yield from _short(rows)
     for dataset in dict.fromkeys((*DATASETS, *sorted(row["dataset"] for row in rows))):
         yield from _section(dataset, [row for row in rows if row["dataset"] == dataset])

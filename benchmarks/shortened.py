@@ -1,4 +1,4 @@
-"""What the shortened runs leave out (configs/short): the papers' length, and how long that would take here."""
+"""What the shortened runs leave out (footing `short`): the papers' length, and how long that would take here."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from sordino.experiments import catalogue, recipe_of
 from sordino.experiments.store import Row
 from sordino.experiments.tables import markdown
 
-SHORT = "short-"
 RECORDS = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}
 
 
 def left_out(rows: Sequence[Row]) -> str:
     """A line per shortened method at its largest ε; hours are those of the stored runs, by the records they drew."""
+    known = catalogue()
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        if row["method"].startswith(SHORT):
+        if known[row["dataset"], row["method"]].footing == "short":
             groups[row["dataset"], row["method"]].append(row)
     header = ["dataset", "method", "ε", "taken", "with the paper's noise", "hours a run of that"]
     return markdown(header, [_line(*key, group) for key, group in sorted(groups.items())]) if groups else ""
@@ -27,7 +27,7 @@ def left_out(rows: Sequence[Row]) -> str:
 def _line(dataset: str, method: str, group: Sequence[Row]) -> list[str]:
     epsilon = max(row["epsilon"] for row in group)
     recipe = group[0]["case"]["recipe"]
-    whole = recipe_of(catalogue()[dataset, method.removeprefix(SHORT)].case(epsilon), RECORDS[dataset])
+    whole = recipe_of(catalogue()[dataset, method.removeprefix("short-")].case(epsilon), RECORDS[dataset])
     per_record = statistics.mean(row["seconds"] / row["steps"] for row in group) / recipe["batch_size"]
     hours = per_record * (whole.steps or 0) * whole.batch_size / 3600
     taken, paper = ((recipe["steps"], recipe["batch_size"]), (whole.steps, whole.batch_size))

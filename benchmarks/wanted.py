@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import product
 
-from benchmarks.shortened import SHORT, left_out
+from benchmarks.shortened import left_out
+from sordino.experiments import catalogue
 from sordino.experiments.store import Row
 from sordino.experiments.tables import markdown, summaries
 
@@ -14,27 +16,31 @@ EPSILONS = (1.0, 2.0, 3.0, 4.0)
 METHODS = ("dpsgd", "dpsgd-ts", "dpsgd-hf", "auto-s", "decay", "dynamic", "dpis", "screening", "dpsur", "best")
 SEEDS = 3
 TEXTS, PICTURES = ("imdb", "names"), ("dpsgd-hf",)  # scattering is for images
-FOOTING = "linear-"
-"""Methods that differ from each other by their mechanism alone (configs/linear)."""
-CONVOLVED = "cnn-"
-"""The same with a network of convolutions instead of one linear layer (configs/cnn)."""
 
 
-def mechanism(method: str) -> str:
+def footing_of(dataset: str, method: str) -> str:
+    """What a method shares with others so that their mechanisms can be compared; empty where it has its paper's."""
+    return _known()[dataset, method].footing
+
+
+def mechanism(dataset: str, method: str) -> str:
     """A method's name without that of its footing."""
-    return method.removeprefix(FOOTING).removeprefix(CONVOLVED).removeprefix(SHORT)
+    return method.removeprefix(f"{footing_of(dataset, method)}-")
 
 
 def where(dataset: str, method: str) -> str:
     """What the runs on one footing share: the dataset, and the network where it is not one linear layer."""
-    return f"{dataset}, CNN" if method.startswith(CONVOLVED) else dataset
+    return f"{dataset}, CNN" if footing_of(dataset, method) == "cnn" else dataset
+
+
+_known = cache(catalogue)
 
 
 def missing(rows: Sequence[Row]) -> Iterator[str]:
     """Cells of methods × datasets × ε with too few seeds, or without a CNN, and what shortened runs leave out."""
     yield (
         f"Methods with fewer than {SEEDS} seeds at a proven ε, ε (seeds), whether with the paper's settings, shortened "
-        f"(`{SHORT}`) or on one footing (`{FOOTING}`, `{CONVOLVED}`).\n"
+        "(`short`) or on one footing (`linear`, `cnn`).\n"
     )
     lines = _few_seeds(rows)
     yield markdown(["dataset", "method", "ε (seeds)"], lines) if lines else "Nothing.\n"
@@ -49,7 +55,7 @@ def _few_seeds(rows: Sequence[Row]) -> list[list[str]]:
     seeds: dict[tuple[str, str, float], int] = {}
     for each in summaries(rows):
         if each.basis == "proven":
-            cell = (where(each.dataset, each.method), mechanism(each.method), each.epsilon)
+            cell = (where(each.dataset, each.method), mechanism(each.dataset, each.method), each.epsilon)
             seeds[cell] = max(seeds.get(cell, 0), each.seeds)
     asked = [cell for cell in product(DATASETS, METHODS) if cell[0] not in TEXTS or cell[1] not in PICTURES]
     lines = []
@@ -63,7 +69,8 @@ def _few_seeds(rows: Sequence[Row]) -> list[list[str]]:
 
 def _without_cnn(rows: Sequence[Row]) -> Iterator[str]:
     """Methods with no CNN on CIFAR-10 at some ε; the best recipe may be of any network."""
-    found = {(mechanism(row["method"]), row["epsilon"]) for row in rows if _is_cnn(row) and row["basis"] == "proven"}
+    proven = [row for row in rows if _is_cnn(row) and row["basis"] == "proven"]
+    found = {(mechanism(row["dataset"], row["method"]), row["epsilon"]) for row in proven}
     for method in METHODS:
         lacking = [f"{epsilon:g}" for epsilon in EPSILONS if (method, epsilon) not in found]
         if lacking and method != "best":

@@ -119,3 +119,18 @@ def test_a_method_may_not_be_configured_twice(tmp_path):
         read(Path("nowhere.toml"))
     with pytest.raises(InvalidInput, match="SORDINO_CONFIGS"):
         catalogue(tmp_path / "nowhere")
+
+
+def test_a_method_begins_with_its_footing(tmp_path):
+    path = tmp_path / "dpsgd.toml"
+    text = 'method = "{}"\nfooting = "linear"\nprovenance = "x"\n'
+    text += '[data]\nname = "mnist"\n[model]\nname = "linear"\n[recipe]\nname = "dpsgd"\n'
+    path.write_text(text.format("linear-dpsgd"))
+    assert read(path).footing == "linear"
+    path.write_text(text.format("dpsgd"))
+    with pytest.raises(InvalidInput, match="'dpsgd' must begin with its footing 'linear'"):
+        read(path)
+
+
+def test_provenance_is_one_line_and_longer_stories_are_on_their_page():
+    assert {key: len(s.provenance) for key, s in catalogue().items() if len(s.provenance) > 260} == {}

@@ -3,7 +3,8 @@
 ::
 
     method = "dpsur"
-    provenance = "DPSUR, table 2; noise by ε from its repository (PAPERS.md, section 2)"
+    provenance = "DPSUR, table 2; noise by ε from its repository"     # one line; the story is in docs/provenance.md
+    footing = "linear"                  # optional: what the methods that it is compared with share with it
     epsilons = [1.0, 2.0, 3.0, 4.0]
     average = 0.4                       # optional
     delta = 1e-5                        # optional
@@ -45,7 +46,7 @@ from sordino.experiments.case import Case
 
 _TABLES = ("data", "features", "model", "optimizer", "recipe")
 _CASE = ("average", "delta", "published")
-_VALUES = ("method", "provenance", "epsilons", *_CASE, "epsilon")
+_VALUES = ("method", "footing", "provenance", "epsilons", *_CASE, "epsilon")
 Table = dict[str, Any]
 
 
@@ -55,6 +56,7 @@ class Settings:
 
     dataset: str
     method: str
+    footing: str
     provenance: str
     epsilons: tuple[float, ...]
     base: Table
@@ -89,11 +91,20 @@ def read(path: Path) -> Settings:
     return Settings(
         dataset=str(data.pop("name")),
         method=str(tables["method"]),
+        footing=_footing(path, tables),
         provenance=str(tables["provenance"]),
         epsilons=tuple(float(epsilon) for epsilon in tables.get("epsilons", (1, 2, 3, 4))),
         base={**base, "data": data},
         by_epsilon=_by_epsilon(path, tables.get("epsilon", {})),
     )
+
+
+def _footing(path: Path, tables: Table) -> str:
+    """Named in the method too, so that a method has one name in every list."""
+    footing = str(tables.get("footing", ""))
+    if footing and not str(tables["method"]).startswith(f"{footing}-"):
+        raise InvalidInput(f"configuration {path}: method={tables['method']!r} must begin with its footing {footing!r}")
+    return footing
 
 
 def catalogue(folder: Path | None = None) -> dict[tuple[str, str], Settings]:
