@@ -4,6 +4,8 @@ The chain begins with the SHA-256 of the header. Each row, a charge or a declara
 ``chain_k = SHA-256(chain_(k-1) + content_k)``. A declaration stands after the charge whose number it names.
 Where the chain ends is read from the file each time, inside the transaction that goes on from there: a copy of it in
 memory would be stale after an interrupt, and the next row would break the chain.
+
+Whoever can write the file can also compute the chain anew. With a key every row is signed as well, and then cannot.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sordino.errors import LedgerError
+from sordino.accounting.signing import Key
+from sordino.errors import LedgerForged, LedgerRolledBack
 
 _IN_ORDER = """
 SELECT sequence AS after, 0 AS number, event, note, chain, signature FROM charges LEFT JOIN kinds USING (kind)
@@ -36,8 +39,10 @@ class Head:
 class Chain:
     """The rows of one ledger; every method is to be called in a transaction."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path | None, header: Mapping[str, str]) -> None:
-        self._connection, self._path = connection, path
+    def __init__(
+        self, connection: sqlite3.Connection, path: Path | None, header: Mapping[str, str], key: Key | None = None
+    ) -> None:
+        self._connection, self._path, self._key = connection, path, key
         self._root = hashlib.sha256(json.dumps(dict(header), sort_keys=True).encode()).digest()
 
     def head(self) -> Head:
@@ -57,11 +62,11 @@ class Chain:
         self._connection.execute(
             "INSERT INTO charges(sequence, kind, note, chain, signature) SELECT ?, kind, ?, ?, ? FROM kinds "
             "WHERE event = ?",
-            (sequence, note, chain, b"", event),
+            (sequence, note, chain, self._sign(chain), event),
         )
         self._require(
             "SELECT sequence, event, note, chain, signature FROM charges JOIN kinds USING (kind) WHERE sequence = ?",
-            (sequence, event, note, chain, b""),
+            (sequence, event, note, chain, self._sign(chain)),
         )
         return sequence
 
@@ -70,15 +75,16 @@ class Chain:
         head = self.head()
         number = head.declarations + 1
         row = (number, head.events, kind, text)
-        row = (*row, _link(head.chain, ["declaration", *row]), b"")
-        self._connection.execute("INSERT INTO declarations VALUES (?, ?, ?, ?, ?, ?)", row)
-        self._require("SELECT * FROM declarations WHERE number = ?", row)
+        chain = _link(head.chain, ["declaration", *row])
+        whole = (*row, chain, self._sign(chain))
+        self._connection.execute("INSERT INTO declarations VALUES (?, ?, ?, ?, ?, ?)", whole)
+        self._require("SELECT * FROM declarations WHERE number = ?", whole)
 
     def walk(self) -> Iterator[Head]:
         """Every place of the chain from the header on, each verified; an error where something was changed."""
         chain, events, declarations = self._root, 0, 0
         yield Head(events, declarations, chain)
-        for after, number, first, second, stored, _ in self._connection.execute(_IN_ORDER):
+        for after, number, first, second, stored, signature in self._connection.execute(_IN_ORDER):
             if number == 0:
                 events += 1
                 content = ["charge", events, first, second]
@@ -88,15 +94,31 @@ class Chain:
             unchanged = isinstance(first, str) and isinstance(second, str) and after == events
             chain = _link(chain, content) if unchanged else b""
             if chain != stored or number not in (0, declarations):
-                raise LedgerError(f"ledger {self._path} was changed at row {events}: restore it from a copy")
+                raise LedgerForged(f"ledger {self._path} was changed at row {events}: restore it from a copy")
+            if self._key is not None and not self._key.signed(chain, signature):
+                raise LedgerForged(
+                    f"ledger {self._path} was changed at row {events}, which does not carry the signature of key "
+                    f"{self._key.name}: restore it from a copy"
+                )
             yield Head(events, declarations, chain)
         for table, held in (("charges", events), ("declarations", declarations)):
             query = "SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = ?"
             issued = self._connection.execute(query, (table,)).fetchone()[0]
             if issued != held:
-                raise LedgerError(
+                raise LedgerRolledBack(
                     f"ledger {self._path} lost rows {held + 1} to {issued} of its {table}: restore it from a copy"
                 )
+
+    def passed(self, events: int, chain: bytes) -> bool:
+        """Whether the chain once stood like this, after so many events."""
+        if events == 0 and chain == self._root:
+            return True
+        query = "SELECT 1 FROM charges WHERE sequence = ? AND chain = ? UNION ALL SELECT 1 FROM declarations "
+        query += "WHERE after = ? AND chain = ? LIMIT 1"
+        return self._connection.execute(query, (events, chain) * 2).fetchone() is not None
+
+    def _sign(self, chain: bytes) -> bytes:
+        return b"" if self._key is None else self._key.sign(chain)
 
     def _row(self, query: str) -> Any:
         return self._connection.execute(query).fetchone()
@@ -104,7 +126,9 @@ class Chain:
     def _require(self, query: str, row: tuple[Any, ...]) -> None:
         """What was written must be there: a trigger that somebody added can swallow it without an error."""
         if self._connection.execute(query, row[:1]).fetchall() != [row]:
-            raise LedgerError(f"ledger {self._path} did not keep what was written: something in the file swallows rows")
+            raise LedgerForged(
+                f"ledger {self._path} did not keep what was written: something in the file swallows rows"
+            )
 
 
 def _link(chain: bytes, content: list[Any]) -> bytes:

@@ -8,6 +8,7 @@ One writer at a time; readers at any time.
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import uuid
@@ -17,18 +18,25 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from sordino.accounting import legacy, store
+from sordino.accounting import legacy, signing, store
 from sordino.accounting.chain import Chain, Head
 from sordino.accounting.events import DpEvent, from_json, to_json
 from sordino.accounting.legacy import Old
 from sordino.accounting.lock import WriterLock
+from sordino.accounting.signing import Key, find_key
 from sordino.errors import InvalidInput, LedgerError
 
+_log = logging.getLogger("sordino")
+
+ASSUMPTION = "assumption"
 OPENING = "opening"
 """The kind of declaration that the ledger itself makes when a writer opens it."""
 ORIGIN = "origin"
+SIGNED = "signed"
+Signature = Literal["none", "checked", "unchecked"]
+COPIED = "this run was continued from a copy of its folder; the original must not be continued"
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,9 @@ class Ledger:
     Edge cases: a failed charge raises and leaves no row. Use it in the process and thread that opened it.
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path | None, lock: WriterLock | None) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, path: Path | None, lock: WriterLock | None, key: Key | None
+    ) -> None:
         self.path = path
         self._connection = connection
         self._lock = lock
@@ -56,11 +66,12 @@ class Ledger:
         self._process = os.getpid()
         with self.snapshot():
             self.header: Mapping[str, str] = self._checked_header()
-            self._chain = Chain(connection, path, self.header)
+            self._chain = Chain(connection, path, self.header, self._key_for(key))
             self._verify()
+        self._streams = 0
         if self._writable:
             with self._writing():
-                self._chain.declare(OPENING, _now())
+                self._open_again()
         self.incarnation = len(self.declared(OPENING))
 
     # -- opening ------------------------------------------------------------------------------------------------
@@ -68,45 +79,48 @@ class Ledger:
     @classmethod
     def create(cls, path: str | Path, *, run_id: str | None = None, header: Mapping[str, str] | None = None) -> Ledger:
         """Start the ledger of a new run at `path`, which must not exist yet; its directory must."""
-        file = Path(path)
-        return cls._writer(file, lambda new: _fill(new, file, _full_header(run_id, header)))
+        file, key = Path(path), find_key()
+        return cls._writer(file, key, lambda new: _fill(new, file, _full_header(run_id, header, key)))
 
     @classmethod
     def open(cls, path: str | Path) -> Ledger:
         """Go on writing the ledger of a run that stopped."""
-        return cls._writer(store.require_file(Path(path)))
+        return cls._writer(store.require_file(Path(path)), find_key())
 
     @classmethod
-    def read(cls, path: str | Path) -> Ledger:
-        """Look at a ledger, also while its run is writing; sees what was charged so far at every question."""
-        file = store.require_file(Path(path))
+    def read(cls, path: str | Path, key: Key | None = None) -> Ledger:
+        """Look at a ledger, also while its run is writing; sees what was charged so far at every question.
+
+        `key` verifies its signatures; by default it is the one that the environment names.
+        """
+        file, key = store.require_file(Path(path)), key or find_key()
         with store.closed_on_error(store.connect(file, read_only=True)) as connection:
             if _format(connection, file) != legacy.FORMAT:
-                return cls(connection, file, None)
+                return cls(connection, file, None, key)
             with store.snapshot(connection, file):
                 old = legacy.read(connection, file)
             connection.close()
         with store.closed_on_error(store.connect(None)) as memory:
             with store.transaction(memory, file):
                 _convert(memory, file, old)
-            return cls(memory, file, None)
+            return cls(memory, file, None, key)
 
     @classmethod
     def in_memory(cls, *, run_id: str | None = None, header: Mapping[str, str] | None = None) -> Ledger:
         """A ledger that dies with the process: for experiments, and until `copy_to`."""
-        connection = store.connect(None)
-        _fill(connection, None, _full_header(run_id, header))
-        return cls(connection, None, None)
+        connection, key = store.connect(None), find_key()
+        _fill(connection, None, _full_header(run_id, header, key))
+        return cls(connection, None, None, key)
 
     def copy_to(self, path: str | Path) -> Ledger:
         """Move on to a file: copies everything to `path`, closes this ledger and returns the writer from now on."""
         file = Path(path)
-        copied = self._writer(file, lambda new: store.copy(self._connection, new, file))
+        copied = self._writer(file, find_key(), lambda new: store.copy(self._connection, new, file))
         self.close()
         return copied
 
     @classmethod
-    def _writer(cls, file: Path, fill: Callable[[sqlite3.Connection], None] | None = None) -> Ledger:
+    def _writer(cls, file: Path, key: Key | None, fill: Callable[[sqlite3.Connection], None] | None = None) -> Ledger:
         if fill is not None:
             _require_new(file)
         with store.one_line_errors(file), store.closed_on_error(WriterLock(file)) as lock:
@@ -116,7 +130,37 @@ class Ledger:
             with store.closed_on_error(store.connect(file)) as connection:
                 if _format(connection, file) == legacy.FORMAT:
                     _modernise(connection, file)
-                return cls(connection, file, lock)
+                store.hasten(connection, file)
+                return cls(connection, file, lock, key)
+
+    def _key_for(self, key: Key | None) -> Key | None:
+        """The key that signs and verifies this ledger; a writer must have the right one, a reader may have none."""
+        named = self.header.get(SIGNED)
+        self.signature: Signature = "none" if named is None else "unchecked"
+        if named is not None and key is not None and key.name == named:
+            self.signature = "checked"
+            return key
+        if not self._writable or (named is None and key is None):
+            return None
+        if named is None:
+            raise LedgerError(
+                f"ledger {self.path} is not signed, but a key is set: unset {signing.TEXT} and {signing.FILE} to go on "
+                "without signatures, or start a new run"
+            )
+        raise LedgerError(
+            f"ledger {self.path} is signed by key {named}: set {signing.TEXT} or {signing.FILE} to that key to write it"
+        )
+
+    def _open_again(self) -> None:
+        """Record this opening; a file that is not the one last written is a copy, and says so from now on."""
+        file = "-" if self.path is None else f"{self.path.stat().st_ino:x}"
+        before = self.declared(OPENING)
+        copied = bool(before) and "-" not in (file, _file_of(before[-1])) and file != _file_of(before[-1])
+        self._chain.declare(OPENING, f"{_now()} {file}")
+        if copied:
+            _log.warning("ledger %s: %s", self.path, COPIED)
+            if COPIED not in self.declared(ASSUMPTION):
+                self._chain.declare(ASSUMPTION, COPIED)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -124,6 +168,7 @@ class Ledger:
         """Record `event`; when this returns it is on disk. Only then may the release that it pays for be made."""
         text = to_json(event)
         with self._writing():
+            self._require_latest()
             sequence = self._chain.charge(text, note)
         return Receipt(sequence, event)
 
@@ -138,6 +183,7 @@ class Ledger:
                 f"kind={kind!r} and text={text!r} cannot be declared: give a kind of your own and a text"
             )
         with self._writing():
+            self._require_latest()
             if text not in self.declared(kind):
                 self._chain.declare(kind, text)
 
@@ -150,6 +196,16 @@ class Ledger:
         if not self._writable:
             raise LedgerError(f"ledger {self.path} is open for reading: open it with Ledger.open to charge it")
         return store.transaction(self._connection, self.path)
+
+    def _require_latest(self) -> None:
+        """Where a second writer got past the lock, as on file systems without one, the first must stop."""
+        if len(self.declared(OPENING)) != self.incarnation:
+            raise LedgerError(f"ledger {self.path} was opened by another writer meanwhile: this one may not go on")
+
+    def next_stream(self) -> int:
+        """How many streams of seeded noise were begun since this opening: each needs a number of its own (law 10)."""
+        self._streams += 1
+        return self._streams - 1
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -188,6 +244,16 @@ class Ledger:
         ):
             yield sequence, self._event(text)
 
+    def head(self) -> Head:
+        """Where the ledger stands now."""
+        with self.snapshot():
+            return self._chain.head()
+
+    def passed(self, events: int, head: str) -> bool:
+        """Whether the chain once had this `head`, after so many events."""
+        with self.snapshot():
+            return self._chain.passed(events, _bytes(head))
+
     def fingerprint(self) -> str:
         """One hash of header, charges and declarations: equal for equal histories alone."""
         with self.snapshot():
@@ -215,11 +281,13 @@ class Ledger:
             raise LedgerError(f"ledger {self.path} holds an unreadable event: {error}") from error
 
     def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        with store.one_line_errors(self.path):
+        with self.snapshot():
             return self._connection.execute(query, values).fetchall()
 
     def close(self) -> None:
         """Free the file and the lock; what was charged stays."""
+        if self._lock is not None and os.getpid() == self._process:
+            store.tidy(self._connection)
         self._connection.close()
         if self._lock is not None:
             self._lock.close()
@@ -237,9 +305,23 @@ def _require_new(file: Path) -> Path:
     return file
 
 
-def _full_header(run_id: str | None, header: Mapping[str, str] | None) -> dict[str, str]:
+def _full_header(run_id: str | None, header: Mapping[str, str] | None, key: Key | None) -> dict[str, str]:
+    given = {name: value for name, value in (header or {}).items() if name != SIGNED}
+    signed = {} if key is None else {SIGNED: key.name}
     run_id = uuid.uuid4().hex if run_id is None else run_id
-    return {**(header or {}), "run_id": run_id, "created": _now(), "format": store.FORMAT}
+    return {**given, **signed, "run_id": run_id, "created": _now(), "format": store.FORMAT}
+
+
+def _file_of(opening: str) -> str:
+    """The file that an opening wrote, by the number its file system gives it: a copy has another."""
+    return opening.partition(" ")[2] or "-"
+
+
+def _bytes(head: str) -> bytes:
+    try:
+        return bytes.fromhex(head)
+    except ValueError:
+        return b""
 
 
 def _format(connection: sqlite3.Connection, file: Path) -> str | None:

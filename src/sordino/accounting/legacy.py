@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sordino.accounting import store
-from sordino.errors import LedgerError
+from sordino.errors import LedgerForged, LedgerRolledBack
 
 FORMAT = "1"
 
@@ -59,14 +59,14 @@ def read(connection: sqlite3.Connection, path: Path | None) -> Old:
         "SELECT sequence, event, note, time, chain FROM charges LEFT JOIN kinds USING (kind) ORDER BY sequence"
     ):
         if not all(isinstance(word, str) for word in (event, note, time)):
-            raise LedgerError(f"ledger {path} was changed at row {sequence}: restore it from a copy")
+            raise LedgerForged(f"ledger {path} was changed at row {sequence}: restore it from a copy")
         chain = hashlib.sha256(chain + json.dumps([sequence, event, note, time]).encode()).digest()
         charges.append((event, note))
         if sequence != len(charges) or chain != stored:
-            raise LedgerError(f"ledger {path} was changed at row {len(charges)}: restore it from a copy")
+            raise LedgerForged(f"ledger {path} was changed at row {len(charges)}: restore it from a copy")
     issued = connection.execute("SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = 'charges'").fetchone()
     if issued[0] != len(charges):
-        raise LedgerError(f"ledger {path} lost rows {len(charges) + 1} to {issued[0]}: restore it from a copy")
+        raise LedgerRolledBack(f"ledger {path} lost rows {len(charges) + 1} to {issued[0]}: restore it from a copy")
     openings = tuple(str(time)[:16] for (time,) in connection.execute("SELECT time FROM openings ORDER BY incarnation"))
     return Old(header, openings, tuple(charges), chain.hex())
 
