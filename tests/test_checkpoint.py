@@ -8,9 +8,11 @@ import torch
 from sordino import checkpoint
 from sordino.errors import CheckpointError
 
+SAID = {"run_id": "r", "events": 3, "head": "ab" * 32, "position": 2}
+
 
 def state(number: int) -> dict[str, object]:
-    return {"number": number, "tensor": torch.arange(number)}
+    return {**SAID, "number": number, "tensor": torch.arange(number)}
 
 
 def test_newest_is_read_and_two_are_kept(tmp_path: Path) -> None:
@@ -74,7 +76,7 @@ def test_code_hidden_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return (Path.touch, (Path(tmp_path / "owned"),))  # type: ignore[return-value]
 
-    checkpoint.write(tmp_path, 1, {"evil": Evil()})
+    checkpoint.write(tmp_path, 1, {**SAID, "evil": Evil()})
     with pytest.raises(CheckpointError):
         checkpoint.read_newest(tmp_path)
     assert not (tmp_path / "owned").exists()

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from sordino import Private, SordinoError, UnsupportedModel, recipes
 from sordino.accounting.ledger import Ledger
-from sordino.errors import CheckpointError, LedgerError
+from sordino.errors import CheckpointError, LedgerError, LedgerForked
 from sordino.gradients.bookkeeping_book import Book
 from tests.helpers import budgeted, calibrated, classification, cross_entropy, mlp, private
 
@@ -300,7 +300,7 @@ def test_work_lost_after_a_save_stays_paid_for(tmp_path: Path) -> None:
 
 def test_a_run_directory_is_not_reused_by_accident(tmp_path: Path) -> None:
     private(run=tmp_path / "run").close()
-    with pytest.raises(LedgerError, match="load"):
+    with pytest.raises(LedgerError, match="holds a run already"):
         private(run=tmp_path / "run")
 
 
@@ -320,7 +320,7 @@ def test_a_checkpoint_of_another_run_and_a_shorter_ledger_are_refused(tmp_path: 
     (tmp_path / "mixed").mkdir()
     for source, suffix in (("a", "checkpoint-000000001.pt"), ("b", "ledger.sqlite")):
         (tmp_path / "mixed" / suffix).write_bytes((tmp_path / source / suffix).read_bytes())
-    with pytest.raises(CheckpointError, match="belongs to run"):
+    with pytest.raises(LedgerForked, match="saw another history"):
         private().load(tmp_path / "mixed")
 
 

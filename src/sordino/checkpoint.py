@@ -1,7 +1,8 @@
 """Checkpoints that survive a crash: written whole or not at all, verified when read, the last two kept.
 
-A checkpoint is one file: a line with format, checksum and length, then what torch.save wrote. It is written beside its
-final name, synced and renamed, so that a torn or half-written file is never taken for a good one.
+A checkpoint is one file: a line with format, checksum, length, the number of events that the ledger held and its head,
+then what torch.save wrote. The checksum covers all of it. It is written beside its final name, synced and renamed, so
+that a torn or half-written file is never taken for a good one.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from sordino.accounting.ledger import Ledger
+from sordino.books import CHECKPOINT
 from sordino.errors import CheckpointError
 
-_FORMAT = "sordino-checkpoint-1"
+_BEFORE = "sordino-checkpoint-1"  # of version 0.1, which says nothing about the ledger in its first line
 _KEPT = 2
 
 
@@ -26,7 +30,8 @@ def write(directory: Path, step: int, state: dict[str, Any]) -> Path:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     body = buffer.getvalue()
-    header = f"{_FORMAT} {hashlib.sha256(body).hexdigest()} {len(body)}\n".encode()
+    seen = f"{state['events']} {state['head']}"
+    header = f"{CHECKPOINT} {_checksum(body, seen)} {len(body)} {seen}\n".encode()
     path = directory / f"checkpoint-{step:09d}.pt"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -40,9 +45,26 @@ def write(directory: Path, step: int, state: dict[str, Any]) -> Path:
     return path
 
 
-def exists(directory: Path) -> bool:
-    """Whether there is any checkpoint, whole or not."""
-    return bool(_newest_first(directory))
+def standing(ledger: Ledger) -> dict[str, Any]:
+    """What a checkpoint says of the ledger beside it."""
+    head = ledger.head()
+    return {"run_id": ledger.run_id, "events": head.events, "head": head.chain.hex()}
+
+
+def read_newest_of(directory: Path, ledger: Ledger) -> dict[str, Any] | None:
+    """The newest checkpoint that is whole, or None where there is none at all; it must belong to `ledger`."""
+    state = read_newest(directory)
+    if state is None:
+        return None
+    if state["run_id"] != ledger.run_id:
+        raise CheckpointError(f"the checkpoint in {directory} belongs to run {state['run_id']}, not {ledger.run_id}")
+    seen, head = state["events"], state.get("head")
+    if seen > len(ledger) or not (head is None or ledger.passed(seen, head)):
+        raise CheckpointError(
+            f"the checkpoint in {directory} saw {seen} events that its ledger, which holds {len(ledger)}, does not "
+            "have: the ledger was replaced, so what was spent is unknown"
+        )
+    return state
 
 
 def read_newest(directory: Path) -> dict[str, Any] | None:
@@ -91,12 +113,40 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     fields = header.decode("ascii", "replace").split(" ")
-    if len(fields) != 3 or fields[0] != _FORMAT:
-        raise CheckpointError(f"{path} is not a {_FORMAT} file")
-    if fields[2] != str(len(body)) or fields[1] != hashlib.sha256(body).hexdigest():
+    if (len(fields), fields[0]) not in ((5, CHECKPOINT), (3, _BEFORE)):
+        raise CheckpointError(f"{path} is not a {CHECKPOINT} file")
+    if fields[2] != str(len(body)) or fields[1] != _checksum(body, " ".join(fields[3:])):
         raise CheckpointError(f"{path} is damaged: its checksum does not match")
-    try:
-        state: dict[str, Any] = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(f"{path} holds objects that are not plain tensors and numbers: {error}") from None
+    with one_line(f"{path} holds objects that are not plain tensors and numbers"):
+        state = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    return _sound(state, path, fields[3:])
+
+
+def _sound(state: Any, path: Path, seen: list[str]) -> dict[str, Any]:
+    """What every checkpoint must say, of the right type and not at odds with itself, whoever wrote the file."""
+    if not isinstance(state, dict) or not isinstance(state.get("run_id"), str):
+        raise CheckpointError(f"{path} is not the checkpoint of a run: it names none")
+    events, position = state.get("events"), state.get("position")
+    if type(events) is not int or type(position) is not int or not 0 <= position <= events:
+        raise CheckpointError(
+            f"{path} cannot be: position {position!r} after {events!r} events, but every step is charged"[:300]
+        )
+    if [str(events), state.get("head")] != (seen or [str(events), None]):
+        raise CheckpointError(f"{path} contradicts itself: its first line saw {seen[0]} events, its content {events}")
     return state
+
+
+def _checksum(body: bytes, seen: str) -> str:
+    return hashlib.sha256(seen.encode() + body).hexdigest()
+
+
+@contextmanager
+def one_line(what: str) -> Iterator[None]:
+    """Whatever torch objects to in a file somebody else may have written, as one line."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # noqa: BLE001  # torch raises whatever the malformed part happens to trip over
+        said = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"the checkpoint cannot be used: {what} ({type(error).__name__}: {said})") from None

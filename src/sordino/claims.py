@@ -27,7 +27,11 @@ def guarantee_of(bench: Bench, delta: float | None, accountant: str | None, more
         unit="record",
         adjacency=adjacency,
         accountant=accountant,
-        assumptions=(*assumptions_of(recipe, bench.source.assumption), *more),
+        assumptions=tuple(
+            dict.fromkeys(
+                (*assumptions_of(recipe, bench.source.assumption), *more, *bench.ledger.declared("assumption"))
+            )
+        ),
     )
 
 

@@ -23,5 +23,17 @@ class LedgerError(SordinoError):
     """The ledger cannot be opened, belongs to another run, or is being written by somebody else."""
 
 
+class LedgerForged(LedgerError):
+    """The ledger was changed by something other than Sordino, or its signature is not that of the key."""
+
+
+class LedgerRolledBack(LedgerError):
+    """Something knows of more events than the ledger holds: what was spent is unknown."""
+
+
+class LedgerForked(LedgerError):
+    """Something saw another history than the ledger's: two copies of it went different ways."""
+
+
 class CheckpointError(SordinoError):
     """No readable checkpoint, or one that does not belong to this run."""

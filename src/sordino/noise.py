@@ -100,11 +100,16 @@ class Seeded(_Stream):
     """Repeatable randomness for experiments: whoever knows the seed can remove the noise.
 
     `incarnation` counts how often the run was opened, and `begun` how many events its ledger held then, so that neither
-    resuming nor a second run on one ledger replays a stream (law 10).
+    resuming nor a second run on one ledger replays a stream (law 10). `stream` counts the runs on one opening: two that
+    were built before either has charged anything differ in it alone.
     """
 
-    def __init__(self, seed: int, incarnation: int = 1, begun: int = 0) -> None:
-        text = f"sordino/{seed}/{incarnation}" + (f"/{begun}" if begun else "")
+    def __init__(self, seed: int, incarnation: int = 1, begun: int = 0, stream: int = 0) -> None:
+        text = (
+            f"sordino/{seed}/{incarnation}"
+            + (f"/{begun}" if begun or stream else "")
+            + (f"/{stream}" if stream else "")
+        )
         digest = hashlib.sha256(text.encode()).digest()
         super().__init__(int.from_bytes(digest[:16], "big"))
         self.assumption = f"noise is SEEDED (seed {seed}): an experiment, no protection against whoever knows the seed"

@@ -183,9 +183,7 @@ class Private:
 
     def guarantee(self, delta: float | None = None, accountant: str | None = None) -> Guarantee:
         """What has been promised so far: a pure function of the ledger."""
-        unprobed = () if self._validated else ("the model was NOT probed for mixing examples (validate=False)",)
-        more = unprobed + agreement.assumptions(self.bench.team) + self._loop.assumptions
-        return guarantee_of(self.bench, delta, accountant, more)
+        return guarantee_of(self.bench, delta, accountant, self._more() + self._loop.assumptions)
 
     # -- saving -------------------------------------------------------------------------------------------------
 
@@ -241,13 +239,30 @@ class Private:
         bench.ledger = reflected(bench.team, bench.ledger)
         bench.source = bench.team.shared(self._fresh_source)
         bench.engine = bench.recipe.norms.engine(self._engine, bench.source)
+        bench.team.lead(self._declare)
+        if not bench.team.leads:
+            self._declare()  # in a copy in memory, so that all ranks give the same answer
         bench.team.lead(self._renew_allowance)
 
     def _fresh_source(self) -> Source:
         if self._given_source is not None:
             return self._given_source
         ledger = self.bench.ledger
-        return Secure() if self._seed is None else Seeded(self._seed, ledger.incarnation, len(ledger))
+        if self._seed is None:
+            return Secure()
+        return Seeded(self._seed, ledger.incarnation, len(ledger), ledger.next_stream())
+
+    def _declare(self) -> None:
+        """Write into the ledger what every guarantee about it must say, whoever reads it later."""
+        ledger, team = self.bench.ledger, self.bench.team
+        probed = "was" if self._validated else "was NOT"
+        ledger.declare("setting", f"opening {ledger.incarnation}: {team.size} processes, the model {probed} probed")
+        for line in (self.bench.source.assumption, *self._more()):
+            ledger.declare("assumption", line)
+
+    def _more(self) -> tuple[str, ...]:
+        unprobed = () if self._validated else ("the model was NOT probed for mixing examples (validate=False)",)
+        return unprobed + agreement.assumptions(self.bench.team)
 
     def _renew_allowance(self) -> None:
         recipe, ledger = self.bench.recipe, self.bench.ledger

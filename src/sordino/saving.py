@@ -8,28 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sordino import checkpoint
+from sordino import books, checkpoint
 from sordino.accounting.ledger import Ledger
+from sordino.books import LEDGER
 from sordino.distributed.sharding import gathered, scattered, scattered_optimizer
-from sordino.errors import CheckpointError, InvalidInput, LedgerError
+from sordino.errors import CheckpointError, InvalidInput
 from sordino.step import Bench
-
-LEDGER = "ledger.sqlite"
 
 _log = logging.getLogger("sordino")
 
 
 def begin(bench: Bench, directory: Path) -> None:
     """Move the ledger from memory to the run's directory, which must not hold a run yet."""
-    if (directory / LEDGER).exists():
-        raise LedgerError(
-            f"{directory} holds a run already: choose another directory, or leave run= out and call load('{directory}')"
-        )
-    if checkpoint.exists(directory):
-        raise LedgerError(
-            f"{directory} holds checkpoints without their ledger, so what they cost is unknown: "
-            "put the ledger back, or choose another directory"
-        )
+    books.require_fresh(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         toml = bench.recipe.to_toml()
@@ -60,7 +51,7 @@ def reopened(bench: Bench, directory: Path) -> Iterator[dict[str, Any] | None]:
 
 
 def _open(bench: Bench, directory: Path) -> dict[str, Any] | None:
-    ledger = Ledger.open(directory / LEDGER)
+    ledger = books.reopen(directory)
     try:
         state = _matching(bench, directory, ledger)
     except BaseException:
@@ -77,24 +68,21 @@ def _matching(bench: Bench, directory: Path, ledger: Ledger) -> dict[str, Any] |
         raise CheckpointError(
             f"{directory} follows recipe {theirs}, not {ours}: load it with the recipe it was made by"
         )
-    state = checkpoint.read_newest(directory)
+    state = checkpoint.read_newest_of(directory, ledger)
     if state is None:
         return None
-    if state["run_id"] != ledger.run_id:
-        raise CheckpointError(f"the checkpoint in {directory} belongs to run {state['run_id']}, not {ledger.run_id}")
-    if state["events"] > len(ledger):
-        raise CheckpointError(
-            f"the checkpoint in {directory} saw {state['events']} events, its ledger holds {len(ledger)}: "
-            "the ledger was replaced, so what was spent is unknown"
-        )
+    for part in ("model", "optimizer", "extra"):
+        if not isinstance(state.get(part), dict):
+            raise CheckpointError(f"the checkpoint in {directory} holds no {part}: it was not written by Private.save")
+    if not isinstance(state.get("released", {}), dict):
+        raise CheckpointError(f"the checkpoint in {directory} holds released values that are no table")
     return state
 
 
 def state_of(bench: Bench, position: int, extra: dict[str, Any]) -> dict[str, Any]:
     """Everything that a checkpoint holds."""
     return {
-        "run_id": bench.ledger.run_id,
-        "events": len(bench.ledger),
+        **checkpoint.standing(bench.ledger),
         "position": position,
         "model": gathered(bench.objective.model.state_dict()),
         "optimizer": gathered(bench.optimizer.state_dict()),
@@ -105,6 +93,7 @@ def state_of(bench: Bench, position: int, extra: dict[str, Any]) -> dict[str, An
 
 def restore(bench: Bench, state: dict[str, Any]) -> None:
     """Put model, optimizer and released values back as they were saved."""
-    bench.objective.model.load_state_dict(scattered(state["model"], bench.objective.model))
-    bench.optimizer.load_state_dict(scattered_optimizer(state["optimizer"], bench.optimizer))
+    with checkpoint.one_line("does not fit this model and optimizer"):
+        bench.objective.model.load_state_dict(scattered(state["model"], bench.objective.model))
+        bench.optimizer.load_state_dict(scattered_optimizer(state["optimizer"], bench.optimizer))
     bench.memory = {"released": state["released"]} if state.get("released") else {}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sordino.cli import options
-from sordino.cli.common import console, delta_for, print_json, sampling_rate, step_count
+from sordino.cli.common import UNCHECKED, caution, console, delta_for, print_json, sampling_rate, step_count
 from sordino.errors import InvalidInput
 from sordino.printing import plain_number, rounded_up
 
@@ -66,6 +66,7 @@ class Bill:
     delta: float = 0.0
     adjacency: str = "add-or-remove-one"
     basis: str = "proven"
+    assumptions: list[str] = field(default_factory=list)
 
 
 def _of_steps(rate: float, noise_multiplier: float | None, steps: int | None, epochs: float | None) -> Bill:
@@ -83,17 +84,19 @@ def _of_steps(rate: float, noise_multiplier: float | None, steps: int | None, ep
 
 
 def _of_run(run: Path, delta: float | None, adjacency: str | None) -> Bill:
-    from sordino.accounting import Ledger
+    from sordino import books
 
-    with Ledger.read(run / "ledger.sqlite") as ledger:
-        events, header = ledger.events(), ledger.header
+    with books.reading(run) as ledger:
+        events, header, said = ledger.events(), ledger.header, ledger.declared("assumption")
+        if ledger.signature == "unchecked":
+            caution(UNCHECKED)
         title = f"{run}: {len(ledger):,} events"
     if delta is None:
         delta = _budget_of(run).get("delta")
     if delta is None:
         raise InvalidInput(f"{run} has no budget that names a delta: use --delta")
     chosen = adjacency or header.get("adjacency", "add-or-remove-one")
-    return Bill(title, events, delta, chosen, header.get("basis", "proven"))
+    return Bill(title, events, delta, chosen, header.get("basis", "proven"), said)
 
 
 def _budget_of(run: Path) -> dict[str, Any]:
@@ -137,7 +140,8 @@ def _present(bill: Bill, as_json: bool) -> None:
         raise InvalidInput(prices[0].refusal)
     if as_json:
         plain = {p.accountant: {"epsilon": _plain(p.epsilon), "basis": p.basis} for p in prices}
-        print_json({"delta": bill.delta, "adjacency": adjacency, "epsilon": plain, "title": bill.title})
+        told = {"delta": bill.delta, "adjacency": adjacency, "epsilon": plain, "title": bill.title}
+        print_json({**told, "assumptions": bill.assumptions} if bill.assumptions else told)
         return
     _print_table(bill, prices)
 
@@ -159,6 +163,8 @@ def _print_table(bill: Bill, prices: list[Price]) -> None:
     out.print(
         f"at δ = {bill.delta:g}, {bill.adjacency} adjacency. Every proven ε is an upper bound: the smallest holds."
     )
+    for line in bill.assumptions:
+        out.print(f"- {line}", markup=False)
     for price in prices:
         if price.refusal:
             out.print(f"{price.accountant}: {price.refusal}", markup=False)

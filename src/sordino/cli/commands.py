@@ -9,7 +9,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from sordino.cli import account, audit, calibrate, check, compare, demo, report, reproduce, resume, serve, train
+from sordino.cli import account, audit, calibrate, check, compare, demo, report, reproduce, resume, serve, train, verify
 from sordino.cli.common import BAD_INPUT, complain
 from sordino.errors import SordinoError
 
@@ -18,7 +18,7 @@ EPILOG = """
 
 0 done
 
-1 check found something wrong, or an audit did
+1 check found something wrong, or an audit or verify did
 
 2 bad input: the error is one line on stderr
 
@@ -50,7 +50,7 @@ app = typer.Typer(
     epilog=EPILOG,
     pretty_exceptions_show_locals=False,  # a traceback's locals would print private records
 )
-for module in (train, resume, report, serve, compare, reproduce, account, calibrate, audit, check, demo):
+for module in (train, resume, report, serve, compare, reproduce, account, verify, calibrate, audit, check, demo):
     module.register(app)
 
 

@@ -13,6 +13,7 @@ from sordino.errors import InvalidInput
 if TYPE_CHECKING:
     from rich.console import Console
 
+UNCHECKED = "signature not checked: the ledger is signed, and its key is not set (SORDINO_LEDGER_KEY)"
 FOUND = 1
 BAD_INPUT = 2
 INTERRUPTED = 130

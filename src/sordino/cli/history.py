@@ -22,7 +22,8 @@ EVALUATIONS = 20
 class Entry:
     """After `step` steps and so many seconds of training: the held-out accuracy and mean loss, None without any.
 
-    `clip` is the bound in force, where a mechanism chooses it on the way and has released it.
+    `clip` is the bound in force, where a mechanism chooses it on the way and has released it. `events` is how many the
+    ledger held: it must never hold fewer again.
     """
 
     step: int
@@ -30,6 +31,7 @@ class Entry:
     loss: float | None
     seconds: float
     clip: float | None = None
+    events: int | None = None
 
 
 class History:
@@ -50,9 +52,16 @@ class History:
     def last(self) -> Entry | None:
         return self.entries[-1] if self.entries else None
 
-    def add(self, step: int, accuracy: float | None, loss: float | None, clip: float | None = None) -> Entry:
+    def add(
+        self,
+        step: int,
+        accuracy: float | None,
+        loss: float | None,
+        clip: float | None = None,
+        events: int | None = None,
+    ) -> Entry:
         """Write one line, at once."""
-        entry = Entry(step, accuracy, loss, round(self._before + time.monotonic() - self._began, 3), clip)
+        entry = Entry(step, accuracy, loss, round(self._before + time.monotonic() - self._began, 3), clip, events)
         self.entries.append(entry)
         try:
             with self._path.open("a", encoding="utf-8") as file:

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 from sordino import checkpoint
 from sordino.accounting import Ledger
 from sordino.accounting.pricing import required_accountant
+from sordino.books import require_fresh
 from sordino.claims import weaker
 from sordino.cli.config import Config
 from sordino.data import Data, tabular_release
@@ -50,6 +51,7 @@ def prepare(config: Config, sheet: Sheet, plan: Plan, directory: Path) -> Config
         "adjacency": recipe.budget.adjacency,
         "basis": basis,
     }
+    require_fresh(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         checkpoint.write_durably(directory / "recipe.toml", recipe.to_toml().encode())

@@ -64,6 +64,8 @@ class Outcome:
     guarantee: Guarantee
     held_out_accuracy: float | None
     seconds: float
+    events: int
+    head: str
 
     @property
     def interrupted(self) -> bool:
@@ -107,7 +109,8 @@ def run(session: Session, *, as_json: bool = False) -> Outcome:
 
 
 def _evaluate(session: Session, history: History, display: Display) -> None:
-    history.add(session.private.position, session.accuracy(), session.loss(), session.released_clip())
+    clip, events = session.released_clip(), len(session.private.bench.ledger)
+    history.add(session.private.position, session.accuracy(), session.loss(), clip, events)
     display.evaluated(history.entries)
 
 
@@ -115,6 +118,7 @@ def _outcome(session: Session, status: str, accuracy: float | None, seconds: flo
     private = session.private
     noise = private.bench.recipe.noise_multiplier
     assert noise is not None
+    head = private.bench.ledger.head()
     return Outcome(
         status=status,
         run=str(session.run),
@@ -124,6 +128,8 @@ def _outcome(session: Session, status: str, accuracy: float | None, seconds: flo
         guarantee=session.guarantee(),
         held_out_accuracy=accuracy,
         seconds=round(seconds, 2),
+        events=head.events,
+        head=head.chain.hex(),
     )
 
 

@@ -13,11 +13,13 @@ def reflected(team: Team, ledger: Ledger) -> Ledger:
     """
     if team.size == 1:
         return ledger
-    header, events = team.lead(lambda: (dict(ledger.header), ledger.events()))
+    header, events, said = team.lead(lambda: (dict(ledger.header), ledger.events(), ledger.declared("assumption")))
     if team.leads:
         return ledger
     copy = Ledger.in_memory(run_id=header["run_id"], header=header)
     for event, count in events:
         for _ in range(count):
             copy.charge(event)
+    for line in said:
+        copy.declare("assumption", line)
     return copy

@@ -7,12 +7,13 @@ from typing import Any
 
 from dp_accounting import DpEvent
 
-from sordino import checkpoint
+from sordino import books, checkpoint
 from sordino.accounting import pricing
 from sordino.accounting.allowance import Allowance, Planned, Unlimited
 from sordino.accounting.budget import affordable
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger, Receipt
+from sordino.books import LEDGER as LEDGER
 from sordino.claims import FIXED_IN_ADVANCE, weaker
 from sordino.errors import CheckpointError, InvalidInput, LedgerError
 from sordino.noise import Secure, Seeded, Source
@@ -25,7 +26,6 @@ ASSUMPTIONS = (
     "one user is one node, and the SuperLink lets a node answer for itself alone",
     "who is connected, who is asked and how long a round takes stay with the server",
 )
-LEDGER = "ledger.sqlite"
 
 
 class Account:
@@ -70,7 +70,9 @@ class Account:
             unit="user",
             adjacency=self._adjacency,
             accountant=accountant,
-            assumptions=(self.source.assumption, *ASSUMPTIONS),
+            assumptions=tuple(
+                dict.fromkeys((self.source.assumption, *ASSUMPTIONS, *self.ledger.declared("assumption")))
+            ),
         )
 
     def _basis(self, accountant: str) -> pricing.Basis:
@@ -80,8 +82,7 @@ class Account:
 
     def keep_in(self, run: Path) -> None:
         """Move the ledger to a folder of its own, where every event is on disk before it is paid out."""
-        if (run / LEDGER).exists():
-            raise LedgerError(f"{run} holds a run already: choose another directory, or call load('{run}')")
+        books.require_fresh(run)
         try:
             run.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -92,14 +93,14 @@ class Account:
     def save(self, state: dict[str, Any]) -> None:
         """Store `state` durably beside the ledger, if the run has a folder."""
         if self.run is not None:
-            own = {"run_id": self.ledger.run_id, "events": len(self.ledger), "position": self.position}
+            own = {**checkpoint.standing(self.ledger), "position": self.position}
             checkpoint.write(self.run, self.position, {**state, **own})
 
     def load(self, run: Path) -> dict[str, Any] | None:
         """Go on with a run: its ledger in full and its newest whole checkpoint, None where there is none yet."""
         if spent := len(self.ledger):
             raise LedgerError(f"{spent} events were charged before load: they would be forgotten; load right away")
-        ledger = Ledger.open(run / LEDGER)
+        ledger = books.reopen(run)
         try:
             state = self._checked(run, ledger)
         except CheckpointError:
@@ -114,20 +115,18 @@ class Account:
         theirs, ours = ledger.header.get("recipe"), self.recipe.fingerprint()
         if theirs != ours:
             raise CheckpointError(f"{run} follows recipe {theirs}, not {ours}: load it with the recipe it was made by")
-        state = checkpoint.read_newest(run)
-        if state is not None and (state["run_id"] != ledger.run_id or state["events"] > len(ledger)):
-            raise CheckpointError(
-                f"the checkpoint in {run} saw {state['events']} events of run {state['run_id']}, its ledger holds "
-                f"{len(ledger)} of {ledger.run_id}: what was spent is unknown"
-            )
-        return state
+        return checkpoint.read_newest_of(run, ledger)
 
     def _bind(self, ledger: Ledger) -> None:
         """Spend on this ledger from now on, with fresh noise (law 10) and what is left of the budget."""
         self.ledger = ledger
-        fresh = Secure() if self._seed is None else Seeded(self._seed, ledger.incarnation, len(ledger))
-        self.source = fresh if self._given is None else self._given
+        self.source = self._given or (Secure() if self._seed is None else self._seeded(self._seed))
+        for line in (self.source.assumption, *ASSUMPTIONS):
+            ledger.declare("assumption", line)
         self._allowance = None  # priced when it is first needed
+
+    def _seeded(self, seed: int) -> Source:
+        return Seeded(seed, self.ledger.incarnation, len(self.ledger), self.ledger.next_stream())
 
     def _left(self) -> Allowance:
         budget = self.recipe.budget

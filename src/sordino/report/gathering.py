@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, get_args
 
-from sordino.accounting import Guarantee, Ledger
+from sordino import books
+from sordino.accounting import Guarantee
 from sordino.accounting.pricing import Basis, required_accountant
 from sordino.claims import FIXED_IN_ADVANCE, assumptions_of, weaker
 from sordino.errors import InvalidInput
@@ -83,21 +84,24 @@ class Booked:
     runs: Runs
     header: Mapping[str, str]
     proof: Proof
+    declared: tuple[str, ...]
+    unchecked: bool
 
 
 def _read_ledger(folder: Folder) -> Booked:
-    with Ledger.read(folder.ledger) as ledger:
-        history = list(ledger.history())
-        times = [time for *_, time in history]
+    with books.reading(folder.ledger.parent) as ledger:
+        history = [event for _, event in ledger.history()]
+        openings = ledger.incarnations
         proof = Proof(
             run_id=ledger.run_id,
             fingerprint=ledger.fingerprint(),
             recipe_fingerprint=ledger.header.get("recipe", "not recorded"),
             began=_minute(ledger.header.get("created", "")),
-            last=_minute(times[-1]) if times else "",
+            last=_minute(openings[-1][1]) if openings else "",
             events=len(history),
         )
-        return Booked(prices.runs_of(event for _, event, _ in history), dict(ledger.header), proof)
+        said = tuple(ledger.declared("assumption"))
+        return Booked(prices.runs_of(history), dict(ledger.header), proof, said, ledger.signature == "unchecked")
 
 
 def _recipe(folder: Folder) -> tuple[Recipe | None, str]:
@@ -148,22 +152,28 @@ def _guarantee(
         unit=booked.header.get("unit", "record"),
         adjacency=tariff.adjacency,
         accountant=tariff.accountant,
-        assumptions=_assumptions(recipe, setting, outcome),
+        assumptions=_assumptions(recipe, setting, outcome, booked.declared),
     )
 
 
-def _assumptions(recipe: Recipe | None, setting: Setting, outcome: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """What the training said of itself, such as what the preparation of the data read, and what the folder shows."""
+def _assumptions(
+    recipe: Recipe | None, setting: Setting, outcome: Mapping[str, Any] | None, declared: tuple[str, ...]
+) -> tuple[str, ...]:
+    """What the training said of itself, such as what the preparation of the data read, and what the folder shows.
+
+    `declared` stands in the ledger's chain: who wrote the folder can add to it, but cannot take it back.
+    """
     told = (outcome or {}).get("assumptions", [])
     lines = [line for line in told if isinstance(line, str)] if isinstance(told, list) else []
-    shown = assumptions_of(recipe, _source(setting)) if recipe else [_source(setting), NO_RECIPE]
+    source = next((line for line in declared if line.startswith("noise ")), None) or _source(setting)
+    shown = assumptions_of(recipe, source) if recipe else [source, NO_RECIPE]
     if lines or setting.data == "digits":  # who was there knows better how the settings were found
         shown.remove(FIXED_IN_ADVANCE) if FIXED_IN_ADVANCE in shown else None
     if not lines and setting.data == "digits":
         shown.append("the default settings were found on these digits, which are public")
     if not lines and setting.held_out > 0:
         shown.append("the held-out records are not protected, and their accuracy speaks of them")
-    return tuple(dict.fromkeys([*shown, *lines]))
+    return tuple(dict.fromkeys([*shown, *lines, *declared]))
 
 
 def _source(setting: Setting) -> str:
@@ -175,6 +185,11 @@ def _source(setting: Setting) -> str:
 
 
 def _cautions(recipe: Recipe | None, booked: Booked) -> tuple[str, ...]:
+    unchecked = ("The ledger is signed, but its signature was not checked: SORDINO_LEDGER_KEY is not set.",)
+    return (unchecked if booked.unchecked else ()) + _other_recipe(recipe, booked)
+
+
+def _other_recipe(recipe: Recipe | None, booked: Booked) -> tuple[str, ...]:
     stated = booked.proof.recipe_fingerprint
     if recipe is not None and stated not in ("not recorded", recipe.fingerprint()):
         return (

@@ -1,0 +1,125 @@
+"""`sordino verify`: whether a ledger is what it was, by its chain, its signatures and a receipt kept elsewhere."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sordino.cli import options
+from sordino.cli.common import FOUND, UNCHECKED, caution, console, print_json
+from sordino.errors import InvalidInput, LedgerForged, LedgerForked, LedgerRolledBack
+
+if TYPE_CHECKING:
+    from sordino.accounting import Ledger
+    from sordino.accounting.signing import Key
+
+EPILOG = """
+[bold]Examples[/bold]
+
+sordino verify runs/a | tail -1 > receipt.txt (keep it where the run is not)
+
+sordino verify runs/a --head receipt.txt --key ledger.key
+
+[bold]Verdicts[/bold]: intact (exit 0); rolled back, forked or forged (exit 1)
+"""
+RECEIPT = "sordino-receipt-1"
+_FORM = re.compile(RECEIPT + r" (\d{1,12}) ([0-9a-f]{64}) (\S.*)")
+_Run = Annotated[Path, typer.Argument(help="A run's folder; nothing is written.")]
+_Head = Annotated[str | None, typer.Option("--head", help="A receipt that this command printed earlier, or its file.")]
+_Key = Annotated[Path | None, typer.Option("--key", help="File with the key. Default: SORDINO_LEDGER_KEY.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=EPILOG)(verify)
+
+
+def verify(run: _Run, head: _Head = None, key: _Key = None, json: options.Json = False) -> None:
+    """Say whether a run's ledger is intact, rolled back, forked or forged, and print a receipt to keep elsewhere."""
+    from sordino.accounting.signing import read_key
+
+    kept = None if head is None else _receipt(head)
+    found = _examine(run, kept, None if key is None else read_key(key))
+    if json:
+        print_json(found)
+    else:
+        out = console()
+        out.print(f"{run}: {found['verdict']}. {found['reason']}", markup=False)
+        if "receipt" in found:
+            out.print(found["receipt"], markup=False)
+    if found["verdict"] != "intact":
+        raise typer.Exit(FOUND)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a receipt says: so many events, then this head, of this run."""
+
+    events: int
+    head: str
+    run_id: str
+
+
+def _receipt(given: str) -> Kept:
+    """The receipt in a text, or in the last line of the file that the text names."""
+    text = given
+    if not given.startswith(RECEIPT):
+        try:
+            with Path(given).open("rb") as file:
+                text = (file.read(10_000).decode("utf-8", "replace").strip().splitlines() or [""])[-1]
+        except OSError as error:
+            raise InvalidInput(f"head={given} is neither a receipt nor a file with one: {error.strerror}") from None
+    said = _FORM.fullmatch(text.strip())
+    if said is None:
+        raise InvalidInput(f"head={given} holds no receipt: give the line `{RECEIPT} ...` that verify printed")
+    return Kept(int(said[1]), said[2], said[3])
+
+
+def _examine(run: Path, kept: Kept | None, key: Key | None) -> dict[str, Any]:
+    from sordino import books
+
+    verdicts = {LedgerForged: "forged", LedgerRolledBack: "rolled back", LedgerForked: "forked"}
+    try:
+        with books.reading(run, key) as ledger:
+            _require_signature(ledger, key)
+            if kept is not None:
+                _compare(ledger, kept)
+            end = ledger.head()
+            told = f"{end.events:,} events of run {ledger.run_id}; {_checked(ledger, kept)}"
+            receipt = f"{RECEIPT} {end.events} {end.chain.hex()} {ledger.run_id}"
+            plain = {"run_id": ledger.run_id, "events": end.events, "head": end.chain.hex()}
+            return {"verdict": "intact", "reason": told, **plain, "signature": ledger.signature, "receipt": receipt}
+    except (LedgerForged, LedgerRolledBack, LedgerForked) as error:
+        return {"verdict": verdicts[type(error)], "reason": str(error)}
+
+
+def _require_signature(ledger: Ledger, key: Key | None) -> None:
+    """A key that was asked for by name must be the one that signed; one in the environment may be for other runs."""
+    if key is not None and ledger.signature != "checked":
+        who = "is not signed" if ledger.signature == "none" else f"is signed by key {ledger.header['signed']}"
+        raise LedgerForged(f"ledger {ledger.path} {who}, not by key {key.name}")
+    if ledger.signature == "unchecked":
+        caution(UNCHECKED)
+
+
+def _compare(ledger: Ledger, kept: Kept) -> None:
+    held = len(ledger)
+    if ledger.run_id != kept.run_id:
+        raise InvalidInput(f"head is a receipt of run {kept.run_id}, the ledger is of run {ledger.run_id}")
+    if held < kept.events:
+        raise LedgerRolledBack(f"ledger {ledger.path} holds {held} events, the receipt saw {kept.events}")
+    if not ledger.passed(kept.events, kept.head):
+        raise LedgerForked(
+            f"ledger {ledger.path} went another way than the receipt, which saw {kept.events} events and another chain"
+        )
+
+
+def _checked(ledger: Ledger, kept: Kept | None) -> str:
+    signed = {"none": "not signed", "checked": "every signature is right", "unchecked": "signature not checked"}
+    return f"the chain is whole, {signed[ledger.signature]}, " + (
+        "and it goes on from the receipt" if kept else "and nothing in the folder contradicts it"
+    )
