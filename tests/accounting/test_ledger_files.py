@@ -35,10 +35,14 @@ def _filled(path: Path, charges: int = 5) -> Path:
 def _tamper(path: Path, *statements: str) -> None:
     """Edit the file as somebody would who knows SQLite but not the chain."""
     connection = sqlite3.connect(path, isolation_level=None)
-    for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+    triggers = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+    for name, _ in triggers:
         connection.execute(f"DROP TRIGGER {name}")
     for statement in statements:
         connection.execute(statement)
+    for _, definition in triggers:
+        if "DROP TABLE" not in "".join(statements):
+            connection.execute(definition)
     connection.close()
 
 
@@ -70,7 +74,7 @@ def _other_format(path: Path) -> None:
 
 
 def _no_table(path: Path) -> None:
-    _tamper(_filled(path), "DROP TABLE openings")
+    _tamper(_filled(path), "DROP TABLE declarations")
 
 
 def _torn(path: Path) -> None:
@@ -185,7 +189,7 @@ except LedgerError as error:
 def test_unreadable_events_name_the_ledger(path: Path) -> None:
     _foreign_event(path)
     with Ledger.open(path) as ledger:
-        ledger._connection.execute("INSERT INTO charges VALUES (1, 1, '', '', x'')")
+        ledger._connection.execute("INSERT INTO charges VALUES (1, 1, '', x'', x'')")
         with pytest.raises(LedgerError, match="unreadable event"):
             ledger.events()
 

@@ -62,7 +62,7 @@ def test_a_table_and_its_target_are_enough(sordino, hospital, tmp_path):
     assert written["data"]["prepare"] == 0.3
     assert written["data"]["records"] == 1162
     with Ledger.read(run / "ledger.sqlite") as ledger:
-        events = [event for _, event, _ in ledger.history()]
+        events = [event for _, event in ledger.history()]
         assert len(events) == 4 + 20
         assert not any(isinstance(event, PoissonSampledDpEvent) for event in events[:4]), "the preparation comes first"
         assert epsilon(ledger.events(), said["delta"]) == said["epsilon"] > 2.9, "one price for all of it"

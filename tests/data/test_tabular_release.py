@@ -56,7 +56,7 @@ class Watching(Seeded):
         self.ledger, self.asked = ledger, []
 
     def gaussian(self, receipt, size, std):
-        held = [(sequence, event) for sequence, event, _ in self.ledger.history()]
+        held = list(self.ledger.history())
         assert held[receipt.sequence - 1] == (receipt.sequence, receipt.event), "law 5"
         self.asked.append((receipt.event, size, std))
         return super().gaussian(receipt, size, std)
@@ -85,7 +85,7 @@ def test_every_event_is_in_the_ledger_before_its_noise_and_costs_its_share():
     chosen = plan(open_schema(table), RECORDS, BUDGET, 0.3)
     source = Watching(ledger)
     release(table, "outcome", open_schema(table), chosen, ledger, source)
-    assert [event for event, _, _ in source.asked] == [event for _, event, _ in ledger.history()]
+    assert [event for event, _, _ in source.asked] == [event for _, event in ledger.history()]
     assert ledger.events() == chosen.events(), "what was planned is what was charged"
     price = epsilon(ledger.events(), BUDGET.delta)
     assert 0.3 * BUDGET.epsilon * 0.998 <= price <= 0.3 * BUDGET.epsilon

@@ -171,7 +171,7 @@ def test_with_the_real_ledger_and_source() -> None:
     with Ledger.in_memory() as ledger:
         options = {"records": 40, "clip": 1.0, "square_clip": 2.0, "noise_multiplier": 3.0}
         norm = private_normalisation(maps(), ledger=ledger, source=Seeded(5), **options)  # type: ignore[arg-type]
-        assert [event for _, event, _ in ledger.history()] == list(norm.events)
+        assert [event for _, event in ledger.history()] == list(norm.events)
     total = _clipped_sums(maps(), 1.0, 2.0)[0]
     again = Seeded(5).gaussian(Receipt(1, norm.events[0]), 5, 3.0)
     torch.testing.assert_close(norm.mean, ((total + again) / 40).float())

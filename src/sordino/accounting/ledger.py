@@ -1,26 +1,34 @@
 """The ledger: every event of a run, append-only and durable before the release that it pays for (law 5).
 
 One SQLite file. Rows can be added, never changed: triggers refuse it, and every row carries the SHA-256 of its content
-and of the row before, so that an edit, a deletion in the middle or at the end, or a swap shows on opening.
+and of the row before, so that an edit, a deletion in the middle or at the end, or a swap shows on opening. Beside
+charges the chain holds declarations: what every guarantee about this ledger must say, and when it was opened.
 One writer at a time; readers at any time.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import os
 import sqlite3
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sordino.accounting import store
+from sordino.accounting import legacy, store
+from sordino.accounting.chain import Chain, Head
 from sordino.accounting.events import DpEvent, from_json, to_json
+from sordino.accounting.legacy import Old
+from sordino.accounting.lock import WriterLock
 from sordino.errors import InvalidInput, LedgerError
+
+OPENING = "opening"
+"""The kind of declaration that the ledger itself makes when a writer opens it."""
+ORIGIN = "origin"
 
 
 @dataclass(frozen=True)
@@ -36,19 +44,24 @@ class Ledger:
 
     Guarantees: when `charge` returns, the event is on disk and survives SIGKILL and loss of power; every opening as a
     writer has its own number, `incarnation`; two writers of one file are refused, and a killed writer blocks nobody.
-    Edge cases: a failed charge raises and leaves no row. Use it from the thread that opened it.
+    An interrupt at any moment leaves ledger and object usable: the event is in the ledger, or it is not.
+    Edge cases: a failed charge raises and leaves no row. Use it in the process and thread that opened it.
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path | None, lock: sqlite3.Connection | None) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path | None, lock: WriterLock | None) -> None:
         self.path = path
         self._connection = connection
         self._lock = lock
         self._writable = lock is not None or path is None
-        self.header: Mapping[str, str] = store.read_header(connection, path)
-        self._chain = self._verified_chain()
+        self._process = os.getpid()
+        with self.snapshot():
+            self.header: Mapping[str, str] = self._checked_header()
+            self._chain = Chain(connection, path, self.header)
+            self._verify()
         if self._writable:
-            self._record_opening()
-        self.incarnation = self._one("SELECT COALESCE(MAX(incarnation), 0) FROM openings")
+            with self._writing():
+                self._chain.declare(OPENING, _now())
+        self.incarnation = len(self.declared(OPENING))
 
     # -- opening ------------------------------------------------------------------------------------------------
 
@@ -56,7 +69,7 @@ class Ledger:
     def create(cls, path: str | Path, *, run_id: str | None = None, header: Mapping[str, str] | None = None) -> Ledger:
         """Start the ledger of a new run at `path`, which must not exist yet; its directory must."""
         file = Path(path)
-        return cls._writer(file, lambda new: store.initialise(new, file, _full_header(run_id, header)))
+        return cls._writer(file, lambda new: _fill(new, file, _full_header(run_id, header)))
 
     @classmethod
     def open(cls, path: str | Path) -> Ledger:
@@ -67,14 +80,22 @@ class Ledger:
     def read(cls, path: str | Path) -> Ledger:
         """Look at a ledger, also while its run is writing; sees what was charged so far at every question."""
         file = store.require_file(Path(path))
-        with _closed_on_error(store.connect(file, read_only=True)) as connection:
-            return cls(connection, file, None)
+        with store.closed_on_error(store.connect(file, read_only=True)) as connection:
+            if _format(connection, file) != legacy.FORMAT:
+                return cls(connection, file, None)
+            with store.snapshot(connection, file):
+                old = legacy.read(connection, file)
+            connection.close()
+        with store.closed_on_error(store.connect(None)) as memory:
+            with store.transaction(memory, file):
+                _convert(memory, file, old)
+            return cls(memory, file, None)
 
     @classmethod
     def in_memory(cls, *, run_id: str | None = None, header: Mapping[str, str] | None = None) -> Ledger:
         """A ledger that dies with the process: for experiments, and until `copy_to`."""
         connection = store.connect(None)
-        store.initialise(connection, None, _full_header(run_id, header))
+        _fill(connection, None, _full_header(run_id, header))
         return cls(connection, None, None)
 
     def copy_to(self, path: str | Path) -> Ledger:
@@ -88,34 +109,47 @@ class Ledger:
     def _writer(cls, file: Path, fill: Callable[[sqlite3.Connection], None] | None = None) -> Ledger:
         if fill is not None:
             _require_new(file)
-        with _closed_on_error(store.lock(file)) as lock:
+        with store.one_line_errors(file), store.closed_on_error(WriterLock(file)) as lock:
             if fill is not None:
                 store.make(_require_new(file), fill)  # again, for another process may have been faster to the lock
-            with _closed_on_error(store.connect(file)) as connection:
+            lock.hold_file()
+            with store.closed_on_error(store.connect(file)) as connection:
+                if _format(connection, file) == legacy.FORMAT:
+                    _modernise(connection, file)
                 return cls(connection, file, lock)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
     def charge(self, event: DpEvent, note: str = "") -> Receipt:
         """Record `event`; when this returns it is on disk. Only then may the release that it pays for be made."""
-        if not self._writable:
-            raise LedgerError(f"ledger {self.path} is open for reading: open it with Ledger.open to charge it")
-        text, time = to_json(event), _now()
-        sequence = len(self) + 1
-        chain = _link(self._chain, sequence, text, note, time)
-        with store.transaction(self._connection, self.path):
-            self._connection.execute("INSERT OR IGNORE INTO kinds(event) VALUES (?)", (text,))
-            self._connection.execute(
-                "INSERT INTO charges(sequence, kind, note, time, chain) "
-                "SELECT ?, kind, ?, ?, ? FROM kinds WHERE event = ?",
-                (sequence, note, time, chain, text),
-            )
-        self._chain = chain
+        text = to_json(event)
+        with self._writing():
+            sequence = self._chain.charge(text, note)
         return Receipt(sequence, event)
 
-    def _record_opening(self) -> None:
-        with store.transaction(self._connection, self.path):
-            self._connection.execute("INSERT INTO openings(time) VALUES (?)", (_now(),))
+    def declare(self, kind: str, text: str) -> None:
+        """Add a line to the chain, durable when this returns; the same line again changes nothing.
+
+        ``"assumption"`` is a line that every guarantee about this ledger must state, ``"plan"`` the canonical JSON of
+        the events that a run has planned. A line can be added, but never changed or taken back.
+        """
+        if kind in (OPENING, ORIGIN) or not kind or not text:
+            raise InvalidInput(
+                f"kind={kind!r} and text={text!r} cannot be declared: give a kind of your own and a text"
+            )
+        with self._writing():
+            if text not in self.declared(kind):
+                self._chain.declare(kind, text)
+
+    def _writing(self) -> AbstractContextManager[None]:
+        if os.getpid() != self._process:
+            raise LedgerError(
+                f"ledger {self.path or 'in memory'} was opened by another process, which forked this one: "
+                "only that one may write it; start a run of your own"
+            )
+        if not self._writable:
+            raise LedgerError(f"ledger {self.path} is open for reading: open it with Ledger.open to charge it")
+        return store.transaction(self._connection, self.path)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -125,11 +159,19 @@ class Ledger:
 
     @property
     def incarnations(self) -> list[tuple[int, str]]:
-        """Every opening as a writer: its number and when."""
-        return self._all("SELECT incarnation, time FROM openings ORDER BY incarnation")
+        """Every opening as a writer: its number and when, to the minute."""
+        return [(number, text.split(" ")[0]) for number, text in enumerate(self.declared(OPENING), start=1)]
 
     def __len__(self) -> int:
-        return self._one("SELECT COALESCE(MAX(sequence), 0) FROM charges")
+        return int(self._all("SELECT COALESCE(MAX(sequence), 0) FROM charges")[0][0])
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """A block in which every question is answered from one state of the ledger, while its run goes on writing."""
+        return store.snapshot(self._connection, self.path)
+
+    def declared(self, kind: str) -> list[str]:
+        """Every line of this kind, in the order in which they were declared."""
+        return [text for (text,) in self._all("SELECT text FROM declarations WHERE kind = ? ORDER BY number", (kind,))]
 
     def events(self) -> list[tuple[DpEvent, int]]:
         """Every different event with how often it was charged, in the order of first appearance."""
@@ -139,32 +181,32 @@ class Ledger:
         )
         return [(self._event(text), times) for text, times in rows]
 
-    def history(self) -> Iterator[tuple[int, DpEvent, str]]:
-        """Every charge in order: its number, event and time."""
-        for sequence, text, time in self._all(
-            "SELECT sequence, event, time FROM charges JOIN kinds USING (kind) ORDER BY sequence"
+    def history(self) -> Iterator[tuple[int, DpEvent]]:
+        """Every charge in order: its number and event."""
+        for sequence, text in self._all(
+            "SELECT sequence, event FROM charges JOIN kinds USING (kind) ORDER BY sequence"
         ):
-            yield sequence, self._event(text), time
+            yield sequence, self._event(text)
 
     def fingerprint(self) -> str:
-        """One hash of header and charges: equal for equal histories alone."""
-        self._chain = self._verified_chain()
-        return self._chain.hex()
+        """One hash of header, charges and declarations: equal for equal histories alone."""
+        with self.snapshot():
+            return self._verify().chain.hex()
 
-    def _verified_chain(self) -> bytes:
-        chain = hashlib.sha256(json.dumps(dict(self.header), sort_keys=True).encode()).digest()
-        expected = 0
-        for sequence, text, note, time, stored in self._all(
-            "SELECT sequence, event, note, time, chain FROM charges LEFT JOIN kinds USING (kind) ORDER BY sequence"
-        ):
-            expected += 1
-            chain = _link(chain, sequence, text, note, time)
-            if sequence != expected or chain != stored:
-                raise LedgerError(f"ledger {self.path} was changed at row {expected}: restore it from a copy")
-        issued = self._one("SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = 'charges'")
-        if issued > expected:
-            raise LedgerError(f"ledger {self.path} lost rows {expected + 1} to {issued}: restore it from a copy")
-        return chain
+    def _checked_header(self) -> dict[str, str]:
+        header = store.read_header(self._connection, self.path)
+        if header.get("format") != store.FORMAT:
+            raise LedgerError(
+                f"ledger {self.path} has format {header.get('format')}, needs {store.FORMAT}: "
+                "use the version that wrote it"
+            )
+        store.check_schema(self._connection, self.path)
+        return header
+
+    def _verify(self) -> Head:
+        """Walk along the whole chain, to its end."""
+        with store.one_line_errors(self.path):
+            return deque(self._chain.walk(), maxlen=1)[0]
 
     def _event(self, text: str) -> DpEvent:
         try:
@@ -172,12 +214,9 @@ class Ledger:
         except InvalidInput as error:
             raise LedgerError(f"ledger {self.path} holds an unreadable event: {error}") from error
 
-    def _all(self, query: str) -> list[Any]:
+    def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
         with store.one_line_errors(self.path):
-            return self._connection.execute(query).fetchall()
-
-    def _one(self, query: str) -> int:
-        return int(self._all(query)[0][0])
+            return self._connection.execute(query, values).fetchall()
 
     def close(self) -> None:
         """Free the file and the lock; what was charged stays."""
@@ -192,16 +231,6 @@ class Ledger:
         self.close()
 
 
-@contextmanager
-def _closed_on_error(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Hand on an open connection, but close it if the block fails."""
-    try:
-        yield connection
-    except BaseException:
-        connection.close()
-        raise
-
-
 def _require_new(file: Path) -> Path:
     if file.exists():
         raise LedgerError(f"ledger {file} exists already: open it to go on with its run, or choose another directory")
@@ -213,9 +242,35 @@ def _full_header(run_id: str | None, header: Mapping[str, str] | None) -> dict[s
     return {**(header or {}), "run_id": run_id, "created": _now(), "format": store.FORMAT}
 
 
-def _link(chain: bytes, sequence: int, text: str | None, note: str, time: str) -> bytes:
-    return hashlib.sha256(chain + json.dumps([sequence, text, note, time]).encode()).digest()
+def _format(connection: sqlite3.Connection, file: Path) -> str | None:
+    return store.read_header(connection, file).get("format")
+
+
+def _fill(connection: sqlite3.Connection, path: Path | None, header: Mapping[str, str]) -> None:
+    with store.transaction(connection, path):
+        store.initialise(connection, header)
+
+
+def _convert(connection: sqlite3.Connection, path: Path | None, old: Old) -> None:
+    """Write what a ledger of version 0.1 held in today's format; to be called in a transaction."""
+    header = {**old.header, "created": old.header.get("created", "")[:16] + "Z", "format": store.FORMAT}
+    store.initialise(connection, header)
+    chain = Chain(connection, path, header)
+    chain.declare(ORIGIN, f"converted from format {legacy.FORMAT}, where its fingerprint was {old.fingerprint}")
+    for time in old.openings:
+        chain.declare(OPENING, f"{time}Z")
+    for event, note in old.charges:
+        chain.charge(event, note)
+
+
+def _modernise(connection: sqlite3.Connection, path: Path) -> None:
+    """Turn a file of version 0.1 into today's format, whole or not at all."""
+    with store.transaction(connection, path):
+        old = legacy.read(connection, path)
+        legacy.remove(connection)
+        _convert(connection, path, old)
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+    """The time to the minute: finer ones would tell how long a draw took, and so what was in it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")

@@ -1,80 +1,119 @@
-"""SQLite underneath the ledger: connections, the schema, the writer's lock, and its errors in one line."""
+"""SQLite underneath the ledger: connections, the schema and its check, transactions, and errors in one line.
+
+The file alone holds what was charged. A commit writes the old pages to a rollback journal, then the new ones to the
+file, syncs both, and empties the journal: whoever has the file has every charge that was acknowledged, whatever becomes
+of the journal. (A write-ahead log is faster, but the newest charges would live in a second file that can get lost.)
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
+from sordino.accounting.lock import WriterLock
 from sordino.errors import LedgerError
 
-FORMAT = "1"
+Open = TypeVar("Open", sqlite3.Connection, WriterLock)
 
-_TABLES = """
-CREATE TABLE header(key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE kinds(kind INTEGER PRIMARY KEY, event TEXT NOT NULL UNIQUE);
-CREATE TABLE charges(
-    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
-    kind INTEGER NOT NULL REFERENCES kinds(kind),
-    note TEXT NOT NULL,
-    time TEXT NOT NULL,
-    chain BLOB NOT NULL
-);
-CREATE TABLE openings(incarnation INTEGER PRIMARY KEY AUTOINCREMENT, time TEXT NOT NULL);
-"""
+FORMAT = "2"
+PATIENCE = 30.0
+"""Seconds that a writer waits for a reader to finish its question, and a reader for a commit."""
 
-_APPEND_ONLY = """
-CREATE TRIGGER no_{action}_{table} BEFORE {action} ON {table}
-BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-"""
+_TABLES = (
+    "CREATE TABLE header(key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE kinds(kind INTEGER PRIMARY KEY, event TEXT NOT NULL UNIQUE)",
+    "CREATE TABLE charges(sequence INTEGER PRIMARY KEY AUTOINCREMENT, kind INTEGER NOT NULL REFERENCES kinds(kind), "
+    "note TEXT NOT NULL, chain BLOB NOT NULL, signature BLOB NOT NULL)",
+    "CREATE TABLE declarations(number INTEGER PRIMARY KEY AUTOINCREMENT, after INTEGER NOT NULL, kind TEXT NOT NULL, "
+    "text TEXT NOT NULL, chain BLOB NOT NULL, signature BLOB NOT NULL)",
+)
+_APPEND_ONLY = (
+    "CREATE TRIGGER no_{action}_{table} BEFORE {action} ON {table} "
+    "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
+)
+_SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
+"""How a journal ends that names another file, which SQLite would open and delete. Ours never do."""
 
 
 def connect(path: Path | None, *, read_only: bool = False) -> sqlite3.Connection:
-    """A connection in which every commit of a writer is on disk before it returns."""
+    """A connection in which every commit of a writer is on disk, in the file itself, before it returns."""
     with one_line_errors(path):
         if path is None:
             return sqlite3.connect(":memory:", isolation_level=None)
+        _refuse_foreign_journal(path)
         if read_only:
             return _reader(path)
-        connection = sqlite3.connect(path, isolation_level=None, timeout=30)
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
+        connection = sqlite3.connect(path, isolation_level=None, timeout=PATIENCE)
+        with closed_on_error(connection):
+            connection.execute("PRAGMA trusted_schema = OFF")
+            if connection.execute("PRAGMA journal_mode = TRUNCATE").fetchone() != ("truncate",):
+                raise LedgerError(
+                    f"ledger {path} is being read in a way that blocks its writer: close it and try again"
+                )
             connection.execute("PRAGMA synchronous = EXTRA")
             connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone leaves data in the drive's cache
-        except BaseException:
-            connection.close()
-            raise
+            connection.execute("PRAGMA secure_delete = ON")
         return connection
 
 
 def _reader(path: Path) -> sqlite3.Connection:
-    address = path.resolve().as_uri() + "?mode=ro"
-    if not path.with_name(path.name + "-wal").exists() and not os.access(path.parent, os.W_OK):
-        address += "&immutable=1"  # a finished run in a directory where SQLite cannot keep its index
-    return sqlite3.connect(address, uri=True, isolation_level=None, timeout=30)
-
-
-def lock(path: Path) -> sqlite3.Connection:
-    """Take the writer's lock of the ledger at `path`: an exclusive transaction on a file beside it, held open.
-
-    The kernel frees it when the process ends, however it ends, and SQLite makes it work on every platform.
-    """
-    beside = path.with_name(path.name + ".lock")
-    with one_line_errors(path):
-        connection = sqlite3.connect(beside, isolation_level=None, timeout=0)
-        try:
-            connection.execute("PRAGMA journal_mode = MEMORY")  # nothing is ever written: leave no second file behind
-            connection.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError as error:
-            connection.close()
-            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
-                raise LedgerError(
-                    f"ledger {path} is being written by another process: wait for it or stop it"
-                ) from error
+    """Open without writing anything; what a crash left behind is put in order in a copy."""
+    try:
+        if _has_write_ahead_log(path):  # as those of version 0.1; to read one, SQLite must write beside it
+            return _reader_of_copy(path)
+        return _question(path.resolve().as_uri() + "?mode=ro")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
             raise
-        return connection
+        return _reader_of_copy(path)  # a journal must be played back, which a reader may not do
+
+
+def _has_write_ahead_log(path: Path) -> bool:
+    with path.open("rb") as file:
+        return _beside(path, "-wal").exists() or file.read(20)[18:] == b"\2\2"
+
+
+def _question(address: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(address, uri=True, isolation_level=None, timeout=PATIENCE)
+    with closed_on_error(connection):
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+    return connection
+
+
+def _reader_of_copy(path: Path) -> sqlite3.Connection:
+    memory = sqlite3.connect(":memory:", isolation_level=None)
+    with closed_on_error(memory), tempfile.TemporaryDirectory() as place:
+        for suffix in ("-journal", "-wal", ""):
+            if _beside(path, suffix).exists():
+                shutil.copyfile(_beside(path, suffix), Path(place) / ("ledger" + suffix))
+        copied = sqlite3.connect(Path(place) / "ledger", isolation_level=None)
+        try:
+            copied.backup(memory)
+        finally:
+            copied.close()
+        memory.execute("PRAGMA query_only = ON")
+    return memory
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _refuse_foreign_journal(path: Path) -> None:
+    """A journal may name another file, which SQLite deletes when it has played the journal back: never for a ledger."""
+    with suppress(FileNotFoundError), _beside(path, "-journal").open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - len(_SUPER_JOURNAL)))
+        if file.read() == _SUPER_JOURNAL:
+            raise LedgerError(f"ledger {path} has a journal that names another file: it was not written by Sordino")
 
 
 def make(path: Path, fill: Callable[[sqlite3.Connection], None]) -> None:
@@ -82,15 +121,14 @@ def make(path: Path, fill: Callable[[sqlite3.Connection], None]) -> None:
 
     A process that is killed meanwhile leaves no ledger behind, so that its run can simply be started again.
     """
-    beside = path.with_name(path.name + ".partial")
+    beside = _beside(path, ".partial")
     with one_line_errors(path):
         beside.unlink(missing_ok=True)
         try:
             connection = sqlite3.connect(beside, isolation_level=None)
             try:
-                connection.execute(
-                    "PRAGMA journal_mode = MEMORY"
-                )  # one on disk could outlive its file, and undo the next
+                # A journal on disk could outlive its file, and undo the next.
+                connection.execute("PRAGMA journal_mode = MEMORY")
                 connection.execute("PRAGMA synchronous = EXTRA")
                 connection.execute("PRAGMA fullfsync = ON")
                 fill(connection)
@@ -100,18 +138,21 @@ def make(path: Path, fill: Callable[[sqlite3.Connection], None]) -> None:
         except BaseException:
             beside.unlink(missing_ok=True)
             raise
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
 
-def initialise(connection: sqlite3.Connection, path: Path | None, header: Mapping[str, str]) -> None:
-    """Write schema and header of a new ledger."""
-    with transaction(connection, path):
-        for statement in filter(str.strip, _TABLES.split(";")):
-            connection.execute(statement)
-        for table in ("header", "kinds", "charges", "openings"):
-            for action in ("UPDATE", "DELETE"):
-                connection.execute(_APPEND_ONLY.format(action=action, table=table))
-        connection.executemany("INSERT INTO header VALUES (?, ?)", sorted(header.items()))
+def initialise(connection: sqlite3.Connection, header: Mapping[str, str]) -> None:
+    """Write schema and header of a new ledger; to be called in a transaction."""
+    for statement in _statements():
+        connection.execute(statement)
+    connection.executemany("INSERT INTO header VALUES (?, ?)", sorted(header.items()))
+
+
+def _statements() -> Iterator[str]:
+    yield from _TABLES
+    for table in ("header", "kinds", "charges", "declarations"):
+        for action in ("UPDATE", "DELETE"):
+            yield _APPEND_ONLY.format(action=action, table=table)
 
 
 def copy(source: sqlite3.Connection, target: sqlite3.Connection, path: Path) -> None:
@@ -120,16 +161,37 @@ def copy(source: sqlite3.Connection, target: sqlite3.Connection, path: Path) -> 
         source.backup(target)
 
 
+@cache
+def _schema(statements: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
+    with sqlite3.connect(":memory:") as connection:
+        for statement in statements:
+            connection.execute(statement)
+        return schema_of(connection)
+
+
+def schema_of(connection: sqlite3.Connection) -> frozenset[tuple[str, ...]]:
+    """Every table, index, trigger and view of a file, with its definition."""
+    return frozenset(connection.execute("SELECT type, name, tbl_name, COALESCE(sql, '') FROM sqlite_master"))
+
+
+def check_schema(connection: sqlite3.Connection, path: Path | None, statements: tuple[str, ...] | None = None) -> None:
+    """Refuse a file with anything in it that we did not define: a view or trigger can hide or swallow rows."""
+    wanted, found = _schema(tuple(_statements()) if statements is None else statements), schema_of(connection)
+    if found != wanted:
+        kind, name, *_ = sorted(found ^ wanted)[0]
+        raise LedgerError(
+            f"ledger {path or 'in memory'} was changed: its {kind} {name!r} is not as Sordino makes it; restore a copy"
+        )
+
+
 def read_header(connection: sqlite3.Connection, path: Path | None) -> dict[str, str]:
-    """The header of a ledger, or an error if this is none or one of another format."""
+    """The header of a ledger, of whichever format, or an error if this is none."""
     with one_line_errors(path):
-        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'header'").fetchone():
+        if connection.execute("SELECT type FROM sqlite_master WHERE name = 'header'").fetchall() != [("table",)]:
             raise LedgerError(f"{path} is not a ledger: give the ledger.sqlite of a run")
         header: dict[str, str] = dict(connection.execute("SELECT key, value FROM header"))
-    if header.get("format") != FORMAT:
-        raise LedgerError(
-            f"ledger {path} has format {header.get('format')}, needs {FORMAT}: use the version that wrote it"
-        )
+    if not all(isinstance(word, str) for pair in header.items() for word in pair) or "run_id" not in header:
+        raise LedgerError(f"ledger {path} was changed: its header is not text, or names no run; restore a copy")
     return header
 
 
@@ -142,16 +204,47 @@ def require_file(path: Path) -> Path:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, path: Path | None) -> Iterator[None]:
-    """All of it or nothing, on disk when the block is left."""
+    """All of it or nothing, on disk when the block is left; whatever interrupts it, the next one starts afresh."""
     with one_line_errors(path):
-        connection.execute("BEGIN IMMEDIATE")
+        _leave(connection)
         try:
+            connection.execute("BEGIN IMMEDIATE")
             yield
             connection.execute("COMMIT")
         except BaseException:
-            with suppress(sqlite3.Error):  # a full disk may have rolled back already
-                connection.execute("ROLLBACK")
+            _leave(connection)
             raise
+
+
+@contextmanager
+def snapshot(connection: sqlite3.Connection, path: Path | None) -> Iterator[None]:
+    """Every question in the block is answered from one state of the file; blocks may stand inside one another."""
+    with one_line_errors(path):
+        if connection.in_transaction:
+            yield
+            return
+        try:
+            connection.execute("BEGIN")
+            yield
+        finally:
+            _leave(connection)
+
+
+def _leave(connection: sqlite3.Connection) -> None:
+    """Give up a transaction, also one that an interrupt left open."""
+    with suppress(sqlite3.Error):  # a full disk may have rolled back already
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+@contextmanager
+def closed_on_error(opened: Open) -> Iterator[Open]:
+    """Hand on something open, but close it if the block fails."""
+    try:
+        yield opened
+    except BaseException:
+        opened.close()
+        raise
 
 
 @contextmanager
@@ -174,7 +267,7 @@ def one_line_errors(path: Path | None) -> Iterator[None]:
         ) from error
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Make the new file's name durable too, where directories can be synchronised (not on Windows)."""
     if os.name == "posix":
         handle = os.open(directory, os.O_RDONLY)

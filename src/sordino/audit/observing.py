@@ -141,7 +141,7 @@ class _Stage:
 
     def _remember(self, start: int) -> None:
         """What the ledger says of the run since event `start`."""
-        charges = [event for sequence, event, _ in self.private.bench.ledger.history() if sequence > start]
+        charges = [event for sequence, event in self.private.bench.ledger.history() if sequence > start]
         events = _counted([event.event if isinstance(event, Filtered) else event for event in charges])
         self._claims[str(events)] = events
 

@@ -71,7 +71,7 @@ class Witness:
 
     def findings(self, ledger: Ledger) -> list[str]:
         """What the ledger does not pay for."""
-        charges = {sequence: event for sequence, event, _ in ledger.history()}
+        charges = dict(ledger.history())
         return [*self._unpaid(charges), *self._too_little_noise(charges), *self._draws_paid_twice(charges)]
 
     def _unpaid(self, charges: dict[int, DpEvent]) -> list[str]:

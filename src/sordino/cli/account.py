@@ -85,7 +85,7 @@ def _of_steps(rate: float, noise_multiplier: float | None, steps: int | None, ep
 def _of_run(run: Path, delta: float | None, adjacency: str | None) -> Bill:
     from sordino.accounting import Ledger
 
-    with Ledger.read(run / "ledger.sqlite") as ledger:
+    with Ledger.read(run / "ledger.sqlite") as ledger, ledger.snapshot():
         events, header = ledger.events(), ledger.header
         title = f"{run}: {len(ledger):,} events"
     if delta is None:

@@ -86,18 +86,18 @@ class Booked:
 
 
 def _read_ledger(folder: Folder) -> Booked:
-    with Ledger.read(folder.ledger) as ledger:
-        history = list(ledger.history())
-        times = [time for *_, time in history]
+    with Ledger.read(folder.ledger) as ledger, ledger.snapshot():
+        history = [event for _, event in ledger.history()]
+        openings = ledger.incarnations
         proof = Proof(
             run_id=ledger.run_id,
             fingerprint=ledger.fingerprint(),
             recipe_fingerprint=ledger.header.get("recipe", "not recorded"),
             began=_minute(ledger.header.get("created", "")),
-            last=_minute(times[-1]) if times else "",
+            last=_minute(openings[-1][1]) if openings else "",
             events=len(history),
         )
-        return Booked(prices.runs_of(event for _, event, _ in history), dict(ledger.header), proof)
+        return Booked(prices.runs_of(history), dict(ledger.header), proof)
 
 
 def _recipe(folder: Folder) -> tuple[Recipe | None, str]:
