@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, get_args
 
-from sordino.accounting import Guarantee, Ledger
+from sordino.accounting import Guarantee, Ledger, plans
+from sordino.accounting.plans import Plan
 from sordino.accounting.pricing import Basis, required_accountant
-from sordino.claims import FIXED_IN_ADVANCE, assumptions_of, weaker
+from sordino.claims import CONDITION, FIXED_IN_ADVANCE, HELD_OUT, UNPROTECTED, assumptions_of, plan_of, weaker
 from sordino.errors import InvalidInput
 from sordino.noise import Secure, Seeded
 from sordino.recipe import Recipe
@@ -49,7 +50,8 @@ def gather(
     setting = _setting(folder.toml("config.toml"), recipe)
     outcome = outcome if outcome is not None else folder.json("outcome.json")
     tariff = _tariff(folder, recipe, booked, delta)
-    guarantee = _guarantee(booked, recipe, setting, tariff, outcome)
+    bill = plans.bill(booked.runs, booked.planned(recipe))
+    guarantee = _guarantee(booked, bill, recipe, setting, tariff, outcome)
     noise, clip = _schedules(recipe, booked.runs)
     accuracy = prices.thinned(folder.history(), MOST_POINTS)
     return Facts(
@@ -61,12 +63,12 @@ def gather(
         recipe=recipe,
         recipe_text=text,
         saved_step=folder.saved_step(),
-        curve=() if brief else prices.curve(booked.runs, tariff),
+        curve=() if brief else prices.curve(bill, tariff),
         spending=() if brief else prices.spending(booked.runs, tariff),
         noise=noise,
         clip=clip or prices.thinned(folder.history("clip"), MOST_POINTS),
         accuracy=accuracy,
-        opinions=() if brief else prices.opinions(booked.runs, tariff, guarantee.basis),
+        opinions=() if brief else prices.opinions(bill, tariff, guarantee.basis),
         final_accuracy=accuracy[-1][1] if accuracy else _share(outcome, "held_out_accuracy"),
         twin_accuracy=_share(outcome, "twin_accuracy"),
         audit=_mechanism(audit if audit is not None else folder.json("audit.json")),
@@ -83,6 +85,12 @@ class Booked:
     runs: Runs
     header: Mapping[str, str]
     proof: Proof
+    declared: Mapping[str, tuple[str, ...]]
+    announced: list[Plan]
+
+    def planned(self, recipe: Recipe | None) -> list[Plan]:
+        """The declared plans, or that of the recipe it began with."""
+        return self.announced or plan_of(recipe, self.header)
 
 
 def _read_ledger(folder: Folder) -> Booked:
@@ -97,7 +105,9 @@ def _read_ledger(folder: Folder) -> Booked:
             last=_minute(openings[-1][1]) if openings else "",
             events=len(history),
         )
-        return Booked(prices.runs_of(history), dict(ledger.header), proof)
+        declared = {kind: tuple(ledger.declared(kind)) for kind in ("assumption", UNPROTECTED, CONDITION)}
+        found, header = plans.declared(ledger), dict(ledger.header)
+        return Booked(prices.runs_of(history), header, proof, declared, found)
 
 
 def _recipe(folder: Folder) -> tuple[Recipe | None, str]:
@@ -135,20 +145,29 @@ def _tariff(folder: Folder, recipe: Recipe | None, booked: Booked, delta: float 
 
 
 def _guarantee(
-    booked: Booked, recipe: Recipe | None, setting: Setting, tariff: Tariff, outcome: Mapping[str, Any] | None
+    booked: Booked,
+    bill: plans.Bill,
+    recipe: Recipe | None,
+    setting: Setting,
+    tariff: Tariff,
+    outcome: Mapping[str, Any] | None,
 ) -> Guarantee:
     """Priced anew from the ledger: what somebody wrote beside it is believed for assumptions and accuracy alone."""
-    said = booked.header.get("basis", "proven")
-    stated: Basis = next((known for known in get_args(Basis) if known == said), "published")
+    named = booked.header.get("basis", "proven")
+    stated: Basis = next((known for known in get_args(Basis) if known == named), "published")
     basis = weaker(weaker(stated, recipe.basis if recipe else "proven"), required_accountant(tariff.accountant).basis)
+    notes = (plans.UNPLANNED, plans.STOPPED[:30], plans.IN_ADVANCE)  # as it was then: the ledger knows better now
+    said = [line for line in _assumptions(recipe, setting, outcome) if not line.startswith(notes)]
     return Guarantee(
-        epsilon=tariff.price(booked.runs),
+        epsilon=tariff.charge(bill),
         delta=tariff.delta,
         basis=basis,
         unit=booked.header.get("unit", "record"),
         adjacency=tariff.adjacency,
         accountant=tariff.accountant,
-        assumptions=_assumptions(recipe, setting, outcome),
+        assumptions=tuple(dict.fromkeys((*said, *booked.declared["assumption"], *bill.notes))),
+        unprotected=booked.declared[UNPROTECTED] or ((HELD_OUT,) if setting.held_out > 0 else ()),
+        conditions=booked.declared[CONDITION],
     )
 
 
