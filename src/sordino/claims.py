@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import get_args
 
-from sordino.accounting import pricing
+from sordino.accounting import plans, pricing
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.pricing import Basis
 from sordino.recipe import Recipe
@@ -12,27 +13,67 @@ from sordino.step import Bench
 
 FIXED_IN_ADVANCE = "hyperparameters were fixed in advance, not tuned on these records"
 """Choosing among runs on private data costs too, and is not priced."""
+UNPROTECTED, CONDITION = "unprotected", "condition"
+"""Kinds of lines in the ledger: records that no guarantee covers, and what must hold of parts that are the user's."""
+HELD_OUT = "the held-out records"
+MOST_STEPS = 1_000_000
+"""A longer plan is not worked out from a recipe.toml, which can name any number."""
+DUTIES = {
+    "sampler": "draws records as its event says, whatever is in them",
+    "norms": "never gives a norm that its event does not pay for",
+    "weighing": "keeps weight x norm within the clipping bound for every record",
+    "selection": "looks at records only as far as its event pays for",
+    "clip_schedule": "reads no record",
+    "noise_schedule": "reads no record",
+    "source": "draws secret, independent noise of the size it is asked for",
+}
+"""What the proof takes for granted of each part of a recipe."""
 
 
-def guarantee_of(bench: Bench, delta: float | None, accountant: str | None, more: tuple[str, ...] = ()) -> Guarantee:
-    """The guarantee of everything in the bench's ledger; `more` are assumptions that only the caller knows of."""
+def guarantee_of(
+    bench: Bench, delta: float | None, accountant: str | None, more: tuple[str, ...] = (), in_advance: bool = False
+) -> Guarantee:
+    """The guarantee of everything in the bench's ledger; `more` are assumptions that only the caller knows of.
+
+    It is that of the declared plans, or with `in_advance` of what was spent of them (`sordino.accounting.plans`).
+    """
     recipe, budget = bench.recipe, bench.recipe.budget
     delta = delta or (budget.delta if budget else 0.1 / (recipe.records or bench.records.count))
     accountant = accountant or (budget.accountant if budget else "pld")
     adjacency = budget.adjacency if budget else "add-or-remove-one"
+    ledger = bench.ledger
+    bill = plans.bill(ledger.events(), plans.declared(ledger), stopped_in_advance=in_advance)
+    said = (*assumptions_of(recipe, bench.source.assumption), *more, *bill.notes)
     return Guarantee(
-        epsilon=pricing.epsilon(bench.ledger.events(), delta, accountant=accountant, adjacency=adjacency),
+        epsilon=bill.epsilon(delta, accountant, adjacency),
         delta=delta,
         basis=weaker(recipe.basis, pricing.required_accountant(accountant).basis),
         unit="record",
         adjacency=adjacency,
         accountant=accountant,
-        assumptions=tuple(
-            dict.fromkeys(
-                (*assumptions_of(recipe, bench.source.assumption), *more, *bench.ledger.declared("assumption"))
-            )
-        ),
+        assumptions=tuple(dict.fromkeys((*said, *ledger.declared("assumption")))),
+        unprotected=tuple(ledger.declared(UNPROTECTED)),
+        conditions=tuple(ledger.declared(CONDITION)),
     )
+
+
+def plan_of(recipe: Recipe | None, header: Mapping[str, str]) -> list[plans.Plan]:
+    """The plan of a ledger that declares none, as those of version 0.1: that of the recipe it began with, if it is."""
+    if recipe is None or header.get("recipe") != recipe.fingerprint():
+        return []
+    if recipe.noise_multiplier is None or recipe.sampler is None or not 1 <= (recipe.steps or 0) <= MOST_STEPS:
+        return []
+    return [plans.Plan(() if recipe.rdp_filter else tuple(recipe.plan()), 0, recipe.fingerprint())]
+
+
+def conditions_of(recipe: Recipe, source: object) -> list[str]:
+    """What has to be true of the parts that Sordino did not write: nobody has checked it."""
+    parts = {**{slot: getattr(recipe, slot) for slot in DUTIES if slot != "source"}, "source": source}
+    return [
+        f"your {slot.replace('_', ' ')} {type(part).__name__} {DUTIES[slot]}"
+        for slot, part in parts.items()
+        if part is not None and type(part).__module__.split(".")[0] != "sordino"
+    ]
 
 
 def weaker(first: Basis, second: Basis) -> Basis:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import ROUND_CEILING, Context, Decimal
 
 
 def rounded_up(epsilon: float, digits: int = 2) -> str:
@@ -10,6 +11,17 @@ def rounded_up(epsilon: float, digits: int = 2) -> str:
     if math.isinf(epsilon):
         return "infinite"
     return f"{math.ceil(epsilon * 10**digits - 1e-9) / 10**digits:.{digits}f}"
+
+
+def significant_up(value: float, digits: int) -> str:
+    """At most so many significant digits, rounded up: neither ε nor δ is ever printed smaller than it is.
+
+    The number is taken as it would be written in full, so that 1e-05 stays 1e-05.
+    """
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    up = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(repr(float(value))))
+    return f"{float(up):.{digits}g}"
 
 
 def plain_number(value: float) -> float | str:

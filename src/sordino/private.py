@@ -7,18 +7,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from sordino import checkpoint, saving, validation
-from sordino.accounting.allowance import Allowance, Planned, Unlimited
+from sordino.accounting import plans
+from sordino.accounting.allowance import Allowance, Planned, Runs, Unlimited
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger
 from sordino.accounting.pricing import required_accountant
-from sordino.claims import guarantee_of, weaker
+from sordino.claims import CONDITION, conditions_of, guarantee_of, weaker
 from sordino.distributed import agreement, reflected, sharding, team_of
 from sordino.errors import BudgetExhausted, InvalidInput, LedgerError
 from sordino.gradients import Objective
@@ -81,7 +82,7 @@ class Private:
         check_optimizer(model, optimizer)
         check_ledger(recipe.basis, ledger)
         objective = Objective(model, loss)
-        self.position = 0
+        self.position, self._announced = 0, False
         self._given_source, self._seed, self._engine = source, seed, engine
         self._validated = validate
         self.bench = Bench(
@@ -181,9 +182,33 @@ class Private:
 
     # -- what it costs ------------------------------------------------------------------------------------------
 
-    def guarantee(self, delta: float | None = None, accountant: str | None = None) -> Guarantee:
-        """What has been promised so far: a pure function of the ledger."""
-        return guarantee_of(self.bench, delta, accountant, self._more() + self._loop.assumptions)
+    def guarantee(
+        self,
+        delta: float | None = None,
+        accountant: str | None = None,
+        *,
+        stopped: Literal["after looking", "in advance"] = "after looking",
+    ) -> Guarantee:
+        """What is promised: a pure function of the ledger.
+
+        It is the price of the whole plan, of what is spent and what is left: whoever looks at a model and stops then
+        has chosen among all the models of the plan. ``stopped="in advance"`` gives the smaller price of what was spent
+        so far. It holds only if the moment of stopping depended on nothing that the run released.
+        """
+        if stopped not in ("after looking", "in advance"):
+            raise InvalidInput(f"stopped={stopped!r} must be 'after looking' or 'in advance'")
+        more = self._more() + self._loop.assumptions
+        return guarantee_of(self.bench, delta, accountant, more, in_advance=stopped == "in advance")
+
+    def declare(self, kind: str, text: str) -> None:
+        """Add a line to the ledger that every guarantee about it has to state.
+
+        ``"assumption"`` is what it rests on, ``"unprotected"`` names records that it does not cover, such as "the
+        held-out records", ``"condition"`` is what must hold of a part of your own.
+        """
+        self.bench.team.lead(lambda: self.bench.ledger.declare(kind, text))
+        if not self.bench.team.leads:
+            self.bench.ledger.declare(kind, text)
 
     # -- saving -------------------------------------------------------------------------------------------------
 
@@ -217,7 +242,7 @@ class Private:
                 saving.restore(self.bench, state)
                 self.position, extra = state["position"], state["extra"]
         self.run = directory
-        self._bind()
+        self._bind(resumed=True)
         return extra
 
     def resume(self, run: str | Path) -> dict[str, Any]:
@@ -233,16 +258,35 @@ class Private:
         self.bench.team.lead(lambda: saving.begin(self.bench, directory))
         self.run = directory
 
-    def _bind(self) -> None:
-        """Spend on the bench's ledger from now on, with fresh noise and what is left of the budget."""
+    def _bind(self, resumed: bool = False) -> None:
+        """Spend on the bench's ledger from now on, with fresh noise and what is left of the budget; announce the plan.
+
+        The plan is on the ledger before its first event, so that no reader of the ledger can price less than it.
+        """
         bench = self.bench
         bench.ledger = reflected(bench.team, bench.ledger)
+        self._announced = resumed
         bench.source = bench.team.shared(self._fresh_source)
         bench.engine = bench.recipe.norms.engine(self._engine, bench.source)
         bench.team.lead(self._declare)
         if not bench.team.leads:
             self._declare()  # in a copy in memory, so that all ranks give the same answer
         bench.team.lead(self._renew_allowance)
+        for text in bench.team.lead(lambda: self._announce(resumed)):
+            if not bench.team.leads:
+                bench.ledger.declare(plans.KIND, text)
+        for text in conditions_of(bench.recipe, self._given_source):
+            self.declare(CONDITION, text)
+
+    def _announce(self, resumed: bool) -> list[str]:
+        recipe, ledger, allowance = self.bench.recipe, self.bench.ledger, self.bench.allowance
+        if recipe.rdp_filter is not None:
+            left: Runs = ()
+        else:
+            left = allowance.left if isinstance(allowance, Planned) else recipe.plan(self.position)
+        plans.announce(ledger, recipe.fingerprint(), left, budget=recipe.budget, resumed=resumed)
+        self._announced = True
+        return ledger.declared(plans.KIND)
 
     def _fresh_source(self) -> Source:
         if self._given_source is not None:
@@ -266,7 +310,7 @@ class Private:
 
     def _renew_allowance(self) -> None:
         recipe, ledger = self.bench.recipe, self.bench.ledger
-        self.bench.renew = lambda: _allowance(recipe, ledger, self.position)
+        self.bench.renew = lambda: _allowance(recipe, ledger, self.position, self._announced)
         self.bench.allowance, self.bench.recorded = self.bench.renew(), len(ledger)
 
     def close(self) -> None:
@@ -283,12 +327,13 @@ class Private:
         self.close()
 
 
-def _allowance(recipe: Recipe, ledger: Ledger, position: int) -> Allowance:
+def _allowance(recipe: Recipe, ledger: Ledger, position: int, announced: bool) -> Allowance:
     if recipe.rdp_filter is not None:
         return recipe.rdp_filter.allowance(ledger.events())
     if recipe.budget is None:
         return Unlimited()
-    return Planned(recipe.budget, ledger.events(), recipe.plan(position))
+    room = plans.room(ledger, recipe.fingerprint(), recipe.budget, resumed=announced)
+    return Planned(*room, recipe.plan(position))
 
 
 def _header(recipe: Recipe) -> dict[str, str]:

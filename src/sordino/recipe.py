@@ -129,7 +129,7 @@ class Recipe:
 
     def _with_steps_for(self, budget: Budget) -> Recipe:
         _require(
-            isinstance(self.noise_schedule, Constant) and self.selection.constant,
+            self._constant,
             "neither steps nor epochs is set, and the noise changes over the run: give the length of training",
         )
         event = replace(self, steps=1).terms(0, {}).event
@@ -151,14 +151,16 @@ class Recipe:
 
     def plan(self, start: int = 0) -> list[tuple[DpEvent, int]]:
         """Every event from step `start` to the end, equal neighbours counted together."""
+        if self._constant and start < (self.steps or 0):
+            return [(self.terms(start, {}).event, (self.steps or 0) - start)]
         return [(event, sum(1 for _ in run)) for event, run in groupby(self._events(start))]
 
     def _events(self, start: int) -> Iterator[DpEvent]:
-        steps = self.steps or 0
-        if isinstance(self.noise_schedule, Constant) and self.selection.constant and start < steps:
-            event = self.terms(start, {}).event
-            return (event for _ in range(start, steps))
-        return (self.terms(step, {}).event for step in range(start, steps))
+        return (self.terms(step, {}).event for step in range(start, self.steps or 0))
+
+    @property
+    def _constant(self) -> bool:
+        return isinstance(self.noise_schedule, Constant) and self.selection.constant
 
     def price(self, delta: float, accountant: str = "pld", adjacency: str = "add-or-remove-one") -> float:
         """Epsilon of the whole plan at `delta`."""

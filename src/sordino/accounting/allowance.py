@@ -43,6 +43,11 @@ class Planned:
         self._spent = _Tally(spent)
         self._prepaid = self._affordable(plan)
 
+    @property
+    def left(self) -> list[tuple[DpEvent, int]]:
+        """The part of the plan that can be paid and is still to come."""
+        return self._prepaid.runs()
+
     def _affordable(self, plan: Runs) -> _Tally:
         remaining = affordable(self._budget, self._spent.runs(), plan)
         paid = _Tally()

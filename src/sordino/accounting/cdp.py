@@ -102,7 +102,7 @@ def _gaussians(events: Events, adjacency: Adjacency) -> Iterator[tuple[float, fl
     moved = 4 if adjacency == "replace-one" else 1
     for rate, noise, count in gaussians(events, "CDP"):
         if rate > 0:
-            yield rate, math.inf if noise <= 0 else moved / (2 * noise**2), count
+            yield rate, math.inf if noise <= 0 else moved / 2 / noise / noise, count
 
 
 ZCDP = CdpPricing("zcdp", "proven", unamplified)

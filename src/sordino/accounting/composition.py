@@ -31,7 +31,9 @@ LogSpectrum = tuple[LongArray, LongArray]
 INTERVAL = 1e-4  # dp_accounting's own choice
 TAIL = 1e-15
 ROUNDING = 8 * float(np.finfo(np.longdouble).eps)
-SLOPES: tuple[float, ...] = tuple(np.geomspace(0.02, 50_000.0, 64).tolist())
+SLOPES: tuple[float, ...] = (*np.geomspace(1e-9, 0.02, 48)[:-1].tolist(), *np.geomspace(0.02, 50_000.0, 64).tolist())
+LONG = 2**18
+"""Of longer transforms only the last few are kept: each takes megabytes."""
 
 
 class Part(Protocol):
@@ -109,7 +111,7 @@ class LossGrid:
 
     def log_spectrum(self, length: int) -> LogSpectrum:
         """Log magnitude and angle (in turns) of the transform."""
-        return _log_spectrum(self, length)
+        return _log_spectrum(self, length) if length <= LONG else _long_log_spectrum(self, length)
 
     def delta(self, epsilon: float) -> float:
         """The hockey-stick divergence: infinity + Σ p·(1 − e^(ε − loss)) over losses above ε."""
@@ -162,10 +164,21 @@ def compose(parts: Sequence[tuple[Part, int]]) -> LossGrid:
     return LossGrid(lower, probabilities, min(1.0, escaped + TAIL + rounding), interval)
 
 
+def points(parts: Sequence[tuple[Part, int]]) -> int:
+    """How many grid points the composition of `parts` takes."""
+    if not parts or any(part.infinity >= 1 for part, count in parts if count > 0):
+        return 1
+    lower, upper = _window(parts, parts[0][0].interval)
+    return upper - lower + 1
+
+
 def _window(parts: Sequence[tuple[Part, int]], interval: float) -> tuple[int, int]:
     """Grid positions outside which the composed loss has mass at most TAIL: Chernoff's bound, and the support."""
-    upper = min(math.ceil(_chernoff(parts, 1) / interval), sum(count * part.upper for part, count in parts))
-    lower = max(math.floor(-_chernoff(parts, -1) / interval), sum(count * part.lower for part, count in parts))
+    upper = sum(count * part.upper for part, count in parts)
+    lower = sum(count * part.lower for part, count in parts)
+    above, below = (_chernoff(parts, sign) / interval for sign in (1, -1))
+    upper = min(math.ceil(above), upper) if math.isfinite(above) else upper
+    lower = max(math.floor(-below), lower) if math.isfinite(below) else lower
     return min(lower, upper), max(lower, upper)
 
 
@@ -209,6 +222,11 @@ def spectrum(grid: LossGrid, length: int) -> Spectrum:
 
 @lru_cache(maxsize=64)
 def _log_spectrum(grid: LossGrid, length: int) -> LogSpectrum:
+    return to_logarithms(spectrum(grid, length))
+
+
+@lru_cache(maxsize=4)
+def _long_log_spectrum(grid: LossGrid, length: int) -> LogSpectrum:
     return to_logarithms(spectrum(grid, length))
 
 

@@ -22,6 +22,8 @@ Curve = Callable[[Array], Array]
 
 # Noise beyond this many deviations has probability below 1e-23, and is counted as infinite loss.
 DEVIATIONS = 10.0
+COARSE = 1.0
+"""A grid wider than this is connected without the surplus."""
 
 
 def connect_the_dots(
@@ -35,16 +37,29 @@ def connect_the_dots(
     """
     first, last = math.floor(lower / interval), max(math.ceil(upper / interval), math.floor(lower / interval) + 1)
     grid: Array = np.arange(first, last + 1, dtype=np.float64) * interval
+    if interval > COARSE:  # e^ε overflows at the first point above zero, and masses are far above rounding
+        return _connect_coarsely(curve(grid), first, interval)
     split = min(max(-first, 0), len(grid) - 2)  # up to here (ε <= 0) the surplus is used, beyond it the curve
     below, above = grid[: split + 2], grid[split:]
     spare = surplus(below) if surplus is not None else curve(below) + np.expm1(below)
     deltas = np.minimum.accumulate(curve(above))
-    gap = math.expm1(interval)
+    decay, near = math.exp(-interval), -math.expm1(-interval)  # in decays alone: the growth of a coarse grid overflows
     masses = np.empty(len(grid))
-    masses[0] = (spare[1] - spare[0]) / gap - spare[0]
-    masses[1 : split + 1] = (np.diff(spare[1:]) - math.exp(interval) * np.diff(spare[:-1])) / gap
-    masses[split + 1 : -1] = (np.diff(deltas[1:]) - math.exp(interval) * np.diff(deltas[:-1])) / gap
-    masses[-1] = (deltas[-1] - deltas[-2]) / math.expm1(-interval)
+    masses[0] = decay * (spare[1] - spare[0]) / near - spare[0]
+    masses[1 : split + 1] = (decay * np.diff(spare[1:]) - np.diff(spare[:-1])) / near
+    masses[split + 1 : -1] = (decay * np.diff(deltas[1:]) - np.diff(deltas[:-1])) / near
+    masses[-1] = (deltas[-2] - deltas[-1]) / near
+    return DensePLDPmf(interval, first, np.maximum(masses, 0.0), float(deltas[-1]), True)
+
+
+def _connect_coarsely(curve: Array, first: int, interval: float) -> DensePLDPmf:
+    """The same masses from the curve alone: its values are near 1 below zero, which costs 1e-16 of mass per point."""
+    deltas = np.minimum.accumulate(curve)
+    decay, near = math.exp(-interval), -math.expm1(-interval)
+    masses = np.empty(len(deltas))
+    masses[0] = (1 - deltas[0]) + decay * (deltas[1] - deltas[0]) / near
+    masses[1:-1] = (decay * np.diff(deltas[1:]) - np.diff(deltas[:-1])) / near
+    masses[-1] = (deltas[-2] - deltas[-1]) / near
     return DensePLDPmf(interval, first, np.maximum(masses, 0.0), float(deltas[-1]), True)
 
 

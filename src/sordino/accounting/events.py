@@ -64,7 +64,7 @@ def merge(*gaussians: GaussianDpEvent) -> GaussianDpEvent:
             raise InvalidInput(f"noise_multiplier={event.noise_multiplier} must be >= 0: give noise / sensitivity")
     if any(event.noise_multiplier == 0 for event in gaussians):
         return GaussianDpEvent(0.0)
-    precision = math.fsum(event.noise_multiplier**-2 for event in gaussians)
+    precision = math.fsum(1 / event.noise_multiplier / event.noise_multiplier for event in gaussians)
     return GaussianDpEvent(precision**-0.5 if precision > 0 else math.inf)
 
 

@@ -61,7 +61,10 @@ def starting_noise(events: Events, epsilon: float, delta: float) -> float:
     if not parts:
         return 1.0
     rates, noises, counts = (np.array(column, dtype=np.float64) for column in zip(*parts, strict=True))
-    target = float(brentq(lambda mu: gaussian_epsilon(mu, delta) - epsilon, 1e-9, 1e3))
+    smallest, largest = 1e-9, 1e3
+    if not gaussian_epsilon(smallest, delta) < epsilon < gaussian_epsilon(largest, delta):
+        return 1.0
+    target = float(brentq(lambda mu: gaussian_epsilon(mu, delta) - epsilon, smallest, largest))
 
     def surplus(log_factor: float) -> float:
         precisions = np.minimum((noises * math.exp(log_factor)) ** -2, 500.0)
@@ -83,9 +86,10 @@ def _square(rate: float, noise: float) -> float:
     """What an event adds to μ²: 1/σ² on all records, q² (e^{1/σ²} − 1) on a draw."""
     if noise <= 0:
         return math.inf
+    precision = 1 / noise / noise  # infinite, not an error, where a double cannot hold it
     if rate == 1:
-        return noise**-2
-    return rate**2 * math.expm1(noise**-2) if noise**-2 < 700 else math.inf
+        return precision
+    return rate**2 * math.expm1(precision) if precision < 700 else math.inf
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from sordino.accounting.adjacency import required_adjacency
 from sordino.accounting.pricing import Basis
 from sordino.errors import InvalidInput
+from sordino.printing import significant_up
 
 _CAUTIONS = {
     "asymptotic": (
@@ -22,9 +23,16 @@ _CAUTIONS = {
 }
 
 
+_LISTS = ("assumptions", "unprotected", "conditions")
+
+
 @dataclass(frozen=True)
 class Guarantee:
-    """(ε, δ) with all that is needed to read it: basis, protected unit, adjacency, accountant and assumptions."""
+    """(ε, δ) with all that is needed to read it: basis, protected unit, adjacency, accountant and assumptions.
+
+    `unprotected` are records that it does not cover, and `conditions` what must hold of parts that Sordino did not
+    write: both stand in the headline, for without them it would promise too much.
+    """
 
     epsilon: float
     delta: float
@@ -33,6 +41,8 @@ class Guarantee:
     adjacency: str
     accountant: str
     assumptions: tuple[str, ...] = ()
+    unprotected: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.epsilon >= 0:
@@ -45,7 +55,7 @@ class Guarantee:
 
     def __str__(self) -> str:
         """One honest paragraph in plain words."""
-        sentences = [self._claim(), self._meaning(), f"Basis: {self.basis} ({self.accountant} accounting)."]
+        sentences = [self._claim(), self._meaning(), self._basis()]
         if self.basis in _CAUTIONS:
             sentences.append(_CAUTIONS[self.basis])
         if self.assumptions:
@@ -55,11 +65,24 @@ class Guarantee:
     def _claim(self) -> str:
         if math.isinf(self.epsilon):
             return (
-                f"No differential privacy at delta {self.delta:.3g}: epsilon is infinite, no {self.unit} is protected."
+                f"No differential privacy at delta {significant_up(self.delta, 3)}: epsilon is infinite, "
+                f"no {self.unit} is protected."
             )
         if self.epsilon == 0 and self.delta == 0:
-            return f"Perfect privacy for every {self.unit}: nothing was released."
-        return f"({_rounded_up(self.epsilon)}, {self.delta:.3g})-differential privacy for every {self.unit}."
+            return f"Perfect privacy for {self.protected}: nothing was released."
+        pair = f"({significant_up(self.epsilon, 4)}, {significant_up(self.delta, 3)})"
+        return f"{pair}-differential privacy for {self.protected}."
+
+    @property
+    def protected(self) -> str:
+        """Whom it protects, and whom not."""
+        if not self.unprotected:
+            return f"every {self.unit}"
+        return f"every training {self.unit}, but {' and '.join(self.unprotected)} are NOT protected"
+
+    def _basis(self) -> str:
+        given = f" provided that {' and '.join(self.conditions)}, which nobody checked" if self.conditions else ""
+        return f"Basis: {self.basis}{given} ({self.accountant} accounting)."
 
     def _meaning(self) -> str:
         change = {
@@ -71,32 +94,26 @@ class Guarantee:
         factor = math.exp(self.epsilon) if self.epsilon < 700 else math.inf
         return (
             f"Whatever else is known, {change} changes the probability of any outcome by at most a factor of "
-            f"{factor:.3g}, up to delta."
+            f"{significant_up(factor, 3)}, up to delta."
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; an infinite ε is the text "infinity"."""
         plain = asdict(self)
-        plain["assumptions"] = list(self.assumptions)
+        for name in _LISTS:
+            plain[name] = list(plain[name])
         plain["epsilon"] = "infinity" if math.isinf(self.epsilon) else self.epsilon
         return plain
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> Guarantee:
         """Read what `to_dict` wrote."""
-        fields = {"assumptions": (), **plain}
+        fields = {**dict.fromkeys(_LISTS, ()), **plain}
         if unknown := set(fields) ^ set(cls.__dataclass_fields__):
             raise InvalidInput(
                 f"guarantee has missing or unknown fields {sorted(unknown)}: it was not written by to_dict"
             )
-        fields["assumptions"] = tuple(fields["assumptions"])
+        for name in _LISTS:
+            fields[name] = tuple(fields[name])
         fields["epsilon"] = math.inf if fields["epsilon"] == "infinity" else float(fields["epsilon"])
         return cls(**fields)
-
-
-def _rounded_up(epsilon: float) -> str:
-    """Four significant digits, never below the true value."""
-    if epsilon == 0:
-        return "0"
-    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)
-    return f"{math.ceil(epsilon / unit - 1e-9) * unit:.4g}"

@@ -45,6 +45,7 @@ SHARES = 64  # λ is rounded up to multiples of 1/SHARES, so that a rung has few
 MOST_DISTINCT = 32  # as many different noises at one rate are still composed one by one
 FLOOR = -60.0  # a transform below e^FLOOR counts as zero: all of them together are far below the tail that is charged
 LOW = 2**14  # so many frequencies are kept for the next price
+LEAST_NOISE = 1e-3  # with less there are no rungs: they would be closer than doubles
 MOST_NOISE = 1e100  # more is charged as this much
 PORTION = 2**18
 
@@ -131,10 +132,10 @@ def _charges(noises: Mapping[float, int], adjacency: Adjacency) -> tuple[Charge,
 
 
 def _rate_and_noise(event: DpEvent) -> tuple[float, float]:
-    """Of a Gaussian answer on a draw, at most MOST_NOISE; (0, ∞) of anything else."""
+    """Of a Gaussian answer on a draw, at least LEAST_NOISE and at most MOST_NOISE; (0, ∞) of anything else."""
     if isinstance(event, PoissonSampledDpEvent) and isinstance(event.event, GaussianDpEvent):
         rate, noise = float(event.sampling_probability), float(event.event.noise_multiplier)
-        if 0 < rate < 1 and 0 < noise < math.inf:
+        if 0 < rate < 1 and LEAST_NOISE <= noise < math.inf:
             return rate, min(noise, MOST_NOISE)
     return 0.0, math.inf
 

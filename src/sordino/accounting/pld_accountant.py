@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
-from sordino.accounting import levels
+import numpy as np
+
+from sordino.accounting import extremes, levels
 from sordino.accounting.adjacency import Adjacency
-from sordino.accounting.composition import INTERVAL, LossGrid, Part, compose
+from sordino.accounting.composition import INTERVAL, LossGrid, Part, compose, points
 from sordino.accounting.events import (
     ComposedDpEvent,
     DpEvent,
@@ -30,6 +33,11 @@ Ladders = tuple[levels.Ladder, ...]
 FINEST = 4.0**-8
 NEGLIGIBLE = 1e-4
 WIDEST = 2**20
+MOST_POINTS = 2**19
+"""Of one event, and of the composition: a coarser grid is used rather than more. It is pessimistic like any grid."""
+COARSENINGS = 4
+UNCERTAIN = 1e-3
+"""Where the mass of unknown loss is more than this share of δ, bounds that need no grid are asked too."""
 
 
 class PldPricing:
@@ -37,6 +45,8 @@ class PldPricing:
 
     The grid is dp_accounting's (1e-4) and so are the prices, to 1e-6, except where the loss of a single event is not
     much larger than the grid: rounding would then dominate (and RDP be smaller), so that a finer grid is used.
+    Edge cases: where a grid would be too long it is coarser; events with hardly any noise, and a δ below what the
+    transform resolves, are priced by `sordino.accounting.extremes`. The answer takes seconds and bounded memory.
     """
 
     name = "pld"
@@ -44,39 +54,82 @@ class PldPricing:
 
     def epsilon(self, events: Sequence[tuple[DpEvent, int]], delta: float, adjacency: Adjacency) -> float:
         """The smallest ε at which the larger of the two divergences is at most `delta`."""
-        return _epsilon(*_sorted_out(events, adjacency), delta, adjacency)
+        quiet, single, ladders = _sorted_out(events, adjacency)
+        if not quiet:
+            return _epsilon(single, ladders, delta, adjacency)
+        if not single and not ladders:
+            return quiet.epsilon(delta)
+        return quiet.epsilon(delta / 2) + _epsilon(single, ladders, delta / 2, adjacency)
 
     def delta(self, events: Sequence[tuple[DpEvent, int]], epsilon: float, adjacency: Adjacency) -> float:
         """The larger of the two divergences at `epsilon`."""
-        sides = _composed(*_sorted_out(events, adjacency), adjacency)
-        return min(1.0, max(side.delta(epsilon) for side in sides))
+        quiet, single, ladders = _sorted_out(events, adjacency)
+        if quiet:  # the others may lose what the quiet ones leave of ε
+            spared = epsilon / 2
+            return min(1.0, quiet.delta(epsilon - spared) + _delta(single, ladders, spared, adjacency))
+        return _delta(single, ladders, epsilon, adjacency)
 
 
-def _sorted_out(events: Sequence[tuple[DpEvent, int]], adjacency: Adjacency) -> tuple[Counts, Ladders]:
-    """What is composed one by one, and the ladders of the rates with many noises, which need no text of each event."""
-    single, ladders = levels.split([leaf for event, count in events for leaf in leaves(event, count)], adjacency)
-    return _one_gaussian(tally(single)), ladders
+def _sorted_out(events: Sequence[tuple[DpEvent, int]], adjacency: Adjacency) -> tuple[extremes.Quiet, Counts, Ladders]:
+    """What has hardly any noise; what is composed one by one; and the ladders of the rates with many noises."""
+    plain = [leaf for event, count in events for leaf in leaves(event, count)]
+    quiet, others = extremes.sort_out(plain, adjacency)
+    single, ladders = levels.split(others, adjacency)
+    return quiet, _one_gaussian(tally(single)), ladders
 
 
 @lru_cache(maxsize=4096)
 def _epsilon(kinds: Counts, ladders: Ladders, delta: float, adjacency: Adjacency) -> float:
-    return max(side.epsilon(delta) for side in _composed(kinds, ladders, adjacency))
+    sides = _composed(kinds, ladders, adjacency)
+    found = max(side.epsilon(delta) for side in sides)
+    if any(side.infinity > UNCERTAIN * delta or side.interval > INTERVAL for side in sides):
+        found = min([found, *extremes.bounds(_events(kinds, ladders), delta, adjacency)])
+    return found
+
+
+def _delta(kinds: Counts, ladders: Ladders, epsilon: float, adjacency: Adjacency) -> float:
+    sides = _composed(kinds, ladders, adjacency)
+    found = min(1.0, max(side.delta(epsilon) for side in sides))
+    if any(side.infinity > UNCERTAIN * found or side.interval > INTERVAL for side in sides):
+        found = min([found, *extremes.delta_bounds(_events(kinds, ladders), epsilon, adjacency)])
+    return found
+
+
+def _events(kinds: Counts, ladders: Ladders) -> list[tuple[DpEvent, int]]:
+    """The events again, those of a ladder each as the rung with less noise."""
+    single = [(from_json(text), count) for text, count in kinds]
+    rungs = [(ladder.events()[charge.rung + 1], charge.count) for ladder in ladders for charge in ladder.charges]
+    return [*single, *rungs]
 
 
 @lru_cache(maxsize=8)
 def _composed(kinds: Counts, ladders: Ladders, adjacency: Adjacency) -> tuple[LossGrid, ...]:
     rungs = [({rung: to_json(event) for rung, event in ladder.events().items()}, ladder.charges) for ladder in ladders]
     interval = _interval([*kinds, *_rung_counts(rungs)], adjacency)
-    composed = []
+    for _ in range(COARSENINGS):
+        sides = _sides(kinds, rungs, adjacency, interval)
+        excess = max(points(parts) for parts in sides) / MOST_POINTS
+        if excess <= 1:
+            return tuple(compose(parts) for parts in sides)
+        interval *= 4 ** math.ceil(math.log(excess, 4))
+    return (LossGrid(0, np.zeros(1), 1.0),)  # so many events that every grid is too coarse for one of them
+
+
+Rungs = list[tuple[dict[int, str], tuple[levels.Charge, ...]]]
+
+
+def _sides(kinds: Counts, rungs: Rungs, adjacency: Adjacency, interval: float) -> list[list[tuple[Part, int]]]:
+    """What is to be composed when a record is removed and when one is added; once where both are the same."""
+    sides = []
     for side in (0, 1):
         parts: list[tuple[Part, int]] = [(_grids(text, adjacency, interval)[side], count) for text, count in kinds]
         for texts, charges in rungs:
             grids = {rung: _grids(text, adjacency, interval)[side] for rung, text in texts.items()}
             parts.append((levels.Blend(grids, charges), 1))
-        composed.append(compose(parts))
+        sides.append(parts)
         if not rungs and all(operator.is_(*_grids(text, adjacency, interval)) for text, _ in kinds):
-            break  # the other direction is the same
-    return tuple(composed)
+            break
+    return sides
 
 
 def _rung_counts(rungs: Sequence[tuple[dict[int, str], Sequence[levels.Charge]]]) -> Iterator[tuple[str, int]]:
@@ -93,6 +146,9 @@ def _interval(kinds: Sequence[tuple[str, int]], adjacency: Adjacency) -> float:
     """
     typical = {text: _typical_loss(text, adjacency) for text, _ in kinds}
     variance = sum(count * typical[text] ** 2 for text, count in kinds)
+    reach = max((_reach(text, adjacency) for text, _ in kinds), default=INTERVAL)
+    if reach > INTERVAL:
+        return reach
     interval = INTERVAL
     for text, count in kinds:
         if 0 < typical[text] < 2 * INTERVAL and count * INTERVAL * typical[text] > NEGLIGIBLE * variance:
@@ -106,10 +162,18 @@ def _interval(kinds: Sequence[tuple[str, int]], adjacency: Adjacency) -> float:
 
 def _typical_loss(text: str, adjacency: Adjacency) -> float:
     """δ(0) is exact on every grid; for a loss that is nearly normal with deviation s it is s/√(2π)."""
-    return 2.5 * max(grid.delta(0.0) for grid in _grids(text, adjacency, INTERVAL))
+    return 2.5 * max(grid.delta(0.0) for grid in _grids(text, adjacency, _reach(text, adjacency)))
 
 
-@lru_cache(maxsize=256)
+def _reach(text: str, adjacency: Adjacency) -> float:
+    """The finest grid from INTERVAL on that holds one event in MOST_POINTS."""
+    interval = INTERVAL
+    while 2 * extremes.widest_loss(from_json(text), adjacency) > MOST_POINTS * interval:
+        interval *= 4
+    return interval
+
+
+@lru_cache(maxsize=128)
 def _grids(text: str, adjacency: Adjacency, interval: float) -> tuple[LossGrid, LossGrid]:
     """The loss when a record is removed and when one is added: the same object where they are equal."""
     distribution = pld(from_json(text), adjacency, interval)

@@ -123,7 +123,8 @@ def _(event: DpEvent, rate: float, adjacency: Adjacency, orders: Sequence[float]
 @sampled_rdp_curve.register(GaussianDpEvent)
 def _(event: GaussianDpEvent, rate: float, adjacency: Adjacency, orders: Sequence[float] = ORDERS) -> Array:
     """Mironov, Talwar & Zhang 2019, Sec. 3; stated there for add/remove adjacency alone."""
-    if required_noise(event) == 0:
+    noise = required_noise(event)
+    if noise == 0 or math.isinf(1 / noise / noise):
         return np.full(len(orders), np.inf)
     if adjacency == "replace-one":
         raise _unpriced(PoissonSampledDpEvent(rate, event), adjacency)

@@ -67,7 +67,9 @@ def _(event: NoisyMinimum, rate: float, adjacency: Adjacency, orders: Sequence[f
 
 
 def _amplified(event: NoisyMinimum, rate: float) -> NoisyMinimum:
-    return NoisyMinimum(math.log1p(rate * math.expm1(event.epsilon)))
+    """log(1 − q + q·e^ε), without overflow."""
+    unseen = math.log1p(-rate) if rate < 1 else -math.inf
+    return NoisyMinimum(float(np.logaddexp(unseen, math.log(rate) + event.epsilon)))
 
 
 def _require_monotone(event: NoisyMinimum, adjacency: Adjacency) -> None:

@@ -12,10 +12,11 @@ import typer
 from sordino.cli import options
 from sordino.cli.common import UNCHECKED, caution, console, delta_for, print_json, sampling_rate, step_count
 from sordino.errors import InvalidInput
-from sordino.printing import plain_number, rounded_up
+from sordino.printing import plain_number, rounded_up, significant_up
 
 if TYPE_CHECKING:
-    from sordino.accounting import Accountant, Adjacency, Events
+    from sordino.accounting import Accountant, Adjacency, Events, plans
+    from sordino.recipe import Recipe
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -67,6 +68,9 @@ class Bill:
     adjacency: str = "add-or-remove-one"
     basis: str = "proven"
     assumptions: list[str] = field(default_factory=list)
+    spent: Events = ()
+    stages: plans.Bill | None = None
+    prefix: plans.Bill | None = None
 
 
 def _of_steps(rate: float, noise_multiplier: float | None, steps: int | None, epochs: float | None) -> Bill:
@@ -85,18 +89,33 @@ def _of_steps(rate: float, noise_multiplier: float | None, steps: int | None, ep
 
 def _of_run(run: Path, delta: float | None, adjacency: str | None) -> Bill:
     from sordino import books
+    from sordino.accounting import plans
+    from sordino.claims import plan_of
 
     with books.reading(run) as ledger:
         events, header, said = ledger.events(), ledger.header, ledger.declared("assumption")
         if ledger.signature == "unchecked":
             caution(UNCHECKED)
         title = f"{run}: {len(ledger):,} events"
+        declared = plans.declared(ledger) or plan_of(_recipe_of(run), header)
+    whole = plans.bill(events, declared)
+    prefix = plans.bill(events, declared, stopped_in_advance=True)
     if delta is None:
         delta = _budget_of(run).get("delta")
     if delta is None:
         raise InvalidInput(f"{run} has no budget that names a delta: use --delta")
     chosen = adjacency or header.get("adjacency", "add-or-remove-one")
-    return Bill(title, events, delta, chosen, header.get("basis", "proven"), said)
+    basis = header.get("basis", "proven")
+    return Bill(title, whole.events, delta, chosen, basis, said, events, whole, prefix)
+
+
+def _recipe_of(run: Path) -> Recipe | None:
+    from sordino.recipe import Recipe
+
+    try:
+        return Recipe.from_file(run / "recipe.toml")
+    except (OSError, InvalidInput):  # then the ledger says that it has no plan
+        return None
 
 
 def _budget_of(run: Path) -> dict[str, Any]:
@@ -118,13 +137,18 @@ class Price:
     epsilon: float | None
     basis: str
     refusal: str = ""
+    prefix: float | None = None
 
 
 def _price(accountant: Accountant, bill: Bill, adjacency: Adjacency) -> Price:
     # A limit theorem stays one whatever the recipe claims, and a recipe without proof gains none by a good accountant.
     basis = bill.basis if bill.basis != "proven" else accountant.basis
     try:
-        return Price(accountant.name, accountant.epsilon(bill.events, bill.delta, adjacency), basis)
+        if bill.stages is None:
+            return Price(accountant.name, accountant.epsilon(bill.events, bill.delta, adjacency), basis)
+        whole = bill.stages.epsilon(bill.delta, accountant.name, adjacency)
+        assert bill.prefix is not None
+        return Price(accountant.name, whole, basis, prefix=bill.prefix.epsilon(bill.delta, accountant.name, adjacency))
     except InvalidInput as refusal:
         return Price(accountant.name, None, basis, str(refusal))
 
@@ -140,8 +164,13 @@ def _present(bill: Bill, as_json: bool) -> None:
         raise InvalidInput(prices[0].refusal)
     if as_json:
         plain = {p.accountant: {"epsilon": _plain(p.epsilon), "basis": p.basis} for p in prices}
-        told = {"delta": bill.delta, "adjacency": adjacency, "epsilon": plain, "title": bill.title}
-        print_json({**told, "assumptions": bill.assumptions} if bill.assumptions else told)
+        told: dict[str, Any] = {"delta": bill.delta, "adjacency": adjacency, "epsilon": plain, "title": bill.title}
+        if bill.assumptions:
+            told["assumptions"] = bill.assumptions
+        if bill.stages is not None:
+            so_far = {p.accountant: _plain(p.prefix) for p in prices}
+            told |= {"notes": list(bill.stages.notes), "epsilon_if_stopped_in_advance": so_far}
+        print_json(told)
         return
     _print_table(bill, prices)
 
@@ -150,21 +179,33 @@ def _plain(epsilon: float | None) -> float | str | None:
     return None if epsilon is None else plain_number(epsilon)
 
 
+def _written(epsilon: float | None) -> str:
+    return "no price" if epsilon is None else rounded_up(epsilon, 4)
+
+
 def _print_table(bill: Bill, prices: list[Price]) -> None:
     from rich.table import Table
 
-    table = Table("accountant", "ε", "basis", title=bill.title, title_justify="left")
+    from sordino.accounting import plans
+
+    shortened = any(price.prefix != price.epsilon for price in prices) and bill.stages is not None
+    columns = ("accountant", "ε", *(("ε if stopped in advance",) if shortened else ()), "basis")
+    table = Table(*columns, title=bill.title, title_justify="left")
     for price in prices:
-        table.add_row(
-            price.accountant, "no price" if price.epsilon is None else rounded_up(price.epsilon, 4), price.basis
-        )
+        so_far = (_written(price.prefix),) if shortened else ()
+        table.add_row(price.accountant, _written(price.epsilon), *so_far, price.basis)
     out = console()
     out.print(table)
     out.print(
-        f"at δ = {bill.delta:g}, {bill.adjacency} adjacency. Every proven ε is an upper bound: the smallest holds."
+        f"at δ = {significant_up(bill.delta, 3)}, {bill.adjacency} adjacency. "
+        "Every proven ε is an upper bound: the smallest holds."
     )
     for line in bill.assumptions:
         out.print(f"- {line}", markup=False)
+    for note in bill.stages.notes if bill.stages is not None else ():
+        out.print(f"Note: {note}.", markup=False)
+    if shortened:
+        out.print(f"Stopped in advance: {plans.IN_ADVANCE}.", markup=False)
     for price in prices:
         if price.refusal:
             out.print(f"{price.accountant}: {price.refusal}", markup=False)

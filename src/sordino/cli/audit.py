@@ -12,7 +12,7 @@ import typer
 from sordino.cli import options
 from sordino.cli.common import FOUND, caution, console, keep_json, one_of, print_json
 from sordino.errors import InvalidInput
-from sordino.printing import rounded_up
+from sordino.printing import rounded_up, significant_up
 
 if TYPE_CHECKING:
     from sordino.audit.mechanisms import Progress
@@ -100,7 +100,9 @@ def _audit_run(run: Path, trials: int, seed: int | None, as_json: bool) -> bool:
         print_json(result)
         return found.mechanism.passed
     out = console()
-    out.print(f"{run}: ε = {rounded_up(found.epsilon, 3)} claimed at δ = {found.delta:g}", markup=False)
+    out.print(
+        f"{run}: ε = {rounded_up(found.epsilon, 3)} claimed at δ = {significant_up(found.delta, 3)}", markup=False
+    )
     _print_audit(found.mechanism)
     for attack in found.membership:
         out.print(str(attack), markup=False)

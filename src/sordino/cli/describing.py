@@ -13,7 +13,7 @@ import tomli_w
 from sordino.cli.config import DataChoice
 from sordino.data import tabular_kinds, tabular_schema
 from sordino.data.tabular import Table
-from sordino.data.tabular_schema import Column, Number, Schema
+from sordino.data.tabular_schema import Column, Number, Schema, Skip
 from sordino.data.tabular_sheet import Sheet
 from sordino.errors import InvalidInput
 
@@ -79,4 +79,5 @@ def draft(table: Table, target: str, path: Path) -> None:
 def _guess(cells: Sequence[str]) -> Column:
     counts, different = tabular_kinds.histogram(cells), tabular_kinds.distinct(cells)
     found = tabular_kinds.understood(counts, different, 1e-9, len(cells), None)
-    return Number() if isinstance(found, Number) else found
+    # The kind alone: a range or a number of buckets would say something about the records, down to a single one.
+    return found if isinstance(found, Skip) else type(found)()

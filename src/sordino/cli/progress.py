@@ -136,9 +136,11 @@ class Bars:
         return f"{step}/{total}{left or f' · {clock(spent)}'}"
 
     def _price(self) -> None:
-        spent = self._session.private.guarantee().epsilon
-        words = f"ε {rounded_up(spent)}" + (f" of {self._limit:g}" if self._limit is not None else "")
-        self._progress.update(self._epsilon, completed=min(spent, self._limit or 0.0), note=words)
+        private = self._session.private
+        spent, planned = private.guarantee(stopped="in advance").epsilon, private.guarantee().epsilon
+        limit = self._limit if self._limit is not None else planned
+        words = f"ε {rounded_up(spent)} of {rounded_up(planned)} planned"
+        self._progress.update(self._epsilon, total=limit, completed=min(spent, limit), note=words)
 
 
 class Lines:
@@ -168,6 +170,7 @@ class Lines:
             **vars(last),
             "total": private.total,
             "epsilon": plain_number(private.guarantee().epsilon),
+            "epsilon_so_far": plain_number(private.guarantee(stopped="in advance").epsilon),
             "seconds_left": round(left, 1),
         }
         print(json.dumps(progress, allow_nan=False), file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ import typer
 from sordino.cli import options
 from sordino.cli.common import console, print_json
 from sordino.errors import InvalidInput
-from sordino.printing import plain_number, rounded_up
+from sordino.printing import plain_number, rounded_up, significant_up
 
 if TYPE_CHECKING:
     from sordino.report.facts import Facts
@@ -52,10 +52,8 @@ def report(
         print_json(_plain(facts, path))
         return
     g = facts.guarantee
-    console().print(
-        f"{path}: ε = {rounded_up(g.epsilon)} at δ = {g.delta:g}, {g.basis}, {path.stat().st_size / 1000:.0f} kB",
-        markup=False,
-    )
+    claim = f"ε = {rounded_up(g.epsilon)} at δ = {significant_up(g.delta, 3)} for {g.protected}, {g.basis}"
+    console().print(f"{path}: {claim}, {path.stat().st_size / 1000:.0f} kB", markup=False)
 
 
 def _object(path: Path | None) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino.accounting import Guarantee
-from sordino.claims import FIXED_IN_ADVANCE
+from sordino.claims import FIXED_IN_ADVANCE, HELD_OUT, UNPROTECTED
 from sordino.cli import architectures, config, preparing, sizing, sources
 from sordino.cli.choosing import Chosen
 from sordino.cli.common import caution
@@ -135,7 +135,7 @@ def begin(chosen: Chosen, run: Path | None, ready: Callable[[], None] = lambda: 
     except OSError as error:
         private.close()
         raise InvalidInput(f"cannot write to run directory {directory}: {error.strerror}") from error
-    return Session(settled, data, private)
+    return _session(settled, data, private)
 
 
 def rehearse(chosen: Chosen) -> None:
@@ -179,7 +179,15 @@ def reopen(directory: Path) -> Session:
     _require_classes(chosen, data)
     private = _private(chosen, data, None)
     private.load(directory)
-    return Session(chosen, data, private)
+    return _session(chosen, data, private)
+
+
+def _session(chosen: Config, data: Data, private: Private) -> Session:
+    """Bound together, and the ledger knows which records no guarantee covers."""
+    session = Session(chosen, data, private)
+    if session.has_held_out:
+        private.declare(UNPROTECTED, HELD_OUT)
+    return session
 
 
 def _encoded(chosen: Config, records: Data | Sheet) -> Data:

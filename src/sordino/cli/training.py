@@ -168,7 +168,10 @@ def _say(outcome: Outcome, twin_accuracy: float | None) -> None:
 def _ending(outcome: Outcome) -> str:
     taken = f"{outcome.steps} of {outcome.total} steps"
     if outcome.interrupted:
-        spent = f"ε {rounded_up(outcome.guarantee.epsilon)} is spent and stays spent"
+        spent = (
+            f"ε {rounded_up(outcome.guarantee.epsilon)} is that of the whole plan: whoever stops after a look has "
+            "chosen among all that it would have released"
+        )
         again = f"sordino resume {shlex.quote(outcome.run)}"
         return f"Interrupted after {taken}; the model is saved. {spent}.\nGo on with: {again}"
     if outcome.status == "budget spent":

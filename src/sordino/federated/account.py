@@ -8,13 +8,13 @@ from typing import Any
 from dp_accounting import DpEvent
 
 from sordino import books, checkpoint
-from sordino.accounting import pricing
+from sordino.accounting import plans, pricing
 from sordino.accounting.allowance import Allowance, Planned, Unlimited
 from sordino.accounting.budget import affordable
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.books import LEDGER as LEDGER
-from sordino.claims import FIXED_IN_ADVANCE, weaker
+from sordino.claims import FIXED_IN_ADVANCE, conditions_of, weaker
 from sordino.errors import CheckpointError, InvalidInput, LedgerError
 from sordino.noise import Secure, Seeded, Source
 from sordino.recipe import Recipe
@@ -39,7 +39,7 @@ class Account:
         self.recipe = recipe
         self.position = 0
         self.run: Path | None = None
-        self._seed, self._given = seed, source
+        self._seed, self._given, self._resumed = seed, source, False
         self._accountant = recipe.budget.accountant if recipe.budget else "pld"
         self._adjacency = recipe.budget.adjacency if recipe.budget else "add-or-remove-one"
         header = {"recipe": recipe.fingerprint(), "unit": "user", "adjacency": self._adjacency}
@@ -49,6 +49,9 @@ class Account:
         """Refuse what the budget cannot pay, then record the event durably; only then may noise be drawn (law 5)."""
         if self._allowance is None:
             self._allowance = self._left()
+            left = self._allowance.left if isinstance(self._allowance, Planned) else self.recipe.plan(self.position)
+            resumed, budget = self._resumed, self.recipe.budget
+            plans.announce(self.ledger, self.recipe.fingerprint(), left, budget=budget, resumed=resumed)
         self._allowance.require(event)
         return self.ledger.charge(event)
 
@@ -60,19 +63,21 @@ class Account:
         return affordable(budget, self.ledger.events(), plan)
 
     def guarantee(self, delta: float | None = None, accountant: str | None = None) -> Guarantee:
-        """What every user has been promised so far: a pure function of the ledger."""
+        """What every user is promised, by the whole plan of the run: a pure function of the ledger."""
         budget, accountant = self.recipe.budget, accountant or self._accountant
         delta = delta or (budget.delta if budget else 0.1 / (self.recipe.records or 1))
+        bill = plans.bill(self.ledger.events(), plans.declared(self.ledger))
         return Guarantee(
-            epsilon=pricing.epsilon(self.ledger.events(), delta, accountant=accountant, adjacency=self._adjacency),
+            epsilon=bill.epsilon(delta, accountant, self._adjacency),
             delta=delta,
             basis=self._basis(accountant),
             unit="user",
             adjacency=self._adjacency,
             accountant=accountant,
             assumptions=tuple(
-                dict.fromkeys((self.source.assumption, *ASSUMPTIONS, *self.ledger.declared("assumption")))
+                dict.fromkeys((self.source.assumption, *ASSUMPTIONS, *self.ledger.declared("assumption"), *bill.notes))
             ),
+            conditions=tuple(conditions_of(self.recipe, self._given)),
         )
 
     def _basis(self, accountant: str) -> pricing.Basis:
@@ -109,6 +114,7 @@ class Account:
         self.ledger.close()
         self.run, self.position = run, 0 if state is None else state["position"]
         self._bind(ledger)
+        self._resumed = True
         return state
 
     def _checked(self, run: Path, ledger: Ledger) -> dict[str, Any] | None:

@@ -9,9 +9,10 @@ from pathlib import Path, PurePath
 from typing import Any, get_args
 
 from sordino import books
-from sordino.accounting import Guarantee
+from sordino.accounting import Guarantee, plans
+from sordino.accounting.plans import Plan
 from sordino.accounting.pricing import Basis, required_accountant
-from sordino.claims import FIXED_IN_ADVANCE, assumptions_of, weaker
+from sordino.claims import CONDITION, FIXED_IN_ADVANCE, HELD_OUT, UNPROTECTED, assumptions_of, plan_of, weaker
 from sordino.errors import InvalidInput
 from sordino.noise import Secure, Seeded
 from sordino.recipe import Recipe
@@ -50,7 +51,8 @@ def gather(
     setting = _setting(folder.toml("config.toml"), recipe)
     outcome = outcome if outcome is not None else folder.json("outcome.json")
     tariff = _tariff(folder, recipe, booked, delta)
-    guarantee = _guarantee(booked, recipe, setting, tariff, outcome)
+    bill = plans.bill(booked.runs, booked.planned(recipe))
+    guarantee = _guarantee(booked, bill, recipe, setting, tariff, outcome)
     noise, clip = _schedules(recipe, booked.runs)
     accuracy = prices.thinned(folder.history(), MOST_POINTS)
     return Facts(
@@ -62,12 +64,12 @@ def gather(
         recipe=recipe,
         recipe_text=text,
         saved_step=folder.saved_step(),
-        curve=() if brief else prices.curve(booked.runs, tariff),
+        curve=() if brief else prices.curve(bill, tariff),
         spending=() if brief else prices.spending(booked.runs, tariff),
         noise=noise,
         clip=clip or prices.thinned(folder.history("clip"), MOST_POINTS),
         accuracy=accuracy,
-        opinions=() if brief else prices.opinions(booked.runs, tariff, guarantee.basis),
+        opinions=() if brief else prices.opinions(bill, tariff, guarantee.basis),
         final_accuracy=accuracy[-1][1] if accuracy else _share(outcome, "held_out_accuracy"),
         twin_accuracy=_share(outcome, "twin_accuracy"),
         audit=_mechanism(audit if audit is not None else folder.json("audit.json")),
@@ -84,8 +86,13 @@ class Booked:
     runs: Runs
     header: Mapping[str, str]
     proof: Proof
-    declared: tuple[str, ...]
+    declared: Mapping[str, tuple[str, ...]]
+    announced: list[Plan]
     unchecked: bool
+
+    def planned(self, recipe: Recipe | None) -> list[Plan]:
+        """The declared plans, or that of the recipe it began with."""
+        return self.announced or plan_of(recipe, self.header)
 
 
 def _read_ledger(folder: Folder) -> Booked:
@@ -100,8 +107,9 @@ def _read_ledger(folder: Folder) -> Booked:
             last=_minute(openings[-1][1]) if openings else "",
             events=len(history),
         )
-        said = tuple(ledger.declared("assumption"))
-        return Booked(prices.runs_of(history), dict(ledger.header), proof, said, ledger.signature == "unchecked")
+        declared = {kind: tuple(ledger.declared(kind)) for kind in ("assumption", UNPROTECTED, CONDITION)}
+        found, header, unchecked = plans.declared(ledger), dict(ledger.header), ledger.signature == "unchecked"
+        return Booked(prices.runs_of(history), header, proof, declared, found, unchecked)
 
 
 def _recipe(folder: Folder) -> tuple[Recipe | None, str]:
@@ -139,20 +147,30 @@ def _tariff(folder: Folder, recipe: Recipe | None, booked: Booked, delta: float 
 
 
 def _guarantee(
-    booked: Booked, recipe: Recipe | None, setting: Setting, tariff: Tariff, outcome: Mapping[str, Any] | None
+    booked: Booked,
+    bill: plans.Bill,
+    recipe: Recipe | None,
+    setting: Setting,
+    tariff: Tariff,
+    outcome: Mapping[str, Any] | None,
 ) -> Guarantee:
     """Priced anew from the ledger: what somebody wrote beside it is believed for assumptions and accuracy alone."""
-    said = booked.header.get("basis", "proven")
-    stated: Basis = next((known for known in get_args(Basis) if known == said), "published")
+    named = booked.header.get("basis", "proven")
+    stated: Basis = next((known for known in get_args(Basis) if known == named), "published")
     basis = weaker(weaker(stated, recipe.basis if recipe else "proven"), required_accountant(tariff.accountant).basis)
+    notes = (plans.UNPLANNED, plans.STOPPED[:30], plans.IN_ADVANCE)  # as it was then: the ledger knows better now
+    stated_lines = _assumptions(recipe, setting, outcome, booked.declared["assumption"])
+    said = [line for line in stated_lines if not line.startswith(notes)]
     return Guarantee(
-        epsilon=tariff.price(booked.runs),
+        epsilon=tariff.charge(bill),
         delta=tariff.delta,
         basis=basis,
         unit=booked.header.get("unit", "record"),
         adjacency=tariff.adjacency,
         accountant=tariff.accountant,
-        assumptions=_assumptions(recipe, setting, outcome, booked.declared),
+        assumptions=tuple(dict.fromkeys((*said, *bill.notes))),
+        unprotected=booked.declared[UNPROTECTED] or ((HELD_OUT,) if setting.held_out > 0 else ()),
+        conditions=booked.declared[CONDITION],
     )
 
 

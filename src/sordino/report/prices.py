@@ -10,6 +10,7 @@ from itertools import groupby
 from sordino.accounting import Basis, pricing
 from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, to_json
 from sordino.accounting.filter import Filtered
+from sordino.accounting.plans import Bill
 from sordino.claims import weaker
 from sordino.errors import InvalidInput
 
@@ -34,16 +35,20 @@ class Tariff:
         """The ε of `runs`, infinite if there is none."""
         return pricing.epsilon(runs, self.delta, self.accountant, self.adjacency)
 
+    def charge(self, bill: Bill) -> float:
+        """The ε of a bill, with what is left of the plans in it."""
+        return bill.epsilon(self.delta, self.accountant, self.adjacency)
+
 
 def runs_of(events: Iterable[DpEvent]) -> Runs:
     """Events in order, equal neighbours counted together."""
     return [(group[0], len(group)) for _, same in groupby(events, key=to_json) if (group := list(same))]
 
 
-def curve(runs: Runs, tariff: Tariff) -> Points:
+def curve(bill: Bill, tariff: Tariff) -> Points:
     """(ε, δ) at a ladder of δ, ε rising; every point holds at once, because pricing releases nothing."""
     deltas = sorted({*DELTAS, tariff.delta}, reverse=True)
-    points = ((replace(tariff, delta=delta).price(runs), delta) for delta in deltas)
+    points = ((replace(tariff, delta=delta).charge(bill), delta) for delta in deltas)
     return tuple((epsilon, delta) for epsilon, delta in points if math.isfinite(epsilon))
 
 
@@ -101,12 +106,12 @@ class Opinion:
     epsilon: float
 
 
-def opinions(runs: Runs, tariff: Tariff, basis: Basis) -> tuple[Opinion, ...]:
+def opinions(bill: Bill, tariff: Tariff, basis: Basis) -> tuple[Opinion, ...]:
     """Every accountant that can price these events; `basis` is the recipe's own, which none can better."""
     found = []
     for accountant in pricing.ACCOUNTANTS.values():
         try:
-            price = replace(tariff, accountant=accountant.name).price(runs)
+            price = replace(tariff, accountant=accountant.name).charge(bill)
         except InvalidInput:
             continue
         found.append(Opinion(accountant.name, weaker(basis, accountant.basis), price))

@@ -26,16 +26,19 @@ class Strength:
 
 def strength(guarantee: Guarantee) -> Strength:
     """The tier of the guarantee; one that is not proven has none."""
-    epsilon, unit = guarantee.epsilon, guarantee.unit
+    epsilon, unit, but = guarantee.epsilon, guarantee.unit, ""
+    if guarantee.unprotected:
+        unit, but = f"training {unit}", f"; {' and '.join(guarantee.unprotected)} are not protected"
     if math.isinf(epsilon):
         return Strength("none", f"No {unit} is protected: what was released may reveal any of them.", False)
     if guarantee.basis != "proven":
         return Strength("not proven", f"Nothing is promised: this ε is {_BASES[guarantee.basis]}.", False)
     if epsilon <= STRONG:
-        return Strength("strong", f"What was released is almost the same with or without any one {unit}.", True)
+        return Strength("strong", f"What was released is almost the same with or without any one {unit}{but}.", True)
     if epsilon <= REASONABLE:
-        return Strength("reasonable", f"Nobody can be sure from what was released that any one {unit} was there.", True)
-    return Strength("weak", f"The proof holds, but so large an ε promises little to any one {unit}.", True)
+        sentence = f"Nobody can be sure from what was released that any one {unit} was there{but}."
+        return Strength("reasonable", sentence, True)
+    return Strength("weak", f"The proof holds, but so large an ε promises little to any one {unit}{but}.", True)
 
 
 _BASES = {

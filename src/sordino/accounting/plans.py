@@ -1,0 +1,299 @@
+"""Plans: what a run has announced to release, declared in the ledger before its first event; and what that is worth.
+
+**Stopping.** A run that follows a plan fixed in advance and is stopped after somebody looked at what it released is a
+function of the whole plan: the plan's ε holds. The ε of what was spent so far holds only if the moment of stopping
+depended on nothing that was released (docs/proofs/stopping.md). So a ledger is priced as what was spent together with
+what is left of its plans.
+
+**Several runs.** Plans that were all declared before the first event are one plan, priced as one composition. A plan
+declared after events had been charged may have been chosen because of them: it opens a new *stage*. Each stage is
+priced by itself, the i-th at δ/2^i, and ε adds up: Σᵢ εᵢ(δ/2^i) holds however later stages were chosen
+(docs/proofs/composition-over-runs.md).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from sordino.accounting import pricing
+from sordino.accounting.budget import Budget
+from sordino.accounting.events import DpEvent, from_json, to_json
+from sordino.accounting.filter import NAME as FILTER
+from sordino.accounting.filter import Filtered
+from sordino.accounting.ledger import Ledger
+from sordino.errors import InvalidInput, LedgerError
+
+Runs = Sequence[tuple[DpEvent, int]]
+KIND = "plan"
+NOTHING = 1e-12
+"""The ε of a stage for which no budget is left: it pays for no release."""
+
+STOPPED = (
+    "epsilon is that of the whole plan, of which {done} of {planned} events are spent: "
+    "it holds even if the run stops here because of what was seen"
+)
+IN_ADVANCE = "epsilon is that of the events spent so far: the moment of stopping depended on nothing that was released"
+UNPLANNED = "nobody stopped or lengthened this run after looking at what it released: its ledger holds no plan"
+BEYOND = (
+    "{count} events were charged beyond the first plan, as for work repeated after an interruption: "
+    "when that happened depended on nothing that had been released"
+)
+STAGES = "{stages} stages, each planned after the releases of the one before: epsilon adds up, delta is split"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The events of a run in order of first appearance, and how many events the ledger held when it was declared.
+
+    `recipe` is the fingerprint of the recipe. The first `before` events are releases that come before training. A plan
+    that `replaces` an earlier one, by its number, holds `repeated` more events: a run that was interrupted went on.
+    A run under a filter has no events here: its price is the filter's, at every moment.
+    """
+
+    events: tuple[tuple[DpEvent, int], ...]
+    after: int = 0
+    recipe: str = ""
+    before: int = 0
+    budget: Budget | None = None
+    replaces: int = 0
+    repeated: int = 0
+
+    def to_json(self, number: int) -> str:
+        """The text that is declared; `number` tells equal plans apart."""
+        budget = None if self.budget is None else vars(self.budget)
+        plain = {
+            "number": number,
+            "after": self.after,
+            "before": self.before,
+            "recipe": self.recipe,
+            "replaces": self.replaces,
+            "repeated": self.repeated,
+            "budget": budget,
+            "events": [[to_json(event), count] for event, count in self.events],
+        }
+        return json.dumps(plain, sort_keys=True, separators=(",", ":"))
+
+
+@lru_cache(maxsize=64)
+def from_text(text: str) -> Plan:
+    """Read what `Plan.to_json` wrote."""
+    try:
+        plain: dict[str, Any] = json.loads(text)
+        budget = None if plain["budget"] is None else Budget(**plain["budget"])
+        events = tuple((from_json(event), _count(count)) for event, count in plain["events"])
+        after, before, replaces, repeated = (
+            _count(plain[name]) for name in ("after", "before", "replaces", "repeated")
+        )
+        return Plan(events, after, str(plain["recipe"]), before, budget, replaces, repeated)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise LedgerError(f"the ledger declares an unreadable plan {text[:60]!r} ({error}): other version?") from None
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def declared(ledger: Ledger) -> list[Plan]:
+    """The plans of a ledger that no later one replaces, in the order in which they were declared."""
+    return list(_in_force(ledger).values())
+
+
+def _in_force(ledger: Ledger) -> dict[int, Plan]:
+    """The same by their numbers."""
+    plans = {number: from_text(text) for number, text in enumerate(ledger.declared(KIND), 1)}
+    replaced = {plan.replaces for plan in plans.values()}
+    return {number: plan for number, plan in plans.items() if number not in replaced}
+
+
+def declare(ledger: Ledger, plan: Plan) -> None:
+    """Announce `plan` durably, before anything of it is charged."""
+    ledger.declare(KIND, plan.to_json(len(ledger.declared(KIND)) + 1))
+
+
+def announce(ledger: Ledger, recipe: str, left: Runs, *, budget: Budget | None = None, resumed: bool = False) -> None:
+    """Declare what the run of `recipe` is going to release from now on, unless that is in a plan of its already.
+
+    A run that went on after an interruption may have to repeat work that was paid for: what it has spent together with
+    what is left then replaces its plan. `resumed` says that the ledger is the run's own, with or without a plan.
+    """
+    number, plan = _own(ledger, recipe, resumed)
+    if plan is not None:
+        others = _tally([run for other in declared(ledger) if other is not plan for run in other.events])
+        spent = {text: max(0, count - others.get(text, 0)) for text, count in _tally(ledger.events()).items()}
+        total, planned = _added(spent, _tally(left)), _tally(plan.events)
+        more = sum(max(0, count - planned.get(text, 0)) for text, count in total.items())
+        if not more or any(isinstance(event, Filtered) for event, _ in ledger.events()):
+            return
+        repeated = plan.repeated + more
+        declare(ledger, replace(plan, events=_runs(total), budget=budget, replaces=number, repeated=repeated))
+    elif resumed:  # of version 0.1, which declared no plans; the header names the recipe since the beginning
+        declare(ledger, Plan(_runs(_added(_tally(ledger.events()), _tally(left))), 0, recipe, budget=budget))
+    else:
+        declare(ledger, Plan(_runs(_tally(left)), len(ledger), recipe, budget=budget))
+
+
+def _own(ledger: Ledger, recipe: str, resumed: bool) -> tuple[int, Plan | None]:
+    """The plan of the run of `recipe`, with its number: one that waits for its training to begin, or a resumed one."""
+    own = [(number, plan) for number, plan in _in_force(ledger).items() if plan.recipe == recipe]
+    waiting = [(number, plan) for number, plan in own if len(ledger) - plan.after <= plan.before]
+    found = own if resumed else waiting
+    return found[-1] if found else (0, None)
+
+
+def room(ledger: Ledger, recipe: str, budget: Budget, *, resumed: bool = False) -> tuple[Budget, Runs]:
+    """What `budget` leaves for the stage of the run of `recipe`, and what is spent in that stage already.
+
+    A single stage has the whole budget. Otherwise the others' ε is taken off, and δ is the share of the stage: so a
+    run never spends more than the budget, by the price that its guarantee states.
+    """
+    plan = _own(ledger, recipe, resumed)[1]
+    after = plan.after if plan is not None else 0 if resumed else len(ledger)
+    others = [other for other in declared(ledger) if other is not plan]
+    foreseen = _tally([run for other in others for run in other.events])
+    rest = {text: count - foreseen.get(text, 0) for text, count in _tally(ledger.events()).items()}
+    rest = {text: count for text, count in rest.items() if count > 0}
+    mine = rest if after == 0 else _spent_of([_tally(plan.events if plan is not None else ())], rest)[0]
+    stages: dict[int, dict[str, int]] = {after: mine}
+    for other in others:
+        stages[other.after] = _added(stages.get(other.after, {}), _tally(other.events))
+    if min(stages) > 0:
+        stages[0] = {text: count - mine.get(text, 0) for text, count in rest.items() if count > mine.get(text, 0)}
+    order = [start for start in sorted(stages) if stages[start] or start == after]
+    if len(order) == 1:
+        return budget, _runs(stages[after])
+    taken = math.fsum(
+        _stage(_runs(stages[start]), budget.delta / 2**i, budget.accountant, budget.adjacency)
+        for i, start in enumerate(order, 1)
+        if start != after
+    )
+    share = budget.delta / 2 ** (order.index(after) + 1)
+    return replace(budget, epsilon=max(budget.epsilon - taken, NOTHING), delta=share), _runs(stages[after])
+
+
+# -- what a ledger is worth -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What has to be priced: the stages, and what has to be said of them."""
+
+    stages: tuple[tuple[tuple[DpEvent, int], ...], ...]
+    beyond: int = 0
+    budget: Budget | None = None
+    notes: tuple[str, ...] = ()
+
+    def epsilon(self, delta: float, accountant: str = "pld", adjacency: str = "add-or-remove-one") -> float:
+        """Σᵢ εᵢ(δ/2^i) over the stages; of a single one ε(δ).
+
+        Where more was charged than planned under a budget, how much more may have reacted to releases: then everything
+        that the budget would have let pass is priced, which is the budget.
+        """
+        if len(self.stages) <= 1:
+            price = _stage(next(iter(self.stages), ()), delta, accountant, adjacency)
+        else:
+            parts = [_stage(stage, delta / 2**i, accountant, adjacency) for i, stage in enumerate(self.stages, 1)]
+            price = math.fsum(parts)
+        asked = (delta, accountant, adjacency)
+        if self.beyond and self.budget is not None:
+            limit = self.budget
+            if asked == (limit.delta, limit.accountant, limit.adjacency):
+                price = max(price, limit.epsilon)
+        return price
+
+    @property
+    def events(self) -> list[tuple[DpEvent, int]]:
+        """All stages together."""
+        return [run for stage in self.stages for run in stage]
+
+
+def _stage(events: Runs, delta: float, accountant: str, adjacency: str) -> float:
+    filtered = any(isinstance(event, Filtered) for event, _ in events)
+    if accountant == FILTER and not filtered:
+        accountant = "pld"  # an earlier stage without a filter, beside one that has it
+    return pricing.epsilon(events, delta, accountant, adjacency)
+
+
+def bill(spent: Runs, plans: Sequence[Plan], *, stopped_in_advance: bool = False) -> Bill:
+    """What `spent` costs under these plans; with `stopped_in_advance` without what is left of them."""
+    if not spent:
+        return Bill(())
+    if not plans:
+        return Bill((tuple(spent),), notes=(UNPLANNED,))
+    stages, planned = _stages(plans), _tally([run for plan in plans for run in plan.events])
+    done = _tally(spent)
+    beyond = {text: count - planned.get(text, 0) for text, count in done.items() if count > planned.get(text, 0)}
+    filtered = any(isinstance(event, Filtered) for event, _ in spent)
+    if stopped_in_advance:
+        stages = _spent_of(stages, done)
+    first = min(plan.after for plan in plans)
+    if first > 0:  # what came before any plan is a stage of its own
+        earlier = {text: count for text, count in beyond.items() if not isinstance(from_json(text), Filtered)}
+        own = {text: count for text, count in beyond.items() if text not in earlier}
+        stages = [earlier, *stages]
+        stages[-1] = _added(stages[-1], own)
+        extra = 0
+    else:
+        stages[0] = _added(stages[0], beyond)
+        extra = 0 if filtered else sum(beyond.values()) + sum(plan.repeated for plan in plans)
+    notes = list(_notes(spent, planned, filtered, stopped_in_advance))
+    if extra:
+        notes.append(BEYOND.format(count=f"{extra:,}"))
+    kept = tuple(_runs(stage) for stage in stages if stage)
+    if len(kept) > 1:
+        notes.append(STAGES.format(stages=len(kept)))
+    return Bill(kept, extra, plans[0].budget if len(plans) == 1 else None, tuple(notes))
+
+
+def _notes(spent: Runs, planned: dict[str, int], filtered: bool, in_advance: bool) -> list[str]:
+    """What is to be said of a run that has not come to the end of its plan."""
+    done = _tally(spent)
+    covered = sum(min(count, done.get(text, 0)) for text, count in planned.items())
+    total = sum(planned.values())
+    if filtered or covered == total:
+        return []
+    return [IN_ADVANCE] if in_advance else [STOPPED.format(done=f"{covered:,}", planned=f"{total:,}")]
+
+
+def _stages(plans: Sequence[Plan]) -> list[dict[str, int]]:
+    """Plans that were declared with nothing charged in between are one stage."""
+    stages: dict[int, dict[str, int]] = {}
+    for plan in sorted(plans, key=lambda plan: plan.after):
+        stages[plan.after] = _added(stages.get(plan.after, {}), _tally(plan.events))
+    return list(stages.values())
+
+
+def _spent_of(stages: list[dict[str, int]], done: dict[str, int]) -> list[dict[str, int]]:
+    """Of every stage the part that is spent: earlier stages first."""
+    left, parts = dict(done), []
+    for stage in stages:
+        part = {text: min(count, left.get(text, 0)) for text, count in stage.items()}
+        for text, count in part.items():
+            left[text] = left.get(text, 0) - count
+        parts.append({text: count for text, count in part.items() if count > 0})
+    return parts
+
+
+def _tally(runs: Runs) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for event, count in runs:
+        if count < 0:
+            raise InvalidInput(f"count={count} of {event!r} must be >= 0: an event cannot be un-spent")
+        if count:
+            text = to_json(event)
+            counts[text] = counts.get(text, 0) + count
+    return counts
+
+
+def _added(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
+    return {text: first.get(text, 0) + second.get(text, 0) for text in {**first, **second}}
+
+
+def _runs(counts: dict[str, int]) -> tuple[tuple[DpEvent, int], ...]:
+    return tuple((from_json(text), count) for text, count in counts.items() if count > 0)

@@ -1,0 +1,206 @@
+"""Stopping after a look, and runs chosen after earlier ones: what is claimed, and what somebody attains."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+from scipy.special import log_ndtr, ndtr
+
+from sordino.accounting import plans
+from sordino.accounting.budget import Budget
+from sordino.accounting.composition import Array
+from sordino.accounting.gdp import gaussian_epsilon
+from sordino.accounting.ledger import Ledger
+from sordino.accounting.plans import Plan
+from sordino.accounting.pricing import epsilon
+from sordino.errors import LedgerError
+
+DELTA = 1e-5
+STEP = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.0))
+OTHER = PoissonSampledDpEvent(0.01, GaussianDpEvent(2.0))
+
+
+def _spend(ledger: Ledger, event: DpEvent, times: int) -> None:
+    for _ in range(times):
+        ledger.charge(event)
+
+
+def _bill(ledger: Ledger, *, in_advance: bool = False) -> plans.Bill:
+    return plans.bill(ledger.events(), plans.declared(ledger), stopped_in_advance=in_advance)
+
+
+# -- stopping -------------------------------------------------------------------------------------------------------
+
+
+def _attained(claims: Array, noise: float) -> float:
+    """The most that somebody attains of ∫(P − e^claim Q)₊ by choosing when to stop: claims[t] is printed then.
+
+    With the record the loss is a walk of steps N(s²/2, s²), s = 1/σ; stopping at loss l is worth (1 − e^(claim − l))₊.
+    Backwards from the last step: the better of stopping and of what going on is worth, on a grid of losses.
+    """
+    drift, width = 1 / (2 * noise**2), 0.01
+    spread = math.sqrt(noise**-2 - width**2 / 12)  # the grid adds the rest of the variance
+    losses = np.arange(-6.0, 14.0, width)
+    reach = np.arange(-round(6 * spread / width), round(6 * spread / width) + 1) * width
+    kernel = np.diff(ndtr((np.append(reach - width / 2, reach[-1] + width / 2) - drift) / spread))
+    worth = np.zeros(len(losses))
+    for claim in claims[::-1]:
+        stopped = -np.expm1(np.minimum(claim - losses, 0.0))
+        worth = np.maximum(stopped, np.convolve(worth, kernel[::-1], mode="same"))
+    return float(worth[np.argmin(np.abs(losses))])
+
+
+def test_stopping_when_it_pays_breaks_the_price_of_the_prefix_and_not_that_of_the_plan() -> None:
+    """q = 1, σ = 30, at most 2,000 steps: the ε of the prefix is exceeded many times as often as δ allows."""
+    noise, steps = 30.0, 2_000
+    prefixes = np.array([gaussian_epsilon(math.sqrt(t) / noise, DELTA) for t in range(1, steps + 1)])
+    event, ledger = GaussianDpEvent(noise), Ledger.in_memory()
+    plans.declare(ledger, Plan(((event, steps),)))
+    _spend(ledger, event, 20)
+    planned, so_far = _bill(ledger).epsilon(DELTA), _bill(ledger, in_advance=True).epsilon(DELTA)
+    assert so_far == pytest.approx(prefixes[19], rel=1e-3)
+    assert planned == pytest.approx(prefixes[-1], rel=1e-3)
+    assert _attained(prefixes, noise) > 10 * DELTA
+    assert _attained(np.full(steps, planned), noise) <= 1.01 * DELTA  # the grid is right to a per cent
+
+
+def test_a_run_is_priced_by_its_plan_from_the_first_event_to_the_last() -> None:
+    ledger = Ledger.in_memory()
+    assert _bill(ledger).epsilon(DELTA) == 0
+    plans.announce(ledger, "recipe", [(STEP, 100)])
+    assert _bill(ledger).epsilon(DELTA) == 0, "nothing was released"
+    whole = epsilon([(STEP, 100)], DELTA)
+    _spend(ledger, STEP, 40)
+    assert _bill(ledger).epsilon(DELTA) == whole
+    assert "40 of 100" in _bill(ledger).notes[0]
+    assert _bill(ledger, in_advance=True).epsilon(DELTA) == epsilon([(STEP, 40)], DELTA)
+    assert _bill(ledger, in_advance=True).notes == (plans.IN_ADVANCE,)
+    _spend(ledger, STEP, 60)
+    assert _bill(ledger).epsilon(DELTA) == whole
+    assert _bill(ledger).notes == ()
+    _spend(ledger, OTHER, 5)
+    assert _bill(ledger).epsilon(DELTA) == epsilon([(STEP, 100), (OTHER, 5)], DELTA), "what was not planned is added"
+    assert "5 events were charged beyond" in _bill(ledger).notes[-1]
+
+
+def test_a_ledger_without_a_plan_says_so() -> None:
+    ledger = Ledger.in_memory()
+    _spend(ledger, STEP, 3)
+    assert _bill(ledger).notes == (plans.UNPLANNED,)
+
+
+def test_work_repeated_after_a_crash_replaces_the_plan_and_stays_within_the_budget() -> None:
+    budget = Budget(epsilon([(STEP, 100), (OTHER, 10)], DELTA) * 1.001, DELTA)
+    ledger = Ledger.in_memory()
+    plans.announce(ledger, "recipe", [(STEP, 100), (OTHER, 10)], budget=budget)
+    _spend(ledger, STEP, 60)  # 10 of them were lost
+    plans.announce(ledger, "recipe", [(STEP, 41)], budget=budget, resumed=True)
+    assert _bill(ledger).epsilon(DELTA) == budget.epsilon, (
+        "how often it crashes may react to releases: all that the budget lets pass is priced"
+    )
+    assert "1 events were charged beyond" in _bill(ledger).notes[-1]
+    plans.announce(ledger, "recipe", [(STEP, 41)], budget=budget, resumed=True)
+    assert len(ledger.declared("plan")) == 2, "the same again is no new plan"
+
+
+def test_an_unreadable_plan_is_one_line() -> None:
+    for text in (
+        "{",
+        "[]",
+        '{"events": 3}',
+        '{"after":-1,"before":0,"budget":null,"events":[],"recipe":"","replaces":0}',
+    ):
+        ledger = Ledger.in_memory()
+        ledger.declare("plan", text)
+        with pytest.raises(LedgerError, match="unreadable plan"):
+            plans.declared(ledger)
+
+
+# -- several runs ---------------------------------------------------------------------------------------------------
+
+
+def test_plans_declared_before_the_first_event_are_one_and_later_ones_are_stages() -> None:
+    together, apart = Ledger.in_memory(), Ledger.in_memory()
+    for ledger in (together, apart):
+        plans.announce(ledger, "first", [(STEP, 100)])
+    plans.announce(together, "second", [(OTHER, 100)])
+    for ledger in (together, apart):
+        _spend(ledger, STEP, 100)
+    plans.announce(apart, "second", [(OTHER, 100)])
+    for ledger in (together, apart):
+        _spend(ledger, OTHER, 100)
+    assert _bill(together).epsilon(DELTA) == epsilon([(STEP, 100), (OTHER, 100)], DELTA)
+    staged = epsilon([(STEP, 100)], DELTA / 2) + epsilon([(OTHER, 100)], DELTA / 4)
+    assert _bill(apart).epsilon(DELTA) == pytest.approx(staged)
+    assert "2 stages" in _bill(apart).notes[-1]
+    assert not _bill(together).notes
+
+
+def test_the_same_run_twice_is_two_plans() -> None:
+    ledger = Ledger.in_memory()
+    for _ in range(2):
+        plans.announce(ledger, "recipe", [(STEP, 10)])
+        _spend(ledger, STEP, 10)
+    expected = epsilon([(STEP, 10)], DELTA / 2) + epsilon([(STEP, 10)], DELTA / 4)
+    assert _bill(ledger).epsilon(DELTA) == pytest.approx(expected)
+
+
+def test_releases_and_training_declared_together_are_one_plan() -> None:
+    ledger, before = Ledger.in_memory(), GaussianDpEvent(20.0)
+    plans.declare(ledger, Plan(((before, 3), (STEP, 10)), 0, "recipe", before=3))
+    _spend(ledger, before, 1)  # the others turned out not to be needed: an outcome of the first
+    plans.announce(ledger, "recipe", [(STEP, 10)])
+    _spend(ledger, STEP, 10)
+    assert len(ledger.declared("plan")) == 1
+    assert _bill(ledger).epsilon(DELTA) == epsilon([(before, 3), (STEP, 10)], DELTA)
+
+
+def test_a_later_run_gets_what_the_budget_leaves() -> None:
+    budget, ledger = Budget(2.0, DELTA), Ledger.in_memory()
+    _spend(ledger, GaussianDpEvent(8.0), 1)
+    left, spent = plans.room(ledger, "recipe", budget)
+    assert spent == ()
+    assert left.delta == DELTA / 4
+    assert left.epsilon == pytest.approx(2.0 - epsilon([(GaussianDpEvent(8.0), 1)], DELTA / 2))
+    plans.announce(ledger, "recipe", [(STEP, 7)], budget=budget)
+    _spend(ledger, STEP, 5)
+    again, spent = plans.room(ledger, "recipe", budget, resumed=True)
+    assert (again, list(spent)) == (left, [(STEP, 5)])
+
+
+def _two_runs(first: float, menu: tuple[float, ...]) -> tuple[float, float]:
+    """What an analyst attains against the price of the union of what happened, and against that of stages.
+
+    The first run releases N(0 or 1, σ²). After its loss is known the analyst picks the noise of the second from `menu`:
+    hardly any second run where the first has found the record, a large one where a large one still may.
+    """
+
+    def price(*noises: float, delta: float = DELTA) -> float:
+        return gaussian_epsilon(math.sqrt(sum(noise**-2 for noise in noises)), delta)
+
+    union = {noise: price(first, noise) for noise in menu}
+    stages = {noise: price(first, delta=DELTA / 2) + price(noise, delta=DELTA / 4) for noise in menu}
+    mean, spread = 1 / (2 * first**2), 1 / first
+    losses = mean + spread * np.linspace(-9, 9, 20_001)
+    weights = np.diff(ndtr((np.append(losses, 2 * losses[-1] - losses[-2]) - mean) / spread))
+
+    def attained(claim: dict[float, float]) -> float:
+        return float(np.dot(weights, np.maximum.reduce([_after(losses, noise, claim[noise]) for noise in menu])))
+
+    return attained(union), attained(stages)
+
+
+def _after(losses: Array, noise: float, claim: float) -> Array:
+    """E[(1 − e^(claim − loss − L))₊] over the loss L of a Gaussian release: its curve at claim − loss."""
+    left, half = claim - losses, 1 / (2 * noise)
+    paid = np.exp(np.minimum(left + log_ndtr(-half - left * noise), 0.0))
+    return np.asarray(np.clip(ndtr(half - left * noise) - paid, 0.0, 1.0))
+
+
+def test_choosing_the_second_run_by_the_first_breaks_the_union_and_not_the_stages() -> None:
+    union, stages = _two_runs(2.0, (100.0, 10.0, 5.0, 3.0, 2.0, 1.0, 0.5))
+    assert union > 2 * DELTA
+    assert stages <= DELTA
