@@ -47,7 +47,7 @@ from sordino.recipe import Recipe
 
 FILE = "config.toml"
 MOST_CLASSES = 10_000
-_IMPLIED = {"budget": "accounting.budget.Budget", "optimizer": "propose.Optimizer"}
+MOST_STEPS = 10_000_000
 _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int": (int,),
@@ -177,12 +177,10 @@ def _model(table: dict[str, Any]) -> ModelChoice:
 
 
 def _recipe(table: dict[str, Any]) -> Recipe:
-    """The recipe's table, in which budget and optimizer need not name their class."""
-    implied = {
-        key: {"part": _IMPLIED[key], **value} if key in _IMPLIED and isinstance(value, dict) else value
-        for key, value in table.items()
-    }
-    return Recipe.from_toml(tomli_w.dumps(implied))
+    recipe = Recipe.from_toml(tomli_w.dumps(table))
+    if (recipe.steps or 0) > MOST_STEPS:
+        raise InvalidInput(f"steps={recipe.steps} must be <= {MOST_STEPS:,}: each of them is planned and priced")
+    return recipe
 
 
 def _filled(cls: type[_Table], name: str, table: dict[str, Any]) -> _Table:
