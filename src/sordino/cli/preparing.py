@@ -13,14 +13,18 @@ from sordino.accounting import Ledger
 from sordino.accounting.pricing import required_accountant
 from sordino.claims import weaker
 from sordino.cli.config import Config
+from sordino.cli.reserving import Reserving
 from sordino.data import Data, tabular_release
 from sordino.data.tabular_release import Plan
 from sordino.data.tabular_schema import Number, Schema, Skip
 from sordino.data.tabular_sheet import Sheet
-from sordino.errors import InvalidInput
+from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.noise import Secure, Seeded
+from sordino.recipe import Recipe
 
 LEDGER = "ledger.sqlite"
+PREPARATION = "preparation.toml"
+"""The configuration of a run whose table is being prepared; `config.toml` takes its place when that is done."""
 
 
 def stand_in(schema: Schema, records: int) -> Data:
@@ -38,7 +42,11 @@ def stand_in(schema: Schema, records: int) -> Data:
 
 
 def prepare(config: Config, sheet: Sheet, plan: Plan, directory: Path) -> Config:
-    """The configuration with a complete schema. Ledger and recipe are on disk before anything is released (law 5)."""
+    """The configuration with a complete schema. All that a run needs is on disk before anything is released (law 5).
+
+    Killed on the way, it is prepared again: what was released before stays in the ledger, and both together must be
+    within the budget. The complete schema is written at once, because what is lost would have to be paid for again.
+    """
     recipe, schema = config.recipe, config.schema
     assert recipe is not None
     assert recipe.budget is not None
@@ -52,12 +60,32 @@ def prepare(config: Config, sheet: Sheet, plan: Plan, directory: Path) -> Config
     }
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        config.write(directory, PREPARATION)
         checkpoint.write_durably(directory / "recipe.toml", recipe.to_toml().encode())
     except OSError as error:
         raise InvalidInput(f"cannot write to run directory {directory}: {error.strerror}") from error
-    with Ledger.create(directory / LEDGER, header=header) as ledger:
+    path = directory / LEDGER
+    with Ledger.open(path) if path.exists() else Ledger.create(path, header=header) as ledger:
+        _require_affordable(ledger, recipe, plan, directory)
         source = Secure() if config.run.seed is None else Seeded(config.run.seed, ledger.incarnation)
         complete = tabular_release.release(sheet.train, sheet.target, schema, plan, ledger, source)
     if all(isinstance(column, Skip) for column in complete.columns.values()):
         raise InvalidInput("no column could be told from the noise: give --schema or --bounds, or a larger epsilon")
-    return replace(config, schema=complete)
+    settled = replace(config, schema=complete)
+    settled.write(directory)
+    (directory / PREPARATION).unlink(missing_ok=True)
+    return settled
+
+
+def _require_affordable(ledger: Ledger, recipe: Recipe, plan: Plan, directory: Path) -> None:
+    """Refuse a preparation that the budget cannot pay beside what earlier ones released."""
+    theirs, ours = ledger.header.get("recipe"), recipe.fingerprint()
+    if theirs != ours:
+        raise CheckpointError(f"{directory} follows recipe {theirs}, not {ours}: its configuration was changed")
+    spent = ledger.events()
+    assert recipe.budget is not None
+    if spent and not Reserving.beside(recipe.budget, spent).allows(plan.events()):
+        raise BudgetExhausted(
+            f"{directory} spent {len(ledger)} releases on a preparation that did not end, and another one would exceed "
+            f"epsilon={recipe.budget.epsilon:g}: start a new run with --schema; what was spent adds to what it costs"
+        )

@@ -64,6 +64,7 @@ class Outcome:
     guarantee: Guarantee
     held_out_accuracy: float | None
     seconds: float
+    runs_code: bool = False
 
     @property
     def interrupted(self) -> bool:
@@ -76,7 +77,7 @@ class Outcome:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, the guarantee's fields among the others."""
         plain = {**vars(self), **self.guarantee.to_dict(), "epsilon": plain_number(self.guarantee.epsilon)}
-        del plain["guarantee"]
+        del plain["guarantee"], plain["runs_code"]
         return {**plain, "versions": versions()}
 
 
@@ -124,6 +125,7 @@ def _outcome(session: Session, status: str, accuracy: float | None, seconds: flo
         guarantee=session.guarantee(),
         held_out_accuracy=accuracy,
         seconds=round(seconds, 2),
+        runs_code=":" in (session.config.model.name or ""),
     )
 
 
@@ -163,7 +165,7 @@ def _ending(outcome: Outcome) -> str:
     taken = f"{outcome.steps} of {outcome.total} steps"
     if outcome.interrupted:
         spent = f"ε {rounded_up(outcome.guarantee.epsilon)} is spent and stays spent"
-        again = f"sordino resume {shlex.quote(outcome.run)}"
+        again = f"sordino resume {shlex.quote(outcome.run)}{' --trust-code' if outcome.runs_code else ''}"
         return f"Interrupted after {taken}; the model is saved. {spent}.\nGo on with: {again}"
     if outcome.status == "budget spent":
         return f"The budget is spent after {taken}: an earlier interruption lost work that was paid for."
