@@ -199,7 +199,9 @@ def _suits(value: Any, declared: Any) -> bool:
     name = declared if isinstance(declared, str) else getattr(declared, "__name__", "")
     if name == "DpEvent":
         return isinstance(value, DpEvent)
-    if name in ("float", "int", "bool", "str"):
+    if name in ("float", "int"):
+        return fits(value, name) and value >= 0  # noise, rates, counts and sizes
+    if name in ("bool", "str"):
         return fits(value, name)
     if not isinstance(value, list | tuple):  # the rest are lists; one of them may also be a single number
         return fits(value, "int")

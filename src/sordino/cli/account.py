@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sordino.cli import options
 from sordino.cli.common import console, delta_for, print_json, sampling_rate, step_count
 from sordino.errors import InvalidInput
+from sordino.names import fits
 from sordino.printing import plain_number, rounded_up
+from sordino.report.folder import Folder, whatever_it_holds
 
 if TYPE_CHECKING:
     from sordino.accounting import Accountant, Adjacency, Events
@@ -50,10 +51,11 @@ def account(
     if run is not None and any(value is not None for value in described):
         raise InvalidInput("a run and a description of steps are both given: use one of them")
     if run is not None:
-        bill = _of_run(run, delta, adjacency)
-    else:
-        bill = _of_steps(sampling_rate(rate, batch_size, records), noise_multiplier, steps, epochs)
-        bill.delta, bill.adjacency = delta_for(delta, records), adjacency or "add-or-remove-one"
+        with whatever_it_holds(run):
+            _present(_of_run(run, delta, adjacency), json)
+        return
+    bill = _of_steps(sampling_rate(rate, batch_size, records), noise_multiplier, steps, epochs)
+    bill.delta, bill.adjacency = delta_for(delta, records), adjacency or "add-or-remove-one"
     _present(bill, json)
 
 
@@ -85,26 +87,23 @@ def _of_steps(rate: float, noise_multiplier: float | None, steps: int | None, ep
 def _of_run(run: Path, delta: float | None, adjacency: str | None) -> Bill:
     from sordino.accounting import Ledger
 
-    with Ledger.read(run / "ledger.sqlite") as ledger:
+    folder = Folder(run)
+    with Ledger.read(folder.ledger) as ledger:
         events, header = ledger.events(), ledger.header
         title = f"{run}: {len(ledger):,} events"
     if delta is None:
-        delta = _budget_of(run).get("delta")
+        delta = _delta_of(folder)
     if delta is None:
         raise InvalidInput(f"{run} has no budget that names a delta: use --delta")
     chosen = adjacency or header.get("adjacency", "add-or-remove-one")
     return Bill(title, events, delta, chosen, header.get("basis", "proven"))
 
 
-def _budget_of(run: Path) -> dict[str, Any]:
-    path = run / "recipe.toml"
-    try:
-        budget: dict[str, Any] = tomllib.loads(path.read_text()).get("budget", {})
-    except FileNotFoundError:
-        return {}
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise InvalidInput(f"cannot read {path}: {error}; use --delta") from None
-    return budget
+def _delta_of(folder: Folder) -> float | None:
+    """That of the budget in the run's recipe, if it names one."""
+    budget = folder.toml("recipe.toml").get("budget", {})
+    delta = budget.get("delta") if isinstance(budget, dict) else None
+    return delta if fits(delta, "float") else None
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,10 @@ class Config:
 
     def write(self, directory: Path, name: str = FILE) -> None:
         """Keep it beside the run that follows it."""
-        checkpoint.write_durably(directory / name, self.to_toml().encode())
+        try:
+            checkpoint.write_durably(directory / name, self.to_toml().encode())
+        except OSError as error:
+            raise InvalidInput(f"cannot write to run directory {directory}: {name}: {error.strerror}") from error
 
 
 def read(path: Path) -> Config:

@@ -133,9 +133,9 @@ def begin(chosen: Chosen, run: Path | None, ready: Callable[[], None] = lambda: 
         private.load(directory)
     try:
         settled.write(directory)
-    except OSError as error:
+    except InvalidInput:
         private.close()
-        raise InvalidInput(f"cannot write to run directory {directory}: {error.strerror}") from error
+        raise
     return Session(settled, data, private)
 
 
@@ -195,6 +195,7 @@ def reopen(directory: Path, *, trust_code: bool = False, prepare: bool = True) -
     private.load(directory)
     if settled is not chosen:  # it was killed before its model was chosen
         settled.write(directory)
+    (directory / preparing.PREPARATION).unlink(missing_ok=True)  # left by a kill: config.toml takes its place
     return Session(settled, data, private)
 
 
