@@ -7,6 +7,7 @@ that a torn or half-written file is never taken for a good one.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -85,10 +86,17 @@ def read_newest(directory: Path) -> dict[str, Any] | None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write, sync, rename, sync the directory: after a crash the file is the old one or the new one."""
+    """Write, sync, rename, sync the directory: after a crash the file is the old one or the new one.
+
+    The directory may come from somebody else: nothing is written through a link, neither `path` nor what lies beside.
+    """
     beside = path.with_name(path.name + ".partial")
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link, which could lead anywhere: remove it", str(path))
     try:
-        with beside.open("wb") as file:
+        beside.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+        with os.fdopen(os.open(beside, flags, 0o666), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from dp_accounting import DpEvent
 
@@ -18,6 +18,7 @@ from sordino.accounting.budget import Budget
 from sordino.accounting.filter import Filter
 from sordino.accounting.pricing import Basis
 from sordino.errors import InvalidInput
+from sordino.names import PARTS
 from sordino.norms import Exact, Norms
 from sordino.propose import Optimizer
 from sordino.sampling import Foreign, Poisson, Sampler
@@ -70,6 +71,7 @@ class Recipe:
             sigma is None or (sigma > 0 and math.isfinite(sigma)),
             f"noise_multiplier={sigma} must be > 0 and finite: without noise there is no privacy",
         )
+        _require(self.basis in get_args(Basis), f"basis={self.basis!r} must be one of {', '.join(get_args(Basis))}")
         self.norms.check(self)
 
     def for_records(self, records: int) -> Recipe:
@@ -176,9 +178,9 @@ class Recipe:
         return toml.dumps(self)
 
     def fingerprint(self) -> str:
-        """A short hash that tells whether two runs follow the same recipe."""
+        """A short hash that tells whether two runs follow the same recipe: of its text as version 0.1 wrote it."""
         try:
-            text = self.to_toml()
+            text = toml.dumps(self, PARTS.first)
         except InvalidInput:  # parts of the user's own have no stable text: what is left are their plain fields
             text = _stable(self)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -187,11 +189,13 @@ class Recipe:
     def from_toml(text: str) -> Recipe:
         """Read what `to_toml` wrote, or what a user wrote by hand; only parts of Sordino can be named."""
         recipe = toml.loads(text, Recipe)
-        assert isinstance(recipe, Recipe)
+        if not isinstance(recipe, Recipe):
+            raise InvalidInput(f'this is a {type(recipe).__name__}, not a recipe: it must begin with part = "recipe"')
         return recipe
 
     @staticmethod
     def from_file(path: str | Path) -> Recipe:
+        """Read a recipe from a file."""
         return Recipe.from_toml(Path(path).read_text())
 
 

@@ -1,61 +1,83 @@
 """Frozen parts to TOML and back.
 
-A part is a frozen dataclass; in TOML it is a table whose `part` names its class below `sordino.`, such as
-``part = "weighing.Automatic"``. No registry is kept, and nothing outside the package can be named.
+A part is a frozen dataclass; in TOML it is a table whose `part` is its name in `sordino.names`, such as
+``part = "automatic"``. A document can say nothing else: a name that is not in that table is refused unread.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from sordino.errors import InvalidInput
+from sordino.names import PARTS, SLOTS, fits
 
-_PACKAGE = "sordino."
+MOST_CHARACTERS = 1_000_000
+"""A recipe has one thousand, the schema of a table with 1,000 columns a hundred thousand."""
+DEEPEST = 32
+"""Tables within tables; a recipe has four."""
+_SHOWN = 60
 
 
-def dumps(part: Any) -> str:
+def dumps(part: Any, name: Callable[[type], str] = PARTS.name) -> str:
     """A part as a TOML document; fields that are None are left out."""
-    return tomli_w.dumps(_table(part))
+    return tomli_w.dumps(_table(part, name))
 
 
 def loads(text: str, default: type) -> Any:
     """The part that a TOML document describes; its class is `default` where the document names none."""
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"not a TOML document: {error}") from None
-    return _part(table, default)
+    return _part(parse(text, "this"), default)
 
 
 def read(path: Path, what: str = "configuration") -> dict[str, Any]:
     """The tables of a TOML file that a user wrote; every mistake is named in one line."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        if not path.is_file():  # a pipe would be waited for
+            raise InvalidInput(f"cannot read {what} {path}: it is no file")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_CHARACTERS + 1)
     except OSError as error:
         raise InvalidInput(f"cannot read {what} {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise InvalidInput(f"{what} {path} is not a TOML document: {error}") from None
+    return parse(text, f"{what} {path}")
 
 
-def _table(part: Any) -> dict[str, Any]:
-    cls = type(part)
-    if not cls.__module__.startswith(_PACKAGE):
-        raise InvalidInput(
-            f"{cls.__module__}.{cls.__qualname__} cannot be written to TOML: only parts of Sordino can; "
-            "keep a recipe with parts of your own in code"
-        )
-    table: dict[str, Any] = {"part": f"{cls.__module__}.{cls.__qualname__}".removeprefix(_PACKAGE)}
+def parse(text: str, what: str) -> dict[str, Any]:
+    """The tables of a TOML document of whatever origin; its size, its depth and its numbers are bounded."""
+    if len(text) > MOST_CHARACTERS:
+        raise InvalidInput(f"{what} has more than {MOST_CHARACTERS:,} characters: it is no document of Sordino")
+    try:
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError of its own
+        reason = " ".join(str(error).split())[:200]
+        raise InvalidInput(f"{what} is not a TOML document: {reason}") from None
+    _require_shallow(tables, what)
+    return tables
+
+
+def _require_shallow(tables: dict[str, Any], what: str) -> None:
+    level: list[Any] = [tables]
+    for _ in range(DEEPEST):
+        held = (list(value.values()) if isinstance(value, dict) else value for value in level)
+        level = [item for items in held for item in items if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise InvalidInput(f"{what} has tables more than {DEEPEST} deep: it is no document of Sordino")
+
+
+def _table(part: Any, name: Callable[[type], str]) -> dict[str, Any]:
+    table: dict[str, Any] = {"part": name(type(part))}
     for f in dataclasses.fields(part):
         value = getattr(part, f.name)
         if value is not None:
-            table[f.name] = _table(value) if dataclasses.is_dataclass(value) else _plain(value, f.name)
+            table[f.name] = _table(value, name) if dataclasses.is_dataclass(value) else _plain(value, f.name)
     return table
 
 
@@ -71,32 +93,32 @@ def _plain(value: Any, name: str) -> Any:
 
 def _part(table: dict[str, Any], default: type | None) -> Any:
     named = table.get("part")
-    cls = _class(str(named)) if named is not None else default
+    cls = PARTS.find(named) if named is not None else default
     if cls is None:
-        raise InvalidInput(f'table with {", ".join(map(repr, table))} must name its class: part = "module.Class"')
-    known = {f.name for f in dataclasses.fields(cls)}
+        raise InvalidInput(f'table with {", ".join(map(repr, table))[:_SHOWN]} must name its part: part = "flat"')
+    fields = {f.name: str(f.type) for f in dataclasses.fields(cls)}
     given = {key: value for key, value in table.items() if key != "part"}
-    if unknown := sorted(set(given) - known):
-        raise InvalidInput(f"{cls.__name__} has no field {unknown[0]!r}: it has {', '.join(sorted(known))}")
-    values = {key: _value(value) for key, value in given.items()}
+    if unknown := sorted(set(given) - set(fields)):
+        raise InvalidInput(f"{cls.__name__} has no field {unknown[0][:_SHOWN]!r}: it has {', '.join(sorted(fields))}")
+    values = {key: _value(value, fields[key], f"{cls.__name__}.{key}") for key, value in given.items()}
     try:
         return cls(**values)
-    except TypeError as error:
+    except (TypeError, ArithmeticError) as error:
         raise InvalidInput(f"{cls.__name__}: {error}") from None
 
 
-def _value(value: Any) -> Any:
-    if isinstance(value, dict):
-        return _part(value, None)
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _class(name: str) -> type:
-    module, _, cls = name.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(_PACKAGE + module), cls) if module else None
-    except (ImportError, AttributeError):
-        found = None
-    if not (isinstance(found, type) and dataclasses.is_dataclass(found) and found.__module__.startswith(_PACKAGE)):
-        raise InvalidInput(f"part={name!r} is not a part of Sordino: parts look like 'weighing.Flat'")
-    return found
+def _value(value: Any, kind: str, where: str) -> Any:
+    """What stands in a field annotated with `kind`: a part that its slot allows, or a plain value."""
+    slot = kind.removesuffix(" | None")
+    if slot in SLOTS:
+        allowed = SLOTS[slot]
+        if not isinstance(value, dict):
+            raise InvalidInput(f'{where}={repr(value)[:_SHOWN]} must be a table with part = "{next(iter(allowed))}"')
+        if "part" in value and PARTS.place(value["part"]) not in allowed.values():
+            shown = repr(value["part"])[:_SHOWN]
+            raise InvalidInput(f"{where} has part={shown}: it must be one of {', '.join(allowed)}")
+        return _part(value, PARTS.find(next(iter(allowed))) if len(allowed) == 1 else None)
+    infinite = isinstance(value, float) and math.isinf(value)
+    if infinite or not fits(value, "str" if slot == "Basis" else kind):
+        raise InvalidInput(f"{where}={repr(value)[:_SHOWN]} must be {'finite' if infinite else 'of type ' + kind}")
+    return value

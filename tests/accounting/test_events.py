@@ -52,7 +52,7 @@ def test_text_reads_back_to_an_equal_event(event: DpEvent) -> None:
 def test_text_is_canonical_and_plain_json() -> None:
     text = to_json(PoissonSampledDpEvent(0.5, GaussianDpEvent(1.25)))
     assert text == to_json(PoissonSampledDpEvent(event=GaussianDpEvent(1.25), sampling_probability=0.5))
-    assert json.loads(text)["event"] == "dp_accounting.dp_event.PoissonSampledDpEvent"
+    assert json.loads(text)["event"] == "poisson-sampled"
     assert to_json(GaussianDpEvent(np.float64(2.0))) == to_json(GaussianDpEvent(2.0))
     assert to_json(GaussianDpEvent(np.float32(2.0))) == to_json(GaussianDpEvent(2.0))
 
@@ -133,3 +133,45 @@ def test_tally_sees_through_composition() -> None:
 def test_a_draw_of_everything_is_no_draw() -> None:
     assert list(leaves(PoissonSampledDpEvent(1.0, GaussianDpEvent(2.0)), 3)) == [(GaussianDpEvent(2.0), 3)]
     assert list(leaves(PoissonSampledDpEvent(0.0, NonPrivateDpEvent()), 3)) == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        '{"noise_multiplier":"1"}',
+        '{"noise_multiplier":[1.0]}',
+        '{"noise_multiplier":null}',
+        '{"noise_multiplier":true}',
+        '{"noise_multiplier":NaN}',
+        '{"noise_multiplier":1' + 400 * "0" + "}",
+        '{"noise_multiplier":1' + 5000 * "0" + "}",
+        '{"noise_multiplier":{"event":"nothing","fields":{}}}',
+        '{"__class__":1}',
+        "{}",
+    ],
+)
+def test_refuses_fields_of_another_type(fields: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        from_json('{"event":"gaussian","fields":' + fields + "}")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_refuses_events_in_the_wrong_place_and_bottomless_ones() -> None:
+    gaussian = to_json(GaussianDpEvent(1.0))
+    deep = gaussian
+    for _ in range(40):
+        deep = '{"event":"repeated","fields":{"count":1,"event":' + deep + "}}"
+    texts = [
+        '{"event":"poisson-sampled","fields":{"sampling_probability":0.5,"event":3}}',
+        '{"event":"composed","fields":{"events":[1,2]}}',
+        '{"event":"composed","fields":{"events":' + gaussian + "}}",
+        '{"event":"repeated","fields":{"count":"3","event":' + gaussian + "}}",
+        deep,
+        100_000 * "[",
+        '{"event":"composed","fields":{"events":' + 100_000 * "[" + 100_000 * "]" + "}}",
+    ]
+    for text in texts:
+        with pytest.raises(InvalidInput) as caught:
+            from_json(text)
+        assert "\n" not in str(caught.value)

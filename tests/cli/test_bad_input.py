@@ -142,7 +142,7 @@ def test_second_run_in_one_directory(sordino, small, tmp_path):
         ("[model]\nname = 'mlp'\nhidden = 'x'", "cannot be built with"),
         ("[recipe]\nbatch = 7", "Recipe has no field 'batch'"),
         ("[recipe]\nbatch_size = 'many'", "Recipe"),
-        ("[recipe.weighing]\npart = 'os.system'", "is not a part of Sordino"),
+        ("[recipe.weighing]\npart = 'os.system'", "it must be one of flat"),
         ("[run]\nengine = 7", "engine=7 must be of type str"),
     ],
 )

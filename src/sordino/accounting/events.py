@@ -1,14 +1,12 @@
 """Events: what a release costs, as plain frozen data, and their one canonical text form.
 
-Events are those of dp_accounting wherever it has one. Other parts of Sordino may define their own: a frozen attrs or
-dataclass subclass of `DpEvent` that lives anywhere in the `sordino` package can be written and read back at once,
-because the text names the class by its dotted path. Nothing needs to be registered.
+Events are those of dp_accounting wherever it has one. Other parts of Sordino define their own: a frozen attrs or
+dataclass subclass of `DpEvent` whose name stands in `sordino.names`. The text calls every class by that name.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +25,7 @@ from dp_accounting.dp_event import (
 )
 
 from sordino.errors import InvalidInput
+from sordino.names import EVENTS, fits
 
 __all__ = [
     "ComposedDpEvent",
@@ -44,7 +43,9 @@ __all__ = [
     "to_json",
 ]
 
-TRUSTED_PACKAGES = ("dp_accounting", "sordino")
+DEEPEST = 32
+"""Events within events; the deepest that is written has four."""
+_SHOWN = 60
 
 
 def merge(*gaussians: GaussianDpEvent) -> GaussianDpEvent:
@@ -121,33 +122,32 @@ def to_json(event: DpEvent) -> str:
 
 
 def from_json(text: str) -> DpEvent:
-    """Read what `to_json` wrote; refuses any class that is not a `DpEvent` of dp_accounting or sordino."""
+    """Read what `to_json` wrote, now or in version 0.1; a class that has no name on disk cannot be named."""
     try:
         event = _decode(json.loads(text))
-    except json.JSONDecodeError as error:
+    except (ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, InvalidInput):
+            raise
+        reason = getattr(error, "msg", type(error).__name__)
         raise InvalidInput(
-            f"event text {text[:60]!r} is not JSON ({error.msg}): it was not written by to_json"
+            f"event text {str(text)[:_SHOWN]!r} is not JSON ({reason}): it was not written by to_json"
         ) from error
     if not isinstance(event, DpEvent):
-        raise InvalidInput(f"event text {text[:60]!r} does not hold an event: it was not written by to_json")
+        raise InvalidInput(f"event text {text[:_SHOWN]!r} does not hold an event: it was not written by to_json")
     return event
 
 
-def _fields(event: DpEvent) -> Mapping[str, Any]:
+def _fields(kind: Any) -> Mapping[str, Any]:
+    """The fields of an event's class, each with its declared type."""
     # A dataclass that derives from DpEvent also inherits its (empty) attrs fields, so dataclasses are asked first.
-    kind: Any = type(event)
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else attr.fields(kind)
-    return {field.name: getattr(event, field.name) for field in fields}
+    return {field.name: field.type for field in fields}
 
 
 def _encode(value: Any) -> Any:
     if isinstance(value, DpEvent):
-        kind = type(value)
-        _require_trusted(kind.__module__, kind.__qualname__)
-        if "." in kind.__qualname__:
-            raise InvalidInput(f"event class {kind.__qualname__} must be at module level: it could not be read back")
-        encoded = {name: _encode(field) for name, field in _fields(value).items()}
-        return {"event": f"{kind.__module__}.{kind.__qualname__}", "fields": encoded}
+        encoded = {name: _encode(getattr(value, name)) for name in _fields(type(value))}
+        return {"event": EVENTS.name(type(value)), "fields": encoded}
     if isinstance(value, tuple):
         return {"tuple": [_encode(item) for item in value]}
     if isinstance(value, list):
@@ -161,40 +161,48 @@ def _encode(value: Any) -> Any:
     raise InvalidInput(f"event field {value!r} cannot be recorded: use numbers, text, events, lists or tuples of them")
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: Any, depth: int = 0) -> Any:
+    if depth > DEEPEST:
+        raise InvalidInput(f"event text is more than {DEEPEST} deep: it was not written by to_json")
     if isinstance(value, list):
-        return [_decode(item) for item in value]
+        return [_decode(item, depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
     if set(value) == {"tuple"} and isinstance(value["tuple"], list):
-        return tuple(_decode(item) for item in value["tuple"])
+        return tuple(_decode(item, depth + 1) for item in value["tuple"])
     if (
         set(value) != {"event", "fields"}
         or not isinstance(value["event"], str)
         or not isinstance(value["fields"], dict)
     ):
-        raise InvalidInput(f"event text has unknown keys {sorted(value)}: it was not written by to_json")
-    module_name, _, name = value["event"].rpartition(".")
-    kind = _event_class(module_name, name)
+        raise InvalidInput(f"event text has unknown keys {str(sorted(value))[:_SHOWN]}: it was not written by to_json")
+    kind = EVENTS.find(value["event"])
+    fields = {name: _decode(field, depth + 1) for name, field in value["fields"].items()}
+    declared = _fields(kind)
+    for name, field in fields.items():
+        if name not in declared or not _suits(field, declared[name]):
+            raise InvalidInput(
+                f"event {kind.__name__} has no field {name[:_SHOWN]}={str(field)[:_SHOWN]}: other version?"
+            )
     try:
-        return kind(**{key: _decode(field) for key, field in value["fields"].items()})
+        event = kind(**fields)
     except TypeError as error:
-        raise InvalidInput(f"event {name} does not have the recorded fields ({error}): other version?") from error
-
-
-def _event_class(module_name: str, name: str) -> type[DpEvent]:
-    _require_trusted(module_name, name)
-    try:
-        kind = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
         raise InvalidInput(
-            f"event class {module_name}.{name} is not installed: install the version it needs"
+            f"event {kind.__name__} does not have the recorded fields ({error}): other version?"
         ) from error
-    if not (isinstance(kind, type) and issubclass(kind, DpEvent)):
-        raise InvalidInput(f"{module_name}.{name} is not an event class: the text was tampered with")
-    return kind
+    assert isinstance(event, DpEvent)
+    return event
 
 
-def _require_trusted(module_name: str, name: str) -> None:
-    if module_name.split(".")[0] not in TRUSTED_PACKAGES:
-        raise InvalidInput(f"event class {module_name}.{name} is foreign: only dp_accounting and sordino are trusted")
+def _suits(value: Any, declared: Any) -> bool:
+    """Whether a field may hold `value`: text can say anything, and a price is computed from what it says."""
+    name = declared if isinstance(declared, str) else getattr(declared, "__name__", "")
+    if name == "DpEvent":
+        return isinstance(value, DpEvent)
+    if name in ("float", "int"):
+        return fits(value, name) and value >= 0  # noise, rates, counts and sizes
+    if name in ("bool", "str"):
+        return fits(value, name)
+    if not isinstance(value, list | tuple):  # the rest are lists; one of them may also be a single number
+        return fits(value, "int")
+    return all(isinstance(item, DpEvent) if "DpEvent" in str(declared) else fits(item, "float") for item in value)

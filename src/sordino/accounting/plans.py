@@ -123,7 +123,7 @@ def announce(ledger: Ledger, recipe: str, left: Runs, *, budget: Budget | None =
     A run that went on after an interruption may have to repeat work that was paid for: what it has spent together with
     what is left then replaces its plan. `resumed` says that the ledger is the run's own, with or without a plan.
     """
-    number, plan = _own(ledger, recipe, resumed)
+    number, plan = own(ledger, recipe, resumed)
     if plan is not None:
         others = _tally([run for other in declared(ledger) if other is not plan for run in other.events])
         spent = {text: max(0, count - others.get(text, 0)) for text, count in _tally(ledger.events()).items()}
@@ -139,7 +139,7 @@ def announce(ledger: Ledger, recipe: str, left: Runs, *, budget: Budget | None =
         declare(ledger, Plan(_runs(_tally(left)), len(ledger), recipe, budget=budget))
 
 
-def _own(ledger: Ledger, recipe: str, resumed: bool) -> tuple[int, Plan | None]:
+def own(ledger: Ledger, recipe: str, resumed: bool) -> tuple[int, Plan | None]:
     """The plan of the run of `recipe`, with its number: one that waits for its training to begin, or a resumed one."""
     own = [(number, plan) for number, plan in _in_force(ledger).items() if plan.recipe == recipe]
     waiting = [(number, plan) for number, plan in own if len(ledger) - plan.after <= plan.before]
@@ -153,7 +153,7 @@ def room(ledger: Ledger, recipe: str, budget: Budget, *, resumed: bool = False) 
     A single stage has the whole budget. Otherwise the others' ε is taken off, and δ is the share of the stage: so a
     run never spends more than the budget, by the price that its guarantee states.
     """
-    plan = _own(ledger, recipe, resumed)[1]
+    plan = own(ledger, recipe, resumed)[1]
     after = plan.after if plan is not None else 0 if resumed else len(ledger)
     others = [other for other in declared(ledger) if other is not plan]
     foreseen = _tally([run for other in others for run in other.events])

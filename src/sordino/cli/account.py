@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,9 @@ import typer
 from sordino.cli import options
 from sordino.cli.common import UNCHECKED, caution, console, delta_for, print_json, sampling_rate, step_count
 from sordino.errors import InvalidInput
+from sordino.names import fits
 from sordino.printing import plain_number, rounded_up, significant_up
+from sordino.report.folder import Folder, whatever_it_holds
 
 if TYPE_CHECKING:
     from sordino.accounting import Accountant, Adjacency, Events, plans
@@ -51,10 +52,11 @@ def account(
     if run is not None and any(value is not None for value in described):
         raise InvalidInput("a run and a description of steps are both given: use one of them")
     if run is not None:
-        bill = _of_run(run, delta, adjacency)
-    else:
-        bill = _of_steps(sampling_rate(rate, batch_size, records), noise_multiplier, steps, epochs)
-        bill.delta, bill.adjacency = delta_for(delta, records), adjacency or "add-or-remove-one"
+        with whatever_it_holds(run):
+            _present(_of_run(run, delta, adjacency), json)
+        return
+    bill = _of_steps(sampling_rate(rate, batch_size, records), noise_multiplier, steps, epochs)
+    bill.delta, bill.adjacency = delta_for(delta, records), adjacency or "add-or-remove-one"
     _present(bill, json)
 
 
@@ -92,16 +94,17 @@ def _of_run(run: Path, delta: float | None, adjacency: str | None) -> Bill:
     from sordino.accounting import plans
     from sordino.claims import plan_of
 
-    with books.reading(run) as ledger:
+    folder = Folder(run)
+    with books.reading(folder.ledger.parent) as ledger:
         events, header, said = ledger.events(), ledger.header, ledger.declared("assumption")
         if ledger.signature == "unchecked":
             caution(UNCHECKED)
         title = f"{run}: {len(ledger):,} events"
-        declared = plans.declared(ledger) or plan_of(_recipe_of(run), header)
+        declared = plans.declared(ledger) or plan_of(_recipe_of(folder), header)
     whole = plans.bill(events, declared)
     prefix = plans.bill(events, declared, stopped_in_advance=True)
     if delta is None:
-        delta = _budget_of(run).get("delta")
+        delta = _delta_of(folder)
     if delta is None:
         raise InvalidInput(f"{run} has no budget that names a delta: use --delta")
     chosen = adjacency or header.get("adjacency", "add-or-remove-one")
@@ -109,24 +112,21 @@ def _of_run(run: Path, delta: float | None, adjacency: str | None) -> Bill:
     return Bill(title, whole.events, delta, chosen, basis, said, events, whole, prefix)
 
 
-def _recipe_of(run: Path) -> Recipe | None:
+def _recipe_of(folder: Folder) -> Recipe | None:
     from sordino.recipe import Recipe
 
     try:
-        return Recipe.from_file(run / "recipe.toml")
-    except (OSError, InvalidInput):  # then the ledger says that it has no plan
+        text = folder.text("recipe.toml")
+        return None if text is None else Recipe.from_toml(text)
+    except InvalidInput:  # then the ledger says that it has no plan
         return None
 
 
-def _budget_of(run: Path) -> dict[str, Any]:
-    path = run / "recipe.toml"
-    try:
-        budget: dict[str, Any] = tomllib.loads(path.read_text()).get("budget", {})
-    except FileNotFoundError:
-        return {}
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise InvalidInput(f"cannot read {path}: {error}; use --delta") from None
-    return budget
+def _delta_of(folder: Folder) -> float | None:
+    """That of the budget in the run's recipe, if it names one."""
+    budget = folder.toml("recipe.toml").get("budget", {})
+    delta = budget.get("delta") if isinstance(budget, dict) else None
+    return delta if fits(delta, "float") else None
 
 
 @dataclass(frozen=True)

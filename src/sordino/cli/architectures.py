@@ -24,6 +24,19 @@ ROOMY = 12.0
 """A cautious guess from three invented tables, one run each: a hidden layer gained 2 to 3 % on two of them, at ratios
 of 8 and 60, and lost 2 % on the third, at 8."""
 MOST_FEATURES = 256
+MOST_PARAMETERS = 1_000_000_000
+"""Of an architecture by name: a configuration can ask for any width, and memory is taken before anybody looks."""
+_UNBUILT = (
+    TypeError,
+    ValueError,
+    RuntimeError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    AssertionError,
+)
+"""What an architecture raises when its options make no network."""
 BENCHMARKS = {"mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar-cnn"}
 
 
@@ -76,18 +89,46 @@ def choose(choice: ModelChoice, default: str, input_shape: Sequence[int], classe
 def build(choice: ModelChoice, seed: int | None) -> nn.Module:
     """The model, initialised from `seed` if there is one; the caller's random state is left alone."""
     assert choice.name is not None
+    own = ":" in choice.name
+    foreseen = (TypeError,) if own else _UNBUILT  # what else goes wrong in a user's function, the user wants to see
     with torch.random.fork_rng():
         torch.manual_seed(seed) if seed is not None else torch.seed()
         try:
+            if not own:
+                _require_small(choice)
             model = _builder(choice.name)(**choice.options)
-        except TypeError as error:
-            options = ", ".join(f"{key}={value!r}" for key, value in choice.options.items())
+        except InvalidInput:
+            raise
+        except foreseen as error:
+            options = ", ".join(f"{key}={value!r}" for key, value in choice.options.items())[:200]
+            reason = " ".join(str(error).split())[:200]
             raise InvalidInput(
-                f"model={choice.name} cannot be built with {options or 'no options'}: {error}"
+                f"model={choice.name} cannot be built with {options or 'no options'}: {reason}"
             ) from error
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model={choice.name} returned {type(model).__name__}, must return a torch.nn.Module")
     return model
+
+
+def require_trusted(choice: ModelChoice, trusted: bool, where: Path) -> None:
+    """Refuse to run code because a file names it: only the user can say that it may run."""
+    if choice.name is not None and ":" in choice.name and not trusted:
+        raise InvalidInput(
+            f"{where} has the model {choice.name[:100]!r}, which is code that would be run: "
+            "look at it, and give --trust-code if it may"
+        )
+
+
+def _require_small(choice: ModelChoice) -> None:
+    """Build it without memory first."""
+    assert choice.name is not None
+    with torch.device("meta"):
+        parameters = parameter_count(_builder(choice.name)(**choice.options))
+    if parameters > MOST_PARAMETERS:
+        raise InvalidInput(
+            f"model={choice.name} would have {parameters:,} parameters, must have <= {MOST_PARAMETERS:,}: "
+            "make it smaller, or give file.py:function"
+        )
 
 
 def _builder(name: str) -> Callable[..., Any]:

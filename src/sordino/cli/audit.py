@@ -47,12 +47,13 @@ def audit(
     trials: _Trials = 2000,
     confidence: _Confidence = 0.999,
     seed: _Seed = None,
+    trust_code: options.TrustCode = False,
     json: options.Json = False,
 ) -> None:
     """Bound ε from below by attacks. Exits with 1 if an attacker reaches more than is claimed."""
     one_of(run, recipe, "what to audit is missing or given twice: give a run, or --recipe")
     if run is not None:
-        passed = _audit_run(run, trials, seed, json)
+        passed = _audit_run(run, trials, seed, trust_code, json)
     else:
         assert recipe is not None
         passed = _audit_recipe(_named(recipe), noise_multiplier, trials, confidence, seed, json)
@@ -82,11 +83,11 @@ def _audit_recipe(
     return found.passed
 
 
-def _audit_run(run: Path, trials: int, seed: int | None, as_json: bool) -> bool:
+def _audit_run(run: Path, trials: int, seed: int | None, trust_code: bool, as_json: bool) -> bool:
     from sordino.audit.run import audit_run
     from sordino.cli.session import reopen
 
-    session = reopen(run)
+    session = reopen(run, trust_code=trust_code, prepare=False)
     try:
         with _progress() as progress:
             train, test = session.data.train, session.data.test

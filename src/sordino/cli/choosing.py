@@ -8,7 +8,7 @@ from typing import Any
 
 from sordino import recipes
 from sordino.accounting import Budget
-from sordino.cli import describing, sources
+from sordino.cli import architectures, describing, sources
 from sordino.cli.common import caution, delta_for
 from sordino.cli.config import Config, DataChoice, ModelChoice, class_names, read
 from sordino.cli.defaults import BENCHMARK, OPTIMIZERS, Defaults, defaults_for
@@ -58,6 +58,7 @@ class Flags:
     seed: int | None = None
     engine: str | None = None
     microbatch: int | None = None
+    trust_code: bool = False
     non_private_twin: bool = False
     json: bool = False
 
@@ -79,6 +80,8 @@ class Chosen:
 def choose(flags: Flags) -> Chosen:
     """Read the records, and settle everything that is public about the run."""
     base = read(flags.config) if flags.config else Config()
+    if flags.config is not None and flags.model is None:
+        architectures.require_trusted(base.model, flags.trust_code, flags.config)
     data = _data(base.data, flags)
     records = sources.load(data)
     count = sources.require_count(data, records)

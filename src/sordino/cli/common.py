@@ -52,7 +52,10 @@ def keep_json(path: Path, result: dict[str, Any]) -> None:
     """The same object in a file of the run, for `sordino report`."""
     from sordino.checkpoint import write_durably
 
-    write_durably(path, json.dumps(result, default=str, allow_nan=False, indent=1).encode())
+    try:
+        write_durably(path, json.dumps(result, default=str, allow_nan=False, indent=1).encode())
+    except OSError as error:
+        raise InvalidInput(f"cannot write {path}: {error.strerror}") from None
 
 
 def one_of(first: Any, second: Any, question: str) -> None:

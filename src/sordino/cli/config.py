@@ -44,10 +44,11 @@ from sordino.data import LOADERS, tabular_schema
 from sordino.data.tabular_schema import Schema
 from sordino.errors import InvalidInput
 from sordino.recipe import Recipe
+from sordino.report.folder import Folder
 
 FILE = "config.toml"
 MOST_CLASSES = 10_000
-_IMPLIED = {"budget": "accounting.budget.Budget", "optimizer": "propose.Optimizer"}
+MOST_STEPS = 10_000_000
 _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int": (int,),
@@ -98,6 +99,8 @@ class RunChoice:
     def __post_init__(self) -> None:
         if self.save_every is not None and self.save_every < 1:
             raise InvalidInput(f"save-every={self.save_every} must be >= 1: it counts the steps between checkpoints")
+        if self.seed is not None and not abs(self.seed) < 2**63:
+            raise InvalidInput(f"seed={str(self.seed)[:30]} must lie within 64 bits")
 
 
 @dataclass(frozen=True)
@@ -121,14 +124,27 @@ class Config:
         tables["run"] = _given(self.run)
         return tomli_w.dumps(tables)
 
-    def write(self, directory: Path) -> None:
+    def write(self, directory: Path, name: str = FILE) -> None:
         """Keep it beside the run that follows it."""
-        checkpoint.write_durably(directory / FILE, self.to_toml().encode())
+        try:
+            checkpoint.write_durably(directory / name, self.to_toml().encode())
+        except OSError as error:
+            raise InvalidInput(f"cannot write to run directory {directory}: {name}: {error.strerror}") from error
 
 
 def read(path: Path) -> Config:
     """The configuration in a file, every mistake named in one line."""
-    tables = toml.read(path)
+    return _config(toml.read(path), path)
+
+
+def of_run(directory: Path, name: str = FILE) -> Config | None:
+    """The configuration in a run's folder, which may come from anybody; None where there is none."""
+    text = Folder(directory).text(name)
+    path = directory / name
+    return None if text is None else _config(toml.parse(text, f"configuration {path}"), path)
+
+
+def _config(tables: dict[str, Any], path: Path) -> Config:
     if unknown := sorted(set(tables) - {"data", "schema", "model", "recipe", "run"}):
         known = "data, schema, model, recipe and run"
         raise InvalidInput(f"configuration {path} has no table [{unknown[0]}]: it has {known}")
@@ -156,7 +172,8 @@ def _data(table: dict[str, Any], directory: Path) -> DataChoice:
 
 def class_names(given: int | Iterable[Any]) -> tuple[str, ...]:
     """Their names, or 0, 1, 2, ... where only their number is given."""
-    names = tuple(map(str, range(given) if isinstance(given, int) else given))
+    # one more than is allowed is enough to be refused: a file can name any number
+    names = tuple(map(str, range(min(given, MOST_CLASSES + 1)) if isinstance(given, int) else given))
     if not 2 <= len(names) <= MOST_CLASSES or len(set(names)) != len(names):
         raise InvalidInput(f"classes={given!r} must be 2 to {MOST_CLASSES:,} different names, or how many there are")
     return names
@@ -165,8 +182,12 @@ def class_names(given: int | Iterable[Any]) -> tuple[str, ...]:
 def _located(source: str, directory: Path) -> str:
     """A file by its full path, so that the configuration means the same wherever it is read; a name stays a name."""
     here = directory / source
-    is_path = source not in LOADERS and (Path(source).suffix or here.is_dir())
-    return str(here.resolve()) if is_path else source
+    try:
+        is_path = source not in LOADERS and (Path(source).suffix or here.is_dir())
+        here.exists()  # refuses names that no file can have
+        return str(here.resolve()) if is_path else source
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"data={source[:100]!r} is no name of a file: {error.args[-1]}") from None
 
 
 def _model(table: dict[str, Any]) -> ModelChoice:
@@ -177,12 +198,10 @@ def _model(table: dict[str, Any]) -> ModelChoice:
 
 
 def _recipe(table: dict[str, Any]) -> Recipe:
-    """The recipe's table, in which budget and optimizer need not name their class."""
-    implied = {
-        key: {"part": _IMPLIED[key], **value} if key in _IMPLIED and isinstance(value, dict) else value
-        for key, value in table.items()
-    }
-    return Recipe.from_toml(tomli_w.dumps(implied))
+    recipe = Recipe.from_toml(tomli_w.dumps(table))
+    if (recipe.steps or 0) > MOST_STEPS:
+        raise InvalidInput(f"steps={recipe.steps} must be <= {MOST_STEPS:,}: each of them is planned and priced")
+    return recipe
 
 
 def _filled(cls: type[_Table], name: str, table: dict[str, Any]) -> _Table:

@@ -6,13 +6,16 @@ The held-out records are not protected by the guarantee. What is written about t
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from sordino import checkpoint
 from sordino.errors import InvalidInput
+from sordino.names import fits
+from sordino.report.folder import Folder
 
 FILE = "history.jsonl"
 EVALUATIONS = 20
@@ -64,7 +67,8 @@ class History:
         entry = Entry(step, accuracy, loss, round(self._before + time.monotonic() - self._began, 3), clip, events)
         self.entries.append(entry)
         try:
-            with self._path.open("a", encoding="utf-8") as file:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            with os.fdopen(os.open(self._path, flags, 0o666), "a", encoding="utf-8") as file:
                 file.write(_line(entry))
         except OSError as error:
             raise InvalidInput(f"cannot write {self._path}: {error.strerror}; what was learnt is saved") from error
@@ -73,14 +77,13 @@ class History:
 
 def read(run: Path) -> Iterator[Entry]:
     """The lines that are whole: a run may be writing, or have been killed while it wrote."""
-    path = run / FILE
-    if not path.is_file():
-        return
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in (Folder(run).text(FILE) or "").splitlines():
         try:
-            yield Entry(**json.loads(line))
-        except (ValueError, TypeError):
+            entry = Entry(**json.loads(line))
+        except (ValueError, TypeError, RecursionError):
             continue
+        if all(fits(getattr(entry, f.name), str(f.type)) for f in fields(entry)):
+            yield entry
 
 
 def _line(entry: Entry) -> str:

@@ -26,4 +26,8 @@ Epochs = Annotated[float | None, typer.Option(help="Length of training in epochs
 AccountantName = Annotated[str, typer.Option("--accountant", help="Who prices the events: pld, rdp, ...")]
 AdjacencyName = Annotated[str, typer.Option("--adjacency", help="add-or-remove-one or replace-one.")]
 RunDirectory = Annotated[Path | None, typer.Option("--run", help="Where to save. Default: runs/ and the time.")]
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Run the FILE.py:FUNCTION or module:function that a file names as its model."),
+]
 SaveEvery = Annotated[int | None, typer.Option(help="Steps between checkpoints. Default: a twentieth of the run.")]

@@ -15,15 +15,18 @@ from sordino.accounting.pricing import required_accountant
 from sordino.books import require_fresh
 from sordino.claims import weaker
 from sordino.cli.config import Config
+from sordino.cli.reserving import Reserving
 from sordino.data import Data, tabular_release
 from sordino.data.tabular_release import Plan
 from sordino.data.tabular_schema import Number, Schema, Skip
 from sordino.data.tabular_sheet import Sheet
-from sordino.errors import InvalidInput
+from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.noise import Secure, Seeded
 from sordino.recipe import Recipe
 
 LEDGER = "ledger.sqlite"
+PREPARATION = "preparation.toml"
+"""The configuration of a run whose table is being prepared; `config.toml` takes its place when that is done."""
 
 
 def stand_in(schema: Schema, records: int) -> Data:
@@ -41,16 +44,24 @@ def stand_in(schema: Schema, records: int) -> Data:
 
 
 def _announce(ledger: Ledger, recipe: Recipe, plan: Plan) -> None:
-    """Releases and training are one plan, fixed before the first of them: which releases are needed is seen later."""
-    before = plan.events()
+    """Releases and training are one plan, fixed before the first of them: which releases are needed is seen later.
+
+    After a kill the plan is made again, with what was spent before as a part of it.
+    """
+    before, again = [*ledger.events(), *plan.events()], len(ledger)
     training = Planned(recipe.budget, before, recipe.plan()).left if recipe.budget else recipe.plan()
     events = tuple(before) if recipe.rdp_filter else (*before, *training)
-    count = sum(times for _, times in before)
-    plans.declare(ledger, plans.Plan(events, 0, recipe.fingerprint(), count, recipe.budget))
+    count, name = sum(times for _, times in before), recipe.fingerprint()
+    number, _ = plans.own(ledger, name, resumed=True)
+    plans.declare(ledger, plans.Plan(events, 0, name, count, recipe.budget, replaces=number, repeated=again))
 
 
 def prepare(config: Config, sheet: Sheet, plan: Plan, directory: Path) -> Config:
-    """The configuration with a complete schema. Ledger and recipe are on disk before anything is released (law 5)."""
+    """The configuration with a complete schema. All that a run needs is on disk before anything is released (law 5).
+
+    Killed on the way, it is prepared again: what was released before stays in the ledger, and both together must be
+    within the budget. The complete schema is written at once, because what is lost would have to be paid for again.
+    """
     recipe, schema = config.recipe, config.schema
     assert recipe is not None
     assert recipe.budget is not None
@@ -62,16 +73,37 @@ def prepare(config: Config, sheet: Sheet, plan: Plan, directory: Path) -> Config
         "adjacency": recipe.budget.adjacency,
         "basis": basis,
     }
-    require_fresh(directory)
+    if not (directory / LEDGER).exists():
+        require_fresh(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        config.write(directory, PREPARATION)
         checkpoint.write_durably(directory / "recipe.toml", recipe.to_toml().encode())
     except OSError as error:
         raise InvalidInput(f"cannot write to run directory {directory}: {error.strerror}") from error
-    with Ledger.create(directory / LEDGER, header=header) as ledger:
+    path = directory / LEDGER
+    with Ledger.open(path) if path.exists() else Ledger.create(path, header=header) as ledger:
+        _require_affordable(ledger, recipe, plan, directory)
         _announce(ledger, recipe, plan)
         source = Secure() if config.run.seed is None else Seeded(config.run.seed, ledger.incarnation)
         complete = tabular_release.release(sheet.train, sheet.target, schema, plan, ledger, source)
     if all(isinstance(column, Skip) for column in complete.columns.values()):
         raise InvalidInput("no column could be told from the noise: give --schema or --bounds, or a larger epsilon")
-    return replace(config, schema=complete)
+    settled = replace(config, schema=complete)
+    settled.write(directory)
+    (directory / PREPARATION).unlink(missing_ok=True)
+    return settled
+
+
+def _require_affordable(ledger: Ledger, recipe: Recipe, plan: Plan, directory: Path) -> None:
+    """Refuse a preparation that the budget cannot pay beside what earlier ones released."""
+    theirs, ours = ledger.header.get("recipe"), recipe.fingerprint()
+    if theirs != ours:
+        raise CheckpointError(f"{directory} follows recipe {theirs}, not {ours}: its configuration was changed")
+    spent = ledger.events()
+    assert recipe.budget is not None
+    if spent and not Reserving.beside(recipe.budget, spent).allows(plan.events()):
+        raise BudgetExhausted(
+            f"{directory} spent {len(ledger)} releases on a preparation that did not end, and another one would exceed "
+            f"epsilon={recipe.budget.epsilon:g}: start a new run with --schema; what was spent adds to what it costs"
+        )

@@ -21,12 +21,16 @@ def register(app: typer.Typer) -> None:
 
 def resume(
     run: Annotated[Path, typer.Argument(help="The directory that `sordino train` saved to.")],
+    trust_code: options.TrustCode = False,
     json: options.Json = False,
 ) -> None:
-    """Go on with a run from its last checkpoint. Everything that was spent stays spent; no noise is drawn twice."""
+    """Go on with a run from its last checkpoint. Everything that was spent stays spent; no noise is drawn twice.
+
+    A run on a table that was killed while its ranges and classes were released is prepared again, at their price.
+    """
     from sordino.cli import session, training
 
-    reopened = session.reopen(run)
+    reopened = session.reopen(run, trust_code=trust_code)
     try:
         outcome = training.run(reopened, as_json=json)
     finally:

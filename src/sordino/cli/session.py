@@ -20,7 +20,8 @@ from sordino.cli.choosing import Chosen
 from sordino.cli.common import caution
 from sordino.cli.config import Config
 from sordino.cli.preparing import LEDGER
-from sordino.data import Data
+from sordino.data import Data, tabular_release, tabular_schema
+from sordino.data.tabular_schema import Schema
 from sordino.data.tabular_sheet import Sheet
 from sordino.errors import InvalidInput
 from sordino.models import parameter_count
@@ -132,9 +133,9 @@ def begin(chosen: Chosen, run: Path | None, ready: Callable[[], None] = lambda: 
         private.load(directory)
     try:
         settled.write(directory)
-    except OSError as error:
+    except InvalidInput:
         private.close()
-        raise InvalidInput(f"cannot write to run directory {directory}: {error.strerror}") from error
+        raise
     return _session(settled, data, private)
 
 
@@ -167,19 +168,35 @@ def with_model(public: Config, data: Data) -> Config:
     return replace(public, model=architectures.choose(public.model, default, sample.shape, len(data.classes)))
 
 
-def reopen(directory: Path) -> Session:
-    """Go on with a run that was interrupted, killed or finished."""
-    if not (directory / config.FILE).is_file():
-        died = " (it ended before it learnt anything: start a new one)" if (directory / LEDGER).exists() else ""
-        raise InvalidInput(f"{directory} holds no {config.FILE}: give the directory of a run of `sordino train`{died}")
-    chosen = config.read(directory / config.FILE)
-    records = sources.load(chosen.data)
-    sources.require_count(chosen.data, records)
+def reopen(directory: Path, *, trust_code: bool = False, prepare: bool = True) -> Session:
+    """Go on with a run that was interrupted, killed or finished; one that died in its preparation is prepared again.
+
+    The folder may come from anybody: code that it names is run only if `trust_code` says so. Without `prepare`
+    nothing is released: a run whose preparation has not ended is refused.
+    """
+    chosen = config.of_run(directory)
+    unprepared = config.of_run(directory, preparing.PREPARATION) if chosen is None else None
+    found = chosen or unprepared
+    if found is None:
+        raise InvalidInput(_no_run(directory))
+    architectures.require_trusted(found.model, trust_code, directory / config.FILE)
+    if found.recipe is None:
+        raise InvalidInput(f"{directory / config.FILE} has no [recipe]: give the directory of a run of `sordino train`")
+    records = sources.load(found.data)
+    sources.require_count(found.data, records)
+    if chosen is None:
+        if not prepare:
+            raise InvalidInput(f"{directory} is not prepared yet, so it has no model: sordino resume goes on with it")
+        chosen = _prepare_again(found, records, directory)
     data = _encoded(chosen, records)
-    _require_classes(chosen, data)
-    private = _private(chosen, data, None)
+    settled = chosen if chosen.model.name else with_model(chosen, data)
+    _require_classes(settled, data)
+    private = _private(settled, data, None)
     private.load(directory)
-    return _session(chosen, data, private)
+    if settled is not chosen:  # it was killed before its model was chosen
+        settled.write(directory)
+    (directory / preparing.PREPARATION).unlink(missing_ok=True)  # left by a kill: config.toml takes its place
+    return _session(settled, data, private)
 
 
 def _session(chosen: Config, data: Data, private: Private) -> Session:
@@ -188,6 +205,31 @@ def _session(chosen: Config, data: Data, private: Private) -> Session:
     if session.has_held_out:
         private.declare(UNPROTECTED, HELD_OUT)
     return session
+
+
+def _no_run(directory: Path) -> str:
+    said = f"{directory} holds no {config.FILE}: give the directory of a run of `sordino train`"
+    if not (directory / LEDGER).exists():
+        return said
+    return (
+        f"{said} (version 0.1 kept none until its preparation was done: `sordino account` says what this one spent; "
+        "a new run on these records costs that much more)"
+    )
+
+
+def _prepare_again(found: Config, records: Data | Sheet, directory: Path) -> Config:
+    """Finish a run that was killed before its schema was complete; what it had released stays charged."""
+    count, recipe = found.data.records, found.recipe
+    if not isinstance(records, Sheet) or count is None or recipe is None or found.data.prepare is None:
+        raise InvalidInput(f"{preparing.PREPARATION} of {found.data.source} is not whole: start a new run")
+    schema = tabular_schema.for_header(found.schema or Schema(), list(records.train.columns), records.target, None)
+    records.check(schema)
+    plan = tabular_release.plan(schema, count, recipe.budget, found.data.prepare)
+    if plan is None:
+        raise InvalidInput(f"{preparing.PREPARATION} of {found.data.source} leaves nothing open: start a new run")
+    again = Chosen(replace(found, schema=schema), records, plan)
+    rehearse(again)
+    return preparing.prepare(again.config, records, plan, directory)
 
 
 def _encoded(chosen: Config, records: Data | Sheet) -> Data:
@@ -218,7 +260,7 @@ def _private(chosen: Config, data: Data, run: Path | None) -> Private:
 
 def _require_classes(chosen: Config, data: Data) -> None:
     classes = chosen.model.options.get("classes", len(data.classes))
-    if len(data.classes) > classes:
+    if not isinstance(classes, int) or len(data.classes) > classes:
         raise InvalidInput(f"data={chosen.data.source} has {len(data.classes)} classes, the run began with {classes}")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,12 +14,13 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from sordino import data as benchmarks
+from sordino.cli import arrays
+from sordino.cli.arrays import Array
 from sordino.cli.config import DataChoice
 from sordino.data import Data, Step, folder, tabular
 from sordino.data.tabular_sheet import HELD_OUT, Sheet
 from sordino.errors import InvalidInput
 
-Array = NDArray[np.float64]
 TABLES = (".csv", ".tsv")
 HELD_OUT_SHARE = 0.2
 IMAGE_SIZE = 32
@@ -58,15 +58,15 @@ def load(choice: DataChoice) -> Data | Sheet:
         raise InvalidInput(f"data={path} does not exist: give {_ACCEPTED}, or one of {', '.join(benchmarks.LOADERS)}")
     if path.is_dir():
         return _folder(path, choice)
+    if not path.is_file():  # a pipe would be waited for, a device never ends
+        raise InvalidInput(f"data={path} is no regular file: give {_ACCEPTED}")
     if is_table(choice.source):
         return _sheet(path, choice)
     if path.suffix != ".npz":
         raise InvalidInput(f"data={path} must be {_ACCEPTED}, or one of {', '.join(benchmarks.LOADERS)}")
-    try:
-        inputs, labels = _read_npz(path, choice.target)
-    except OSError as error:
-        raise InvalidInput(f"cannot read data={path}: {error.strerror or error}") from None
-    return _prepared(path, choice, inputs, labels)
+    if choice.target is not None:
+        raise InvalidInput(f"target={choice.target!r} belongs to a .csv file: {path.name} must hold arrays x and y")
+    return _prepared(path, choice, *arrays.read(path))
 
 
 def require_count(choice: DataChoice, records: Data | Sheet) -> int:
@@ -101,29 +101,6 @@ def _folder(path: Path, choice: DataChoice) -> Data:
     inputs, labels = folder.load(path, classes, choice.image_size or IMAGE_SIZE, grey=bool(choice.grey))
     pixels = Step(f"images resized to {inputs.shape[-1]}x{inputs.shape[-1]}, pixels mapped to 0..1")
     return _split(path.name, choice, inputs, labels, classes, (pixels,))
-
-
-def _read_npz(path: Path, target: str | None) -> tuple[Array, Array]:
-    if target is not None:
-        raise InvalidInput(f"target={target!r} belongs to a .csv file: {path.name} must hold arrays x and y")
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            if missing := {"x", "y"} - set(arrays.files):
-                held = ", ".join(arrays.files) or "nothing"
-                raise InvalidInput(
-                    f"{path} has no array {min(missing)!r}, it holds {held}: save it as np.savez(x=, y=)"
-                )
-            inputs, labels = arrays["x"], arrays["y"]
-    except (ValueError, zipfile.BadZipFile) as error:
-        if isinstance(error, InvalidInput):
-            raise
-        raise InvalidInput(f"{path} is not a .npz file of plain arrays: save it with np.savez(x=, y=)") from None
-    for name, array in (("x", inputs), ("y", labels)):
-        if not np.issubdtype(array.dtype, np.number) and array.dtype != bool:
-            raise InvalidInput(f"{path}: array {name} is {array.dtype}, must be numeric")
-    if labels.ndim != 1 or inputs.ndim < 2 or len(labels) != len(inputs):
-        raise InvalidInput(f"{path}: x is {inputs.shape} and y is {labels.shape}, must be (N, ...) and (N,)")
-    return inputs.astype(np.float64), labels.astype(np.float64)
 
 
 def _prepared(path: Path, choice: DataChoice, inputs: Array, labels: Array) -> Data:

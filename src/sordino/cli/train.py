@@ -138,6 +138,7 @@ def train(
     seed: _Seed = None,
     engine: _Engine = None,
     microbatch: _Microbatch = None,
+    trust_code: options.TrustCode = False,
     non_private_twin: _Twin = False,
     json: options.Json = False,
 ) -> None:

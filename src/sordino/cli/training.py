@@ -66,6 +66,7 @@ class Outcome:
     seconds: float
     events: int
     head: str
+    runs_code: bool = False
 
     @property
     def interrupted(self) -> bool:
@@ -78,7 +79,7 @@ class Outcome:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, the guarantee's fields among the others."""
         plain = {**vars(self), **self.guarantee.to_dict(), "epsilon": plain_number(self.guarantee.epsilon)}
-        del plain["guarantee"]
+        del plain["guarantee"], plain["runs_code"]
         return {**plain, "versions": versions()}
 
 
@@ -130,6 +131,7 @@ def _outcome(session: Session, status: str, accuracy: float | None, seconds: flo
         seconds=round(seconds, 2),
         events=head.events,
         head=head.chain.hex(),
+        runs_code=":" in (session.config.model.name or ""),
     )
 
 
@@ -172,7 +174,7 @@ def _ending(outcome: Outcome) -> str:
             f"ε {rounded_up(outcome.guarantee.epsilon)} is that of the whole plan: whoever stops after a look has "
             "chosen among all that it would have released"
         )
-        again = f"sordino resume {shlex.quote(outcome.run)}"
+        again = f"sordino resume {shlex.quote(outcome.run)}{' --trust-code' if outcome.runs_code else ''}"
         return f"Interrupted after {taken}; the model is saved. {spent}.\nGo on with: {again}"
     if outcome.status == "budget spent":
         return f"The budget is spent after {taken}: an earlier interruption lost work that was paid for."

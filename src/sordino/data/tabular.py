@@ -18,6 +18,8 @@ from sordino.errors import InvalidInput
 MISSING = frozenset({"", "?", "-", ".", "na", "n/a", "nan", "null", "none", "missing"})
 """What stands for no value, in any case and with spaces around it: a public convention."""
 _AT_ONCE = 16_384
+_LONGEST = 16_000_000
+"""Characters of a line: a file of zeros is one line, which would be read whole."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,10 +83,10 @@ def _number(cell: str) -> float:
 
 
 def _parsed(path: Path, file: TextIO) -> Table:
-    first = file.readline()
+    first = file.readline(_LONGEST)
     file.seek(0)
     separator = max(",;\t", key=lambda mark: (first.count(mark), mark == ","))
-    reader = csv.reader(file, delimiter=separator, strict=True)
+    reader = csv.reader(_lines(path, file), delimiter=separator, strict=True)
     names = _names(path, next((row for row in reader if row), []))
     columns: list[list[str]] = [[] for _ in names]
     whole = _whole_rows(path, reader, len(names))
@@ -92,6 +94,13 @@ def _parsed(path: Path, file: TextIO) -> Table:
         for column, cells in zip(columns, zip(*rows, strict=True), strict=True):
             column.extend(cells)
     return Table(path.stem, dict(zip(names, columns, strict=True)))
+
+
+def _lines(path: Path, file: TextIO) -> Iterator[str]:
+    while line := file.readline(_LONGEST):
+        if len(line) == _LONGEST:
+            raise InvalidInput(f"{path} has a line of {_LONGEST:,} characters or more: it is no table")
+        yield line
 
 
 def _whole_rows(path: Path, reader: Iterator[list[str]], width: int) -> Iterator[list[str]]:

@@ -135,5 +135,5 @@ def optimizer_of(case: Case) -> Optimizer:
 
 
 def _part(table: Any, default: type) -> Any:
-    """A part that a configuration describes as a table, such as ``{part = "schedules.GrowingMu", ratio = 2.0}``."""
+    """A part that a configuration describes as a table, such as ``{part = "growing-mu", ratio = 2.0}``."""
     return toml.loads(tomli_w.dumps(table), default)

@@ -7,16 +7,20 @@ import math
 import os
 import re
 import stat
-import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sordino.errors import InvalidInput
+from sordino import toml
+from sordino.errors import InvalidInput, SordinoError
+from sordino.names import fits
 
 LEDGER = "ledger.sqlite"
 MOST_BYTES = 8_000_000
 """No file that a report reads is larger by itself: a recipe has one kilobyte, a history of 10,000 lines one million."""
+_UNFORESEEN = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})\.pt")
 
 
@@ -60,10 +64,7 @@ class Folder:
 
     def toml(self, name: str) -> dict[str, Any]:
         """A TOML file of the folder; empty where there is none."""
-        try:
-            return tomllib.loads(self.text(name) or "")
-        except tomllib.TOMLDecodeError as error:
-            raise InvalidInput(f"{self.path / name} is not a TOML document: {error}") from None
+        return toml.parse(self.text(name) or "", str(self.path / name))
 
     def json(self, name: str) -> dict[str, Any] | None:
         """A JSON object of the folder, or None where there is none."""
@@ -76,7 +77,7 @@ class Folder:
         for line in (self.text("history.jsonl") or "").splitlines():
             try:
                 entry = json.loads(line)
-            except (json.JSONDecodeError, RecursionError):
+            except (ValueError, RecursionError):
                 continue
             if isinstance(entry, dict) and _is_number(entry.get("step")) and _is_number(entry.get(field)):
                 found[float(entry["step"])] = float(entry[field])
@@ -88,12 +89,23 @@ class Folder:
         return max((int(found[1]) for found in names if found), default=None)
 
 
+@contextmanager
+def whatever_it_holds(run: str | Path) -> Iterator[None]:
+    """A folder from elsewhere can hold what nobody foresaw: that ends in one line too."""
+    try:
+        yield
+    except SordinoError:
+        raise
+    except _UNFORESEEN as error:
+        raise InvalidInput(f"{run} cannot be read ({type(error).__name__}): it was not written by Sordino") from error
+
+
 def json_object(text: str, name: str) -> dict[str, Any]:
     """The JSON object in `text`, or an error that calls the file by `name`."""
     try:
         value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InvalidInput(f"{name} is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{name} is not JSON: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(value, dict):
         raise InvalidInput(f"{name} must hold a JSON object, not {type(value).__name__}")
     return value
@@ -107,4 +119,4 @@ def _is_regular(path: Path) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return fits(value, "float") and abs(value) < math.inf

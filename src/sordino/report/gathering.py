@@ -14,6 +14,7 @@ from sordino.accounting.plans import Plan
 from sordino.accounting.pricing import Basis, required_accountant
 from sordino.claims import CONDITION, FIXED_IN_ADVANCE, HELD_OUT, UNPROTECTED, assumptions_of, plan_of, weaker
 from sordino.errors import InvalidInput
+from sordino.names import fits
 from sordino.noise import Secure, Seeded
 from sordino.recipe import Recipe
 from sordino.report import prices
@@ -129,8 +130,8 @@ def _setting(tables: Mapping[str, Any], recipe: Recipe | None) -> Setting:
         data=PurePath(str(data.get("source", "not recorded"))).name,
         model=str(table("model").get("name", "not recorded")),
         records=recipe.records if recipe else None,
-        held_out=float(held_out) if isinstance(held_out, int | float) else 0.0,
-        seed=seed if isinstance(seed, int) else None,
+        held_out=float(held_out) if fits(held_out, "float") else 0.0,
+        seed=seed if fits(seed, "int") else None,
     )
 
 

@@ -12,11 +12,13 @@ import os
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from sordino.checkpoint import write_durably
 from sordino.errors import InvalidInput
 from sordino.printing import rounded_up
 from sordino.report import scales
@@ -59,10 +61,9 @@ def asset(package: str, name: str) -> str:
 
 
 def write(path: str | os.PathLike[str], text: str) -> None:
-    """Store a page, or say in one line why not."""
+    """Store a page, or say in one line why not; never through a link, which a folder from elsewhere may hold."""
     try:
-        with open(path, "w", encoding="utf-8", newline="\n") as file:  # noqa: PTH123  # takes any path-like
-            file.write(text)
+        write_durably(Path(path), text.encode("utf-8"))
     except OSError as error:
         raise InvalidInput(f"cannot write {os.fspath(path)}: {error.strerror}; name a file with --output") from None
 

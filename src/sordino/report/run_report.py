@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sordino.names import fits
 from sordino.norms import Exact
 from sordino.recipe import Recipe
 from sordino.report import page, run_charts, words
 from sordino.report.facts import Facts
+from sordino.report.folder import whatever_it_holds
 from sordino.report.gathering import gather
 from sordino.report.scales import Axis, percent, plain
 from sordino.sampling import Poisson
@@ -32,8 +34,10 @@ def report(
 
     The file needs no network and no other file. See `gather` for the arguments.
     """
-    facts = gather(run, delta=delta, audit=audit, outcome=outcome)
-    page.write(path, html(facts))
+    with whatever_it_holds(run):
+        facts = gather(run, delta=delta, audit=audit, outcome=outcome)
+        text = html(facts)
+    page.write(path, text)
     return facts
 
 
@@ -116,7 +120,7 @@ def _accuracies(facts: Facts) -> list[tuple[str, str]]:
 def _attack(attack: Mapping[str, Any]) -> dict[str, str]:
     def number(key: str) -> str:
         value = attack.get(key)
-        return f"{value:.2f}" if isinstance(value, int | float) else str(value)
+        return f"{value:.2f}" if fits(value, "float") else str(value)[:100]
 
     return {
         "name": str(attack.get("instance", "")),

@@ -30,6 +30,8 @@ def find(shelf: Shelf, route: str | None) -> Page | None:
         return _page("live.html", **run_report.context(shelf.facts(entry)))
     except InvalidInput as error:
         return _page("problem.html", name=entry.name, problem=str(error))
+    except Exception as error:  # noqa: BLE001  # a folder can hold anything, and its page must say so
+        return _page("problem.html", name=entry.name, problem=f"this run cannot be shown: {type(error).__name__}")
 
 
 def _page(template: str, **facts: Any) -> Page:

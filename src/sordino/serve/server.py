@@ -17,8 +17,8 @@ from sordino.serve import pages
 from sordino.serve.shelf import Shelf
 
 HOST = "127.0.0.1"
-MOST_AT_ONCE = 32
-DEADLINE = 30.0
+MOST_AT_ONCE = 64
+DEADLINE = 10.0
 """Seconds within which a request must have been said, however slowly it is."""
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -60,6 +60,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: bool) -> None:
         self._deadline.cancel()
+        self.server.heard(self.request)
         page = pages.find(self.server.shelf, self._route())
         if page is None:
             self.send_error(HTTPStatus.NOT_FOUND)
@@ -102,15 +103,23 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """At most `MOST_AT_ONCE` connections, each with a request that is said within `deadline` seconds."""
+    """At most `MOST_AT_ONCE` connections, each with a request that is said within `deadline` seconds.
+
+    When there are so many, whoever has been silent for longest is hung up on in favour of the newest: a browser says
+    its request at once, so that clients who say nothing, however many they are, keep nobody out.
+    """
 
     daemon_threads = True
+    request_queue_size = 256
     allow_reuse_address = False
 
     def __init__(self, root: Path, port: int = 0, *, deadline: float = DEADLINE) -> None:
         self.shelf = Shelf(root)
         self.token = secrets.token_urlsafe(24)
-        self._free, self.deadline = threading.BoundedSemaphore(MOST_AT_ONCE), deadline
+        self.deadline = deadline
+        self._silent: dict[Any, None] = {}  # who has not said what it wants, oldest first
+        self._heard: set[Any] = set()
+        self._lock = threading.Lock()
         try:
             super().__init__((HOST, port), Handler)
         except (OSError, OverflowError) as error:
@@ -123,17 +132,38 @@ class Server(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/{self.token}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve in a thread of its own, or hang up when too many are being served."""
-        if not self._free.acquire(blocking=False):
+        """Serve in a thread of its own, in place of the longest silent one if too many are being served."""
+        if not self._admit(request):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
+
+    def _admit(self, request: Any) -> bool:
+        with self._lock:
+            if len(self._silent) + len(self._heard) >= MOST_AT_ONCE:
+                if not self._silent:
+                    return False
+                oldest = next(iter(self._silent))
+                del self._silent[oldest]
+                with suppress(OSError):  # gone already
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes up and ends
+            self._silent[request] = None
+            return True
+
+    def heard(self, request: Any) -> None:
+        """This client has said what it wants, and is served."""
+        with self._lock:
+            if request in self._silent:
+                del self._silent[request]
+                self._heard.add(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            with self._lock:
+                self._silent.pop(request, None)
+                self._heard.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up or stalls is no news."""

@@ -7,19 +7,23 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sordino.errors import InvalidInput, SordinoError
+from sordino.errors import InvalidInput
 from sordino.report.facts import Facts
 from sordino.report.folder import LEDGER, Folder
-from sordino.report.gathering import gather
+from sordino.serve import reader
+from sordino.serve.reader import Reader
 
 MOST_RUNS = 500
 SHARE = 0.1
 """Of its time a live run's page may cost: its pricing runs on the machine that trains."""
 PAUSE = 2.0
+MOST_PATIENCE = 90.0
+"""Seconds that the page of one run may take."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +64,36 @@ class _Kept:
 
 @dataclass
 class _Cache:
-    """What was computed of each run: again when its files changed, and not more often than it can afford."""
+    """What was read of each run: again when its files changed, and not more often than it can afford."""
 
+    reader: Callable[[], Reader]
     brief: bool
     _kept: dict[str, _Kept] = field(default_factory=dict)
+    _asked: dict[str, Future[Facts | str]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def get(self, entry: Entry) -> Facts | str:
+    def get(self, entry: Entry, patience: float) -> Facts | str | None:
+        """The newest facts that are known within so many seconds; None where there are none yet."""
         with self._lock:
             now, signature = time.monotonic(), _signature(entry.path)
             old = self._kept.get(entry.ident)
             if old is not None and (old.signature == signature or now < old.again):
                 return old.value
-            value = _computed(entry.path, self.brief)
-            done = time.monotonic()
-            self._kept[entry.ident] = _Kept(signature, value, done + max(PAUSE, (done - now) / SHARE))
-            return value
+            if entry.ident not in self._asked:
+                self._asked[entry.ident] = self.reader().ask(entry.path, brief=self.brief)
+                self._asked[entry.ident].add_done_callback(lambda done: self._keep(entry, signature, now, done))
+            asked = self._asked[entry.ident]
+        wait([asked], timeout=max(0.0, patience))
+        with self._lock:
+            kept = self._kept.get(entry.ident)
+        return None if kept is None else kept.value
+
+    def _keep(self, entry: Entry, signature: object, began: float, done: Future[Facts | str]) -> None:
+        error, now = done.exception(), time.monotonic()
+        value = done.result() if error is None else str(error)
+        with self._lock:
+            self._kept[entry.ident] = _Kept(signature, value, now + max(PAUSE, (now - began) / SHARE))
+            self._asked.pop(entry.ident, None)
 
 
 @dataclass
@@ -83,8 +101,8 @@ class Shelf:
     """All runs of `root`."""
 
     root: Path
-    _brief: _Cache = field(default_factory=lambda: _Cache(brief=True))
-    _full: _Cache = field(default_factory=lambda: _Cache(brief=False))
+    _brief: _Cache = field(default_factory=lambda: _Cache(reader.lists, brief=True))
+    _full: _Cache = field(default_factory=lambda: _Cache(reader.pages, brief=False))
 
     def __post_init__(self) -> None:
         if not self.root.is_dir():
@@ -106,15 +124,16 @@ class Shelf:
 
     def listed(self, patience: float) -> list[Listed]:
         """Every run, newest name first; what cannot be priced within `patience` seconds comes next time."""
-        end, rows = time.monotonic() + patience, []
-        for entry in self.entries().values():
-            late = time.monotonic() > end
-            rows.append(_listed(entry, None if late else self._brief.get(entry)))
-        return rows
+        reader.lists().warm_up()
+        end = time.monotonic() + patience
+        return [_listed(entry, self._brief.get(entry, end - time.monotonic())) for entry in self.entries().values()]
 
     def facts(self, entry: Entry) -> Facts:
         """Everything about one run."""
-        value = self._full.get(entry)
+        reader.pages().warm_up()
+        value = self._full.get(entry, MOST_PATIENCE)
+        if value is None:
+            raise InvalidInput("this run is still being priced: look again in a minute")
         if isinstance(value, str):
             raise InvalidInput(value)
         return value
@@ -125,15 +144,6 @@ def _listed(entry: Entry, value: Facts | str | None) -> Listed:
     if isinstance(value, str):
         return Listed(entry, problem=value, idle=idle)
     return Listed(entry, facts=value, idle=idle)
-
-
-def _computed(path: Path, brief: bool) -> Facts | str:
-    try:
-        return gather(path, brief=brief)
-    except SordinoError as error:
-        return str(error)
-    except (OSError, ValueError, ArithmeticError, TypeError, LookupError) as error:  # a folder can hold anything
-        return f"this run cannot be read: {type(error).__name__}"
 
 
 def _signature(path: Path) -> object:

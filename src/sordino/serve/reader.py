@@ -1,0 +1,156 @@
+"""Runs are read in a process of their own: a hostile folder can slow or end that one alone, and is named for it.
+
+The folder of a run may hold anything: a view of the ledger without end, events that cost gigabytes to price. None of
+that can be interrupted from within, so a reader that is late is killed, and the next run gets a fresh one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from sordino.errors import SordinoError
+from sordino.report.facts import Facts
+from sordino.report.gathering import gather
+
+MOST_MEMORY = 8 * 2**30
+_READY = b"+"
+
+Answer = Facts | str
+
+
+class Reader:
+    """Reads one run after another, each within `deadline` seconds."""
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starting = threading.Lock()
+        self._asked: queue.Queue[tuple[Path, bool, Future[Answer]]] = queue.Queue()
+        threading.Thread(target=self._answer_all, daemon=True).start()
+        atexit.register(self.stop)
+
+    def ask(self, path: Path, *, brief: bool) -> Future[Answer]:
+        """The facts of a run when they are known, or why there are none."""
+        future: Future[Answer] = Future()
+        self._asked.put((path, brief, future))
+        return future
+
+    def warm_up(self) -> None:
+        """Wait until the process is there, so that what it imports costs no run its time."""
+        with self._starting:
+            self._ready()
+
+    def stop(self) -> None:
+        """End the process; the next question starts another."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _answer_all(self) -> None:
+        while True:
+            path, brief, future = self._asked.get()
+            try:
+                future.set_result(self._read(path, brief))
+            except BaseException as error:  # noqa: BLE001  # whoever asked must not wait for ever
+                future.set_exception(error)
+
+    def _read(self, path: Path, brief: bool) -> Answer:
+        with self._starting:
+            process, late = self._ready(), threading.Event()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        timer = threading.Timer(self.deadline, lambda: (late.set(), process.kill()))
+        timer.daemon = True
+        timer.start()
+        try:
+            pickle.dump((path, brief, self.deadline), process.stdin)
+            process.stdin.flush()
+            answer: Answer = pickle.load(process.stdout)
+            return answer
+        except (EOFError, OSError, pickle.UnpicklingError):
+            process.kill()
+            if late.is_set():
+                return f"this run cannot be read within {self.deadline:g} seconds: no run of Sordino takes so long"
+            return "this run ended the process that read it: it is no run of Sordino"
+        finally:
+            timer.cancel()
+
+    def _ready(self) -> subprocess.Popen[bytes]:
+        """A process that waits for questions; what it imports is not counted as reading."""
+        if self._process is None or self._process.poll() is not None:
+            # -P: a module that lies in the folder we happen to be in must not be imported.
+            command = [sys.executable, "-P", "-m", "sordino.serve.reader"]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            self._process = subprocess.Popen(command, **pipes)  # type: ignore[call-overload]  # typeshed lists them one by one
+            assert self._process.stdout is not None
+            if self._process.stdout.read(1) != _READY:
+                raise SordinoError("the process that reads runs does not start: check the installation")
+        return self._process
+
+
+@cache
+def lists() -> Reader:
+    """The reader for lists, which price every run once."""
+    return Reader(20.0)
+
+
+@cache
+def pages() -> Reader:
+    """The reader for the page of one run, so that it does not wait for the list."""
+    return Reader(60.0)
+
+
+def read(path: Path, *, brief: bool) -> Answer:
+    """The facts of a run, or why there are none; a folder can hold anything."""
+    try:
+        return gather(path, brief=brief)
+    except SordinoError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001  # whatever it is, the other runs must be shown
+        return f"this run cannot be read: {type(error).__name__}"
+
+
+def main(questions: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer until nobody asks any more."""
+    _limit_memory()
+    answers.write(_READY)
+    answers.flush()
+    while True:
+        try:
+            path, brief, deadline = pickle.load(questions)
+        except EOFError:
+            return
+        _give_up_after(deadline)
+        pickle.dump(read(path, brief=brief), answers)
+        answers.flush()
+
+
+def _limit_memory() -> None:
+    with suppress(ImportError, OSError, ValueError):  # not on every platform
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
+
+
+def _give_up_after(seconds: float) -> None:
+    """End by ourselves if whoever should have killed us was killed first."""
+    if hasattr(signal, "alarm"):
+        signal.alarm(round(seconds) + 5)
+
+
+if __name__ == "__main__":
+    with os.fdopen(os.dup(1), "wb") as own:
+        os.dup2(2, 1)  # nothing that is printed may get between the answers
+        main(sys.stdin.buffer, own)
