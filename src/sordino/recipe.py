@@ -178,7 +178,7 @@ class Recipe:
         try:
             text = self.to_toml()
         except InvalidInput:  # parts of the user's own have no stable text: what is left are their plain fields
-            text = _stable(self)
+            text = stable(self)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @staticmethod
@@ -193,14 +193,14 @@ class Recipe:
         return Recipe.from_toml(Path(path).read_text())
 
 
-def _stable(value: object) -> str:
+def stable(value: object) -> str:
     """A text that is the same in every process: plain values as they are, of anything else its class and its fields."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(_stable, value))}]"
+        return f"[{', '.join(map(stable, value))}]"
     held = {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else {}
-    return f"{type(value).__qualname__}({', '.join(f'{name}={_stable(part)}' for name, part in held.items())})"
+    return f"{type(value).__qualname__}({', '.join(f'{name}={stable(part)}' for name, part in held.items())})"
 
 
 def _require(condition: bool, message: str) -> None:

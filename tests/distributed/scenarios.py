@@ -203,8 +203,44 @@ def refusals(directory: Path) -> dict[str, str]:
         "foreign": {"recipe": recipes.dpsgd(**COMMON, **SIGMA, sampler=Foreign()).for_records(64)},
         "ledger": {"ledger": Ledger.in_memory()},
         "wrapped": {"model": wrapped},
+        "learning rate": optimized(torch.optim.SGD, lr=0.1 + 0.1 * rank()),
+        "betas": optimized(torch.optim.Adam, betas=(0.9, 0.999 - 0.1 * rank())),
+        "optimizer": optimized((torch.optim.SGD, torch.optim.Adagrad)[rank()], lr=0.1),
     }
     return {name: refused(**options) for name, options in cases.items()}
+
+
+def optimized(kind: Any, **settings: Any) -> dict[str, Any]:
+    model = mlp()
+    return {"model": model, "optimizer": kind(model.parameters(), **settings)}
+
+
+def drifting(directory: Path) -> dict[str, tuple[int, int, str]]:
+    """A rank that leaves the others on the way: the step at which all stop, the events paid by then, and why."""
+
+    def faster(run: Private) -> None:
+        run.bench.optimizer.param_groups[0]["lr"] *= 2
+
+    def scheduled(run: Private) -> None:
+        run.bench.schedulers.append(torch.optim.lr_scheduler.StepLR(run.bench.optimizer, 5 + rank()))
+
+    def moved(run: Private) -> None:
+        with torch.no_grad():
+            next(iter(run.bench.objective.parameters())).add_(1e-3)
+
+    found = {}
+    for name, at, change in (("rate", 1, faster), ("schedule", 0, scheduled), ("weights", 5, moved)):
+        run = private(calibrated(steps=20), validate=False)
+        message = ""
+        try:
+            while run.position < run.total:
+                if run.position == at and (rank() == 1 or change is scheduled):
+                    change(run)
+                run.step()
+        except SordinoError as error:
+            message = str(error)
+        found[name] = (run.position, len(run.bench.ledger), message)
+    return found
 
 
 def refused(**options: Any) -> str:
