@@ -96,6 +96,7 @@ class Private:
             allowance=Unlimited(),
             team=team_of(group),
         )
+        recipe.selection.check(self.bench)
         agreement.require(self.bench, ledger, validate)
         self._probed: set[tuple[bool, ...]] = set()
         self._probe()

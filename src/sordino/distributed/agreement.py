@@ -1,7 +1,7 @@
 """Whether all processes work on the same thing: asked before anything is spent, and again as training goes on.
 
-At the start model, recipe, records and optimizer are compared in full. Later the settings of optimizer and schedulers and
-a sample of the weights are compared at public steps: one rank with another learning rate would train another model.
+At the start model, recipe, records and optimizer are compared in full. Later the settings of optimizer and schedulers
+and a sample of the weights are compared at public steps: a rank with another learning rate trains another model.
 """
 
 from __future__ import annotations
