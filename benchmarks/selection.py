@@ -42,11 +42,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "dpsgd": {},
     "screening": {},
     "screening-private": {"private": True},
-    "dpsur": {"validation_record_clip": None},  # the paper's test, with which the stored results were made
+    "dpsur": {"validation_share": None},  # the paper's test, with which the stored results were made
     "dpsur-share": {},
-    "dpsur-reuse": {"reuse": True, "validation_record_clip": None},
-    "dpsur-line": {"line_search": True, "validation_record_clip": None},
-    "dpsur-every-4": {"test_every": 4, "validation_record_clip": None},
+    "dpsur-reuse": {"reuse": True, "validation_share": None},
+    "dpsur-line": {"line_search": True, "validation_share": None},
+    "dpsur-every-4": {"test_every": 4, "validation_share": None},
     "dpagd": {},
     "screening-published": {},
     "dpsur-published": {},

@@ -15,6 +15,7 @@ from dp_accounting import DpEvent
 from sordino import toml
 from sordino.accounting import calibration, gdp, pricing
 from sordino.accounting.budget import Budget
+from sordino.accounting.epoch import PaidByEpoch
 from sordino.accounting.filter import Filter
 from sordino.accounting.pricing import Basis
 from sordino.errors import InvalidInput
@@ -83,8 +84,7 @@ class Recipe:
             f"batch_size={self.batch_size} must be <= records={records}: "
             "every record joins a draw with probability batch_size / records",
         )
-        own = self.sampler is not None and not isinstance(self.sampler, Poisson)
-        sampler = self.sampler if own else Poisson(self.batch_size / records)
+        sampler = (self.sampler or Poisson(1.0)).for_records(records, self.batch_size)
         steps = self.steps
         if steps is None and self.epochs is not None:
             steps = max(1, round(self.epochs * records / self.batch_size))
@@ -133,7 +133,8 @@ class Recipe:
             "neither steps nor epochs is set, and the noise changes over the run: give the length of training",
         )
         event = replace(self, steps=1).terms(0, {}).event
-        return replace(self, steps=calibration.steps_for(budget, event))
+        assert self.sampler is not None
+        return replace(self, steps=self.sampler.covers * calibration.steps_for(budget, event))
 
     def terms(self, step: int, memory: dict[str, Any]) -> Terms:
         """The public terms of a step: schedules, then the sampler's and the selector's say on the price."""
@@ -142,23 +143,38 @@ class Recipe:
                 f"recipe {self.name!r} is not calibrated: "
                 "call recipe.calibrate(Budget(epsilon=3, delta=1e-5), records=N)"
             )
-        sigma = self.noise_multiplier * factor_at(self.noise_schedule, step, self.steps)
         clip = self.clip * factor_at(self.clip_schedule, step, self.steps)
-        terms = Terms(step, clip, sigma, self.batch_size, self.norms.event(sigma))
+        least = min(map(self._noise, self._covered(step)))
+        terms = Terms(step, clip, self._noise(step), self.batch_size, self.norms.event(least))
         terms = self.sampler.terms(terms, memory)
         terms = self.selection.terms(terms, self, memory)
         return terms if self.rdp_filter is None else replace(terms, event=self.rdp_filter.event(terms.event))
+
+    def _noise(self, step: int) -> float:
+        assert self.noise_multiplier is not None
+        assert self.steps is not None
+        return self.noise_multiplier * factor_at(self.noise_schedule, step, self.steps)
+
+    def _covered(self, step: int) -> range:
+        """The steps that an event charged at `step` pays for; where the noise is constant one stands for all."""
+        assert self.sampler is not None
+        assert self.steps is not None
+        covers = self.sampler.covers
+        last = min(step + covers, self.steps) if not isinstance(self.noise_schedule, Constant) else step + 1
+        return range(step, max(step + 1, last))
 
     def plan(self, start: int = 0) -> list[tuple[DpEvent, int]]:
         """Every event from step `start` to the end, equal neighbours counted together."""
         return [(event, sum(1 for _ in run)) for event, run in groupby(self._events(start))]
 
     def _events(self, start: int) -> Iterator[DpEvent]:
-        steps = self.steps or 0
-        if isinstance(self.noise_schedule, Constant) and self.selection.constant and start < steps:
-            event = self.terms(start, {}).event
-            return (event for _ in range(start, steps))
-        return (self.terms(step, {}).event for step in range(start, steps))
+        same = isinstance(self.noise_schedule, Constant) and self.selection.constant
+        event: DpEvent | None = None
+        for step in range(start, self.steps or 0):
+            if event is None or not same:
+                event = self.terms(step, {}).event
+            assert self.sampler is not None
+            yield event if (step - start) % self.sampler.covers == 0 else PaidByEpoch(self._noise(step))
 
     def price(self, delta: float, accountant: str = "pld", adjacency: str = "add-or-remove-one") -> float:
         """Epsilon of the whole plan at `delta`."""

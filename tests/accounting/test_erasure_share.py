@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -115,17 +116,17 @@ def test_no_adversary_beats_the_curve_and_half_the_share_is_noticed() -> None:
     assert exceeded(0.5, 150) > 5
 
 
-# N = 60,000, B_t = 1024, B_v = 256, beta = -1, C_v = 0.001: noise of training and test, attempts, the old price, the new.
+# N = 60,000, B_t = 1024, B_v = 256, beta = -1, C_v = 0.001: noise of training and test, attempts, old and new price.
 @pytest.mark.parametrize(
     ("sigma", "test", "attempts", "old", "new"), [(2.0, 1.3, 1_599, 1.164, 1.019), (1.35, 0.9, 5_006, 3.62, 3.234)]
 )
 def test_reference_points(sigma: float, test: float, attempts: int, old: float, new: float) -> None:
-    for record_clip, price in ((None, old), (0.1, new)):
+    for share, price in ((None, old), (0.39, new)):
         recipe = recipes.dpsur(
             batch_size=1024,
             noise_multiplier=sigma,
             validation_noise=test,
-            validation_record_clip=record_clip,
+            validation_share=share,
             steps=attempts,
         ).for_records(60_000)
         assert recipe.price(DELTA) == pytest.approx(price, abs=1e-3)
@@ -136,7 +137,7 @@ def test_a_share_beyond_the_interval_is_the_old_event() -> None:
     wide = replace(old, shift=50.0)
     assert np.array_equal(removal_curve(EPSILONS, wide), removal_curve(EPSILONS, old))
     curves = [removal_curve(EPSILONS, replace(old, shift=shift)) for shift in (1e-6, 0.01, 0.1, 0.5, 1.0, 50.0)]
-    assert all(np.all(smaller <= larger + 1e-12) for smaller, larger in zip(curves, curves[1:], strict=False))
+    assert all(np.all(smaller <= larger + 1e-12) for smaller, larger in pairwise(curves))
 
 
 def test_old_ledgers_are_read_with_the_old_price() -> None:

@@ -18,7 +18,7 @@ from sordino.accounting.ledger import Ledger, Receipt
 from sordino.distributed import Ranks
 from sordino.errors import BudgetExhausted, SordinoError
 from sordino.noise import Seeded, Source
-from sordino.sampling import Foreign
+from sordino.sampling import Foreign, Shuffled
 from tests.helpers import budgeted, calibrated, classification, cross_entropy, mlp, private
 
 RECORDS = 64
@@ -59,6 +59,7 @@ EVERY_RECIPE: dict[str, Callable[[], Recipe]] = {
     "dpagd": lambda: recipes.dpagd(**COMMON, **SIGMA, **TEST, choice_epsilon=1.0),
     "dpis": lambda: recipes.dpis(batch_size=16, epochs=2).calibrate(Budget(epsilon=8.0, delta=1e-3), records=RECORDS),
     "dpsgd": lambda: recipes.dpsgd(**COMMON, **SIGMA),
+    "dpsgd shuffled": lambda: recipes.dpsgd(batch_size=16, steps=6, **SIGMA, sampler=Shuffled()),
     "dpsur": lambda: recipes.dpsur(**COMMON, **SIGMA, **TEST, threshold=0.5),
     "dpsur reuse": lambda: recipes.dpsur(**COMMON, **SIGMA, **TEST, reuse=True),
     "dpsur line": lambda: recipes.dpsur(**COMMON, **SIGMA, **TEST, line_search=True),

@@ -109,7 +109,7 @@ def mean_loss(run: Private) -> float:
 
 
 def test_without_noise_in_the_test_only_improvements_pass() -> None:
-    test = {"validation_size": 64, "validation_noise": 1e-6, "validation_clip": 1e-9, "validation_record_clip": None}
+    test = {"validation_size": 64, "validation_noise": 1e-6, "validation_clip": 1e-9, "validation_share": None}
     recipe = dpsur(**test, threshold=-0.5, steps=40)
     run, kept = private(replace(recipe, noise_multiplier=3.0, clip=1.0), lr=1.0), 0
     for _ in range(40):
@@ -182,7 +182,7 @@ def test_the_energy_divides_by_a_public_number_and_survives_bad_records(bad: flo
         return model.weight.squeeze() + batch.squeeze(1)
 
     model = nn.Linear(1, 1, bias=False)
-    recipe = dpsur(16, batch_size=16, validation_size=16, validation_clip=10.0, validation_record_clip=2.0)
+    recipe = dpsur(16, batch_size=16, validation_size=16, validation_clip=10.0, validation_share=1.0)
     bench = SimpleNamespace(
         **vars(
             private(dpsur(), model=model, dataset=torch.zeros(64, 1), loss=loss, validate=False, engine="loop").bench
@@ -241,7 +241,7 @@ class Standardised(nn.Module):
 
 
 def test_a_model_that_mixes_records_in_the_test_is_refused() -> None:
-    private(dpsur(validation_record_clip=None), model=Standardised())  # any value in the interval is priced there
+    private(dpsur(validation_share=None), model=Standardised())  # any value in the interval is priced there
     with pytest.raises(UnsupportedModel, match="mixes examples"):
         private(dpsur(), model=Standardised())
 
@@ -251,20 +251,24 @@ def test_half_precision_is_refused_before_anything_is_spent() -> None:
         private(dpsur(), model=mlp().bfloat16(), validate=False)
 
 
-@pytest.mark.parametrize("record_clip", [0.0, -1.0, math.inf, math.nan])
-def test_an_impossible_share_is_refused(record_clip: float) -> None:
-    with pytest.raises(InvalidInput, match="record_clip"):
-        NoisyTest(record_clip=record_clip)
+@pytest.mark.parametrize("share", [0.0, -1.0, math.inf, math.nan])
+def test_an_impossible_share_is_refused(share: float) -> None:
+    with pytest.raises(InvalidInput, match="share"):
+        NoisyTest(share=share)
+
+
+def test_a_share_is_that_of_the_clipping_bound() -> None:
+    assert NoisyTest(size=64, clip=0.01, share=0.5).record_clip == pytest.approx(0.5 * 64 * 0.01)
 
 
 def test_the_published_algorithm_has_no_share() -> None:
-    assert dpsur(accounting="published").selection.test.record_clip is None
-    with pytest.raises(InvalidInput, match="validation_record_clip"):
-        Selective(test=NoisyTest(record_clip=0.1), accounting="published")
+    assert dpsur(accounting="published").selection.test.share is None
+    with pytest.raises(InvalidInput, match="validation_share"):
+        Selective(test=NoisyTest(share=0.1), accounting="published")
 
 
 def test_a_smaller_share_is_cheaper_and_the_interval_is_the_limit() -> None:
-    prices = [dpsur(validation_record_clip=c).price(1e-5) for c in (1e-4, 1e-3, 1e-2, 0.1, None)]
+    prices = [dpsur(validation_share=share).price(1e-5) for share in (0.01, 0.1, 1.0, 2.0, None)]
     assert prices == sorted(prices)
     assert prices[0] < 0.9 * prices[-1]
     assert prices[-2] == pytest.approx(prices[-1])
@@ -273,8 +277,8 @@ def test_a_smaller_share_is_cheaper_and_the_interval_is_the_limit() -> None:
 def test_a_recipe_keeps_its_share_in_toml_and_old_recipes_have_none() -> None:
     recipe = dpsur()
     assert Recipe.from_toml(recipe.to_toml()) == recipe
-    old = "\n".join(line for line in recipe.to_toml().splitlines() if "record_clip" not in line)
-    assert Recipe.from_toml(old).selection.test.record_clip is None
+    old = "\n".join(line for line in recipe.to_toml().splitlines() if not line.startswith("share"))
+    assert Recipe.from_toml(old).selection.test.share is None
 
 
 # -- what is charged ------------------------------------------------------------------------------------------
@@ -286,7 +290,7 @@ def test_every_attempt_is_charged_the_erasure_event_whatever_happens_to_it() -> 
     run = private(recipe)
     taken = sum(1 for _ in run.steps())
     assert taken == 10
-    shift = 1.01 * 0.1 / 16 / (2 * 0.001 * 1.3)  # a record's share over the test's noise, and a margin for rounding
+    shift = 1.01 * 0.39 / (2 * 1.3)  # a record's share over the test's noise, and a margin for rounding
     [(event, count)] = run.bench.ledger.events()
     assert (replace(event, shift=math.inf), count) == (Erasure(0.25, 1.0, 0.25, low, high), 10)
     assert event.shift == pytest.approx(shift)
@@ -345,7 +349,7 @@ def test_what_is_not_erased_is_charged_in_full(changes: dict[str, Any], verdicts
     low, high = recipe.selection.test.acceptance(0, 10)
     full = [
         (PoissonSampledDpEvent(0.25, GaussianDpEvent(1.0)), 10),
-        (Erasure(1.0, math.inf, 0.25, low, high), 10 * verdicts),
+        (Erasure(1.0, math.inf, 0.25, low, high, shift=recipe.selection.test.shift(0, 10)), 10 * verdicts),
     ]
     assert recipe.price(1e-5) == pytest.approx(pricing.epsilon(full, 1e-5))
     assert recipe.price(1e-5) > dpsur().price(1e-5)

@@ -34,11 +34,12 @@ class NoisyTest:
 
     `size` is the expected size of the draw and the public divisor of the mean, `clip` C_v, `noise_multiplier` σ_v and
     `threshold` β. The noise may follow a `schedule`, which is run in 16 steps, so that few different events happen.
-    `record_clip` c bounds each record's own difference before the mean is taken, which the paper does not do.
+    `share` bounds how far one record moves ΔE, in C_v: before the mean is taken, its own difference is clipped to
+    c = share·size·C_v, which the paper does not do.
 
     Guarantees: clipping the mean bounds the probability of acceptance by Φ((β∓1)/(2σ_v)) (Eqs. 11-12), whatever the
-    records; the noisy value is a Gaussian of sensitivity 2C_v and multiplier σ_v on a draw. With `record_clip` one
-    record moves it by c/size at most, that is by c/(size·2C_v·σ_v) deviations, which makes an attempt cheaper.
+    records; the noisy value is a Gaussian of sensitivity 2C_v and multiplier σ_v on a draw. With a `share` one
+    record moves it by c/size at most, that is by share/(2σ_v) deviations, which makes an attempt cheaper.
     Edge cases: an empty draw has ΔE = 0.
     """
 
@@ -47,7 +48,7 @@ class NoisyTest:
     noise_multiplier: float = 1.3
     threshold: float = -1.0
     schedule: Schedule = field(default_factory=Constant)
-    record_clip: float | None = None
+    share: float | None = None
 
     def __post_init__(self) -> None:
         if not self.size >= 1:
@@ -56,10 +57,10 @@ class NoisyTest:
             raise InvalidInput(f"validation_clip={self.clip} must be > 0: 0.001 is DPSUR's choice")
         if not 0 < self.noise_multiplier < math.inf:
             raise InvalidInput(f"validation_noise={self.noise_multiplier} must be > 0 and finite: no noise, no privacy")
-        if self.record_clip is not None and not 0 < self.record_clip < math.inf:
+        if self.share is not None and not 0 < self.share < math.inf:
             raise InvalidInput(
-                f"record_clip={self.record_clip} must be > 0 and finite: it bounds one record's difference of losses; "
-                "try 0.1, or leave it out"
+                f"share={self.share} must be > 0 and finite: it bounds how far one record moves the test, in its "
+                "clipping bound; try 0.39, or None for the paper's test"
             )
         if math.isnan(self.threshold):
             raise InvalidInput("threshold is not a number: -1 is DPSUR's choice")
@@ -90,10 +91,12 @@ class NoisyTest:
 
     def shift(self, step: int, steps: int) -> float:
         """How far one record moves the test value, in deviations of its noise."""
-        if self.record_clip is None:
-            return math.inf
-        share = self.record_clip / (self.size * self.clip)
-        return ROUNDING * share / (2 * self.noise_at(step, steps))
+        return math.inf if self.share is None else ROUNDING * self.share / (2 * self.noise_at(step, steps))
+
+    @property
+    def record_clip(self) -> float:
+        """c, the bound of one record's own difference."""
+        return math.inf if self.share is None else self.share * self.size * self.clip
 
     def gaussian(self, step: int, recipe: Recipe) -> PoissonSampledDpEvent:
         """The event of the noisy value itself, which the paper charges."""
@@ -104,8 +107,7 @@ class NoisyTest:
         """The noisy ΔE of the model as it stands: both losses on one fresh draw, divided by a public constant."""
         bench = attempt.bench
         draw = validation_draw(attempt, validation_rate(self.size, bench.recipe))
-        record_clip = math.inf if self.record_clip is None else self.record_clip
-        mean = difference(before, bench, bench.records, draw.indices, record_clip) / self.size
+        mean = difference(before, bench, bench.records, draw.indices, self.record_clip) / self.size
         std = self.noise_at(attempt.terms.step, _steps(bench.recipe)) * 2 * self.clip
         noise = bench.source.gaussian(attempt.receipt, 1, std)
         return float(self.noised(np.array([mean]), noise.numpy())[0])
@@ -118,16 +120,15 @@ class NoisyTest:
         """Whether noisy energies are below β·C_v."""
         return noised < self.threshold * self.clip
 
-
     def check(self, bench: Bench) -> None:
         """Refuse half precision, whose rounding moves other records' losses by more than the price allows for."""
-        if self.record_clip is None:
+        if self.share is None:
             return
         for parameter in bench.objective.parameters():
             if parameter.is_floating_point() and parameter.element_size() < SINGLE:
                 raise InvalidInput(
-                    f"record_clip={self.record_clip:g} needs losses in float32 or better, a parameter is "
-                    f"{parameter.dtype}: train in float32, or give validation_record_clip=None"
+                    f"share={self.share:g} needs losses in float32 or better, a parameter is "
+                    f"{parameter.dtype}: train in float32, or give validation_share=None"
                 )
 
 

@@ -56,8 +56,8 @@ class Selective(Rejecting):
                 "line_search=True keeps paid verdicts for later, where a schedule of the test's noise would make them "
                 "dearer than what was paid: leave validation_schedule out"
             )
-        if self.published and self.test.record_clip is not None:
-            raise InvalidInput("accounting='published' is the paper's algorithm: leave validation_record_clip out")
+        if self.published and self.test.share is not None:
+            raise InvalidInput("accounting='published' is the paper's algorithm: leave validation_share out")
         if self.published and not self._erases:
             raise InvalidInput("accounting='published' is the paper's algorithm: leave out its refinements")
 
@@ -71,7 +71,7 @@ class Selective(Rejecting):
 
     @property
     def evaluates(self) -> bool:
-        return self.test.record_clip is not None  # one record's share is bounded, if it moves no other record's loss
+        return self.test.share is not None  # one record's share is bounded, if it moves no other record's loss
 
     def check(self, bench: Bench) -> None:
         self.test.check(bench)
