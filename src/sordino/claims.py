@@ -9,6 +9,7 @@ from sordino.accounting import plans, pricing
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.pricing import Basis
 from sordino.recipe import Recipe
+from sordino.sampling import Foreign
 from sordino.step import Bench
 
 FIXED_IN_ADVANCE = "hyperparameters were fixed in advance, not tuned on these records"
@@ -89,10 +90,6 @@ def assumptions_of(recipe: Recipe, source: str) -> list[str]:
         FIXED_IN_ADVANCE,
         "Gaussian noise is sampled in floating point",
     ]
-    if not recipe.amplifies:
-        said.append("batches came from a foreign loader, so no amplification by sampling is claimed")
-        said.append(
-            "the foreign loader puts a record into a batch at most once, "
-            "and without one record each batch would differ by at most one other"
-        )
+    if isinstance(recipe.sampler, Foreign):
+        said.extend(recipe.sampler.assumptions)
     return [*said, *recipe.selection.assumptions]

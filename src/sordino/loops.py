@@ -22,7 +22,7 @@ from sordino.gradients.backpropagated import Backpropagated
 from sordino.gradients.engine import Batch, Differentiated, Recorder, described
 from sordino.norms import Exact
 from sordino.records import Records
-from sordino.sampling import Draw, Foreign, Poisson
+from sordino.sampling import Draw, Foreign, Poisson, ShuffledLoader
 from sordino.selection import Snapshot
 
 
@@ -112,11 +112,14 @@ class UserLoop:
         if foreign is not None:
             if getattr(getattr(foreign, "sampler", None), "replacement", False):
                 raise InvalidInput("the foreign loader draws with replacement: a record may count twice in a batch")
-            return ((_whole(data), _slicer(data, bench.device)) for data in foreign)
+            batches = sampler.passes(foreign, bench) if isinstance(sampler, ShuffledLoader) else foreign
+            return ((_whole(data), _slicer(data, bench.device)) for data in batches)
         if num_workers == 0:
             return iter(lambda: (None, lambda part: bench.records.fetch(part.indices, bench.device)), None)
         if not isinstance(sampler, Poisson):
-            raise InvalidInput(f"num_workers={num_workers} needs Poisson draws: others depend on the model; use 0")
+            raise InvalidInput(
+                f"num_workers={num_workers} needs Poisson draws: others depend on the model or on what was paid; use 0"
+            )
         return self._prefetched(num_workers)
 
     def _prefetched(self, num_workers: int) -> Iterator[tuple[Draw, Callable[[Draw], Batch]]]:
@@ -239,7 +242,9 @@ class _ByDraw(Dataset[Any]):
 
 
 def _whole(data: Any) -> Draw:
-    """A foreign batch as a draw; its records are known only by their place in it."""
+    """A foreign batch as a draw; its records are known only by their place in it. No batch is an empty draw."""
+    if data is None:
+        return Draw(torch.arange(0))
     leaves = [x for x in tree_leaves(data) if isinstance(x, Tensor) and x.dim() > 0]
     if not leaves:
         raise InvalidInput("a foreign batch must hold tensors whose first dimension counts the examples")

@@ -97,6 +97,7 @@ class Private:
             allowance=Unlimited(),
             team=team_of(group),
         )
+        recipe.selection.check(self.bench)
         agreement.require(self.bench, ledger, validate)
         self._probed: set[tuple[bool, ...]] = set()
         self._probe()
@@ -120,8 +121,9 @@ class Private:
     def step(self) -> Step:
         """Take the next step, or raise `BudgetExhausted` before anything happens."""
         if not self.bench.recipe.amplifies:
+            name = type(self.bench.recipe.sampler).__name__
             raise InvalidInput(
-                "sampler=Foreign() draws no batches: pass your loader to private.loader(yours), "
+                f"sampler={name}() draws no batches: pass your loader to private.loader(yours), "
                 "or leave sampler out to have Poisson draws and be priced with amplification"
             )
         if self._next_position() is None:

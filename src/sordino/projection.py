@@ -63,7 +63,7 @@ class Projected(Norms):
         if type(recipe.weighing) not in (Flat, Automatic):
             raise _unproven("weighing", recipe.weighing, "its weights are bounded for exact norms only")
         if type(recipe.sampler) not in (Poisson, Foreign, type(None)):
-            raise _unproven("sampler", recipe.sampler, "estimated norms would decide which records are drawn")
+            raise _unproven("sampler", recipe.sampler, "its price is proven for exact norms only")
         if type(recipe.selection) is not Always:
             raise _unproven("selection", recipe.selection, "tests are priced together with Gaussian proposals only")
 

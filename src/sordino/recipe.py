@@ -15,6 +15,7 @@ from dp_accounting import DpEvent
 from sordino import toml
 from sordino.accounting import calibration, gdp, pricing
 from sordino.accounting.budget import Budget
+from sordino.accounting.epoch import PaidByEpoch
 from sordino.accounting.filter import Filter
 from sordino.accounting.pricing import Basis
 from sordino.errors import InvalidInput
@@ -85,8 +86,7 @@ class Recipe:
             f"batch_size={self.batch_size} must be <= records={records}: "
             "every record joins a draw with probability batch_size / records",
         )
-        own = self.sampler is not None and not isinstance(self.sampler, Poisson)
-        sampler = self.sampler if own else Poisson(self.batch_size / records)
+        sampler = (self.sampler or Poisson(1.0)).for_records(records, self.batch_size)
         steps = self.steps
         if steps is None and self.epochs is not None:
             steps = max(1, round(self.epochs * records / self.batch_size))
@@ -135,7 +135,8 @@ class Recipe:
             "neither steps nor epochs is set, and the noise changes over the run: give the length of training",
         )
         event = replace(self, steps=1).terms(0, {}).event
-        return replace(self, steps=calibration.steps_for(budget, event))
+        assert self.sampler is not None
+        return replace(self, steps=self.sampler.covers * calibration.steps_for(budget, event))
 
     def terms(self, step: int, memory: dict[str, Any]) -> Terms:
         """The public terms of a step: schedules, then the sampler's and the selector's say on the price."""
@@ -144,21 +145,41 @@ class Recipe:
                 f"recipe {self.name!r} is not calibrated: "
                 "call recipe.calibrate(Budget(epsilon=3, delta=1e-5), records=N)"
             )
-        sigma = self.noise_multiplier * factor_at(self.noise_schedule, step, self.steps)
         clip = self.clip * factor_at(self.clip_schedule, step, self.steps)
-        terms = Terms(step, clip, sigma, self.batch_size, self.norms.event(sigma))
+        least = min(map(self._noise, self._covered(step)))
+        terms = Terms(step, clip, self._noise(step), self.batch_size, self.norms.event(least))
         terms = self.sampler.terms(terms, memory)
         terms = self.selection.terms(terms, self, memory)
         return terms if self.rdp_filter is None else replace(terms, event=self.rdp_filter.event(terms.event))
 
+    def _noise(self, step: int) -> float:
+        assert self.noise_multiplier is not None
+        assert self.steps is not None
+        return self.noise_multiplier * factor_at(self.noise_schedule, step, self.steps)
+
+    def _covered(self, step: int) -> range:
+        """The steps that an event charged at `step` pays for; where the noise is constant one stands for all."""
+        assert self.sampler is not None
+        assert self.steps is not None
+        covers = self.sampler.covers
+        last = min(step + covers, self.steps) if not isinstance(self.noise_schedule, Constant) else step + 1
+        return range(step, max(step + 1, last))
+
     def plan(self, start: int = 0) -> list[tuple[DpEvent, int]]:
         """Every event from step `start` to the end, equal neighbours counted together."""
-        if self._constant and start < (self.steps or 0):
+        assert self.sampler is not None
+        if self._constant and self.sampler.covers == 1 and start < (self.steps or 0):
             return [(self.terms(start, {}).event, (self.steps or 0) - start)]
         return [(event, sum(1 for _ in run)) for event, run in groupby(self._events(start))]
 
     def _events(self, start: int) -> Iterator[DpEvent]:
-        return (self.terms(step, {}).event for step in range(start, self.steps or 0))
+        assert self.sampler is not None
+        covers = self.sampler.covers
+        event: DpEvent | None = None
+        for step in range(start, self.steps or 0):
+            if event is None or not self._constant:
+                event = self.terms(step, {}).event
+            yield event if (step - start) % covers == 0 else PaidByEpoch(self._noise(step))
 
     @property
     def _constant(self) -> bool:
@@ -182,7 +203,7 @@ class Recipe:
         try:
             text = toml.dumps(self, PARTS.first)
         except InvalidInput:  # parts of the user's own have no stable text: what is left are their plain fields
-            text = _stable(self)
+            text = stable(self)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @staticmethod
@@ -199,14 +220,14 @@ class Recipe:
         return Recipe.from_toml(Path(path).read_text())
 
 
-def _stable(value: object) -> str:
+def stable(value: object) -> str:
     """A text that is the same in every process: plain values as they are, of anything else its class and its fields."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(_stable, value))}]"
+        return f"[{', '.join(map(stable, value))}]"
     held = {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else {}
-    return f"{type(value).__qualname__}({', '.join(f'{name}={_stable(part)}' for name, part in held.items())})"
+    return f"{type(value).__qualname__}({', '.join(f'{name}={stable(part)}' for name, part in held.items())})"
 
 
 def _require(condition: bool, message: str) -> None:

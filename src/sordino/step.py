@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from sordino.accounting.allowance import Allowance
 from sordino.accounting.ledger import Ledger, Receipt
+from sordino.distributed import agreement
 from sordino.distributed.sharding import placed, whole
 from sordino.distributed.team import Team
 from sordino.errors import SordinoError, UnsupportedModel
@@ -138,6 +139,7 @@ def take(bench: Bench, step: int) -> bool:
 def begin(bench: Bench, step: int, draw: Draw | None = None) -> Attempt:
     """Sample. The event is recorded first: from here on the step is paid for, whatever happens to it (laws 4 and 5)."""
     bench.records.check_unchanged()
+    agreement.require_still(bench, step)
     recipe, parameters = bench.recipe, bench.parameters()
     assert recipe.sampler is not None
     recipe.norms.prepare(bench.engine)

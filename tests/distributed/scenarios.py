@@ -18,7 +18,7 @@ from sordino.accounting.ledger import Ledger, Receipt
 from sordino.distributed import Ranks
 from sordino.errors import BudgetExhausted, SordinoError
 from sordino.noise import Seeded, Source
-from sordino.sampling import Foreign
+from sordino.sampling import Foreign, Shuffled
 from tests.helpers import budgeted, calibrated, classification, cross_entropy, mlp, private
 
 RECORDS = 64
@@ -59,6 +59,7 @@ EVERY_RECIPE: dict[str, Callable[[], Recipe]] = {
     "dpagd": lambda: recipes.dpagd(**COMMON, **SIGMA, **TEST, choice_epsilon=1.0),
     "dpis": lambda: recipes.dpis(batch_size=16, epochs=2).calibrate(Budget(epsilon=8.0, delta=1e-3), records=RECORDS),
     "dpsgd": lambda: recipes.dpsgd(**COMMON, **SIGMA),
+    "dpsgd shuffled": lambda: recipes.dpsgd(batch_size=16, steps=6, **SIGMA, sampler=Shuffled()),
     "dpsur": lambda: recipes.dpsur(**COMMON, **SIGMA, **TEST, threshold=0.5),
     "dpsur reuse": lambda: recipes.dpsur(**COMMON, **SIGMA, **TEST, reuse=True),
     "dpsur line": lambda: recipes.dpsur(**COMMON, **SIGMA, **TEST, line_search=True),
@@ -203,8 +204,44 @@ def refusals(directory: Path) -> dict[str, str]:
         "foreign": {"recipe": recipes.dpsgd(**COMMON, **SIGMA, sampler=Foreign()).for_records(64)},
         "ledger": {"ledger": Ledger.in_memory()},
         "wrapped": {"model": wrapped},
+        "learning rate": optimized(torch.optim.SGD, lr=0.1 + 0.1 * rank()),
+        "betas": optimized(torch.optim.Adam, betas=(0.9, 0.999 - 0.1 * rank())),
+        "optimizer": optimized((torch.optim.SGD, torch.optim.Adagrad)[rank()], lr=0.1),
     }
     return {name: refused(**options) for name, options in cases.items()}
+
+
+def optimized(kind: Any, **settings: Any) -> dict[str, Any]:
+    model = mlp()
+    return {"model": model, "optimizer": kind(model.parameters(), **settings)}
+
+
+def drifting(directory: Path) -> dict[str, tuple[int, int, str]]:
+    """A rank that leaves the others on the way: the step at which all stop, the events paid by then, and why."""
+
+    def faster(run: Private) -> None:
+        run.bench.optimizer.param_groups[0]["lr"] *= 2
+
+    def scheduled(run: Private) -> None:
+        run.bench.schedulers.append(torch.optim.lr_scheduler.StepLR(run.bench.optimizer, 5 + rank()))
+
+    def moved(run: Private) -> None:
+        with torch.no_grad():
+            next(iter(run.bench.objective.parameters())).add_(1e-3)
+
+    found = {}
+    for name, at, change in (("rate", 1, faster), ("schedule", 0, scheduled), ("weights", 5, moved)):
+        run = private(calibrated(steps=20), validate=False)
+        message = ""
+        try:
+            while run.position < run.total:
+                if run.position == at and (rank() == 1 or change is scheduled):
+                    change(run)
+                run.step()
+        except SordinoError as error:
+            message = str(error)
+        found[name] = (run.position, len(run.bench.ledger), message)
+    return found
 
 
 def refused(**options: Any) -> str:

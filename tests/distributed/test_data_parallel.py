@@ -171,7 +171,10 @@ def test_what_shards_cannot_do_is_refused(crews: Path) -> None:
         ("parameters", "torch.manual_seed"),
         ("records", "a record would count twice"),
         ("number of records", "the whole dataset"),
-        ("recipe", "calibrate it once"),
+        ("recipe", "recipe's noise_multiplier (1.0 on rank 0, 2.0 on rank 1): calibrate it once"),
+        ("learning rate", "optimizer's lr in group 0 (0.1 on rank 0, 0.2 on rank 1)"),
+        ("betas", "optimizer's betas in group 0 ((0.9, 0.999) on rank 0, (0.9, 0.899) on rank 1)"),
+        ("optimizer", "optimizer's class (SGD on rank 0, Adagrad on rank 1)"),
         ("foreign", "deal the same record"),
         ("ledger", "only rank 0 keeps one"),
         ("wrapped", "give the bare model"),
@@ -182,6 +185,22 @@ def test_all_ranks_refuse_alike(crews: Path, what: str, why: str) -> None:
     assert why in first
     assert first == second
     assert "\n" not in first
+
+
+@pytest.mark.parametrize(
+    ("what", "stops", "why"),
+    [
+        ("rate", 1, "optimizer's lr in group 0 (0.1 on rank 0, 0.2 on rank 1)"),
+        ("schedule", 0, "scheduler's step_size, number 0 (5 on rank 0, 6 on rank 1)"),
+        ("weights", 16, "in its weights: something but the released gradients changed them"),
+    ],
+)
+def test_a_rank_that_leaves_the_others_on_the_way_stops_all(crews: Path, what: str, stops: int, why: str) -> None:
+    first, second = (rank[what] for rank in ranks(crews, "2", "drifting"))
+    position, events, message = first
+    assert why in message
+    assert (position, events) == (stops, stops), "nothing is paid for by the refusal"
+    assert first == second
 
 
 def test_records_that_change_at_every_look_are_not_compared(crews: Path) -> None:

@@ -20,6 +20,7 @@ from sordino import Budget, InvalidInput, Private, Recipe, recipes
 from sordino.accounting import pricing
 from sordino.accounting.erasure import Erasure
 from sordino.accounting.ledger import Receipt
+from sordino.errors import UnsupportedModel
 from sordino.noise import Seeded
 from sordino.projection import Projected
 from sordino.records import Records
@@ -108,7 +109,8 @@ def mean_loss(run: Private) -> float:
 
 
 def test_without_noise_in_the_test_only_improvements_pass() -> None:
-    recipe = dpsur(validation_size=64, validation_noise=1e-6, validation_clip=1e-9, threshold=-0.5, steps=40)
+    test = {"validation_size": 64, "validation_noise": 1e-6, "validation_clip": 1e-9, "validation_share": None}
+    recipe = dpsur(**test, threshold=-0.5, steps=40)
     run, kept = private(replace(recipe, noise_multiplier=3.0, clip=1.0), lr=1.0), 0
     for _ in range(40):
         before = mean_loss(run)
@@ -180,7 +182,7 @@ def test_the_energy_divides_by_a_public_number_and_survives_bad_records(bad: flo
         return model.weight.squeeze() + batch.squeeze(1)
 
     model = nn.Linear(1, 1, bias=False)
-    recipe = dpsur(16, batch_size=16, validation_size=16, validation_clip=10.0)
+    recipe = dpsur(16, batch_size=16, validation_size=16, validation_clip=10.0, validation_share=1.0)
     bench = SimpleNamespace(
         **vars(
             private(dpsur(), model=model, dataset=torch.zeros(64, 1), loss=loss, validate=False, engine="loop").bench
@@ -203,6 +205,82 @@ def test_a_proposal_that_breaks_the_model_looks_as_bad_as_can_be() -> None:
     assert bounded(np.array([worse]), 0.001)[0] == 0.001
 
 
+# -- each record's share of the test ------------------------------------------------------------------------------
+
+
+def sums(record_clip: float) -> tuple[float, float]:
+    """The sum of differences without and with the record that a wild proposal changes most."""
+    run = private(dpsur(), model=mlp(seed=3))
+    before = Rollback(run.bench)
+    with torch.no_grad():
+        next(run.bench.objective.model.parameters()).mul_(-30.0)
+    everyone = torch.arange(64)
+    alone = [difference(before, run.bench, run.bench.records, everyone[i : i + 1]) for i in range(64)]
+    wildest = int(np.argmax(np.abs(alone)))
+    others = everyone[everyone != wildest]
+    one, all_ = (difference(before, run.bench, run.bench.records, drawn, record_clip) for drawn in (others, everyone))
+    return one, all_
+
+
+def test_one_record_moves_the_sum_by_its_clipped_share() -> None:
+    without, with_record = sums(0.1)
+    assert abs(with_record - without) == pytest.approx(0.1, rel=1e-3), "clipped, and attained"
+    without, with_record = sums(math.inf)
+    assert abs(with_record - without) > 1.0, "the paper's test does not bound what one record does"
+
+
+class Standardised(nn.Module):
+    """Mixes the records of a batch, in eval mode alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x if self.training else x - x.mean(0))
+
+
+def test_a_model_that_mixes_records_in_the_test_is_refused() -> None:
+    private(dpsur(validation_share=None), model=Standardised())  # any value in the interval is priced there
+    with pytest.raises(UnsupportedModel, match="mixes examples"):
+        private(dpsur(), model=Standardised())
+
+
+def test_half_precision_is_refused_before_anything_is_spent() -> None:
+    with pytest.raises(InvalidInput, match="float32 or better"):
+        private(dpsur(), model=mlp().bfloat16(), validate=False)
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, math.inf, math.nan])
+def test_an_impossible_share_is_refused(share: float) -> None:
+    with pytest.raises(InvalidInput, match="share"):
+        NoisyTest(share=share)
+
+
+def test_a_share_is_that_of_the_clipping_bound() -> None:
+    assert NoisyTest(size=64, clip=0.01, share=0.5).record_clip == pytest.approx(0.5 * 64 * 0.01)
+
+
+def test_the_published_algorithm_has_no_share() -> None:
+    assert dpsur(accounting="published").selection.test.share is None
+    with pytest.raises(InvalidInput, match="validation_share"):
+        Selective(test=NoisyTest(share=0.1), accounting="published")
+
+
+def test_a_smaller_share_is_cheaper_and_the_interval_is_the_limit() -> None:
+    prices = [dpsur(validation_share=share).price(1e-5) for share in (0.01, 0.1, 1.0, 2.0, None)]
+    assert prices == sorted(prices)
+    assert prices[0] < 0.9 * prices[-1]
+    assert prices[-2] == pytest.approx(prices[-1])
+
+
+def test_a_recipe_keeps_its_share_in_toml_and_old_recipes_have_none() -> None:
+    recipe = dpsur()
+    assert Recipe.from_toml(recipe.to_toml()) == recipe
+    old = "\n".join(line for line in recipe.to_toml().splitlines() if not line.startswith("share"))
+    assert Recipe.from_toml(old).selection.test.share is None
+
+
 # -- what is charged ------------------------------------------------------------------------------------------
 
 
@@ -212,7 +290,10 @@ def test_every_attempt_is_charged_the_erasure_event_whatever_happens_to_it() -> 
     run = private(recipe)
     taken = sum(1 for _ in run.steps())
     assert taken == 10
-    assert run.bench.ledger.events() == [(Erasure(0.25, 1.0, 0.25, low, high), 10)]
+    shift = 1.01 * 0.39 / (2 * 1.3)  # a record's share over the test's noise, and a margin for rounding
+    [(event, count)] = run.bench.ledger.events()
+    assert (replace(event, shift=math.inf), count) == (Erasure(0.25, 1.0, 0.25, low, high), 10)
+    assert event.shift == pytest.approx(shift)
     assert run.guarantee().basis == "proven"
 
 
@@ -268,7 +349,7 @@ def test_what_is_not_erased_is_charged_in_full(changes: dict[str, Any], verdicts
     low, high = recipe.selection.test.acceptance(0, 10)
     full = [
         (PoissonSampledDpEvent(0.25, GaussianDpEvent(1.0)), 10),
-        (Erasure(1.0, math.inf, 0.25, low, high), 10 * verdicts),
+        (Erasure(1.0, math.inf, 0.25, low, high, shift=recipe.selection.test.shift(0, 10)), 10 * verdicts),
     ]
     assert recipe.price(1e-5) == pytest.approx(pricing.epsilon(full, 1e-5))
     assert recipe.price(1e-5) > dpsur().price(1e-5)

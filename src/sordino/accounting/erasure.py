@@ -9,11 +9,15 @@ surplus), and with the acceptance probabilities a = (1−q_v)·lo + q_v·hi and 
     δ_remove(ε) = max{ a·G(E·lo/a) + (1−q_v)(hi−lo)·G(E/(1−q_v)) ,  1 − E + b·H(E·hi/b) }
     e^ε·δ_add(−ε) = δ_remove(ε) − 1 + E
 
-Proof. Reveal the other records' batches; the hockey-stick divergence is jointly convex, so the worst case is one of
-them. Without the record the attempt outputs w with density φ·u(w), with it φ·ℓ·v(w), where v = (1−q_v)·u + q_v·x and
-both u and x lie in [lo, hi]. Sum (P − E·Q)₊ over the outputs w, and over "nothing" where that is positive; each is
-convex in (u, x), hence largest at extreme points: ∫φ max_u[ℓ·v_hi(u) − E·u]₊ and 1 − E + ∫φ max_u[E·u − ℓ·v_lo(u)]₊
-over u ∈ {lo, hi}. Both integrands are piecewise linear in ℓ, which gives the closed forms above. ∎
+Proof in docs/proofs/erasure.md. Where each record's share of the test is clipped too, one record moves the test value
+by at most `shift` deviations of its noise, so that the acceptance probabilities u without and x with the record are
+not only both in [lo, hi] but close: x ≤ U(u) = Φ(Φ⁻¹(u) + shift), which is concave. The extreme pairs then lie on two
+curves, which tangents enclose from outside by polygons with corners (uⱼ, vⱼ), v = (1−q_v)·u + q_v·x. With Δuⱼ, Δvⱼ from
+corner to corner, the origin first and the hull taken, and rⱼ = Δuⱼ/Δvⱼ:
+
+    δ_remove(ε) = max{ Σ Δvⱼ·G(E·rⱼ) over the upper polygon ,  1 − E + Σ Δvⱼ·H(E·rⱼ) over the lower one }
+
+The formula above is the case of a shift beyond the interval, whose polygons have two corners.
 
 The output says whether the attempt was accepted, so that the trace of acceptances is paid for. A larger interval costs
 more, so that an interval may be rounded outwards. Where earlier outputs decide which of several intervals applies, the
@@ -26,6 +30,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -45,6 +50,8 @@ LARGEST_LOSS = 30.0
 """Losses of a test beyond this are counted as infinite: an acceptance probability that is nearly 0 or 1."""
 STEEPNESS = np.geomspace(0.02, 200.0, 81)
 """The brackets of Q·C_v over which annealing is priced."""
+TANGENTS_EVERY, MOST_TANGENTS = 0.2, 16
+"""Distance of the tangents in deviations: their polygon is then within half a per cent of the curve's share."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,8 @@ class Erasure(DpEvent):
     """A Gaussian proposal on a draw at `rate`, shown if accepted with a probability between `lowest` and `highest`.
 
     The test draws at `test_rate`. Where `forced`, an attempt may also be accepted without a test. With
-    noise_multiplier = ∞ there is no proposal: the event is the verdict of a test alone.
+    noise_multiplier = ∞ there is no proposal: the event is the verdict of a test alone. The acceptance is Φ of a test
+    value in deviations of its noise, which one record moves by at most `shift`; ∞ where nothing bounds that.
     """
 
     rate: float
@@ -61,9 +69,12 @@ class Erasure(DpEvent):
     lowest: float
     highest: float
     forced: bool = False
+    shift: float = math.inf
 
     def __post_init__(self) -> None:
         _require_draws(self.rate, self.noise_multiplier, self.test_rate)
+        if not self.shift > 0:
+            raise InvalidInput(f"shift={self.shift} must be > 0: every record moves the test, by its clipped share")
         if not 0 <= self.lowest <= self.highest <= 1 or self.highest == 0:
             raise InvalidInput(
                 f"acceptance between {self.lowest:g} and {self.highest:g} must lie in (0, 1]: "
@@ -86,6 +97,11 @@ class AnnealedErasure(DpEvent):
     noise_multiplier: float
     test_rate: float
     test_noise: float
+
+    @property
+    def shift(self) -> float:
+        """Unbounded: acceptance is not Φ of the energy, so that the proof knows its interval alone."""
+        return math.inf
 
     def __post_init__(self) -> None:
         _require_draws(self.rate, self.noise_multiplier, self.test_rate)
@@ -145,27 +161,70 @@ def _largest(event: Erasure | AnnealedErasure, curve: Callable[[Interval], Array
 
 
 def _removal(epsilons: Array, event: Erasure | AnnealedErasure, interval: Interval) -> Array:
-    low, high = interval
-    test, spread = event.test_rate, high - low
-    a, b = _extremes(interval, test)
-    shown = a * _curve(epsilons + _log(low / a), event)
-    if test < 1:
-        shown = shown + (1 - test) * spread * _curve(epsilons - math.log1p(-test), event)
-    hidden = test * spread - np.expm1(epsilons) * (1 - high) + b * _curve(epsilons + math.log(high / b), event)
+    shown, hidden = np.zeros_like(epsilons), np.zeros_like(epsilons)
+    for width, height in _polygon(interval, event.test_rate, event.shift, 1):
+        if height > 0:
+            shown = shown + height * _curve(epsilons + _log(width / height), event)
+    top = 0.0
+    for width, height in _polygon(interval, event.test_rate, event.shift, -1):
+        hidden, top = hidden + height * _curve(epsilons + _log(width / height), event), top + height
+    high = interval[1]
+    hidden = hidden + (high - top) - np.expm1(epsilons) * (1 - high)
     return np.maximum(np.maximum(shown, hidden), -np.expm1(np.minimum(epsilons, 0.0)))
 
 
 def _surplus(epsilons: Array, event: Erasure | AnnealedErasure, interval: Interval) -> Array:
-    low, high = interval
-    test, spread = event.test_rate, high - low
-    a, b = _extremes(interval, test)
-    hidden = b * _spare(epsilons + math.log(high / b), event)
-    shown = a * _spare(epsilons + _log(low / a), event) + (1 - high) * np.expm1(epsilons)
-    if test < 1:
-        shown = shown + (1 - test) * spread * _spare(epsilons - math.log1p(-test), event)
-    else:  # the term is the limit of spread·(1−q_v)·H(E/(1−q_v)), whose slope is E·spread
-        shown = shown + spread * np.exp(epsilons)
+    shown, hidden = (1 - interval[1]) * np.expm1(epsilons), np.zeros_like(epsilons)
+    for width, height in _polygon(interval, event.test_rate, event.shift, 1):
+        if height > 0:
+            shown = shown + height * _spare(epsilons + _log(width / height), event)
+        else:  # the limit of height·H(E·width/height)
+            shown = shown + width * np.exp(epsilons)
+    for width, height in _polygon(interval, event.test_rate, event.shift, -1):
+        hidden = hidden + height * _spare(epsilons + _log(width / height), event)
     return np.maximum(np.maximum(shown, hidden), np.expm1(np.maximum(epsilons, 0.0)))
+
+
+@lru_cache(maxsize=512)
+def _polygon(interval: Interval, test: float, shift: float, side: int) -> tuple[tuple[float, float], ...]:
+    """(Δu, Δv) along the hull of the extreme acceptances: side 1 the most, side −1 the least, with the record.
+
+    From the origin; a corner inside the hull never attains the maximum over all corners and is left out.
+    """
+    chain = [(0.0, 0.0)]
+    for without, extra in _corners(interval, shift, side):
+        corner = (without, (1 - test) * without + test * extra)
+        while len(chain) > 1 and side * _turn(chain[-2], chain[-1], corner) >= 0:
+            chain.pop()
+        chain.append(corner)
+    return tuple((u - before_u, v - before_v) for (before_u, before_v), (u, v) in pairwise(chain))
+
+
+def _turn(first: Interval, second: Interval, third: Interval) -> float:
+    """Positive where the way over three points turns left."""
+    ahead, aside = (second[0] - first[0], second[1] - first[1]), (third[0] - first[0], third[1] - first[1])
+    return ahead[0] * aside[1] - ahead[1] * aside[0]
+
+
+def _corners(interval: Interval, shift: float, side: int) -> list[Interval]:
+    """A polygon (u, x) that encloses {(Φ(t), Φ(t + d)): |d| ≤ shift, both in the interval} on one side.
+
+    U(u) = Φ(Φ⁻¹(u) ± shift) has the slope exp(∓shift·t − shift²/2) at u = Φ(t): concave above, convex below, so that
+    its tangents lie outside. Where two of them meet is rounded outwards: the outer tangent's value is taken.
+    """
+    low, high = interval
+    lowest, highest = (float(special.ndtri(end)) for end in interval)
+    if not lowest + shift < highest:  # a record may move acceptance from one end to the other
+        return [(low, high), (high, high)] if side > 0 else [(low, low), (high, low)]
+    first, last = (lowest, highest - shift) if side > 0 else (lowest + shift, highest)
+    t = np.linspace(first, last, 2 + int(min((last - first) / TANGENTS_EVERY, MOST_TANGENTS)))
+    u, x, slope = special.ndtr(t), special.ndtr(t + side * shift), np.exp(-side * shift * t - shift**2 / 2)
+    meet = np.clip(-np.diff(x - slope * u) / np.diff(slope), u[:-1], u[1:])
+    tangents = (x[:-1] + slope[:-1] * (meet - u[:-1]), x[1:] + slope[1:] * (meet - u[1:]))
+    outer = np.maximum(*tangents) if side > 0 else np.minimum(*tangents)
+    touched = [(u[0], x[0]), *zip(meet, outer, strict=True), (u[-1], x[-1])]
+    found = [*touched, (high, high)] if side > 0 else [(low, low), *touched]
+    return [(float(without), float(extra)) for without, extra in found]
 
 
 def _extremes(interval: Interval, test: float) -> tuple[float, float]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sordino.accounting.epoch import PaidByEpoch
 from sordino.accounting.erasure import AnnealedErasure, Erasure
 from sordino.accounting.events import ComposedDpEvent, DpEvent, GaussianDpEvent, NoOpDpEvent, PoissonSampledDpEvent
 from sordino.accounting.filter import Filtered
@@ -78,7 +79,7 @@ class Witness:
         found = {
             "were made before their event was in the ledger (law 5)": lambda d: d.receipt.sequence > d.charged,
             "have no event in the ledger (law 4)": lambda d: charges.get(d.receipt.sequence) != d.receipt.event,
-            "were charged nothing (law 4)": lambda d: isinstance(d.receipt.event, NoOpDpEvent),
+            "were charged nothing (law 4)": lambda d: type(d.receipt.event) is NoOpDpEvent,
         }
         counts = {said: sum(map(wrong, self._noises)) for said, wrong in found.items()}
         return [f"{count} of {len(self._noises)} releases {said}" for said, count in counts.items() if count]
@@ -115,7 +116,7 @@ def _noise_of(event: DpEvent | None) -> float | None:
         return _noise_of(event.events[0])
     return (
         event.noise_multiplier
-        if isinstance(event, GaussianDpEvent | ProjectedGaussian | Erasure | AnnealedErasure)
+        if isinstance(event, GaussianDpEvent | PaidByEpoch | ProjectedGaussian | Erasure | AnnealedErasure)
         else None
     )
 

@@ -1,10 +1,15 @@
-"""Whether all processes were given the same model, recipe and records, asked once before anything is spent."""
+"""Whether all processes work on the same thing: asked before anything is spent, and again as training goes on.
+
+At the start model, recipe, records and optimizer are compared in full. Later the settings of optimizer and schedulers
+and a sample of the weights are compared at public steps: a rank with another learning rate trains another model.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +20,7 @@ from sordino.accounting.ledger import Ledger
 from sordino.distributed.sharding import is_shard, is_sharded, mesh_size
 from sordino.distributed.team import Team
 from sordino.errors import InvalidInput
+from sordino.recipe import stable
 from sordino.records import Records
 from sordino.selection import Always
 
@@ -24,11 +30,20 @@ if TYPE_CHECKING:
 SAMPLE = 16
 """How many records are compared: enough to see another order or another file, few enough to cost nothing."""
 
+EVERY = 16
+"""After so many steps settings and weights are compared again; also after the first ones, which show most mistakes."""
+WEIGHTS = 256
+"""How many weights of each tensor are compared again: a model that went another way differs nearly everywhere."""
+
+_RECIPE, _OPTIMIZER, _SCHEDULER = "recipe's", "optimizer's", "scheduler's"
 _WAYS_OUT = {
-    "recipe": "calibrate it once, or from the same arguments everywhere",
     "number of records": "give every process the whole dataset; Sordino deals out the records of each draw",
     "records": "give every process the same dataset in the same order: shuffled apart, a record would count twice",
     "parameters": "build the model after the same torch.manual_seed on every process, or load the same weights",
+    "weights": "something but the released gradients changed them; go on from the last save with the same program",
+    _RECIPE: "calibrate it once, or from the same arguments everywhere",
+    _OPTIMIZER: "give every process the same optimizer and change its settings on all of them alike",
+    _SCHEDULER: "give every process the same schedulers and step them on all of them alike",
 }
 
 
@@ -51,17 +66,67 @@ def require(bench: Bench, ledger: Ledger | None, validate: bool) -> None:
         return
     _require_parts(bench, team.gather(ledger is not None))
     mine = {
-        "recipe": bench.recipe.fingerprint(),
+        **{f"{_RECIPE} {field.name}": stable(getattr(bench.recipe, field.name)) for field in fields(bench.recipe)},
         "number of records": str(bench.records.count),
         "records": _records(bench.records),
+        **_settings(bench),
         "parameters": _digest(t.detach() for t in _replicated(bench)),
     }
-    everybody = team.gather(mine)
-    for name, way_out in _WAYS_OUT.items():
-        values = [theirs[name] for theirs in everybody]
+    _compare(team.gather(mine))
+
+
+def require_still(bench: Bench, step: int) -> None:
+    """Refuse, on every rank alike and before the step is paid for, to go on with settings or weights that differ.
+
+    Asked at public steps only, so that all ranks join: the first two and every sixteenth.
+    """
+    if bench.team.size > 1 and (step <= 1 or step % EVERY == 0):
+        weights = _digest(_sampled(t.detach()) for t in _replicated(bench))
+        _compare(bench.team.gather({**_settings(bench), "weights": weights}))
+
+
+def _compare(everybody: list[dict[str, str]]) -> None:
+    """Name the first thing in which a rank differs from rank 0, with its value on each where that can be read."""
+    for name in dict.fromkeys(name for theirs in everybody for name in theirs):
+        values = [theirs.get(name, "none") for theirs in everybody]
         if all(values) and len(set(values)) > 1:
             rank = next(rank for rank, value in enumerate(values) if value != values[0])
-            raise InvalidInput(f"rank {rank} differs from rank 0 in its {name}: {way_out}")
+            way_out = _WAYS_OUT.get(name) or _WAYS_OUT[name.split(" ")[0]]
+            readable = name not in ("records", "parameters", "weights")
+            said = f" ({values[0]} on rank 0, {values[rank]} on rank {rank})" if readable else ""
+            raise InvalidInput(f"rank {rank} differs from rank 0 in its {name}{said}: {way_out}")
+
+
+def _settings(bench: Bench) -> dict[str, str]:
+    """The optimizer's and the schedulers' classes and plain settings, by names that an error can show."""
+    found = {f"{_OPTIMIZER} class": type(bench.optimizer).__name__}
+    for number, group in enumerate(bench.optimizer.param_groups):
+        settings = {key: value for key, value in group.items() if key != "params"}
+        found |= _plain(_OPTIMIZER, f" in group {number}", settings)
+        found[f"{_OPTIMIZER} number of tensors in group {number}"] = str(len(group["params"]))
+    for number, scheduler in enumerate(bench.schedulers):
+        found[f"{_SCHEDULER} class, number {number}"] = type(scheduler).__name__
+        found |= _plain(_SCHEDULER, f", number {number}", scheduler.state_dict())
+    return found
+
+
+def _plain(whose: str, where: str, settings: Mapping[str, Any]) -> dict[str, str]:
+    plain = {
+        key: value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        for key, value in settings.items()
+    }
+    return {f"{whose} {key}{where}": repr(value) for key, value in plain.items() if _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    """Whether the text of a value is the same in every process."""
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return isinstance(value, bool | int | float | str | None)
+
+
+def _sampled(tensor: Tensor) -> Tensor:
+    return tensor.flatten()[:: max(1, tensor.numel() // WEIGHTS)]
 
 
 def _replicated(bench: Bench) -> Iterator[Tensor]:

@@ -52,6 +52,15 @@ class Sampler(Protocol):
     ``memory["released"]``, plain numbers that were paid for, is saved with the run; the rest it must find out again.
     """
 
+    def for_records(self, records: int, batch_size: int) -> Sampler:
+        """This sampler, made ready for a public number of `records` and an expected size of a draw."""
+        return self
+
+    @property
+    def covers(self) -> int:
+        """How many steps in a row one event pays for: 1, or an epoch's where a record is in one batch of it."""
+        return 1
+
     def calibrated(self, recipe: Recipe, budget: Budget) -> Recipe | None:
         """`recipe` made ready for `budget` in this sampler's own way; None to have its plan priced as usual."""
         return None
@@ -61,7 +70,10 @@ class Sampler(Protocol):
         return
 
     def terms(self, terms: Terms, memory: dict[str, Any]) -> Terms:
-        """The terms of a step whose answer costs ``terms.event`` on a known set of records, on a fresh draw instead."""
+        """The terms of a step whose answer costs ``terms.event`` on a known set of records, on a fresh draw instead.
+
+        Where one event `covers` several steps, ``terms.event`` has the least noise of all of them.
+        """
         ...
 
     def draw(self, records: int, source: Source, memory: dict[str, Any]) -> Draw:

@@ -19,8 +19,18 @@ class Foreign(Sampler):
 
     Guarantees: no amplification. Without one record, its batch may hold another one instead and later batches may
     shift by one, so that each sum changes by up to two contributions: every batch is charged as a plain Gaussian with
-    half the noise. A record must not occur twice in a batch, which the guarantee states as an assumption.
+    half the noise. A record must not occur twice in a batch, which the guarantee states as an assumption. A torch
+    DataLoader that shuffles is priced by the epoch with `sordino.sampling.ShuffledLoader`.
     """
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What a guarantee must say about the loader."""
+        return (
+            "batches came from a foreign loader, so no amplification by sampling is claimed",
+            "the foreign loader puts a record into a batch at most once, "
+            "and without one record each batch would differ by at most one other",
+        )
 
     def terms(self, terms: Terms, memory: dict[str, Any]) -> Terms:
         if not isinstance(terms.event, GaussianDpEvent):
@@ -29,6 +39,6 @@ class Foreign(Sampler):
 
     def draw(self, records: int, source: Source, memory: dict[str, Any]) -> Draw:
         raise InvalidInput(
-            "sampler=Foreign() does not draw: pass your loader to private.loader(yours), "
+            f"sampler={type(self).__name__}() does not draw: pass your loader to private.loader(yours), "
             "or use sampler=Poisson to be priced with amplification"
         )

@@ -29,6 +29,9 @@ class Poisson(Sampler):
         if not 0 < self.rate <= 1:
             raise InvalidInput(f"rate={self.rate} must lie in (0, 1]: it is the expected batch size over the records")
 
+    def for_records(self, records: int, batch_size: int) -> Poisson:
+        return Poisson(batch_size / records)
+
     def terms(self, terms: Terms, memory: dict[str, Any]) -> Terms:
         return replace(terms, event=self.amplify(terms.event))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -42,9 +43,12 @@ def losses(bench: Bench, records: Records, indices: Tensor) -> Tensor:
     return bench.team.sum([found])[0]
 
 
-def difference(before: Rollback, bench: Bench, records: Records, indices: Tensor) -> float:
+def difference(
+    before: Rollback, bench: Bench, records: Records, indices: Tensor, record_clip: float = math.inf
+) -> float:
     """The sum of loss(proposed) − loss(before), both on the same records (DPSUR, Alg. 2, lines 10-11).
 
+    Each record's own difference is clipped to ±`record_clip`, so that one record moves the sum by no more.
     Edge cases: no records make 0; a record whose loss was not finite before counts 0; where the proposal makes a loss
     NaN the difference is +∞.
     """
@@ -52,7 +56,8 @@ def difference(before: Rollback, bench: Bench, records: Records, indices: Tensor
     with before.in_place():
         current = losses(bench, records, indices)
     worse = torch.nan_to_num(proposed, nan=torch.inf, posinf=torch.inf, neginf=-torch.inf) - current
-    total = float(torch.where(torch.isfinite(current), worse, torch.zeros_like(worse)).sum())
+    each = torch.where(torch.isfinite(current), worse, torch.zeros_like(worse)).clamp(-record_clip, record_clip)
+    total = float(each.sum())
     return total if total == total else float("inf")
 
 

@@ -20,9 +20,12 @@ from sordino.selection.rollback import Rollback
 
 if TYPE_CHECKING:
     from sordino.recipe import Recipe
-    from sordino.step import Attempt
+    from sordino.step import Attempt, Bench
 
 LEVELS = 16
+SINGLE = 4
+ROUNDING = 1.01
+"""In float32 the losses of other records change in their last digits with the company they are computed in."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,12 @@ class NoisyTest:
 
     `size` is the expected size of the draw and the public divisor of the mean, `clip` C_v, `noise_multiplier` σ_v and
     `threshold` β. The noise may follow a `schedule`, which is run in 16 steps, so that few different events happen.
+    `share` bounds how far one record moves ΔE, in C_v: before the mean is taken, its own difference is clipped to
+    c = share·size·C_v, which the paper does not do.
 
     Guarantees: clipping the mean bounds the probability of acceptance by Φ((β∓1)/(2σ_v)) (Eqs. 11-12), whatever the
-    records; the noisy value is a Gaussian of sensitivity 2C_v and multiplier σ_v on a draw.
+    records; the noisy value is a Gaussian of sensitivity 2C_v and multiplier σ_v on a draw. With a `share` one
+    record moves it by c/size at most, that is by share/(2σ_v) deviations, which makes an attempt cheaper.
     Edge cases: an empty draw has ΔE = 0.
     """
 
@@ -42,6 +48,7 @@ class NoisyTest:
     noise_multiplier: float = 1.3
     threshold: float = -1.0
     schedule: Schedule = field(default_factory=Constant)
+    share: float | None = None
 
     def __post_init__(self) -> None:
         if not self.size >= 1:
@@ -50,6 +57,11 @@ class NoisyTest:
             raise InvalidInput(f"validation_clip={self.clip} must be > 0: 0.001 is DPSUR's choice")
         if not 0 < self.noise_multiplier < math.inf:
             raise InvalidInput(f"validation_noise={self.noise_multiplier} must be > 0 and finite: no noise, no privacy")
+        if self.share is not None and not 0 < self.share < math.inf:
+            raise InvalidInput(
+                f"share={self.share} must be > 0 and finite: it bounds how far one record moves the test, in its "
+                "clipping bound; try 0.39, or None for the paper's test"
+            )
         if math.isnan(self.threshold):
             raise InvalidInput("threshold is not a number: -1 is DPSUR's choice")
 
@@ -65,14 +77,26 @@ class NoisyTest:
 
     def erasure(self, proposal: PoissonSampledDpEvent, step: int, recipe: Recipe) -> Erasure:
         """The event of an attempt whose proposal is seen only if it passes."""
-        low, high = self.acceptance(step, _steps(recipe))
-        sigma = proposal_noise(proposal)
-        return Erasure(float(proposal.sampling_probability), sigma, validation_rate(self.size, recipe), low, high)
+        rate, sigma = float(proposal.sampling_probability), proposal_noise(proposal)
+        return self._event(rate, sigma, step, recipe)
 
     def verdict(self, step: int, recipe: Recipe) -> Erasure:
         """The event of one verdict alone: one bit."""
-        low, high = self.acceptance(step, _steps(recipe))
-        return Erasure(1.0, math.inf, validation_rate(self.size, recipe), low, high)
+        return self._event(1.0, math.inf, step, recipe)
+
+    def _event(self, rate: float, noise_multiplier: float, step: int, recipe: Recipe) -> Erasure:
+        steps, test_rate = _steps(recipe), validation_rate(self.size, recipe)
+        low, high = self.acceptance(step, steps)
+        return Erasure(rate, noise_multiplier, test_rate, low, high, shift=self.shift(step, steps))
+
+    def shift(self, step: int, steps: int) -> float:
+        """How far one record moves the test value, in deviations of its noise."""
+        return math.inf if self.share is None else ROUNDING * self.share / (2 * self.noise_at(step, steps))
+
+    @property
+    def record_clip(self) -> float:
+        """c, the bound of one record's own difference."""
+        return math.inf if self.share is None else self.share * self.size * self.clip
 
     def gaussian(self, step: int, recipe: Recipe) -> PoissonSampledDpEvent:
         """The event of the noisy value itself, which the paper charges."""
@@ -83,7 +107,7 @@ class NoisyTest:
         """The noisy ΔE of the model as it stands: both losses on one fresh draw, divided by a public constant."""
         bench = attempt.bench
         draw = validation_draw(attempt, validation_rate(self.size, bench.recipe))
-        mean = difference(before, bench, bench.records, draw.indices) / self.size
+        mean = difference(before, bench, bench.records, draw.indices, self.record_clip) / self.size
         std = self.noise_at(attempt.terms.step, _steps(bench.recipe)) * 2 * self.clip
         noise = bench.source.gaussian(attempt.receipt, 1, std)
         return float(self.noised(np.array([mean]), noise.numpy())[0])
@@ -95,6 +119,17 @@ class NoisyTest:
     def passes(self, noised: Array) -> NDArray[np.bool_]:
         """Whether noisy energies are below β·C_v."""
         return noised < self.threshold * self.clip
+
+    def check(self, bench: Bench) -> None:
+        """Refuse half precision, whose rounding moves other records' losses by more than the price allows for."""
+        if self.share is None:
+            return
+        for parameter in bench.objective.parameters():
+            if parameter.is_floating_point() and parameter.element_size() < SINGLE:
+                raise InvalidInput(
+                    f"share={self.share:g} needs losses in float32 or better, a parameter is "
+                    f"{parameter.dtype}: train in float32, or give validation_share=None"
+                )
 
 
 def _steps(recipe: Recipe) -> int:

@@ -86,8 +86,8 @@ class Rejecting(Selector):
         """The proposal as a Gaussian on a draw; anything else has no proof."""
         if type(recipe.sampler) not in (Poisson, Foreign):
             raise InvalidInput(
-                f"sampler={recipe.sampler!r} with selection={type(self).__name__} has no proven price: what it learns "
-                "from rejected proposals would show in later draws; use Poisson"
+                f"sampler={recipe.sampler!r} with selection={type(self).__name__} has no proven price: each attempt is "
+                "priced by itself, on a draw that no other attempt decides; use Poisson"
             )
         if isinstance(event, GaussianDpEvent):
             return PoissonSampledDpEvent(1.0, event)

@@ -19,7 +19,7 @@ from sordino.selection.selector import Snapshot
 
 if TYPE_CHECKING:
     from sordino.recipe import Recipe
-    from sordino.step import Attempt
+    from sordino.step import Attempt, Bench
 
 _BLOCK, _TESTS = "selection.block", "selection.tests"
 HALVINGS = 4
@@ -56,6 +56,8 @@ class Selective(Rejecting):
                 "line_search=True keeps paid verdicts for later, where a schedule of the test's noise would make them "
                 "dearer than what was paid: leave validation_schedule out"
             )
+        if self.published and self.test.share is not None:
+            raise InvalidInput("accounting='published' is the paper's algorithm: leave validation_share out")
         if self.published and not self._erases:
             raise InvalidInput("accounting='published' is the paper's algorithm: leave out its refinements")
 
@@ -66,6 +68,13 @@ class Selective(Rejecting):
     @property
     def constant(self) -> bool:
         return isinstance(self.test.schedule, Constant) and self.test_every == 1
+
+    @property
+    def evaluates(self) -> bool:
+        return self.test.share is not None  # one record's share is bounded, if it moves no other record's loss
+
+    def check(self, bench: Bench) -> None:
+        self.test.check(bench)
 
     def price(self, proposal: PoissonSampledDpEvent, step: int, recipe: Recipe) -> DpEvent:
         if self._erases:

@@ -11,7 +11,7 @@ from sordino.terms import Terms
 
 if TYPE_CHECKING:
     from sordino.recipe import Recipe
-    from sordino.step import Attempt
+    from sordino.step import Attempt, Bench
 
 
 class Snapshot(Protocol):
@@ -35,6 +35,10 @@ class Selector(Protocol):
     def terms(self, terms: Terms, recipe: Recipe, memory: dict[str, Any]) -> Terms:
         """The terms of an attempt, for selectors whose price depends on more than the proposal's."""
         return replace(terms, event=self.event(terms.event))
+
+    def check(self, bench: Bench) -> None:
+        """Refuse, before anything is spent, a model that the price does not hold for."""
+        return
 
     def snapshot(self, attempt: Attempt) -> Snapshot | None:
         """Remember what a rejection must restore, or nothing where nothing is ever rejected."""
