@@ -63,6 +63,14 @@ class PerExample(ABC):
         """
         return self.squared_norms().sqrt()
 
+    def sum_formed(self, weights: Tensor) -> Tensor:
+        """The weighted sum of formed gradients, a block at a time: of exactly what was measured."""
+        total = weights.new_zeros(self.shape)
+        for start, stop in self.blocks():
+            formed = self.form(start, stop)
+            total = total + torch.tensordot(weights[start:stop].to(formed.dtype), formed, 1)
+        return total
+
     def blocks(self) -> list[tuple[int, int]]:
         """Ranges of examples whose formed gradients fit in BLOCK_BYTES."""
         step = max(1, BLOCK_BYTES // max(1, 8 * self.shape.numel()))
