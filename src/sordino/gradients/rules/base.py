@@ -29,6 +29,10 @@ class NoRule(Exception):
     """This use of a parameter cannot be book-kept; the message says which operation and why."""
 
 
+class Unproven(NoRule):
+    """This batch alone cannot be book-kept; another one may be."""
+
+
 class PerExample(ABC):
     """One parameter's gradients for all examples of a batch, in whatever form is cheapest to keep."""
 
@@ -124,6 +128,10 @@ class Call(ABC):
         """Whether this is a trainable parameter, or was made from trainable parameters alone."""
 
     @abstractmethod
+    def is_shared(self, tensor: Tensor) -> bool:
+        """Whether this is the same for every example by where it came from: parameters, buffers, made from those."""
+
+    @abstractmethod
     def keep(self, output: Tensor, inputs: Sequence[Tensor], shares: Sequence[Share], batch_dims: int) -> Tensor:
         """Remember the operation; the returned tensor is its output, from which the gradient will be taken.
 
@@ -173,8 +181,15 @@ def name_of(function: Callable[..., Any]) -> str:
     return f"{getattr(owner, '__name__', owner)}" if name == "__get__" else name
 
 
+def is_in_place(name: str) -> bool:
+    """Whether a function of this name changes its first argument."""
+    return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or name.startswith("__i")
+
+
 def precise(tensor: Tensor) -> Tensor:
-    """float32 or better, whatever the model's dtype; complex and float64 as they are."""
+    """float32 or better, whatever the model's dtype."""
+    if tensor.is_complex():
+        raise NoRule("complex numbers: their gradients have no rule")
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
 
 
