@@ -274,6 +274,8 @@ class Recorded(Call):
         return list({id(tensor): tensor for tensor in self._tracked}.values())
 
     def keep(self, output: Tensor, inputs: Sequence[Tensor], shares: Sequence[Share], batch_dims: int) -> Tensor:
+        if output.is_complex():
+            raise NoRule(f"{name_of(self.function)}: complex numbers have no rule")
         return self.recording.tap(output, self.receive(output.shape, inputs, shares, batch_dims))
 
     def receive(

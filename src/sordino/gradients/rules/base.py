@@ -188,8 +188,6 @@ def is_in_place(name: str) -> bool:
 
 def precise(tensor: Tensor) -> Tensor:
     """float32 or better, whatever the model's dtype."""
-    if tensor.is_complex():
-        raise NoRule("complex numbers: their gradients have no rule")
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
 
 
