@@ -11,9 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from sordino.errors import UnsupportedModel
 from sordino.gradients.bookkeeping import BookKeeping
 from sordino.gradients.engine import FullPrecision, Objective
+from sordino.gradients.projected import Projected
 from sordino.gradients.rules.combined import digits
+from sordino.noise import Seeded
 from tests.gradients.oracle import batch_of
 from tests.gradients.precision import ENGINES, LAYERS, moves, steep
 from tests.helpers import calibrated, mlp, private
@@ -118,6 +121,26 @@ def test_a_loop_of_ones_own_sums_what_it_measured(engine: str, around: bool) -> 
         low = torch.cat([total.flatten() for total in attempt.total])
         assert not torch.equal(low, low.bfloat16().double())
         break
+
+
+def test_estimated_norms_refuse_half_precision() -> None:
+    """One backward pass under autocast sums over the batch in bfloat16."""
+
+    def half(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x).square().sum(1)
+
+    torch.manual_seed(0)
+    model, x = nn.Linear(6, 3), torch.randn(8, 6)
+    engine = Projected(20, Seeded(0))
+    engine.renew()
+    found = engine.differentiate(Objective(model, half), list(model.parameters()), batch_of(x, 8))
+    with pytest.raises(UnsupportedModel, match="half precision"):
+        found.weighted_sum(torch.ones(8))
+    stored = x.half()  # what is only stored so is another matter
+    plain = Objective(model, lambda m, x: m(x[:, :6].float()).square().sum(1))
+    found = engine.differentiate(plain, list(model.parameters()), batch_of(stored, 8))
+    assert len(found.weighted_sum(torch.ones(8))) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -227,12 +227,12 @@ def test_silent_examples_prove_nothing_about_later_batches() -> None:
 
 
 def test_what_was_shared_in_another_course_of_the_loss() -> None:
-    """The position table is the first operation of one course; in the other that is a layer behind another one."""
+    """The position table is the second operation of one course; in the other that is a layer behind another one."""
     torch.manual_seed(0)
 
     def forward(m: Any, x: Tensor) -> Tensor:
         if m.training:
-            return x[:, :, None].mul(m.e(torch.arange(B))).sum(1)
+            return m.a(x)[:, :, None].mul(m.e(torch.arange(B))).sum(1)
         hidden = torch.tanh(x * m.p)
         return m.a(hidden) + m.e(x.abs().long() % B).sum(1)
 
