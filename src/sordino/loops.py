@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from sordino import step as steps
 from sordino.errors import BudgetExhausted, InvalidInput, SordinoError
 from sordino.gradients import BookKeeping
-from sordino.gradients.backpropagated import Backpropagated
+from sordino.gradients.backpropagated import backpropagated
 from sordino.gradients.engine import Batch, Differentiated, Recorder, described
 from sordino.norms import Exact
 from sordino.records import Records
@@ -197,7 +197,7 @@ class UserLoop:
         assert current.batch is not None
         if not isinstance(self.bench.recipe.norms, Exact):  # the event is priced for estimated norms
             return self.bench.engine.differentiate(self.bench.objective, current.attempt.parameters, current.batch)
-        found = recorder.differentiate(losses) if recorder else Backpropagated.of(losses, current.attempt.parameters)
+        found = recorder.differentiate(losses) if recorder else backpropagated(losses, current.attempt.parameters)
         if torch.isfinite(found.norms).all():
             return found
         # A NaN in the user's graph has reached other examples' gradients: differentiate again, example by example.

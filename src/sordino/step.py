@@ -28,7 +28,7 @@ from sordino.distributed import agreement
 from sordino.distributed.sharding import placed, whole
 from sordino.distributed.team import Team
 from sordino.errors import SordinoError, UnsupportedModel
-from sordino.gradients.engine import Differentiated, Engine, Objective, accumulation_dtype
+from sordino.gradients.engine import Differentiated, Engine, Objective, total_dtype
 from sordino.noise import Source, perturb
 from sordino.records import Records
 from sordino.sampling.draw import Draw
@@ -113,8 +113,11 @@ class Attempt:
 
     @cached_property
     def total(self) -> list[Tensor]:
-        """The weighted sum so far; made when the first part of the draw has gone through the model, to save memory."""
-        return [torch.zeros(p.shape, dtype=accumulation_dtype(p), device=p.device) for p in self.parameters]
+        """The weighted sum so far; made when the first part of the draw has gone through the model, to save memory.
+
+        In double precision, so that adding up many parts rounds nothing: see docs/proofs/rounding.md.
+        """
+        return [torch.zeros(p.shape, dtype=total_dtype(p), device=p.device) for p in self.parameters]
 
 
 def take(bench: Bench, step: int) -> bool:

@@ -1,66 +1,44 @@
-"""Per-example norms from a loss vector whose graph the user built, for loops that call ``private.backward(losses)``.
+"""Per-example gradients of a loss vector whose graph the user built, for loops that call ``private.backward(losses)``.
 
-Norms come from batched backward passes over rows of the identity, chunk by chunk; the weighted sum is then one ordinary
-backward pass with the weights as output gradients. No gradient outlives its chunk.
+They come from batched backward passes over rows of the identity, chunk by chunk. No gradient outlives its chunk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from sordino.gradients.engine import accumulation_dtype
 from sordino.gradients.looped import detached_from, filled
-from sordino.gradients.vmapped import materialising_microbatch
+from sordino.gradients.vmapped import InChunks, materialising_microbatch
 
 
-@dataclass(frozen=True)
-class Backpropagated:
-    """A loss vector with its graph, and the norms of its rows."""
+def backpropagated(losses: Tensor, parameters: list[nn.Parameter]) -> InChunks:
+    """The rows of a loss vector with its graph, differentiated one by one; sums are of what was measured."""
+    if not losses.requires_grad:
+        raise detached_from(parameters)
+    identity = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
 
-    losses: Tensor
-    parameters: list[nn.Parameter]
-    norms: Tensor
+    def compute(chunk: range) -> list[Tensor]:
+        with torch.autocast(losses.device.type, enabled=False):
+            return _gradients(losses, parameters, identity[chunk.start : chunk.stop])
 
-    @staticmethod
-    def of(losses: Tensor, parameters: list[nn.Parameter]) -> Backpropagated:
-        if not losses.requires_grad:
-            raise detached_from(parameters)
-        identity = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
-        chunks = identity.split(materialising_microbatch(parameters))
-        return Backpropagated(losses, parameters, torch.cat([_norms(losses, parameters, rows) for rows in chunks]))
-
-    def weighted_sum(self, weights: Tensor) -> list[Tensor]:
-        rows = weights.to(self.losses.dtype)
-        gradients = torch.autograd.grad(
-            self.losses, self.parameters, grad_outputs=rows, allow_unused=True, retain_graph=True
-        )
-        return [g.to(accumulation_dtype(g)) for g in filled(gradients, self.parameters)]
+    return InChunks(len(losses), materialising_microbatch(parameters), compute)
 
 
-def _norms(losses: Tensor, parameters: list[nn.Parameter], rows: Tensor) -> Tensor:
+def _gradients(losses: Tensor, parameters: list[nn.Parameter], rows: Tensor) -> list[Tensor]:
+    """[rows, *shape] for each parameter."""
     gradients: Sequence[Tensor | None]
     try:
         gradients = torch.autograd.grad(
             losses, parameters, grad_outputs=rows, is_grads_batched=True, allow_unused=True, retain_graph=True
         )
     except RuntimeError:  # an operation whose backward pass has no batching rule, such as a GRU's
-        return torch.cat([_row_norm(losses, parameters, row) for row in rows])
-    return _length([g for g in gradients if g is not None], len(rows), rows)
-
-
-def _row_norm(losses: Tensor, parameters: list[nn.Parameter], row: Tensor) -> Tensor:
-    gradients: Sequence[Tensor | None] = torch.autograd.grad(
-        losses, parameters, grad_outputs=row, allow_unused=True, retain_graph=True
-    )
-    return _length([g.unsqueeze(0) for g in gradients if g is not None], 1, row)
-
-
-def _length(gradients: list[Tensor], size: int, like: Tensor) -> Tensor:
-    total = torch.zeros(size, dtype=accumulation_dtype(like), device=like.device)
-    for g in gradients:
-        total += g.to(total.dtype).flatten(1).square().sum(1)
-    return total.sqrt()
+        singly = (
+            torch.autograd.grad(losses, parameters, grad_outputs=row, allow_unused=True, retain_graph=True)
+            for row in rows
+        )
+        return [torch.stack(each) for each in zip(*(filled(one, parameters) for one in singly), strict=True)]
+    unused = (torch.zeros(len(rows), *p.shape, dtype=p.dtype, device=p.device) for p in parameters)
+    return [zero if g is None else g for g, zero in zip(gradients, unused, strict=True)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.gradients.bookkeeping_layout import Examples, Layout
-from sordino.gradients.engine import accumulation_dtype
+from sordino.gradients.engine import FullPrecision, accumulation_dtype
 from sordino.gradients.recording import Recording, Tracked, Use
 from sordino.gradients.rules.base import NoRule, PerExample
 from sordino.gradients.rules.combined import Pulled, Summed, combine
@@ -31,6 +31,7 @@ class Book:
         precise = any(p.dtype == torch.float64 for p in parameters)
         device = parameters[0].device if parameters else None
         self.squares = torch.zeros(size, dtype=torch.float64 if precise else torch.float32, device=device)
+        self.precisely = FullPrecision(self.squares.device)
         self.kept: dict[int, list[PerExample]] = defaultdict(list)
         self.wanted = {id(p) for p in parameters}
         self.single = self.measured_alone()
@@ -63,7 +64,7 @@ class Book:
         if layout is None:
             raise NoRule(f"{use.name}: a gradient came where none came before")
         at = Examples(layout, self.size)
-        with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
+        with torch.no_grad(), self.precisely:
             for share in use.shares:
                 if not any(id(root) in self.wanted for root in self.recording.tracked[id(share.parameter)].roots):
                     continue
@@ -78,14 +79,14 @@ class Book:
 
     def close(self) -> Book:
         """After the backward pass: measure the parameters with several uses."""
-        with torch.no_grad():
+        with torch.no_grad(), self.precisely:
             combined = {key: combine(parts) for key, parts in self.kept.items()}
-        for parameter in self.parameters:
-            made = [self.recording.tracked[key] for key in combined if self.made_from(key, parameter)]
-            total = total_of(parameter, made, combined)
-            self.totals.append(total)
-            if total is not None and not all(id(each.handle) in self.single for each in made):
-                self.squares += total.squared_norms().detach()
+            for parameter in self.parameters:
+                made = [self.recording.tracked[key] for key in combined if self.made_from(key, parameter)]
+                total = total_of(parameter, made, combined)
+                self.totals.append(total)
+                if total is not None and not all(id(each.handle) in self.single for each in made):
+                    self.squares += total.squared_norms()
         self.kept.clear()
         self.recording.ignore()  # or the two would hold each other, and what was kept, until the garbage collector
         return self
@@ -107,8 +108,10 @@ class Book:
             if total is None:
                 yield torch.zeros_like(parameter, dtype=accumulation_dtype(parameter), requires_grad=False)
                 continue
-            finite = total.without(bad) if some_bad else total
-            yield finite.weighted_sum(weights).detach().to(accumulation_dtype(parameter))
+            with torch.no_grad(), self.precisely:
+                finite = total.without(bad) if some_bad else total
+                found = finite.weighted_sum(weights).to(accumulation_dtype(parameter))
+            yield found
 
 
 def pieces_apart(made: list[Tracked]) -> bool:

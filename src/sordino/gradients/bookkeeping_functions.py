@@ -46,11 +46,6 @@ def is_metadata(func: Any) -> bool:
     return getattr(func, "__name__", "") in METADATA and name_of(func) not in VIEW_PROPERTIES
 
 
-def is_in_place(name: str) -> bool:
-    """Whether a function of this name changes its first argument."""
-    return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or name.startswith("__i")
-
-
 def is_basic_index(index: Any) -> bool:
     """Whether an index cuts by numbers alone, and not by the values of a tensor or a list."""
     parts = index if isinstance(index, tuple) else (index,)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import torch
 from torch import Tensor
 
 
@@ -78,7 +79,13 @@ class Examples:
         first = self.first(tensor)
         return first.unsqueeze(1) if self.layout.kind is Kind.DIMENSION else first
 
-    def owns_only(self, gradient: Tensor, example: int) -> bool:
-        """Whether a gradient of one example's loss is zero in every other example's entries."""
-        total = gradient.count_nonzero()
-        return bool(self.first(gradient)[example].count_nonzero() == total)
+    def owners(self, like: Tensor) -> Tensor:
+        """Which example every entry belongs to, in a shape that broadcasts to that of `like`."""
+        kind, numbers = self.layout.kind, torch.arange(self.size, device=like.device)
+        if kind is Kind.WHOLE:
+            return numbers.reshape([1] * like.dim())
+        if kind is Kind.DIMENSION:
+            return numbers.reshape([-1 if dim == self.layout.dim else 1 for dim in range(like.dim())])
+        others = len(like) // self.size
+        rows = numbers.repeat_interleave(others) if kind is Kind.MAJOR else numbers.repeat(others)
+        return rows.reshape(-1, *[1] * (like.dim() - 1))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sordino.gradients.bookkeeping_layout import Layout, candidates
 from sordino.gradients.recording import Recording, Use
-from sordino.gradients.rules.base import NoRule
+from sordino.gradients.rules.base import NoRule, Unproven
 
 _log = logging.getLogger("sordino")
 
@@ -26,14 +26,10 @@ EXACT = 1e-5
 """Relative difference that counts as equal: powers of two leave none, but some devices add up in any order."""
 
 
-class Unproven(NoRule):
-    """This batch alone says too little about where its examples are; another one may say more."""
-
-
 class Shared(Exception):
     """Some operations on constants looked like one row per example and are shared by all; run again with `calls`."""
 
-    def __init__(self, calls: frozenset[int]) -> None:
+    def __init__(self, calls: frozenset[tuple[int, str]]) -> None:
         super().__init__(f"operations {sorted(calls)} are shared by all examples")
         self.calls = calls
 
@@ -43,7 +39,7 @@ class Knowledge:
     """What earlier batches of one objective have shown: layouts by the trace of the loss."""
 
     proven: dict[tuple[object, ...], list[Layout | None]] = field(default_factory=dict)
-    shared: frozenset[int] = frozenset()
+    shared: frozenset[tuple[int, str]] = frozenset()
     told: set[str] = field(default_factory=set)
     refused: str = ""
 
@@ -65,7 +61,7 @@ def arrange(recording: Recording, losses: Tensor, knowledge: Knowledge) -> None:
         for use in uses:
             (use.layout,) = candidates(use.shape, size, use.batch_dims)
         return
-    if id(losses) not in trace.made:
+    if trace.origin(losses) is None:
         trace.reorders = True  # something that no mode sees made the losses
     key = (*((use.name, use.call, use.batch_dims) for use in uses), *trace.key(size))
     if trace.reorders or key not in knowledge.proven:
@@ -94,7 +90,7 @@ def refuse_or_share(misplaced: list[Use], recomputes: bool) -> None:
     if mixed:
         dims = len(mixed[0].shape)
         raise NoRule(f"{mixed[0].name}: none of the {dims} dimensions of its output holds one example each")
-    raise Shared(frozenset(use.call for use in misplaced))
+    raise Shared(frozenset((use.call, use.name) for use in misplaced))
 
 
 @dataclass
@@ -134,10 +130,10 @@ class Probe:
         finite = torch.isfinite(gradient) & torch.isfinite(plain)
         self.spoiled = self.spoiled or not bool(finite.all())
         gradient, plain = gradient.where(finite, 0), plain.where(finite, 0)
-        if plain.abs().max() > 2 * smallest(plain):
-            self.seen.add(id(use))
         possible = [layout for layout in self.left[id(use)] if self.explains(layout, plain, gradient)]
         self.left[id(use)] = possible
+        if possible and self.shows_all(possible[0], plain):
+            self.seen.add(id(use))
 
     def explains(self, layout: Layout, plain: Tensor, weighted: Tensor) -> bool:
         """Whether every entry was multiplied by the weight of the example that it belongs to."""
@@ -147,12 +143,17 @@ class Probe:
         wanted = mine * weights
         return bool(((theirs - wanted).abs() <= EXACT * wanted.abs() + smallest(plain) * weights).all())
 
+    def shows_all(self, layout: Layout, plain: Tensor) -> bool:
+        """Whether every example has a gradient here; the silence of some would let a wrong layout explain the rest."""
+        entries = layout.first(plain, self.size).reshape(self.size, -1).abs()
+        return bool((entries.amax(1) > 2 * smallest(plain)).all())
+
     def layout(self, use: Use) -> Layout | None:
         """Any layout that is left; none for a use that no gradient reached."""
         return self.left[id(use)][0] if id(use) in self.reached and self.left[id(use)] else None
 
     def is_certain(self, use: Use) -> bool:
-        """Whether one layout alone explains gradients that were seen, or none ever come."""
+        """Whether one layout alone explains gradients of every example, or none ever come."""
         return id(use) not in self.reached or (id(use) in self.seen and len(self.left[id(use)]) == 1)
 
 

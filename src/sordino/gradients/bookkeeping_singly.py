@@ -10,7 +10,8 @@ from sordino.gradients.bookkeeping_layout import Kind, Layout
 from sordino.gradients.engine import accumulation_dtype
 from sordino.gradients.looped import detached_from
 from sordino.gradients.recording import Recording
-from sordino.gradients.rules.base import NoRule, squares
+from sordino.gradients.rules.base import NoRule
+from sordino.gradients.vmapped import InChunks, materialising_microbatch
 
 
 class OneByOne:
@@ -24,15 +25,18 @@ class OneByOne:
         if not losses.requires_grad:
             raise detached_from(parameters)
         self.recording, self.losses, self.parameters = recording, losses, parameters
-        rows = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
-        self.norms = torch.stack([self.norm(row) for row in rows])
+        self.rows = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
+        self.gradients = InChunks(len(losses), materialising_microbatch(parameters), self.compute)
+        self.norms = self.gradients.norms
 
-    def norm(self, row: Tensor) -> Tensor:
-        lengths = [squares(gradient.reshape(1, -1)) for gradient in self.gradient(row)]
-        return torch.cat(lengths).sum().sqrt()
+    def compute(self, chunk: range) -> list[Tensor]:
+        """[examples, *shape] for each parameter."""
+        with torch.autocast(self.losses.device.type, enabled=False):
+            each = [self.gradient(row) for row in self.rows[chunk.start : chunk.stop]]
+        return [torch.stack(column) for column in zip(*each, strict=True)]
 
     def gradient(self, row: Tensor) -> list[Tensor]:
-        """The gradient of ``row @ losses`` by one backward pass."""
+        """The gradient of the loss that `row` of the identity picks, by one backward pass."""
         book = Book(self.parameters, self.recording, 1, Layout(Kind.WHOLE))
         self.recording.on_gradient = book.receive
         made = [each.handle for each in self.recording.tracked.values() if each.handle is not each.attached]
@@ -50,4 +54,4 @@ class OneByOne:
         return bool(torch.isfinite(self.norms).all())
 
     def weighted_sum(self, weights: Tensor) -> list[Tensor]:
-        return self.gradient(weights.to(self.losses.dtype))
+        return self.gradients.weighted_sum(weights)

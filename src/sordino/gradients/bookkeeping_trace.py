@@ -8,7 +8,9 @@ equal layouts, and a trace that `reorders` says nothing about any other batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from numbers import Integral
 from typing import Any
+from weakref import ref
 
 from torch import Tensor
 
@@ -31,8 +33,19 @@ class Trace:
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         self.steps: list[tuple[object, ...]] = []
-        self.made = {id(tensor): f"known {index}" for index, tensor in enumerate(known)}
+        self.made: dict[int, tuple[ref[Tensor], str]] = {}
         self.given, self.reorders = 0, False
+        for index, tensor in enumerate(known):
+            self.remember(tensor, f"known {index}")
+
+    def remember(self, tensor: Tensor, origin: str) -> None:
+        """Where a tensor came from; weakly, as another one may take its place in memory and then its id."""
+        self.made[id(tensor)] = (ref(tensor), origin)
+
+    def origin(self, tensor: Tensor) -> str | None:
+        """Where a tensor came from, if that is known."""
+        found = self.made.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else None
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any, shared: Callable[[Tensor], bool]) -> None:
         """Remember one operation; `shared` says of a tensor that it is the same for every example."""
@@ -46,24 +59,27 @@ class Trace:
         if results:
             given = self.plain(args), self.plain(tuple(kwargs.items()))
             self.steps.append((name, *given, *(tuple(each.shape) for each in results)))
-            self.made.update((id(each), f"made {len(self.steps)}.{place}") for place, each in enumerate(results))
+            for place, each in enumerate(results):
+                self.remember(each, f"made {len(self.steps)}.{place}")
 
     def is_opaque(self, tensor: Tensor) -> bool:
         """Whether a tensor was computed by something that no mode sees, such as an autograd.Function."""
-        return id(tensor) not in self.made and tensor.grad_fn is not None
+        return self.origin(tensor) is None and tensor.grad_fn is not None
 
     def plain(self, value: Any) -> Any:
         """An argument without its values: which operation made a tensor, and integers; floats place nothing."""
         if isinstance(value, Tensor):
-            if id(value) not in self.made:
+            if self.origin(value) is None:
                 self.given += 1
-                self.made[id(value)] = f"given {self.given}"
-            return self.made[id(value)]
+                self.remember(value, f"given {self.given}")
+            return self.origin(value)
         if isinstance(value, (tuple, list)):
             return tuple(map(self.plain, value))
         if isinstance(value, slice):
             return "slice", self.plain(value.start), self.plain(value.stop), self.plain(value.step)
-        return value if isinstance(value, (int, str, type(None))) else type(value).__name__
+        if isinstance(value, Integral):  # of numpy, too
+            return int(value)
+        return value if isinstance(value, (str, type(None))) else type(value).__name__
 
     def key(self, size: int) -> tuple[object, ...]:
         """The trace whatever the batch size: its multiples are counted in batches."""

@@ -8,6 +8,7 @@ Clipping, automatic clipping, JL clipping and importance weights are all functio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -128,6 +129,51 @@ class Recorder(Protocol):
     def differentiate(self, losses: Tensor) -> Differentiated: ...
 
 
+class FullPrecision:
+    """A context in which float32 means float32, whatever the user chose for the loss.
+
+    Autocast is off, and matrix products and convolutions do not round their factors to TF32 or bfloat16: a norm and a
+    sum of the same gradients must not differ by more than the rounding of float32. It may be entered again and again.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        backends: Any = torch.backends
+        above, *slots = {
+            "cpu": (backends.mkldnn, backends.mkldnn.matmul, backends.mkldnn.conv),
+            "cuda": (backends.cudnn, backends.cuda.matmul, backends.cudnn.conv),
+        }.get(device.type, (backends,))
+        self._type = device.type
+        self._coarse = [slot for slot in slots if not _is_exact(slot, above, backends)]
+        self._left: list[tuple[list[str], AbstractContextManager[object] | None]] = []
+
+    def __enter__(self) -> None:
+        autocast = None
+        if torch.is_autocast_enabled(self._type):
+            autocast = torch.autocast(self._type, enabled=False)
+            autocast.__enter__()  # type: ignore[no-untyped-call]  # torch has no types for it
+        self._left.append(([slot.fp32_precision for slot in self._coarse], autocast))
+        for slot in self._coarse:
+            slot.fp32_precision = "ieee"
+
+    def __exit__(self, *error: object) -> None:
+        chosen, autocast = self._left.pop()
+        for slot, precision in zip(self._coarse, chosen, strict=True):
+            slot.fp32_precision = precision
+        if autocast is not None:
+            autocast.__exit__(None, None, None)
+
+
+def _is_exact(*settings: Any) -> bool:
+    """Whether the first of these settings of precision that says anything says float32; if none does, it is."""
+    said = (setting.fp32_precision for setting in settings)
+    return next((precision for precision in said if precision != "none"), "ieee") == "ieee"
+
+
 def accumulation_dtype(tensor: Tensor) -> torch.dtype:
     """Norms, sums and noise are at least float32, whatever the model's dtype."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def total_dtype(tensor: Tensor) -> torch.dtype:
+    """Sums over many microbatches are in double precision, where the device has it."""
+    return torch.float32 if tensor.device.type == "mps" else torch.float64

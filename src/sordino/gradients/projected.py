@@ -27,17 +27,21 @@ from randomgen import AESCounter
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from sordino.errors import InvalidInput, UnsupportedModel
+from sordino.gradients.bookkeeping_functions import tensors_in
 from sordino.gradients.engine import Batch, Objective, accumulation_dtype
 from sordino.gradients.looped import detached_from, filled
+from sordino.gradients.rules.base import name_of
 from sordino.gradients.vmapped import MEMORY_TARGET
 from sordino.noise import Source
 
 _log = logging.getLogger("sordino")
 
 MICROBATCH = 256
+HALVES = (torch.float16, torch.bfloat16)
 TOLERANCE = 1e-4
 """How far the projection of a sum may be from the sum of the projections, as a share of all lengths: rounding alone."""
 
@@ -180,7 +184,7 @@ class Estimated:
         kept = torch.zeros_like(weights).index_copy(0, rows, weights[rows])
         data = task.batch.data if len(rows) == size else tree_map(lambda x: x[places.to(x.device)], task.batch.data)
         task.coins.rewind()
-        with torch.enable_grad(), plain_attention():
+        with torch.enable_grad(), plain_attention(), _NoHalves():
             losses = task.objective.losses(data, size)
             if not losses.requires_grad:
                 raise detached_from(task.parameters)
@@ -272,6 +276,23 @@ def plain_attention() -> AbstractContextManager[None]:
     """Fused attention has neither a forward-mode rule nor a double backward on the CPU; the plain kernel has both."""
     context: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
     return context
+
+
+class _NoHalves(TorchFunctionMode):
+    """Refuses half precision between the parameters and the loss, as under autocast.
+
+    There the one backward pass adds up the gradients of all examples in half precision, which one record more can move
+    by far more than its own gradient.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if any(tensor.requires_grad and tensor.dtype in HALVES for tensor in tensors_in((result,), {})):
+            raise UnsupportedModel(
+                f"{name_of(func)} computes in half precision, which rounds sums of gradients before the noise: "
+                "take autocast and casts out of the loss, or use exact norms (not jl)"
+            )
+        return result
 
 
 def _only(single: Any) -> Callable[[int], Any]:

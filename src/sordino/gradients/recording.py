@@ -20,7 +20,6 @@ from sordino.gradients.bookkeeping_functions import (
     FOLLOWED,
     REARRANGE,
     accepts,
-    is_in_place,
     is_metadata,
     keeps_lengths,
     refuse_derivatives,
@@ -31,7 +30,7 @@ from sordino.gradients.bookkeeping_layout import Layout
 from sordino.gradients.bookkeeping_tap import Tap
 from sordino.gradients.bookkeeping_trace import Trace
 from sordino.gradients.rules import RULES, generic
-from sordino.gradients.rules.base import Call, NoRule, Share, name_of
+from sordino.gradients.rules.base import Call, NoRule, Share, is_in_place, name_of
 from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples
 
 
@@ -87,7 +86,7 @@ class Recording(TorchFunctionMode):
         parameters: Sequence[nn.Parameter],
         constants: Iterable[Tensor],
         size: int | None,
-        shared: frozenset[int],
+        shared: frozenset[tuple[int, str]],
         lenient: bool = False,
     ) -> None:
         super().__init__()
@@ -134,8 +133,9 @@ class Recording(TorchFunctionMode):
             self.trace.note(func, args, kwargs, result, self.is_shared)
         return result
 
-    def is_shared(self, tensor: Tensor) -> bool:  # the same for every example
-        return id(tensor) in self.tracked or id(tensor) in self.constants
+    def is_shared(self, tensor: Tensor) -> bool:
+        """The same for every example: one that has a gradient has had an activation written into it since."""
+        return id(tensor) in self.tracked or (id(tensor) in self.constants and not tensor.requires_grad)
 
     def run(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], tracked: list[Tensor]) -> Any:
         """Run one operation: as it is without tracked tensors, otherwise as a use of them."""
@@ -187,9 +187,9 @@ class Recording(TorchFunctionMode):
             raise NoRule(f"{name}: modifies a parameter in place during the loss")
         known = all(map(self.is_shared, tensors))
         over_examples = func in EXPANSIONS and expands_examples(args, kwargs, self.size)
-        if (known and not over_examples) or self.calls in self.shared:
-            return self.derive(func, args, kwargs, tracked)
         closed = not any(t.requires_grad for t in tensors if id(t) not in self.tracked)
+        if (known and not over_examples) or (closed and (self.calls, name) in self.shared):
+            return self.derive(func, args, kwargs, tracked)
         call = Recorded(self, func, self.calls, tracked, closed)
         rule = RULES.get(func)
         if rule is not None and accepts(rule, kwargs):
@@ -267,10 +267,15 @@ class Recorded(Call):
     def tracks(self, value: object) -> bool:
         return id(value) in self.recording.tracked
 
+    def is_shared(self, tensor: Tensor) -> bool:
+        return self.recording.is_shared(tensor)
+
     def tracked(self) -> list[Tensor]:
         return list({id(tensor): tensor for tensor in self._tracked}.values())
 
     def keep(self, output: Tensor, inputs: Sequence[Tensor], shares: Sequence[Share], batch_dims: int) -> Tensor:
+        if output.is_complex():
+            raise NoRule(f"{name_of(self.function)}: complex numbers have no rule")
         return self.recording.tap(output, self.receive(output.shape, inputs, shares, batch_dims))
 
     def receive(

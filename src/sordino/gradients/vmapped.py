@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
 from sordino.errors import UnsupportedModel
-from sordino.gradients.engine import Batch, Objective, accumulation_dtype
+from sordino.gradients.engine import Batch, FullPrecision, Objective, accumulation_dtype, total_dtype
 
 MEMORY_TARGET = 256 * 2**20
 """Bytes that materialised per-example gradients may take by default."""
@@ -36,7 +37,32 @@ class Materialised:
         return Materialised(gradients, norms)
 
     def weighted_sum(self, weights: Tensor) -> list[Tensor]:
-        return [torch.tensordot(weights.to(g.dtype), g, dims=1) for g in self.gradients]
+        with FullPrecision(weights.device):
+            return [torch.tensordot(weights.to(g.dtype), g, dims=1) for g in self.gradients]
+
+
+class InChunks:
+    """Per-example gradients that `compute` makes for a range of examples, kept only if all of them are one chunk.
+
+    Otherwise they are computed once more for the sum. A backward pass of the weighted losses would be cheaper, but it
+    adds up in the precision of the model, and that one record moves by more than its clipped gradient.
+    """
+
+    def __init__(self, size: int, chunk: int, compute: Callable[[range], list[Tensor]]) -> None:
+        self._compute = compute
+        self._chunks = [range(start, min(start + chunk, size)) for start in range(0, size, chunk)]
+        self._kept = Materialised.of(compute(self._chunks[0])) if len(self._chunks) == 1 else None
+        self.norms = torch.cat([self._measured(each).norms for each in self._chunks])
+
+    def _measured(self, chunk: range) -> Materialised:
+        return self._kept or Materialised.of(self._compute(chunk))
+
+    def weighted_sum(self, weights: Tensor) -> list[Tensor]:
+        total: list[Tensor] = []
+        for chunk in self._chunks:
+            sums = self._measured(chunk).weighted_sum(weights[chunk.start : chunk.stop])
+            total = [one.to(total_dtype(one)) + more for one, more in zip(total, sums, strict=True)] if total else sums
+        return total
 
 
 def materialising_microbatch(parameters: list[nn.Parameter]) -> int:

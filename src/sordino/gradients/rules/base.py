@@ -29,6 +29,10 @@ class NoRule(Exception):
     """This use of a parameter cannot be book-kept; the message says which operation and why."""
 
 
+class Unproven(NoRule):
+    """This batch alone cannot be book-kept; another one may be."""
+
+
 class PerExample(ABC):
     """One parameter's gradients for all examples of a batch, in whatever form is cheapest to keep."""
 
@@ -62,6 +66,14 @@ class PerExample(ABC):
         For what is kept formed it is the norm itself: the weighted sum adds up what was measured.
         """
         return self.squared_norms().sqrt()
+
+    def sum_formed(self, weights: Tensor) -> Tensor:
+        """The weighted sum of formed gradients, a block at a time: of exactly what was measured."""
+        total = weights.new_zeros(self.shape)
+        for start, stop in self.blocks():
+            formed = self.form(start, stop)
+            total = total + torch.tensordot(weights[start:stop].to(formed.dtype), formed, 1)
+        return total
 
     def blocks(self) -> list[tuple[int, int]]:
         """Ranges of examples whose formed gradients fit in BLOCK_BYTES."""
@@ -116,6 +128,10 @@ class Call(ABC):
         """Whether this is a trainable parameter, or was made from trainable parameters alone."""
 
     @abstractmethod
+    def is_shared(self, tensor: Tensor) -> bool:
+        """Whether this is the same for every example by where it came from: parameters, buffers, made from those."""
+
+    @abstractmethod
     def keep(self, output: Tensor, inputs: Sequence[Tensor], shares: Sequence[Share], batch_dims: int) -> Tensor:
         """Remember the operation; the returned tensor is its output, from which the gradient will be taken.
 
@@ -165,8 +181,13 @@ def name_of(function: Callable[..., Any]) -> str:
     return f"{getattr(owner, '__name__', owner)}" if name == "__get__" else name
 
 
+def is_in_place(name: str) -> bool:
+    """Whether a function of this name changes its first argument."""
+    return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or name.startswith("__i")
+
+
 def precise(tensor: Tensor) -> Tensor:
-    """float32 or better, whatever the model's dtype; complex and float64 as they are."""
+    """float32 or better, whatever the model's dtype."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from sordino.gradients.rules.base import PerExample
+from sordino.gradients.rules.base import Formed, PerExample, squares
 from sordino.gradients.rules.embedding import Looked
 from sordino.gradients.rules.linear import Outer, inner_products
-from sordino.gradients.rules.ways import bounded, drift, trusted
+from sordino.gradients.rules.ways import FORM_BYTES, bounded, drift, trusted
 
 
 class Summed(PerExample):
@@ -61,7 +62,9 @@ class Summed(PerExample):
 class Pulled(PerExample):
     """Gradients of a tensor made from parameters alone, pulled back to one of them through its autograd graph.
 
-    With `isometric` the tensor is the parameter rearranged or a piece of it, so lengths are those of the tensor.
+    With `isometric` the tensor is the parameter rearranged or a piece of it: lengths are those of the tensor, and a sum
+    is pulled back without rounding. Otherwise the gradients that were measured are added up, one by one: the sum's way
+    back is in the precision of the model, and it may drop a direction in which one example is longer than all others.
     """
 
     manner = "pulled back"
@@ -69,29 +72,61 @@ class Pulled(PerExample):
     def __init__(self, inner: PerExample, made: Tensor, parameter: Tensor, isometric: bool) -> None:
         self.inner, self.made, self.parameter, self.isometric = inner, made, parameter, isometric
         self.size, self.shape = inner.size, parameter.shape
+        self.formed: Formed | None = None
 
     def squared_norms(self) -> Tensor:
         if self.isometric:
             return self.inner.squared_norms()
-        return torch.cat([self.form(*block).flatten(1).square().sum(1) for block in self.blocks()])
+        if self.formed is None and 4 * self.size * self.shape.numel() <= FORM_BYTES:
+            self.formed = Formed(self.form(0, self.size))
+        if self.formed is not None:
+            return self.formed.squared_norms()
+        return torch.cat([squares(self.form(*block).flatten(1)) for block in self.blocks()])
 
     def mass(self) -> Tensor:
         return self.inner.mass() if self.isometric else super().mass()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.pull(self.inner.weighted_sum(weights))
+        if self.isometric:
+            return self.pull(self.inner.weighted_sum(weights))
+        return self.formed.weighted_sum(weights) if self.formed else self.sum_formed(weights)
 
     def form(self, start: int, stop: int) -> Tensor:
+        if self.formed is not None:
+            return self.formed.form(start, stop)
         # Not torch's batched gradients: they lack a rule for many operations that parametrisations use.
         return torch.stack([self.pull(gradient) for gradient in self.inner.form(start, stop)])
 
     def pull(self, gradient: Tensor) -> Tensor:
-        cotangent = gradient.reshape(self.made.shape).to(self.made.dtype)
-        (pulled,) = torch.autograd.grad(self.made, self.parameter, cotangent, retain_graph=True)
-        return pulled.to(gradient.dtype)
+        cotangent = gradient.reshape(self.made.shape)
+        pieces = digits(cotangent, self.made.dtype) if self.isometric else [(cotangent, 1.0)]
+        return torch.stack([self.pull_rounded(piece).to(gradient.dtype) * unit for piece, unit in pieces]).sum(0)
 
-    def without(self, bad: Tensor) -> Pulled:
+    def pull_rounded(self, cotangent: Tensor) -> Tensor:
+        """In the precision in which the tensor was made."""
+        (pulled,) = torch.autograd.grad(self.made, self.parameter, cotangent.to(self.made.dtype), retain_graph=True)
+        return pulled
+
+    def without(self, bad: Tensor) -> PerExample:
+        if self.formed is not None:
+            return self.formed.without(bad)
         return Pulled(self.inner.without(bad), self.made, self.parameter, self.isometric)
+
+
+def digits(values: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, float]]:
+    """Values as a sum of (tensor that `dtype` holds exactly, power of two).
+
+    Three times the 8 bits of bfloat16 are the 24 of float32; float16 has more bits and a range that `unit` fits.
+    """
+    if torch.finfo(dtype).bits >= torch.finfo(values.dtype).bits:
+        return [(values, 1.0)]
+    largest = float(values.abs().max()) if values.numel() else 0.0
+    unit = 2.0 ** (math.frexp(largest)[1] - 14) if math.isfinite(largest) else 1.0
+    left, pieces = values / unit, []
+    for _ in range(3):
+        pieces.append((left.to(dtype), unit))
+        left = left - pieces[-1][0]
+    return pieces
 
 
 def combine(parts: Sequence[PerExample]) -> PerExample:

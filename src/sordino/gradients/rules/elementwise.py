@@ -18,9 +18,7 @@ def reduce_to(values: Tensor, shape: torch.Size, at: Examples) -> Tensor:
     if at.layout.kind is not Kind.WHOLE and aligned[at.layout.dim] != 1:
         raise NoRule("elementwise: the parameter has an entry for every example of the batch")
     if at.layout.kind is Kind.DIMENSION:
-        del aligned[at.layout.dim]
-    elif at.layout.kind is not Kind.WHOLE:
-        aligned.insert(0, 1)
+        del aligned[at.layout.dim]  # of what is folded, the first length is that of the others
     first = at.first(values)
     dims = [dim for dim, length in enumerate(aligned, 1) if length == 1]
     summed = first.sum(dims, keepdim=True) if dims else first

@@ -1,66 +1,189 @@
-"""Any operation without a rule of its own, isolated: replayed for one example at a time from what it was given."""
+"""Any operation without a rule of its own: differentiated once more, for what is proven of its output.
+
+The gradient of example i is ``J_pᵀ (g ∘ [entries of example i])``: the operation's Jacobian, applied to the output
+gradient without all that belongs to other examples. Where the examples are in the output is proven by gradients, so
+this is right whatever the arguments hold (`Masked`). It looks at the whole batch for every example; where the operation
+provably treats each example alone, that example's rows of the arguments are enough (`Replayed`).
+
+Which arguments have rows that belong to examples is no matter of their lengths: a constant, or a feature, may happen to
+be as long as the batch. Only what came from data is ever cut, and only if `treats_alone` has shown for every example
+that the operation, at other values of the parameter and of the data, gives the same with the rest of the batch away.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from sordino.gradients.bookkeeping_layout import Examples, Kind
-from sordino.gradients.rules.base import Call, NoRule, PerExample, Share, name_of, precise, zeroed
+from sordino.gradients.rules.base import (
+    BLOCK_BYTES,
+    Call,
+    NoRule,
+    PerExample,
+    Settle,
+    Share,
+    Unproven,
+    is_in_place,
+    name_of,
+    precise,
+    squares,
+    zeroed,
+)
+
+STIR = 1e-2
+"""How far, relative to their size, values are moved to see whether an operation treats examples alone."""
+
+MULTILINEAR = frozenset({torch.einsum, F.bilinear, torch.matmul, torch.bmm, torch.baddbmm, torch.tensordot})
+KNOWN: dict[tuple[object, tuple[int, ...]], bool] = {}
+"""Whether multilinear operations on such shapes treat examples alone."""
 
 
-class Replayed(PerExample):
+@dataclass(frozen=True)
+class Operation:
+    """A function and its arguments, flattened, and the dtype that autocast had for it.
+
+    `positions` are those of one parameter, `data` those that came with the batch.
+    """
+
+    function: Callable[..., Any]
+    leaves: list[Any]
+    spec: TreeSpec
+    positions: list[int]
+    data: list[int]
+    autocast: torch.dtype | None
+
+    @property
+    def name(self) -> str:
+        return name_of(self.function)
+
+    @property
+    def parameter(self) -> Tensor:
+        parameter: Tensor = self.leaves[self.positions[0]]
+        return parameter
+
+    def run(self, parameter: Tensor, places: list[int] | None = None, *values: Tensor) -> Tensor:
+        """The output with another parameter, and other values at `places` of the arguments."""
+        leaves = list(self.leaves)
+        for i in self.positions:
+            leaves[i] = parameter
+        for i, value in zip(places or (), values, strict=True):
+            leaves[i] = value
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        with torch.autocast(parameter.device.type, self.autocast, self.autocast is not None, cache_enabled=False):
+            result: Tensor = self.function(*args, **kwargs)
+        return result
+
+    def shapes(self) -> object:
+        """Everything about the operation but the values of its tensors; None if some of those count or choose."""
+        tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+        if not all(leaf.is_floating_point() for leaf in tensors):
+            return None
+        given = (tuple(leaf.shape) if isinstance(leaf, Tensor) else str(leaf) for leaf in self.leaves)
+        return self.function, str(self.spec), tuple(self.positions), tuple(given)
+
+    def long(self, size: int) -> list[int]:
+        """Data with one row for each of `size` examples, perhaps."""
+        return [i for i in self.data if self.leaves[i].dim() > 0 and len(self.leaves[i]) == size]
+
+
+class _Formed(PerExample):
+    """Gradients that are formed a block of examples at a time, for norms and again for the sum."""
+
+    def squared_norms(self) -> Tensor:
+        return torch.cat([squares(self.form(*block).flatten(1)) for block in self.blocks()])
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.sum_formed(weights)
+
+
+class Masked(_Formed):
+    """gradient_i by one vector-Jacobian product of the whole operation; `owner` says whose every entry of g is.
+
+    The operation runs once: norms and sum are of the same Jacobian, also if it draws random numbers.
+    """
+
+    def __init__(self, operation: Operation, output: Tensor, g: Tensor, owner: Tensor, size: int) -> None:
+        try:
+            again, self.pull = torch.func.vjp(operation.run, operation.parameter)
+        except (RuntimeError, NotImplementedError) as error:
+            raise NoRule(f"{operation.name}: has no rule and cannot be differentiated once more") from error
+        if again.shape != output.shape or not torch.allclose(again, output, rtol=1e-3, atol=1e-5, equal_nan=True):
+            raise NoRule(f"{operation.name}: has no rule and gives another result each time")
+        self.name = operation.name
+        self.g, self.owner, self.size, self.shape = g.to(output.dtype), owner, size, operation.parameter.shape
+        self.loop = False
+        try:
+            self.form(0, 1)
+        except RuntimeError:
+            self.loop = True
+
+    @property
+    def manner(self) -> str:
+        return "differentiated in a loop" if self.loop else "differentiated by vmap"
+
+    def form(self, start: int, stop: int) -> Tensor:
+        def one(example: Tensor) -> Tensor:
+            gradient: Tensor = self.pull(self.g.where(self.owner == example, 0))[0]
+            return gradient
+
+        examples = torch.arange(start, stop, device=self.g.device)
+        formed = torch.stack([one(each) for each in examples]) if self.loop else torch.func.vmap(one)(examples)
+        if not bool(torch.isfinite(formed).all()):  # a bad example's infinity, times zero, is in all the others
+            raise Unproven(f"{self.name}: something that is not finite reaches every example")
+        return precise(formed)
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """As many as fit: a masked output gradient for each example, and all that the operation makes of it."""
+        step = max(1, BLOCK_BYTES // max(1, 8 * max(self.shape.numel(), 4 * self.g.numel())))
+        return [(start, min(start + step, self.size)) for start in range(0, self.size, step)]
+
+    def without(self, bad: Tensor) -> Masked:
+        other = copy.copy(self)
+        other.g = self.g.masked_fill(bad.to(self.owner.device)[self.owner], 0)
+        return other
+
+
+class Replayed(_Formed):
     """gradient_i by a vector-Jacobian product of the operation on example i alone, for many i at once by vmap.
 
     `batched` are the arguments that carry examples, [size, ...] each; `run` maps (parameter, one example's slices) to
     the operation's output for that example.
     """
 
-    def __init__(
-        self, run: Callable[..., Tensor], parameter: Tensor, batched: list[Tensor], g: Tensor, loop: bool = False
-    ) -> None:
-        self.run, self.parameter, self.batched, self.g, self.loop = run, parameter, batched, g, loop
+    manner = "replayed by vmap"
+
+    def __init__(self, run: Callable[..., Tensor], parameter: Tensor, batched: list[Tensor], g: Tensor) -> None:
+        self.run, self.parameter, self.batched, self.g = run, parameter, batched, g
         self.size, self.shape = len(g), parameter.shape
 
-    @property
-    def manner(self) -> str:
-        return "replayed in a loop" if self.loop else "replayed by vmap"
-
     def form(self, start: int, stop: int) -> Tensor:
-        slices = [tensor[start:stop] for tensor in self.batched]
-        g = self.g[start:stop]
-
         def one(g: Tensor, *slices: Tensor) -> Tensor:
             pull = torch.func.vjp(lambda parameter: self.run(parameter, *slices), self.parameter)[1]
             gradient: Tensor = pull(g)[0]
             return gradient
 
-        if self.loop:
-            return precise(torch.stack([one(*each) for each in zip(g, *slices, strict=True)]))
-        formed: Tensor = torch.func.vmap(one)(g, *slices)
+        slices = [tensor[start:stop] for tensor in self.batched]
+        formed: Tensor = torch.func.vmap(one)(self.g[start:stop], *slices)
         return precise(formed)
-
-    def squared_norms(self) -> Tensor:
-        return torch.cat([self.form(*block).flatten(1).square().sum(1) for block in self.blocks()])
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = torch.zeros(self.shape, dtype=precise(self.g[:0]).dtype, device=self.g.device)
-        for start, stop in self.blocks():
-            total += torch.tensordot(weights[start:stop].to(total.dtype), self.form(start, stop), 1)
-        return total
 
     def without(self, bad: Tensor) -> Replayed:
         batched = [zeroed(tensor, bad) for tensor in self.batched]
-        return Replayed(self.run, self.parameter, batched, zeroed(self.g, bad), self.loop)
+        return Replayed(self.run, self.parameter, batched, zeroed(self.g, bad))
 
 
 def replay(call: Call, *args: Any, **kwargs: Any) -> Tensor:
-    """Run the operation and keep its arguments; refuse what cannot be replayed for one example alone."""
+    """Run the operation and keep its arguments; refuse what cannot be differentiated once more."""
     name = name_of(call.function)
+    if is_in_place(name):
+        raise NoRule(f"{name}: has no rule and works in place")
     leaves, spec = tree_flatten((args, kwargs))
     plain = [call.plain(leaf) for leaf in leaves]
     run_args, run_kwargs = tree_unflatten(plain, spec)
@@ -69,77 +192,91 @@ def replay(call: Call, *args: Any, **kwargs: Any) -> Tensor:
         raise NoRule(f"{name}: has no rule and its result is not one tensor with a dimension of examples")
     if any(output is leaf for leaf in plain):
         raise NoRule(f"{name}: has no rule and works in place")
-    where = {id(t): [i for i, leaf in enumerate(leaves) if leaf is t] for t in call.tracked()}
+    kept = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in plain]
+    data = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and not call.is_shared(leaf)]
 
-    def settle_for(positions: list[int]) -> Callable[[Tensor, Examples], PerExample]:
-        def settle(g: Tensor, at: Examples) -> PerExample:
-            return settle_replayed(call.function, plain, spec, positions, output.detach(), g, at)
+    device = output.device.type
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
-        return settle
+    def settle_for(parameter: Tensor) -> Settle:
+        positions = [i for i, leaf in enumerate(leaves) if leaf is parameter]
+        operation = Operation(call.function, kept, spec, positions, data, autocast)
+        return lambda g, at: settle_replayed(operation, output.detach(), g, at)
 
-    shares = [Share(t, settle_for(where[id(t)])) for t in call.tracked()]
-    data = [leaf for leaf in plain if isinstance(leaf, Tensor)]
-    return call.keep(output, data, shares, 1)
+    shares = [Share(parameter, settle_for(parameter)) for parameter in call.tracked()]
+    return call.keep(output, [leaf for leaf in plain if isinstance(leaf, Tensor)], shares, output.dim())
 
 
-def settle_replayed(
-    function: Callable[..., Any],
-    plain: list[Any],
-    spec: TreeSpec,
-    positions: list[int],
-    output: Tensor,
-    g: Tensor,
-    at: Examples,
-) -> PerExample:
-    """Find which arguments carry examples and prove it: replaying one example must give that example's output."""
-    name, size = name_of(function), at.size
-    if at.layout.kind is Kind.WHOLE:
-        return replayed_whole(function, plain, spec, positions, output, at.first(g))
-    if at.layout.kind is not Kind.DIMENSION:
-        raise NoRule(f"{name}: has no rule and its first dimension is not the examples")
-    carrying = [
-        i
-        for i, leaf in enumerate(plain)
-        if isinstance(leaf, Tensor) and i not in positions and leaf.dim() > 0 and len(leaf) == size
-    ]
+def settle_replayed(operation: Operation, output: Tensor, g: Tensor, at: Examples) -> PerExample:
+    """Each example alone where the operation provably treats it so; otherwise the whole batch for each of them."""
+    first = at.layout.kind is Kind.DIMENSION and at.layout.dim == 0
+    places = operation.long(at.size)
+    if first and places and treats_alone(operation, places, output):
+        run = one_alone(operation, places)
+        kept = Replayed(run, operation.parameter, [operation.leaves[i] for i in places], g)
+        try:
+            kept.form(0, 1)
+        except RuntimeError:
+            pass  # an operation that vmap cannot run
+        else:
+            return kept
+    return Masked(operation, output, g, at.owners(g), at.size)
 
-    def run(parameter: Tensor, *slices: Tensor) -> Tensor:
-        leaves = list(plain)
-        for i in positions:
-            leaves[i] = parameter
-        for i, part in zip(carrying, slices, strict=True):
-            leaves[i] = part.unsqueeze(0)
-        args, kwargs = tree_unflatten(leaves, spec)
-        result: Tensor = function(*args, **kwargs)
-        return result.squeeze(0)
 
-    parameter = plain[positions[0]]
-    batched = [plain[i].detach() for i in carrying]
+def one_alone(operation: Operation, places: list[int]) -> Callable[..., Tensor]:
+    """The operation on one example, whose rows are given for the arguments at `places`."""
+
+    def run(parameter: Tensor, *rows: Tensor) -> Tensor:
+        return operation.run(parameter, places, *[row.unsqueeze(0) for row in rows]).squeeze(0)
+
+    return run
+
+
+def treats_alone(operation: Operation, places: list[int], output: Tensor) -> bool:
+    """Whether the rows at `places` of an example are all of the data that its row of the output depends on.
+
+    Parameter and data are moved a little, in double precision, to a point in general position. An operation is
+    (piecewise) analytic: if at such a point its output for each example is the same with the example alone, it is so
+    around that point, and so are the derivatives. At the values themselves nothing would be shown: where a parameter is
+    zero, what it is multiplied by is not seen in the output, but it is in the gradient. Of a multilinear operation the
+    answer depends on shapes alone and is remembered.
+    """
+    multilinear = operation.function in MULTILINEAR
+    key = operation.shapes() if multilinear else None
+    if key is not None and (key, tuple(places)) in KNOWN:
+        return KNOWN[key, tuple(places)]
+    leaves = [stirred(leaf, i) if isinstance(leaf, Tensor) else leaf for i, leaf in enumerate(operation.leaves)]
+    answer = alone_equals_together(replace(operation, leaves=leaves), places, output)
+    if key is not None:
+        if len(KNOWN) > 1000:
+            KNOWN.clear()
+        KNOWN[key, tuple(places)] = answer
+    return answer
+
+
+def alone_equals_together(moved: Operation, places: list[int], output: Tensor) -> bool:
+    """Run the operation on all examples, and on each of them alone, and compare."""
     try:
-        again = run(parameter, *[tensor[-1] for tensor in batched])
-    except (RuntimeError, ValueError, IndexError) as error:
-        raise NoRule(f"{name}: has no rule and cannot be replayed for one example") from error
-    if again.shape != output.shape[1:] or not torch.allclose(again, output[-1], rtol=1e-3, atol=1e-5, equal_nan=True):
-        raise NoRule(f"{name}: has no rule and gives another result for one example alone")
-    kept = Replayed(run, parameter, batched, g)
-    try:
-        kept.form(0, min(1, size))
-    except RuntimeError:
-        kept.loop = True
-    return kept
+        together = moved.run(moved.parameter)
+        rows = [moved.leaves[i] for i in places]
+        alone = torch.func.vmap(one_alone(moved, places), (None, *[0] * len(rows)))(moved.parameter, *rows)
+    except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
+        return False
+    if together.dtype != torch.float64 or alone.shape != together.shape:
+        return False
+    finite = torch.isfinite(together)
+    if bool((torch.isfinite(output) & ~finite).any()):
+        return False  # the move left the domain of the operation, and with it what could have been seen
+    largest = float(together[finite].abs().max()) if bool(finite.any()) else 0.0
+    return torch.allclose(alone, together, rtol=1e-9, atol=1e-12 * largest, equal_nan=True)
 
 
-def replayed_whole(
-    function: Callable[..., Any], plain: list[Any], spec: TreeSpec, positions: list[int], output: Tensor, g: Tensor
-) -> PerExample:
-    """All of the operation belongs to one example: replay it as it was."""
-
-    def run(parameter: Tensor) -> Tensor:
-        leaves = [parameter if i in positions else leaf for i, leaf in enumerate(plain)]
-        args, kwargs = tree_unflatten(leaves, spec)
-        result: Tensor = function(*args, **kwargs)
-        return result
-
-    if not torch.allclose(run(plain[positions[0]]), output, rtol=1e-3, atol=1e-5, equal_nan=True):
-        raise NoRule(f"{name_of(function)}: has no rule and gives another result each time")
-    return Replayed(run, plain[positions[0]], [], g, loop=True)
+def stirred(tensor: Tensor, place: int) -> Tensor:
+    """In double precision, with every entry moved by chance; numbers that count or choose as they are."""
+    if not tensor.is_floating_point():
+        return tensor
+    chance = torch.Generator(tensor.device).manual_seed(place)
+    moves = torch.rand(tensor.shape, device=tensor.device, generator=chance).double().sub_(0.5)
+    values = tensor.double()
+    size = float(values.abs().nan_to_num(0, 0).mean()) if values.numel() else 0.0
+    return moves.mul_(STIR * (size or 1.0)).add_(values)

@@ -1,0 +1,180 @@
+"""One record moves the computed sum by no more than the clipping bound, in whatever precision the model computes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from sordino.errors import UnsupportedModel
+from sordino.gradients.bookkeeping import BookKeeping
+from sordino.gradients.engine import FullPrecision, Objective
+from sordino.gradients.projected import Projected
+from sordino.gradients.rules.combined import digits
+from sordino.noise import Seeded
+from tests.gradients.oracle import batch_of
+from tests.gradients.precision import ENGINES, LAYERS, moves, steep
+from tests.helpers import calibrated, mlp, private
+
+DTYPES = ("bfloat16", "float16", "float32", "autocast")
+NOT_OF_TORCH = {("lstm", "vmap"), ("gru", "vmap"), ("lstm", "loop"), ("lstm", "backpropagated")}
+"""Torch itself cannot run these in every precision."""
+
+COMBINATIONS = [each for each in itertools.product(ENGINES, LAYERS, DTYPES) if (each[1], each[0]) not in NOT_OF_TORCH]
+FEW = [
+    (engine, layer, dtype)
+    for engine, layer, dtype in COMBINATIONS
+    if (engine in ("bookkeeping", "one by one", "backpropagated") and dtype == "bfloat16")
+    or (engine == "bookkeeping" and layer in ("rearranged", "cast", "weight norm", "replayed"))
+    or layer == "linear"
+]
+
+
+@pytest.mark.parametrize(("engine", "layer", "dtype"), FEW)
+def test_one_record_moves_the_sum_by_the_bound(engine: str, layer: str, dtype: str) -> None:
+    assert list(moves(engine, layer, dtype, 1)) == pytest.approx([1.0], abs=1e-4)  # all of them are clipped
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "layer", "dtype"), COMBINATIONS)
+def test_any_record_moves_the_sum_by_the_bound(engine: str, layer: str, dtype: str) -> None:
+    assert list(moves(engine, layer, dtype, 6)) == pytest.approx([1.0] * 6, abs=1e-4)
+
+
+def test_a_sum_rounded_to_bfloat16_moves_by_several_bounds() -> None:
+    """What is at stake: a thousand equal records, and one that takes every coordinate over a rounding boundary."""
+    record = torch.full((1024,), 1 / 32)  # of length 1
+    sums = torch.stack([(count * record).bfloat16().double() for count in range(1024, 1034)])
+    assert float(sums.diff(dim=0).norm(dim=1).max()) > 3
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "backpropagated"])
+def test_many_equal_records(engine: str) -> None:
+    """A bfloat16 model with parametrised weights: the sum of many does not wait for a boundary and then jump."""
+    torch.manual_seed(0)
+    model = weight_norm(nn.Linear(64, 4, bias=False)).bfloat16()
+    objective, parameters = Objective(model, steep), list(model.parameters())
+    x = torch.randn(64).bfloat16().expand(1029, 64)
+    sums = []
+    for count in range(1026, 1028):
+        found = ENGINES[engine](objective, parameters, x[:count])
+        sums.append(torch.cat([each.double().flatten() for each in found.weighted_sum((1 - 1e-5) / found.norms)]))
+    assert all(float((more - less).norm()) <= 1.001 for less, more in itertools.pairwise(sums))
+
+
+def test_a_long_direction_that_the_parametrisation_drops() -> None:
+    """The gradient of a normalised weight has no part along the weight; pulling back a sum would round by it."""
+    torch.manual_seed(0)
+    layer = weight_norm(nn.Linear(6, 1, bias=False))
+    direction = layer.weight.detach()[0]
+    x = torch.randn(16, 6)
+    x[0] = 1e9 * direction  # its gradient is along the weight but for rounding
+    v = layer.parametrizations.weight.original1
+    found = BookKeeping().differentiate(Objective(layer, lambda m, x: m(x)[:, 0]), [v], batch_of(x, 16))
+    weights = torch.ones(16)
+    weights[0] = 1 / found.norms[0].clamp_min(1)
+    with_it, without = (next(iter(found.weighted_sum(weights * keep))).double() for keep in (1, torch.arange(16) > 0))
+    assert float((with_it - without).norm()) <= 1.001
+
+
+def mean_loss(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+@pytest.mark.parametrize("engine", ["auto", "vmap", "loop"])
+def test_autocast_around_the_step_does_not_reach_the_sum(engine: str) -> None:
+    """A step inside of the user's autocast is the same sum as outside, where only the loss is under autocast."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return mean_loss(model, batch)
+
+    def first_gradient(around: bool) -> Tensor:
+        model = mlp()
+        run = private(calibrated(noise_multiplier=1e-6), model=model, loss=loss, engine=engine)
+        before = [p.detach().clone() for p in model.parameters()]
+        with torch.autocast("cpu", torch.bfloat16, enabled=around):
+            next(iter(run.steps()))
+        return torch.cat([(p - q).flatten() for p, q in zip(model.parameters(), before, strict=True)]).detach()
+
+    torch.testing.assert_close(first_gradient(True), first_gradient(False), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("engine", ["auto", "vmap"])
+@pytest.mark.parametrize("around", [False, True])
+def test_a_loop_of_ones_own_sums_what_it_measured(engine: str, around: bool) -> None:
+    """In bfloat16, also when ``private.backward`` is called under autocast, nothing is rounded before the noise."""
+    torch.manual_seed(0)
+    model = weight_norm(nn.Linear(6, 3)).bfloat16()
+    loss = lambda m, batch: mean_loss(m, (batch[0].bfloat16(), batch[1]))  # noqa: E731
+    run = private(calibrated(noise_multiplier=1e-6), model=model, loss=loss, engine=engine)
+    for batch in run.loader():
+        with torch.autocast("cpu", torch.bfloat16, enabled=around):
+            run.backward(loss(model, batch))
+        attempt = run._loop._open.attempt
+        assert all(total.dtype == torch.float64 for total in attempt.total)
+        low = torch.cat([total.flatten() for total in attempt.total])
+        assert not torch.equal(low, low.bfloat16().double())
+        break
+
+
+def test_estimated_norms_refuse_half_precision() -> None:
+    """One backward pass under autocast sums over the batch in bfloat16."""
+
+    def half(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x).square().sum(1)
+
+    torch.manual_seed(0)
+    model, x = nn.Linear(6, 3), torch.randn(8, 6)
+    engine = Projected(20, Seeded(0))
+    engine.renew()
+    found = engine.differentiate(Objective(model, half), list(model.parameters()), batch_of(x, 8))
+    with pytest.raises(UnsupportedModel, match="half precision"):
+        found.weighted_sum(torch.ones(8))
+    stored = x.half()  # what is only stored so is another matter
+    plain = Objective(model, lambda m, x: m(x[:, :6].float()).square().sum(1))
+    found = engine.differentiate(plain, list(model.parameters()), batch_of(stored, 8))
+    assert len(found.weighted_sum(torch.ones(8))) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_digits_lose_nothing(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(1000) * torch.logspace(-6, 6, 1000)
+    pieces = digits(values, dtype)
+    assert all(piece.dtype == dtype for piece, _ in pieces)
+    again = sum(piece.double() * unit for piece, unit in pieces)
+    assert float((again - values).abs().max()) <= 2**-30 * float(values.abs().max())
+
+
+def test_full_precision_is_given_back() -> None:
+    """Whatever precision the user chose for matrix products is back afterwards, nested or not."""
+    slot = torch.backends.mkldnn.matmul
+    before = slot.fp32_precision
+    try:
+        torch.set_float32_matmul_precision("medium")
+        context = FullPrecision(torch.device("cpu"))
+        with torch.autocast("cpu", torch.bfloat16):
+            with context, context:
+                assert slot.fp32_precision == "ieee"
+                assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        slot.fp32_precision = before
+
+
+def test_steep_losses_are_clipped() -> None:
+    """The tests above are about clipped sums: without clipping one record moves them by far more."""
+    torch.manual_seed(0)
+    make, data = LAYERS["linear"]
+    model, x = make(), data()
+    found = ENGINES["bookkeeping"](Objective(model, steep), list(model.parameters()), x)
+    assert float(found.norms.min()) > 10
