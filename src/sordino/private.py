@@ -30,6 +30,7 @@ from sordino.records import Collate, Records
 from sordino.selection.energy import evaluating
 from sordino.step import Bench
 from sordino.validation.binding import check_ledger, check_length, check_optimizer
+from sordino.validation.watching import Watch
 
 _log = logging.getLogger("sordino")
 
@@ -95,6 +96,7 @@ class Private:
             ledger=Ledger.in_memory(header=_header(recipe)) if ledger is None else ledger,
             allowance=Unlimited(),
             team=team_of(group),
+            watch=Watch() if validate else None,
         )
         agreement.require(self.bench, ledger, validate)
         self._probed: set[tuple[bool, ...]] = set()
@@ -171,9 +173,9 @@ class Private:
         objective, records = self.bench.objective, self.bench.records
         modes = tuple(module.training for module in objective.model.modules())
         if self._validated and modes not in self._probed:
-            validation.require_valid(
-                objective, self.bench.parameters(), lambda i: records.fetch(i, self.bench.device), records.count
-            )
+            fetch = records.remembering(self.bench.device)
+            crowd = min(self.bench.microbatch or validation.CROWD, validation.CROWD)
+            validation.require_valid(objective, self.bench.parameters(), fetch, records.count, crowd)
             self._probed.add(modes)
 
     def _advance(self) -> None:
@@ -183,8 +185,9 @@ class Private:
 
     def guarantee(self, delta: float | None = None, accountant: str | None = None) -> Guarantee:
         """What has been promised so far: a pure function of the ledger."""
-        unprobed = () if self._validated else ("the model was NOT probed for mixing examples (validate=False)",)
-        more = unprobed + agreement.assumptions(self.bench.team) + self._loop.assumptions
+        watch = self.bench.watch
+        probed = ("the model was NOT probed for mixing examples (validate=False)",) if watch is None else watch.unchecked
+        more = probed + agreement.assumptions(self.bench.team) + self._loop.assumptions
         return guarantee_of(self.bench, delta, accountant, more)
 
     # -- saving -------------------------------------------------------------------------------------------------
