@@ -86,9 +86,11 @@ ORDERS: dict[str, Callable[[int], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("coin", COINS)
-@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("heads", [True, False])
+@pytest.mark.parametrize(
+    ("coin", "order"),
+    [("torch", "permutation"), ("python", "sorted noise"), ("numpy", "any partner"), ("torch", "sorted noise")],
+)
 def test_a_mixture_behind_a_coin_is_refused_before_anything_is_spent(coin: str, order: str, heads: bool) -> None:
     torch.manual_seed(2)
     with pytest.raises(UnsupportedModel, match="MixesUp '1' mixes examples"):

@@ -8,7 +8,7 @@ from functools import cached_property
 from sordino.gradients.engine import Batch
 from sordino.validation.comparing import Rows, same
 from sordino.validation.probing import AS_GIVEN, How, ProbeFailed, Prober, kept_back
-from sordino.validation.trial import COMPANY, SEEDS, SIZE, Change, Finding, Trial
+from sordino.validation.trial import COMPANY, SIZE, Change, Finding, Trial
 
 Fetch = Callable[[Sequence[int]], Batch]
 """Collates the given records of the user's dataset, on the model's device."""
@@ -34,7 +34,7 @@ class Examination(Trial):
         self.sliceable = self._batch(self.indices).sliceable and self._batch(self.indices[:-1]).sliceable
         if count == 1 and self.sliceable:
             self.rows = self.fetched.shift(1, 0.5, 0.1)
-        self.first = self.reference()
+        self.first = self.reference(AS_GIVEN, self.inner)
         finite = self.first.losses.isfinite().nonzero().flatten().tolist()
         if self.sliceable and 1 < len(finite) < self.size:  # a bad example's NaN would hide the others' gradients
             self.rows = self.rows.take(finite)
@@ -115,11 +115,15 @@ class Examination(Trial):
         half = size // 2
         before, watched = [i % self.size for i in range(size)], tuple(range(half, size))
         trial = Trial(self.prober, self.arrange(before))
-        rest = self.arrange(before[half:])
-        for number in range(SEEDS if trial.random else 2):
+        hows = [How(seed=seed) for seed in trial.seeds]
+        for number, how in enumerate(hows if trial.random else [AS_GIVEN] * 2):
             order = [number % self.size] * half + before[half:]
-            change = Change(self.arrange(order), watched, watched[-PROBED:])
-            if found := list(trial.scrutinise(change, rest, How(seed=number) if trial.random else AS_GIVEN)):
+            if found := list(trial.judge(Change(self.arrange(order), watched, watched[-PROBED:]), how)):
+                yield from found
+                return
+        rest = self.arrange(before[half:])
+        for how in hows:
+            if found := list(trial.alone(rest, watched, how)):
                 yield from found
                 return
 
@@ -127,7 +131,7 @@ class Examination(Trial):
         """The same examples in a smaller batch: same losses, and nothing that counted the examples."""
         if not self.sliceable:  # the next probe collates smaller batches
             return
-        for seed in self.seeds:
+        for seed in self.seeds[:2]:  # the crowd was split with all of them
             for size in {min(2, self.size - 1), 1}:
                 try:
                     found = list(self.smaller(self.rows.take(range(size)), range(size), How(seed=seed, shared=True), SIZE))
@@ -144,12 +148,11 @@ class Examination(Trial):
             yield UNREPEATABLE
             return
         trial = self if self.rows is self.fetched else Trial(self.prober, self.fetched)
-        for seed in self.seeds:
-            for size in {min(2, len(self.indices) - 1), 1}:
-                few = self.collate(self.indices[:size])
-                if found := list(trial.smaller(few, range(size), How(seed=seed, shared=True), COMPANY)):
-                    yield from found
-                    return
+        for size in {min(2, len(self.indices) - 1), 1}:
+            few = self.collate(self.indices[:size])
+            if found := list(trial.smaller(few, range(size), How(shared=True), COMPANY)):
+                yield from found
+                return
 
     def memory(self) -> Iterator[Finding]:
         """The same batch after different pasts: same losses, or something unregistered remembers data."""

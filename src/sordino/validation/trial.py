@@ -82,7 +82,7 @@ class Trial:
         return self.prober.run(rows.data, rows.size, watched=watched, how=how, record=record, after=past)
 
     def reference(self, how: How = AS_GIVEN, watched: Watched | None = None) -> Run:
-        """The unchanged examples, run once; with the gradient of the `watched` ones, or of any."""
+        """The unchanged examples, run once; with the gradient of the `watched` ones, or of any or none."""
         return self._once(self._references, how, watched)
 
     def again(self, how: How = AS_GIVEN, watched: Watched | None = None) -> Run:
@@ -91,7 +91,7 @@ class Trial:
 
     def _once(self, runs: dict[tuple[How, Watched], Run], how: How, watched: Watched | None) -> Run:
         if watched is None:
-            watched = next((summed for other, summed in runs if other == how), self.inner)
+            watched = next((summed for other, summed in runs if other == how), ())
         if (how, watched) not in runs:
             runs[how, watched] = self.run(self.rows, watched, how)
         return runs[how, watched]
@@ -156,13 +156,10 @@ class Trial:
                 yield from next(filter(None, map(list, shared)), [])
         yield from found
 
-    def scrutinise(self, change: Change, rest: Rows, how: How) -> Iterator[Finding]:
-        """The watched examples among others that change, and by themselves as the batch `rest`."""
-        found = list(self.judge(change, how))
-        yield from found
-        if not found:
-            shared = replace(how, shared=self.reference(how).randomness.used)
-            yield from self.smaller(rest, change.watched, shared, SIZE)
+    def alone(self, rest: Rows, watched: Sequence[int], how: How) -> Iterator[Finding]:
+        """The watched examples by themselves, as the batch `rest`: same losses, with coins that all examples share."""
+        shared = replace(how, shared=self.reference(how).randomness.used)
+        return self.smaller(rest, watched, shared, SIZE)
 
     def smaller(self, few: Rows, places: Sequence[int], how: How, finding: Finding) -> Iterator[Finding]:
         """The examples at `places` as a batch of their own: same losses, and nothing that counted the examples.

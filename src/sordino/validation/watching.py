@@ -92,7 +92,8 @@ def _examine(prober: Prober, batch: Batch, how: How) -> Finding | None:
     places[watched] = torch.tensor(watched)
     trial = Trial(prober, _regrouped(batch, range(batch.size)))
     change = Change(_regrouped(batch, places.tolist()), tuple(watched), tuple(watched[-SUMMED:]))
-    return next(trial.scrutinise(change, _regrouped(batch, watched), how), None)
+    found = next(trial.judge(change, how), None)
+    return found or next(trial.alone(_regrouped(batch, watched), watched, how), None)
 
 
 def _regrouped(batch: Batch, places: Sequence[int]) -> Rows:
