@@ -96,7 +96,7 @@ class Private:
             ledger=Ledger.in_memory(header=_header(recipe)) if ledger is None else ledger,
             allowance=Unlimited(),
             team=team_of(group),
-            watch=Watch() if validate else None,
+            watch=Watch(recipe.selection.evaluates) if validate else None,
         )
         agreement.require(self.bench, ledger, validate)
         self._probed: set[tuple[bool, ...]] = set()
@@ -186,7 +186,9 @@ class Private:
     def guarantee(self, delta: float | None = None, accountant: str | None = None) -> Guarantee:
         """What has been promised so far: a pure function of the ledger."""
         watch = self.bench.watch
-        probed = ("the model was NOT probed for mixing examples (validate=False)",) if watch is None else watch.unchecked
+        probed = (
+            ("the model was NOT probed for mixing examples (validate=False)",) if watch is None else watch.unchecked
+        )
         more = probed + agreement.assumptions(self.bench.team) + self._loop.assumptions
         return guarantee_of(self.bench, delta, accountant, more)
 

@@ -42,9 +42,7 @@ def tokens(n: int = 9, length: int = 5) -> TensorDataset:
     return TensorDataset(torch.randint(0, 11, (n, length), generator=generator), torch.arange(n) % CLASSES)
 
 
-def findings(
-    model: nn.Module, dataset: Any, loss: Any = cross_entropy, collate: Any = None
-) -> list[Finding]:
+def findings(model: nn.Module, dataset: Any, loss: Any = cross_entropy, collate: Any = None) -> list[Finding]:
     trained = [p for p in model.parameters() if p.requires_grad]
     return check(Objective(model, loss), trained, fetcher(dataset, collate), len(dataset))
 

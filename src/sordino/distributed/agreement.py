@@ -28,6 +28,7 @@ _WAYS_OUT = {
     "recipe": "calibrate it once, or from the same arguments everywhere",
     "number of records": "give every process the whole dataset; Sordino deals out the records of each draw",
     "records": "give every process the same dataset in the same order: shuffled apart, a record would count twice",
+    "validate": "give validate= the same value on every process: they look at draws together",
     "parameters": "build the model after the same torch.manual_seed on every process, or load the same weights",
 }
 
@@ -54,6 +55,7 @@ def require(bench: Bench, ledger: Ledger | None, validate: bool) -> None:
         "recipe": bench.recipe.fingerprint(),
         "number of records": str(bench.records.count),
         "records": _records(bench.records),
+        "validate": str(validate),
         "parameters": _digest(t.detach() for t in _replicated(bench)),
     }
     everybody = team.gather(mine)

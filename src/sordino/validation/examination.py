@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
+from sordino.errors import kept_back
 from sordino.gradients.engine import Batch
 from sordino.validation.comparing import Rows, same
-from sordino.validation.probing import AS_GIVEN, How, ProbeFailed, Prober, kept_back
+from sordino.validation.probing import AS_GIVEN, WORDS, How, ProbeFailed, Prober
 from sordino.validation.trial import COMPANY, SIZE, Change, Finding, Trial
 
 Fetch = Callable[[Sequence[int]], Batch]
@@ -59,7 +60,7 @@ class Examination(Trial):
         try:
             return self._fetch(indices)
         except Exception as error:  # the user's dataset may raise anything; it stays the cause
-            message = f"dataset or collate function failed on {len(indices)} records {kept_back(error)}"
+            message = f"dataset or collate function failed on {len(indices)} records ({kept_back(error)}; {WORDS})"
             raise ProbeFailed("data", "dataset", f"{message}; every record must load and collate") from error
 
     @cached_property
@@ -134,7 +135,9 @@ class Examination(Trial):
         for seed in self.seeds[:2]:  # the crowd was split with all of them
             for size in {min(2, self.size - 1), 1}:
                 try:
-                    found = list(self.smaller(self.rows.take(range(size)), range(size), How(seed=seed, shared=True), SIZE))
+                    found = list(
+                        self.smaller(self.rows.take(range(size)), range(size), How(seed=seed, shared=True), SIZE)
+                    )
                 except ProbeFailed as failure:
                     advice = "a draw may have any size; avoid squeeze() without a dimension"
                     found = [Finding("batch-size", failure.where, f"in a batch of {size}: {failure}; {advice}")]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from sordino.errors import UnsupportedModel
+from sordino.errors import UnsupportedModel, kept_back
 from sordino.gradients.bookkeeping import uncompiled
 from sordino.gradients.engine import Objective
 from sordino.gradients.projected import plain_attention
@@ -39,6 +39,9 @@ class How:
 
 
 AS_GIVEN = How()
+
+
+WORDS = "its words may tell labels or sizes and are kept back, see __cause__ in Python"
 
 
 class ProbeFailed(UnsupportedModel):
@@ -124,7 +127,7 @@ def _copied(objective: Objective, shared: dict[int, Any] | None = None) -> Objec
     try:
         return copy.deepcopy(objective, shared)
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        raise ProbeFailed("copy", "model", f"model cannot be copied {kept_back(error)}: {COPY_ADVICE}") from error
+        raise ProbeFailed("copy", "model", f"model cannot be copied ({kept_back(error)}): {COPY_ADVICE}") from error
 
 
 COPY_ADVICE = "keep no tensors with a graph on modules, use torch.nn.utils.parametrizations for weight norms"
@@ -234,6 +237,8 @@ class Prober:
                 return objective.losses(copy.deepcopy(data), size)
         except UnsupportedModel as error:
             raise ProbeFailed("shape", "loss", str(error)) from error
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
         except Exception as error:  # the user's model and loss may raise anything; it stays the cause
             raise translate(error, objective, data, tracer.open[-1][0] if tracer.open else "") from error
 
@@ -246,7 +251,9 @@ class Prober:
                 torch.autograd.grad(losses[list(watched)].sum(), [named[n] for n in self.trained], allow_unused=True)
             )
         except (RuntimeError, NotImplementedError) as error:
-            raise ProbeFailed("error", "loss", f"backward pass of the loss failed {kept_back(error)}") from error
+            raise ProbeFailed(
+                "error", "loss", f"backward pass of the loss failed ({kept_back(error)}; {WORDS})"
+            ) from error
 
 
 def translate(error: Exception, objective: Objective, data: Any, name: str) -> ProbeFailed:
@@ -265,7 +272,7 @@ def translate(error: Exception, objective: Objective, data: Any, name: str) -> P
         advice = "labels and indices must lie in [0, size) of the layer or loss that uses them"
         return ProbeFailed("labels", where, f"{where}: an index is out of range; {advice}")
     advice = "the loss must run on any batch of records"
-    return ProbeFailed("error", where, f"{where} failed on a batch {kept_back(error)}; {advice}")
+    return ProbeFailed("error", where, f"{where} failed on a batch ({kept_back(error)}; {WORDS}); {advice}")
 
 
 def describe(objective: Objective, name: str) -> str:
@@ -280,8 +287,3 @@ def dtype_names(values: Any) -> str:
     """The dtypes of the tensors among `values`, e.g. ``float32 and int64``."""
     names = {str(x.dtype).removeprefix("torch.") for x in values if isinstance(x, Tensor)}
     return " and ".join(sorted(names)) or "without tensors"
-
-
-def kept_back(error: BaseException) -> str:
-    """An error of somebody else's by its type alone."""
-    return f"({type(error).__name__}; its words may tell labels or sizes and are kept back: see __cause__ in Python)"

@@ -24,8 +24,8 @@ class Randomness(TorchDispatchMode):
     """Notes what is drawn inside it; if `shared`, replaces it by coins that are the same for all rows.
 
     `drawn` lists torch's operations with the shapes of their results, `unshared` those of them that have no rule. A
-    torch.Generator of the user's own is passed over, as nobody could seed it: the default one, which was seeded, is used
-    in its place. Python's and NumPy's generators are seeded too; `outside` is where they stand in the end.
+    torch.Generator of the user's own is passed over, as nobody could seed it: the default one, which was seeded, takes
+    its place. Python's and NumPy's generators are seeded too; `outside` is where they stand in the end.
     """
 
     def __init__(self, seed: int, shared: bool) -> None:

@@ -12,7 +12,7 @@ from sordino.validation.comparing import Rows, differs, distance, noise_floor, r
 from sordino.validation.probing import AS_GIVEN, How, ProbeFailed, Prober, Run, describe
 
 SEEDS = 8
-"""How many seeds a model is tried with that draws random numbers: what it does every other time is missed by 1 in 256."""
+"""How many seeds a model with randomness is tried with: what it does every other time is missed once in 256."""
 
 Watched = tuple[int, ...]
 
@@ -21,8 +21,8 @@ Watched = tuple[int, ...]
 class Finding:
     """One reason why a model, loss or collate function cannot be trained privately: what, where, and one line.
 
-    `cause` is the error of torch or of the user's code, if there is one. Its words may tell labels, values and sizes: it
-    is for a traceback before those who hold the records, and for no log, report or screen.
+    `cause` is the error of torch or of the user's code, if there is one. Its words may tell labels, values and sizes:
+    it is for a traceback before those who hold the records, and for no log, report or screen.
     """
 
     kind: str
@@ -37,7 +37,6 @@ class Finding:
     def to_dict(self) -> dict[str, str]:
         """What may be shown."""
         return {"kind": self.kind, "where": self.where, "message": self.message}
-
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class Trial:
     @cached_property
     def relative(self) -> float:
         weights = (p.dtype for p in self.prober.pristine.parameters())
-        first = self.reference()
+        first = next(iter(self._references.values()), None) or self.reference()  # dtypes are the same in all of them
         return relative_tolerance({first.losses.dtype, *first.dtypes, *weights})
 
     @property
@@ -164,7 +163,7 @@ class Trial:
     def smaller(self, few: Rows, places: Sequence[int], how: How, finding: Finding) -> Iterator[Finding]:
         """The examples at `places` as a batch of their own: same losses, and nothing that counted the examples.
 
-        `finding` is what a difference means. Where examples cannot have the same coins in both, dropout is switched off.
+        `finding` is what a difference means. Where examples cannot have the same coins in both, dropout goes off.
         """
         whole, part = self.reference(how), self.run(few, how=how)
         yield from self.state(whole, part)
@@ -242,8 +241,8 @@ COMPANY = Finding(
 SIZE = Finding(
     "batch-size",
     "loss",
-    "an example's loss in a smaller batch is not its loss in a larger one: do not divide by the batch size or by counts "
-    "over the batch, and let no layer take a limited number of examples",
+    "an example's loss in a smaller batch is not its loss in a larger one: do not divide by the batch size or by "
+    "counts over the batch, and let no layer take a limited number of examples",
 )
 
 RESTLESS = Finding(
