@@ -122,9 +122,8 @@ class Examination(Trial):
             if found := list(trial.judge(Change(self.arrange(order), watched, watched[-PROBED:]), how)):
                 yield from found
                 return
-        rest = self.arrange(before[half:])
         for how in hows:
-            if found := list(trial.alone(rest, watched, how)):
+            if found := list(trial.alone(lambda places: self.arrange([before[i] for i in places]), watched, how)):
                 yield from found
                 return
 

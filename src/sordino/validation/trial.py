@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -115,7 +115,7 @@ class Trial:
         if not differs(before, after, self.relative, 0.0):
             return False
         noise = noise_floor(self.reference(how).losses, self.again(how).losses)
-        return differs(before, after, self.relative, noise)
+        return self.restless(how) or differs(before, after, self.relative, noise)  # large noise excuses nothing
 
     def disagree(self, before: Run, after: Run, change: Change, how: How) -> bool:
         """Whether a watched example has another loss, or the sum of the watched gradients differs."""
@@ -155,10 +155,18 @@ class Trial:
                 yield from next(filter(None, map(list, shared)), [])
         yield from found
 
-    def alone(self, rest: Rows, watched: Sequence[int], how: How) -> Iterator[Finding]:
-        """The watched examples by themselves, as the batch `rest`: same losses, with coins that all examples share."""
+    def alone(self, pick: Callable[[Sequence[int]], Rows], watched: Watched, how: How) -> Iterator[Finding]:
+        """The watched examples by themselves, as `pick` makes a batch of them: same losses.
+
+        All examples share their coins. Where that cannot be, as many examples from the beginning are taken instead:
+        numbers that are drawn for one example after another are the same for them.
+        """
         shared = replace(how, shared=self.reference(how).randomness.used)
-        return self.smaller(rest, watched, shared, SIZE)
+        found = list(self.smaller(pick(watched), watched, shared, SIZE))
+        if UNDECIDED in found:
+            first = range(len(watched))
+            found = list(self.smaller(pick(first), first, shared, SIZE))
+        yield from found
 
     def smaller(self, few: Rows, places: Sequence[int], how: How, finding: Finding) -> Iterator[Finding]:
         """The examples at `places` as a batch of their own: same losses, and nothing that counted the examples.

@@ -107,7 +107,7 @@ def _examine(prober: Prober, batch: Batch, how: How, thorough: bool) -> Finding 
         change = Change(_regrouped(batch, places.tolist()), tuple(watched), summed)
         found = next(trial.judge(change, how), None)
     if thorough or not trial.reference(how, summed).randomness.used:
-        found = found or next(trial.alone(_regrouped(batch, watched), watched, how), None)
+        found = found or next(trial.alone(lambda some: _regrouped(batch, some), tuple(watched), how), None)
     return found
 
 
