@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
+
 
 class SordinoError(Exception):
     """Base class of every error that Sordino raises on purpose."""
@@ -37,3 +40,10 @@ class LedgerForked(LedgerError):
 
 class CheckpointError(SordinoError):
     """No readable checkpoint, or one that does not belong to this run."""
+
+
+def kept_back(error: BaseException) -> str:
+    """An error of somebody else's by its type and place alone: its words may tell labels, values and sizes (law 7)."""
+    places = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(places[-1].filename).name}:{places[-1].lineno}" if places else "an unknown place"
+    return f"{type(error).__name__} in {place}"

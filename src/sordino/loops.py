@@ -171,6 +171,8 @@ class UserLoop:
         self._probe()  # the model may have been put into another mode since the batch was drawn
         if not self.assumptions:
             self._compare(losses, current.batch)
+        if self.bench.watch is not None:
+            self.bench.watch.look(self.bench.objective, current.attempt.parameters, current.batch)
         part, found = current.part, self._differentiated(current, losses, recorder)
         # Before the sum grows: a part that fails halfway (out of memory, Ctrl-C) must not be added a second time.
         current.part = current.batch = None

@@ -31,6 +31,7 @@ from sordino.records import Collate, Records
 from sordino.selection.energy import evaluating
 from sordino.step import Bench
 from sordino.validation.binding import check_ledger, check_length, check_optimizer
+from sordino.validation.watching import Watch
 
 _log = logging.getLogger("sordino")
 
@@ -96,6 +97,7 @@ class Private:
             ledger=Ledger.in_memory(header=_header(recipe)) if ledger is None else ledger,
             allowance=Unlimited(),
             team=team_of(group),
+            watch=Watch(recipe.selection.evaluates) if validate else None,
         )
         recipe.selection.check(self.bench)
         agreement.require(self.bench, ledger, validate)
@@ -174,9 +176,9 @@ class Private:
         objective, records = self.bench.objective, self.bench.records
         modes = tuple(module.training for module in objective.model.modules())
         if self._validated and modes not in self._probed:
-            validation.require_valid(
-                objective, self.bench.parameters(), lambda i: records.fetch(i, self.bench.device), records.count
-            )
+            fetch = records.remembering(self.bench.device)
+            crowd = min(self.bench.microbatch or validation.CROWD, validation.CROWD)
+            validation.require_valid(objective, self.bench.parameters(), fetch, records.count, crowd)
             self._probed.add(modes)
 
     def _advance(self) -> None:
@@ -307,8 +309,8 @@ class Private:
             ledger.declare("assumption", line)
 
     def _more(self) -> tuple[str, ...]:
-        unprobed = () if self._validated else ("the model was NOT probed for mixing examples (validate=False)",)
-        return unprobed + agreement.assumptions(self.bench.team)
+        watch, unprobed = self.bench.watch, ("the model was NOT probed for mixing examples (validate=False)",)
+        return (unprobed if watch is None else watch.unchecked) + agreement.assumptions(self.bench.team)
 
     def _renew_allowance(self) -> None:
         recipe, ledger = self.bench.recipe, self.bench.ledger

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import Subset, TensorDataset, default_collate
 
 from sordino.errors import InvalidInput
 from sordino.gradients.engine import Batch, counts_examples
@@ -46,21 +47,65 @@ class Records:
     def fetch(self, indices: Tensor | Sequence[int], device: torch.device) -> Batch:
         """Collate the records at `indices`, in that order."""
         where = torch.as_tensor(indices, dtype=torch.int64)
-        data = self._collated(where, device)
-        return Batch(data, len(where), lambda i: self._collated(where[i : i + 1], device), self._by_rows)
+        if self._by_rows:
+            data = _moved(self.raw(where), device)
+            return Batch(data, len(where), lambda i: _moved(self.raw(where[i : i + 1]), device))
+        items = self._items(where)  # kept, because an augmentation would give other ones the next time
 
-    def _collated(self, indices: Tensor, device: torch.device) -> Any:
-        data = self.raw(indices)
-        return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, data)
+        def regroup(places: Sequence[int]) -> Any:
+            return _moved(self._collated([items[i] for i in places]), device)
+
+        return Batch(_moved(self._collated(items), device), len(where), lambda i: regroup([i]), False, regroup)
 
     def raw(self, indices: Tensor) -> Any:
         """The collated records, wherever the dataset keeps them."""
         if self._tensors is not None:
             picked = tuple(rows(t, indices.to(t.device)) for t in self._tensors)
             return picked[0] if isinstance(self.dataset, Tensor) else picked
+        return self._collated(self._items(indices))
+
+    def _items(self, indices: Tensor) -> Any:
         where = indices.tolist()
         many = getattr(self.dataset, "__getitems__", None)  # torch's protocol for datasets that fetch several at once
-        return (self.collate or default_collate)(many(where) if many else [self.dataset[i] for i in where])
+        return many(where) if many else [self.dataset[i] for i in where]
+
+    def _collated(self, items: Any) -> Any:
+        return (self.collate or default_collate)(items)
+
+    def remembering(self, device: torch.device) -> Callable[[Sequence[int]], Batch]:
+        """A way to `fetch` that loads every record once, so that it is the same in any company.
+
+        Without it a dataset with a generator of its own could not be probed. One that fetches several records at once
+        by a method of its own may mix them there, so it is asked for all of them each time.
+        """
+        if self._tensors is not None or _fetches_several(self.dataset):
+            return lambda indices: self.fetch(indices, device)
+        loaded: dict[int, Any] = {}
+
+        def fetch(indices: Sequence[int]) -> Batch:
+            for i in indices:
+                if i not in loaded:
+                    loaded[i] = self.dataset[i]
+
+            def regroup(places: Sequence[int]) -> Any:
+                # Copies, because a collate function may change in place what it is given.
+                return _moved(self._collated([copy.deepcopy(loaded[indices[i]]) for i in places]), device)
+
+            whole = regroup(range(len(indices)))
+            return Batch(whole, len(indices), lambda i: regroup([i]), self._by_rows, regroup)
+
+        return fetch
+
+
+def _fetches_several(dataset: Any) -> bool:
+    """Whether a dataset has a method of its own for several records; torch's Subset asks the one that it is part of."""
+    if type(dataset) is Subset:
+        return _fetches_several(dataset.dataset)
+    return hasattr(dataset, "__getitems__")
+
+
+def _moved(data: Any, device: torch.device) -> Any:
+    return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, data)
 
 
 def rows(tensor: Tensor, indices: Tensor) -> Tensor:

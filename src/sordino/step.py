@@ -34,6 +34,7 @@ from sordino.records import Records
 from sordino.sampling.draw import Draw
 from sordino.selection.selector import Snapshot
 from sordino.terms import Terms
+from sordino.validation.watching import Watch
 
 if TYPE_CHECKING:
     from sordino.recipe import Recipe
@@ -45,6 +46,7 @@ class Bench:
 
     `team` are the processes that take the step together; each of them has a bench of its own.
     `schedulers` of the learning rate belong to the proposal: they step with it, and go back when it is rejected.
+    `watch` holds examples of real draws against themselves in other company, now and then.
     """
 
     recipe: Recipe
@@ -61,6 +63,7 @@ class Bench:
     memory: dict[str, Any] = field(default_factory=dict)
     schedulers: list[LRScheduler] = field(default_factory=list)
     team: Team = field(default_factory=Team)
+    watch: Watch | None = None
 
     def charge(self, event: DpEvent) -> Receipt:
         """Refuse what the budget cannot pay, then record the event durably; only then may noise be drawn (law 5)."""
@@ -133,6 +136,8 @@ def take(bench: Bench, step: int) -> bool:
     with whole(bench.objective, attempt.parameters) as parameters:
         for part in attempt.draw.split(bench.microbatch or bench.engine.microbatch(parameters)):
             batch = bench.records.fetch(part.indices, bench.device)
+            if bench.watch is not None:
+                bench.watch.look(bench.objective, parameters, batch)
             add(attempt, part, bench.engine.differentiate(bench.objective, parameters, batch))
     propose(attempt)
     bench.optimizer.step()
@@ -149,6 +154,8 @@ def begin(bench: Bench, step: int, draw: Draw | None = None) -> Attempt:
     recipe.sampler.prepare(bench, step)
     terms = bench.team.lead(lambda: recipe.terms(step, bench.memory))  # one bound and one price for all processes
     receipt = bench.charge(terms.event)
+    if bench.watch is not None:
+        bench.watch.begin()
     draw = bench.draw() if draw is None else draw
     return Attempt(bench, terms, receipt, draw, parameters, bench.versions())
 
@@ -175,6 +182,10 @@ def propose(attempt: Attempt) -> None:
             "the loss changed a parameter in place, as nn.Embedding(max_norm=...) does: "
             "records would leak into it without noise"
         )
+    if attempt.bench.watch is not None:
+        attempt.bench.watch.settle(
+            team, attempt.bench.ledger
+        )  # all processes refuse a model that mixes examples, or none
     attempt.released = True
     attempt.bench.optimizer.zero_grad(set_to_none=True)  # no gradient but the released one may reach the optimizer
     if team.leads:  # exactly one process adds the noise, to its own part of the sum

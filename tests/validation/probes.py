@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, TensorDataset
 
 from sordino.gradients.engine import Batch, Objective
+from sordino.records import Records
 from sordino.validation import Finding, check
 
 CLASSES = 3
@@ -21,12 +22,9 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     return functional.cross_entropy(model(x), y, reduction="none")
 
 
-def fetcher(dataset: Any, collate: Callable[[list[Any]], Any] = default_collate) -> Callable[[Sequence[int]], Batch]:
-    def fetch(indices: Sequence[int]) -> Batch:
-        records = [dataset[i] for i in indices]
-        return Batch(collate(records), len(records), lambda i: collate([records[i]]))
-
-    return fetch
+def fetcher(dataset: Any, collate: Callable[[list[Any]], Any] | None = None) -> Callable[[Sequence[int]], Batch]:
+    """As `Private` fetches what it probes."""
+    return Records(dataset, collate).remembering(torch.device("cpu"))
 
 
 def vectors(n: int = 9, width: int = 6, dtype: torch.dtype = torch.float32) -> TensorDataset:
@@ -44,9 +42,7 @@ def tokens(n: int = 9, length: int = 5) -> TensorDataset:
     return TensorDataset(torch.randint(0, 11, (n, length), generator=generator), torch.arange(n) % CLASSES)
 
 
-def findings(
-    model: nn.Module, dataset: Any, loss: Any = cross_entropy, collate: Any = default_collate
-) -> list[Finding]:
+def findings(model: nn.Module, dataset: Any, loss: Any = cross_entropy, collate: Any = None) -> list[Finding]:
     trained = [p for p in model.parameters() if p.requires_grad]
     return check(Objective(model, loss), trained, fetcher(dataset, collate), len(dataset))
 

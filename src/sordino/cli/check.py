@@ -53,7 +53,7 @@ def _plain(examined: Examined) -> dict[str, Any]:
         "parameters": sum(layer.parameters for layer in examined.layers),
         "trainable": sum(layer.trainable for layer in examined.layers),
         "layers": [vars(layer) for layer in examined.layers],
-        "findings": [vars(finding) for finding in examined.findings],
+        "findings": [finding.to_dict() for finding in examined.findings],
         "fixes": [str(change) for change in examined.fixes],
         "engine": examined.engine,
         "uses": [vars(use) for use in examined.uses],

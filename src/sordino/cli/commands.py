@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, Any, NoReturn
 
@@ -11,7 +12,10 @@ from typer.core import TyperGroup
 
 from sordino.cli import account, audit, calibrate, check, compare, demo, report, reproduce, resume, serve, train, verify
 from sordino.cli.common import BAD_INPUT, complain
-from sordino.errors import SordinoError
+from sordino.errors import SordinoError, kept_back
+
+TRACEBACK = "SORDINO_TRACEBACK"
+"""With this variable set, an error that nobody expected is shown in full."""
 
 EPILOG = """
 [bold]Exit codes[/bold]
@@ -40,7 +44,24 @@ class Commands(TyperGroup):
         except click.ClickException as error:
             complain(error.format_message())
             sys.exit(error.exit_code)
+        except click.Abort:
+            raise
+        except Exception as error:
+            if os.environ.get(TRACEBACK):
+                raise
+            complain(_kept_back(error))
+            sys.exit(BAD_INPUT)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _kept_back(error: Exception) -> str:
+    """One line for an error that nobody meant for the user; the system's own words are about files, others' may not be.
+
+    A model's, a loss's or torch's may name a label, a value or the size of a draw, which are private.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return f"{type(error).__name__}: {error}: correct this and run the command again"
+    return f"{kept_back(error)}: its words may tell private values and are kept back; {TRACEBACK}=1 shows them to you"
 
 
 app = typer.Typer(

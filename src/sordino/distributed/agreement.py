@@ -39,6 +39,7 @@ _RECIPE, _OPTIMIZER, _SCHEDULER = "recipe's", "optimizer's", "scheduler's"
 _WAYS_OUT = {
     "number of records": "give every process the whole dataset; Sordino deals out the records of each draw",
     "records": "give every process the same dataset in the same order: shuffled apart, a record would count twice",
+    "validate": "give validate= the same value on every process: they look at draws together",
     "parameters": "build the model after the same torch.manual_seed on every process, or load the same weights",
     "weights": "something but the released gradients changed them; go on from the last save with the same program",
     _RECIPE: "calibrate it once, or from the same arguments everywhere",
@@ -70,6 +71,7 @@ def require(bench: Bench, ledger: Ledger | None, validate: bool) -> None:
         "number of records": str(bench.records.count),
         "records": _records(bench.records),
         **_settings(bench),
+        "validate": str(validate),
         "parameters": _digest(t.detach() for t in _replicated(bench)),
     }
     _compare(team.gather(mine))

@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from sordino import heap
-from sordino.errors import InvalidInput, SordinoError
+from sordino.errors import InvalidInput, SordinoError, kept_back
 from sordino.experiments import store
 from sordino.experiments.case import EVALUATIONS, Case
 from sordino.machine import cores
@@ -196,9 +195,7 @@ def explained(error: Exception) -> str:
         return f"out of memory ({kind}): use fewer --workers, and run again to go on"
     if isinstance(error, OSError):
         return f"{kind}: {said}: correct this, or make room on the disk, and run again to go on"
-    places = traceback.extract_tb(error.__traceback__)
-    place = f"{Path(places[-1].filename).name}:{places[-1].lineno}" if places else "an unknown place"
-    return f"{kind} in {place}: correct the method's settings, or report this line if they are right"
+    return f"{kept_back(error)}: correct the method's settings, or report this line if they are right"
 
 
 def _stop_with_parent() -> None:

@@ -7,7 +7,7 @@ Clipping, automatic clipping, JL clipping and importance weights are all functio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,13 +27,15 @@ class Batch:
     """Collated examples on the model's device.
 
     `single(i)` collates example `i` alone, for engines that cannot slice what a user's collate function made;
-    `by_rows` says whether the first dimension is known to count the examples.
+    `by_rows` says whether the first dimension is known to count the examples; `regroup` collates some of its examples
+    anew, in any order, where they are at hand.
     """
 
     data: Any
     size: int
     single: Callable[[int], Any]
     by_rows: bool = True
+    regroup: Callable[[Sequence[int]], Any] | None = None
 
     @property
     def sliceable(self) -> bool:

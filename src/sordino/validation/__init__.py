@@ -20,14 +20,20 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from sordino.errors import InvalidInput, UnsupportedModel
 from sordino.gradients.engine import Objective
-from sordino.validation.examination import Examination, Fetch, Finding
+from sordino.validation.examination import CROWD, Examination, Fetch
 from sordino.validation.probing import ProbeFailed, Prober, preserved_model, preserved_randomness
+from sordino.validation.trial import Finding
 
-__all__ = ["Finding", "check", "check_dataset", "require_valid"]
+__all__ = ["CROWD", "Finding", "check", "check_dataset", "require_valid"]
 
 
-def check(objective: Objective, parameters: list[nn.Parameter], fetch: Fetch, records: int) -> list[Finding]:
-    """All findings of a behavioural probe on a few records; an empty list if nothing is wrong."""
+def check(
+    objective: Objective, parameters: list[nn.Parameter], fetch: Fetch, records: int, crowd: int = CROWD
+) -> list[Finding]:
+    """All findings of a behavioural probe on a few records; an empty list if nothing is wrong.
+
+    `crowd` is how many examples are run at once, the few records again and again, to see whether a large batch mixes.
+    """
     names = {id(p): name for name, p in objective.named_parameters()}
     if not parameters:
         return [Finding("parameters", "model", "model has no trainable parameter: set requires_grad=True on some")]
@@ -42,15 +48,17 @@ def check(objective: Objective, parameters: list[nn.Parameter], fetch: Fetch, re
     try:
         with preserved_randomness(objective) as seed, preserved_model(objective) as pristine:
             prober = Prober(pristine, [names[id(p)] for p in parameters], seed)
-            return list(dict.fromkeys(Examination(prober, fetch, records).findings()))
+            return list(dict.fromkeys(Examination(prober, fetch, records, crowd).findings()))
     except ProbeFailed as failure:
         return [Finding.of(failure)]
 
 
-def require_valid(objective: Objective, parameters: list[nn.Parameter], fetch: Fetch, records: int) -> None:
+def require_valid(
+    objective: Objective, parameters: list[nn.Parameter], fetch: Fetch, records: int, crowd: int = CROWD
+) -> None:
     """Refuse a model, loss or collate function that `check` objects to."""
-    for finding in check(objective, parameters, fetch, records):
-        raise UnsupportedModel(finding.message)
+    for finding in check(objective, parameters, fetch, records, crowd):
+        raise UnsupportedModel(finding.message) from finding.cause
 
 
 def check_dataset(dataset: Any, records_declared: int | None = None) -> int:

@@ -19,13 +19,29 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from sordino.errors import UnsupportedModel
+from sordino.errors import UnsupportedModel, kept_back
+from sordino.gradients.bookkeeping import uncompiled
 from sordino.gradients.engine import Objective
+from sordino.gradients.projected import plain_attention
+from sordino.validation.randomness import Randomness
 
 Mode = Literal["given", "without dropout", "eval"]
-"""How a copy runs: with the user's flags, with dropout alone switched off, or in evaluation mode."""
+"""The flags of a copy: those of the user, with dropout alone switched off, or of evaluation."""
 
-MODES: tuple[Mode, ...] = ("given", "without dropout", "eval")
+
+@dataclass(frozen=True)
+class How:
+    """How a copy runs: in which mode, with which seed, and whether all examples have the same coins."""
+
+    mode: Mode = "given"
+    seed: int = 0
+    shared: bool = False
+
+
+AS_GIVEN = How()
+
+
+WORDS = "its words may tell labels or sizes and are kept back, see __cause__ in Python"
 
 
 class ProbeFailed(UnsupportedModel):
@@ -48,13 +64,17 @@ class Call:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left: one loss per example, the gradient of the watched losses, and all parameters and buffers."""
+    """What a run left: one loss per example, the gradient of the watched losses, and all parameters and buffers.
+
+    `randomness` says which random numbers it drew.
+    """
 
     losses: Tensor
     gradient: list[Tensor | None]
     state: dict[str, Tensor]
     calls: list[Call]
     dtypes: set[torch.dtype]
+    randomness: Randomness
 
 
 @contextmanager
@@ -82,10 +102,7 @@ def preserved_randomness(module: nn.Module) -> Iterator[Callable[[int], None]]:
 @contextmanager
 def preserved_model(objective: Objective) -> Iterator[Objective]:
     """Hand out a pristine copy; at the end undo what a loss that ignores the model it is given did to the original."""
-    try:
-        pristine = copy.deepcopy(objective)
-    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        raise ProbeFailed("copy", "model", f"model cannot be copied: {first_line(error)}; {COPY_ADVICE}") from error
+    pristine = _copied(objective)
     flags = [(module, module.training) for module in objective.modules()]
     buffers = [(module, dict(module._buffers)) for module in objective.modules()]
     gradients = [(parameter, parameter.grad) for parameter in objective.parameters()]
@@ -103,6 +120,14 @@ def preserved_model(objective: Objective) -> Iterator[Objective]:
             for tensor, original in zip(tensors(objective).values(), tensors(pristine).values(), strict=True):
                 if not torch.equal(tensor, original):
                     tensor.copy_(original)
+
+
+def _copied(objective: Objective, shared: dict[int, Any] | None = None) -> Objective:
+    """A deep copy that has the `shared` tensors, by identity, in common with the original."""
+    try:
+        return copy.deepcopy(objective, shared)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise ProbeFailed("copy", "model", f"model cannot be copied ({kept_back(error)}): {COPY_ADVICE}") from error
 
 
 COPY_ADVICE = "keep no tensors with a graph on modules, use torch.nn.utils.parametrizations for weight norms"
@@ -164,11 +189,15 @@ class Tracer:
 
 @dataclass(frozen=True)
 class Prober:
-    """Runs fresh copies of `pristine` on data; `trained` names the parameters whose gradient is watched."""
+    """Runs fresh copies of `pristine` on data; `trained` names the parameters whose gradient is watched.
+
+    Copies that are `light` share their parameters with it, which saves memory where the loss is known to leave them.
+    """
 
     pristine: Objective
     trained: Sequence[str]
     seed: Callable[[int], None]
+    light: bool = False
 
     @torch.enable_grad()
     def run(
@@ -177,29 +206,39 @@ class Prober:
         size: int,
         *,
         watched: Sequence[int] = (),
-        mode: Mode = "given",
-        seed: int = 0,
+        how: How = AS_GIVEN,
         record: bool = False,
         after: tuple[Any, int] | None = None,
     ) -> Run:
         """One run; with `watched` also the gradient of those losses; with `after` on a model that saw other data."""
-        objective = copy.deepcopy(self.pristine)
-        configure(objective, mode)
+        objective = self._copy()
+        configure(objective, how.mode)
         if after is not None:
-            self._losses(objective, *after, seed, Tracer(after[1], (), record=False))
-        tracer = Tracer(size, watched, record)
+            self._losses(objective, *after, Tracer(after[1], (), record=False), Randomness(how.seed, how.shared))
+        tracer, randomness = Tracer(size, watched, record), Randomness(how.seed, how.shared)
         tracer.attach(objective)
-        losses = self._losses(objective, data, size, seed, tracer)
+        losses = self._losses(objective, data, size, tracer, randomness)
         gradient = self._gradient(objective, losses, watched) if watched else []
-        state = {name: tensor.detach() for name, tensor in tensors(objective).items()}
-        return Run(losses.detach(), gradient, state, tracer.calls, tracer.dtypes)
+        state = {} if self.light else {name: tensor.detach() for name, tensor in tensors(objective).items()}
+        return Run(losses.detach(), gradient, state, tracer.calls, tracer.dtypes, randomness)
 
-    def _losses(self, objective: Objective, data: Any, size: int, seed: int, tracer: Tracer) -> Tensor:
-        self.seed(seed)
+    def _copy(self) -> Objective:
+        if not self.light:
+            return copy.deepcopy(self.pristine)
+        held = tree_leaves([vars(module) for module in self.pristine.modules()])
+        graphs = (x for x in held if isinstance(x, Tensor) and x.grad_fn is not None)  # such as kept activations
+        return _copied(self.pristine, {id(tensor): tensor for tensor in (*self.pristine.parameters(), *graphs)})
+
+    def _losses(self, objective: Objective, data: Any, size: int, tracer: Tracer, randomness: Randomness) -> Tensor:
+        self.seed(randomness.seed)
         try:
-            return objective.losses(copy.deepcopy(data), size)
+            # One way for attention, the one whose random numbers can be seen; and no compiled code, which hides them.
+            with uncompiled(), plain_attention(), randomness:
+                return objective.losses(copy.deepcopy(data), size)
         except UnsupportedModel as error:
-            raise ProbeFailed("shape", "loss", first_line(error)) from error
+            raise ProbeFailed("shape", "loss", str(error)) from error
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
         except Exception as error:  # the user's model and loss may raise anything; it stays the cause
             raise translate(error, objective, data, tracer.open[-1][0] if tracer.open else "") from error
 
@@ -212,24 +251,28 @@ class Prober:
                 torch.autograd.grad(losses[list(watched)].sum(), [named[n] for n in self.trained], allow_unused=True)
             )
         except (RuntimeError, NotImplementedError) as error:
-            raise ProbeFailed("error", "loss", f"backward pass of the loss failed: {first_line(error)}") from error
+            raise ProbeFailed(
+                "error", "loss", f"backward pass of the loss failed ({kept_back(error)}; {WORDS})"
+            ) from error
 
 
 def translate(error: Exception, objective: Objective, data: Any, name: str) -> ProbeFailed:
-    """One line for what torch or the user's code said."""
+    """One line for what torch or the user's code said, without its words: they may name labels, values and sizes."""
     where = describe(objective, name)
-    text = first_line(error)
+    text = str(error)
     model_types = dtype_names(objective.model.parameters())
     data_types = dtype_names(tree_leaves(data))
     if model_types != data_types and re.search(r"dtype|scalar type|same type|Input type|not implemented for", text):
         advice = "convert the data or the model, e.g. model.to(dtype) or x.to(dtype)"
-        return ProbeFailed("dtype", where, f"{where}: model is {model_types}, batch is {data_types}; {advice} ({text})")
+        return ProbeFailed("dtype", where, f"{where}: model is {model_types}, batch is {data_types}; {advice}")
     if re.search(r"same device|Expected .*device|device type", text):
-        return ProbeFailed("device", where, f"{where}: {text}; move the model and what the loss uses to one device")
+        advice = "move the model and what the loss uses to one device"
+        return ProbeFailed("device", where, f"{where}: tensors are on several devices; {advice}")
     if re.search(r"out of (bounds|range)|Class values must", text) and isinstance(error, IndexError | RuntimeError):
         advice = "labels and indices must lie in [0, size) of the layer or loss that uses them"
-        return ProbeFailed("labels", where, f"{where}: {text.rstrip('.')}; {advice}")
-    return ProbeFailed("error", where, f"{where} failed on a batch: {text}; the loss must run on any batch of records")
+        return ProbeFailed("labels", where, f"{where}: an index is out of range; {advice}")
+    advice = "the loss must run on any batch of records"
+    return ProbeFailed("error", where, f"{where} failed on a batch ({kept_back(error)}; {WORDS}); {advice}")
 
 
 def describe(objective: Objective, name: str) -> str:
@@ -244,11 +287,3 @@ def dtype_names(values: Any) -> str:
     """The dtypes of the tensors among `values`, e.g. ``float32 and int64``."""
     names = {str(x.dtype).removeprefix("torch.") for x in values if isinstance(x, Tensor)}
     return " and ".join(sorted(names)) or "without tensors"
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's text, with its type unless it is ours."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    if isinstance(error, UnsupportedModel):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,126 @@
+"""The random numbers that a loss draws: noted, repeated, and on demand the same for every example of a batch.
+
+Two runs can only be compared if an example has the same coins in both. With equal seeds that is so while batches have
+equal shapes. In a smaller batch, or where a router sends an example to another place of a smaller part, the numbers
+that torch's generators give move from one example to another. *Shared* coins do not: they depend on the last dimension
+of what is drawn and on nothing else, so that all examples have the same, whatever the size of the batch.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+WIDTH = 1024
+"""How many different shared coins there are; wider rows repeat them."""
+
+
+class Randomness(TorchDispatchMode):
+    """Notes what is drawn inside it; if `shared`, replaces it by coins that are the same for all rows.
+
+    `drawn` lists torch's operations with the shapes of their results, `unshared` those of them that have no rule. A
+    torch.Generator of the user's own is passed over, as nobody could seed it: the default one, which was seeded, takes
+    its place. Python's and NumPy's generators are seeded too; `outside` is where they stand in the end.
+    """
+
+    def __init__(self, seed: int, shared: bool) -> None:
+        super().__init__()
+        self.seed, self.shared = seed, shared
+        self.drawn: list[tuple[str, tuple[int, ...]]] = []
+        self.unshared: set[str] = set()
+        self._row = torch.rand(WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        self._start = self.outside = _others()
+
+    def __enter__(self) -> Randomness:
+        self._start = self.outside = _others()
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch has no types for modes
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.outside = _others()
+
+    @property
+    def used(self) -> bool:
+        """Whether any random number was drawn."""
+        return bool(self.drawn) or self.outside != self._start
+
+    def equals(self, other: Randomness) -> bool:
+        """Whether two runs from one seed drew the same numbers in the same order."""
+        return self.drawn == other.drawn and self.outside == other.outside
+
+    def comparable(self, other: Randomness) -> bool:
+        """Whether, with shared coins, an example had the same ones in both runs."""
+        return not self.unshared and not other.unshared and self.outside == other.outside
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        if kwargs.get("generator") is not None:
+            kwargs["generator"] = None
+        if self.shared:
+            torch.default_generator.manual_seed(self.seed)  # what cannot be shared at least begins anew
+        result = func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        first = result if isinstance(result, Tensor) else result[0]
+        self.drawn.append((name, tuple(first.shape)))
+        if self.shared and name != "randperm":  # a permutation of equal coins would be none
+            self._share(name, _named(func, args, kwargs), result)
+        return result
+
+    def _share(self, name: str, given: dict[str, Any], result: Any) -> None:
+        if name == "native_dropout":
+            out, mask = result
+            mask.copy_(self._uniform(mask) >= given["p"])
+            out.copy_(given["input"] * mask / max(1 - given["p"], torch.finfo(torch.float32).tiny))
+            return
+        values = self._values(name, given, result) if isinstance(result, Tensor) else None
+        if values is None:
+            self.unshared.add(name)
+        else:
+            result.copy_(values)
+
+    def _values(self, name: str, given: dict[str, Any], result: Tensor) -> Tensor | None:
+        uniform = self._uniform(result)
+        match name.removesuffix("_").removesuffix("_like"):
+            case "rand":
+                return uniform
+            case "uniform":
+                return given["from"] + (given["to"] - given["from"]) * uniform
+            case "randn":
+                return torch.special.ndtri(uniform)
+            case "normal" | "normal_functional":
+                return given.get("mean", 0.0) + given.get("std", 1.0) * torch.special.ndtri(uniform)
+            case "bernoulli":
+                return uniform < given.get("p", given["self"])
+            case "exponential":
+                return -uniform.log() / given["lambd"]
+            case "randint":
+                low = given.get("low", 0)
+                return (low + (given["high"] - low) * uniform).floor()
+        return None
+
+    def _uniform(self, like: Tensor) -> Tensor:
+        """One row for all, as wide as the last dimension; a vector has one number per row, so one for all."""
+        width = like.shape[-1] if like.dim() > 1 else 1
+        row = self._row.repeat(-(-width // WIDTH))[:width].clamp(1e-6, 1 - 1e-6)
+        return (row if like.dim() else row[0]).to(like.device).expand(like.shape)
+
+
+def _named(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What an operation was given, by the names of its schema."""
+    wanted = func._schema.arguments
+    defaults = {argument.name: argument.default_value for argument in wanted if argument.has_default_value()}
+    return {**defaults, **{argument.name: value for argument, value in zip(wanted, args, strict=False)}, **kwargs}
+
+
+def _others() -> tuple[Any, ...]:
+    """Where Python's and NumPy's generators stand."""
+    _, keys, place, *rest = np.random.get_state()  # noqa: NPY002 - users draw from it
+    return hash(random.getstate()), keys.tobytes(), place, *rest  # type: ignore[union-attr]

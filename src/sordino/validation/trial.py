@@ -1,0 +1,277 @@
+"""One batch, run again and again by the same objective: what does another company do to the examples that stay?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from torch import Tensor, nn
+
+from sordino.validation.comparing import Rows, differs, distance, noise_floor, relative_tolerance
+from sordino.validation.probing import AS_GIVEN, How, ProbeFailed, Prober, Run, describe
+
+SEEDS = 8
+"""How many seeds a model with randomness is tried with: what it does every other time is missed once in 256."""
+
+Watched = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One reason why a model, loss or collate function cannot be trained privately: what, where, and one line.
+
+    `cause` is the error of torch or of the user's code, if there is one. Its words may tell labels, values and sizes:
+    it is for a traceback before those who hold the records, and for no log, report or screen.
+    """
+
+    kind: str
+    where: str
+    message: str
+    cause: BaseException | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, failure: ProbeFailed) -> Finding:
+        return cls(failure.kind, failure.where, str(failure), failure.__cause__)
+
+    def to_dict(self) -> dict[str, str]:
+        """What may be shown."""
+        return {"kind": self.kind, "where": self.where, "message": self.message}
+
+
+@dataclass(frozen=True)
+class Change:
+    """Another batch of the same size with the `watched` examples in their places.
+
+    `summed` are those of them whose gradient is compared. An `optional` change may be one that the loss cannot take.
+    """
+
+    after: Rows
+    watched: Watched
+    summed: Watched
+    optional: bool = False
+
+
+class Trial:
+    """Compares runs of `rows` with runs of changed batches, in equal circumstances, beyond rounding."""
+
+    def __init__(self, prober: Prober, rows: Rows) -> None:
+        self.prober, self.rows = prober, rows
+        self._references: dict[tuple[How, Watched], Run] = {}
+        self._repeats: dict[tuple[How, Watched], Run] = {}
+
+    @property
+    def size(self) -> int:
+        return self.rows.size
+
+    @property
+    def inner(self) -> Watched:
+        """Examples that are watched whichever end of the batch changes, so that one reference serves both."""
+        return tuple(range(1, self.size - 1)) or tuple(range(self.size))
+
+    def run(
+        self,
+        rows: Rows,
+        watched: Sequence[int] = (),
+        how: How = AS_GIVEN,
+        record: bool = False,
+        after: Rows | None = None,
+    ) -> Run:
+        past = (after.data, after.size) if after else None
+        return self.prober.run(rows.data, rows.size, watched=watched, how=how, record=record, after=past)
+
+    def reference(self, how: How = AS_GIVEN, watched: Watched | None = None) -> Run:
+        """The unchanged examples, run once; with the gradient of the `watched` ones, or of any or none."""
+        return self._once(self._references, how, watched)
+
+    def again(self, how: How = AS_GIVEN, watched: Watched | None = None) -> Run:
+        """The unchanged examples once more, once something differs: what differs here too is noise of the kernels."""
+        return self._once(self._repeats, how, watched)
+
+    def _once(self, runs: dict[tuple[How, Watched], Run], how: How, watched: Watched | None) -> Run:
+        if watched is None:
+            watched = next((summed for other, summed in runs if other == how), ())
+        if (how, watched) not in runs:
+            runs[how, watched] = self.run(self.rows, watched, how)
+        return runs[how, watched]
+
+    @cached_property
+    def relative(self) -> float:
+        weights = (p.dtype for p in self.prober.pristine.parameters())
+        first = next(iter(self._references.values()), None) or self.reference()  # dtypes are the same in all of them
+        return relative_tolerance({first.losses.dtype, *first.dtypes, *weights})
+
+    @property
+    def random(self) -> bool:
+        """Whether the loss draws random numbers."""
+        return self.reference().randomness.used
+
+    @property
+    def seeds(self) -> range:
+        return range(SEEDS if self.random else 1)
+
+    def differ(self, before: Tensor, after: Tensor, how: How = AS_GIVEN) -> bool:
+        """Whether losses or activations differ beyond rounding and noise."""
+        if not differs(before, after, self.relative, 0.0):
+            return False
+        noise = noise_floor(self.reference(how).losses, self.again(how).losses)
+        return self.restless(how) or differs(before, after, self.relative, noise)  # large noise excuses nothing
+
+    def disagree(self, before: Run, after: Run, change: Change, how: How) -> bool:
+        """Whether a watched example has another loss, or the sum of the watched gradients differs."""
+        rows = list(change.watched)
+        if self.differ(before.losses[rows], after.losses[rows], how):
+            return True
+        gap, length = distance(before.gradient, after.gradient)
+        allowed = self.relative * (length + 0.01)
+        if gap <= allowed:
+            return False
+        floor, _ = distance(self.reference(how, change.summed).gradient, self.again(how, change.summed).gradient)
+        return gap > allowed + 10 * floor
+
+    def judge(self, change: Change, how: How = AS_GIVEN) -> Iterator[Finding]:
+        """What a change of the others shows: nothing, if the watched examples and all state stay as they were.
+
+        Where they do not, their random numbers may have moved from one example to another, as they do behind a router
+        that sends different numbers of examples to an expert. They did not if both runs drew alike; otherwise coins
+        that all examples share decide.
+        """
+        try:
+            before, after = self.reference(how, change.summed), self.run(change.after, change.summed, how)
+        except ProbeFailed:
+            if change.optional:
+                return
+            raise
+        found = list(self.state(before, after))
+        if self.disagree(before, after, change, how):
+            if self.restless(how):
+                found.insert(0, RESTLESS)
+            elif before.randomness.equals(after.randomness):
+                found.insert(0, self.blame(change, how))
+            elif how.shared:
+                found.insert(0, self.blame(change, how) if comparable(before, after) else UNDECIDED)
+            else:
+                shared = (self.judge(change, replace(how, seed=seed, shared=True)) for seed in range(SEEDS))
+                yield from next(filter(None, map(list, shared)), [])
+        yield from found
+
+    def alone(self, pick: Callable[[Sequence[int]], Rows], watched: Watched, how: How) -> Iterator[Finding]:
+        """The watched examples by themselves, as `pick` makes a batch of them: same losses.
+
+        All examples share their coins. Where that cannot be, as many examples from the beginning are taken instead:
+        numbers that are drawn for one example after another are the same for them.
+        """
+        shared = replace(how, shared=self.reference(how).randomness.used)
+        found = list(self.smaller(pick(watched), watched, shared, SIZE))
+        if UNDECIDED in found:
+            first = range(len(watched))
+            found = list(self.smaller(pick(first), first, shared, SIZE))
+        yield from found
+
+    def smaller(self, few: Rows, places: Sequence[int], how: How, finding: Finding) -> Iterator[Finding]:
+        """The examples at `places` as a batch of their own: same losses, and nothing that counted the examples.
+
+        `finding` is what a difference means. Where examples cannot have the same coins in both, dropout goes off.
+        """
+        whole, part = self.reference(how), self.run(few, how=how)
+        yield from self.state(whole, part)
+        if not self.differ(whole.losses[list(places)], part.losses, how):
+            return
+        if self.restless(how):
+            yield RESTLESS
+        elif comparable(whole, part):
+            yield finding
+        elif how.mode == "given":
+            yield from self.smaller(few, places, replace(how, mode="without dropout"), finding)
+        else:
+            yield UNDECIDED
+
+    def restless(self, how: How) -> bool:
+        """Whether the same examples with the same seeds have clearly other losses: then nothing can be compared."""
+        return differs(self.reference(how).losses, self.again(how).losses, 10 * self.relative, 0.0)
+
+    def state(self, before: Run, after: Run) -> Iterator[Finding]:
+        """Parameters and buffers that remember data; a step counter changes too, but always in the same way."""
+        owners: dict[str, list[str]] = {}
+        for name in before.state.keys() | after.state.keys():
+            if self._remembers(name, before.state, after.state):
+                owner, _, own = name.rpartition(".")
+                owners.setdefault(owner, []).append(own)
+        for owner, names in sorted(owners.items()):
+            where = describe(self.prober.pristine, owner)
+            advice = advice_for(self.prober.pristine.get_submodule(owner))
+            what = ", ".join(sorted(names))
+            yield Finding("state", where, f"{where} keeps unnoised data of the batch in {what}: {advice}")
+
+    def _remembers(self, name: str, before: dict[str, Tensor], after: dict[str, Tensor]) -> bool:
+        if name not in before or name not in after:
+            return True
+        if not differs(before[name], after[name], 0.0, 0.0):
+            return False
+        first, again = self.reference().state, self.again().state
+        noise = noise_floor(first[name], again[name]) if name in first and name in again else 0.0
+        return differs(before[name], after[name], 0.0, noise)
+
+    def blame(self, change: Change, how: How) -> Finding:
+        """The first module whose output changed although its input did not; else the loss or the collate function."""
+        before, after = (self.run(r, change.watched, how, record=True) for r in (self.rows, change.after))
+        untouched: dict[str, bool] = {}
+        culprit = ""
+        for old, new in zip(before.calls, after.calls, strict=False):
+            untouched.setdefault(old.name, not self._changed(old.inputs, new.inputs))
+            if not culprit and self._changed(old.outputs, new.outputs):
+                culprit = old.name
+        while culprit and not untouched.get(culprit, False):
+            culprit = culprit.rpartition(".")[0]
+        if not culprit and not untouched.get("", True):
+            return COMPANY
+        where = describe(self.prober.pristine, culprit)
+        advice = advice_for(self.prober.pristine.get_submodule(culprit))
+        return Finding("mixing", where, f"{where} mixes examples, one changed the loss of another: {advice}")
+
+    def _changed(self, before: list[Tensor], after: list[Tensor]) -> bool:
+        pairs = list(zip(before, after, strict=False))
+        return len(before) != len(after) or any(self.differ(x, y) for x, y in pairs)
+
+
+def comparable(before: Run, after: Run) -> bool:
+    """Whether an example had the same shared coins in both runs."""
+    return before.randomness.comparable(after.randomness)
+
+
+COMPANY = Finding(
+    "collation",
+    "collate function",
+    "an example's loss depends on which records it is collated with: mask padding in model and loss, "
+    "and do not divide by counts over the batch",
+)
+
+SIZE = Finding(
+    "batch-size",
+    "loss",
+    "an example's loss in a smaller batch is not its loss in a larger one: do not divide by the batch size or by "
+    "counts over the batch, and let no layer take a limited number of examples",
+)
+
+RESTLESS = Finding(
+    "random",
+    "loss",
+    "loss gives other values for the same batch and seeds, so that nobody can see whether it mixes examples: draw "
+    "random numbers from torch's default generator; validate=False trains without the probe, and the guarantee says so",
+)
+
+UNDECIDED = Finding(
+    "random",
+    "loss",
+    "loss draws random numbers outside of torch, so that an example cannot be compared in two batches: draw them with "
+    "torch, or in the dataset; validate=False trains without the probe, and the guarantee says so",
+)
+
+
+def advice_for(module: nn.Module) -> str:
+    """The way out for the module that broke the rule."""
+    if isinstance(module, nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm):
+        return "call sordino.fix(model), or put the layer in eval() mode"
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return "set max_norm=None"
+    return "compute every example from itself alone, e.g. GroupNorm or LayerNorm, and keep no statistics of the data"

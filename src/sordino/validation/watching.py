@@ -1,0 +1,124 @@
+"""The probe on real draws: now and then a step's own examples are held against themselves in other company.
+
+The probe at the start sees a few records. A model may mix examples only in a batch as large as a draw, only for some
+records or only by the toss of a coin. So at attempts 1, 2, 4, 8, ... of every opening of a run, before the noise is
+drawn, half of the examples of the draw's first part are replaced by copies of one of them, and then left out. The other
+half must keep its losses, and a few of them their gradients, each time with the same coins. From the third attempt on
+that is done by losses alone: where nothing is drawn at random half is left out, otherwise it is replaced.
+
+What a refusal tells. The attempt is charged before the draw is made, and the refusal comes before its release; its one
+line names no record and no size. For a loss that computes every example from itself alone, which is what a guarantee
+assumes, there is never a refusal, whatever the records, but for rounding beyond what the comparison allows: so the
+check tells nothing about them. For any other loss no guarantee holds; that it was refused at this step, and not
+at another, may then depend on the draw, and the run has ended.
+
+Limits: a mixture that shows at none of the checked attempts is not seen. The schedule is public and does not depend on
+the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from sordino.accounting.ledger import Ledger
+from sordino.distributed.team import Team
+from sordino.errors import UnsupportedModel
+from sordino.gradients.engine import Batch, Objective
+from sordino.validation.comparing import Rows
+from sordino.validation.probing import How, Mode, ProbeFailed, Prober, preserved_randomness
+from sordino.validation.trial import Change, Finding, Trial
+
+SUMMED = 4
+"""How many examples' gradients are compared; losses are compared for all that are watched."""
+
+THOROUGH = 2
+"""At so many attempts everything is compared: the second one too, as a head of zeros gives equal losses at first."""
+
+UNSLICEABLE = (
+    "could NOT be checked: whether examples mix in real draws, as the batches of this loader cannot be taken apart"
+)
+
+
+class Watch:
+    """Counts attempts, looks at some of their batches, and lets all processes refuse together.
+
+    Where a selector `evaluates` the model in eval mode, and its price counts on that, that mode is looked at too.
+    """
+
+    def __init__(self, evaluates: bool = False) -> None:
+        self.modes: tuple[Mode, ...] = ("given", "eval") if evaluates else ("given",)
+        self.attempts = 0
+        self.unchecked: tuple[str, ...] = ()
+        self._finding: Finding | None = None
+        self._waiting = False
+
+    @property
+    def due(self) -> bool:
+        """Whether this attempt is looked at: a power of two."""
+        return self.attempts > 0 and self.attempts & (self.attempts - 1) == 0
+
+    def begin(self) -> None:
+        """Another attempt."""
+        self.attempts += 1
+        self._waiting, self._finding = self.due, None
+
+    def look(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> None:
+        """Examine the first part of a draw, if it is due; what is found waits for `settle`."""
+        if not self._waiting or batch.size < 2:
+            return
+        self._waiting = False
+        if not batch.sliceable and batch.regroup is None:
+            self.unchecked = (UNSLICEABLE,)
+            return
+        try:
+            with preserved_randomness(objective) as seed:
+                start = int(torch.randint(2**31, ())) + self.attempts
+                seed(start)
+                names = {id(p): name for name, p in objective.named_parameters()}
+                prober = Prober(objective, [names[id(p)] for p in parameters], seed, light=True)
+                hows = (How(mode, start) for mode in self.modes)
+                found = (_examine(prober, batch, how, self.attempts <= THOROUGH) for how in hows)
+                self._finding = next(filter(None, found), None)
+        except ProbeFailed as failure:
+            self._finding = replace(Finding.of(failure), cause=None)  # it goes to other processes, as words alone
+
+    def settle(self, team: Team, ledger: Ledger) -> None:
+        """Refuse, on every process alike, what any of them found: once an attempt, before anything is released.
+
+        What could not be checked is written into the ledger, so that every guarantee about it says so.
+        """
+        if not self.due:
+            return
+        for finding in team.gather(self._finding):
+            if finding is not None:
+                raise UnsupportedModel(f"{finding.message} (seen in a draw, which is paid for and was not released)")
+        for line in self.unchecked:
+            ledger.declare("assumption", line)
+
+
+def _examine(prober: Prober, batch: Batch, how: How, thorough: bool) -> Finding | None:
+    """Half of the examples, chosen at random, among copies of one of them, and by themselves."""
+    order = torch.randperm(batch.size)
+    watched: list[int] = order[: (batch.size + 1) // 2].sort().values.tolist()
+    places = torch.full((batch.size,), int(order[0]))
+    places[watched] = torch.tensor(watched)
+    trial = Trial(prober, _regrouped(batch, range(batch.size)))
+    summed = tuple(watched[-SUMMED:]) if thorough else ()
+    found = None
+    if thorough or trial.reference(how, summed).randomness.used:
+        change = Change(_regrouped(batch, places.tolist()), tuple(watched), summed)
+        found = next(trial.judge(change, how), None)
+    if thorough or not trial.reference(how, summed).randomness.used:
+        found = found or next(trial.alone(lambda some: _regrouped(batch, some), tuple(watched), how), None)
+    return found
+
+
+def _regrouped(batch: Batch, places: Sequence[int]) -> Rows:
+    if batch.sliceable:
+        return Rows(batch.data, batch.size).take(places)
+    assert batch.regroup is not None
+    return Rows(batch.regroup(places), len(places))
