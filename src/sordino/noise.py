@@ -24,7 +24,15 @@ from sordino.errors import InvalidInput
 PIECE = 2**16  # entries of noise at a time: they stay in the processor's cache, and a large model needs no second copy
 
 
-class Source(Protocol):
+class Gaussians(Protocol):
+    """Where Gaussian noise comes from."""
+
+    def gaussian(self, receipt: Receipt, size: int, std: float) -> Tensor:
+        """`size` independent normals of deviation `std` in float64, paid for by `receipt`."""
+        ...
+
+
+class Source(Gaussians, Protocol):
     """A stream of independent randomness."""
 
     @property
@@ -38,10 +46,6 @@ class Source(Protocol):
 
     def directions(self, size: int) -> NDArray[np.float32]:
         """Independent standard normals for random projections: coins like any other, not the noise of a release."""
-        ...
-
-    def gaussian(self, receipt: Receipt, size: int, std: float) -> Tensor:
-        """`size` independent normals of deviation `std` in float64, paid for by `receipt`."""
         ...
 
 
@@ -115,13 +119,41 @@ class Seeded(_Stream):
         self.assumption = f"noise is SEEDED (seed {seed}): an experiment, no protection against whoever knows the seed"
 
 
+def noised(source: Gaussians, receipt: Receipt, value: Tensor, std: float) -> Tensor:
+    """`value` with one independent normal of deviation `std` on every entry, in float64."""
+    exact = value.double()
+    noise = source.gaussian(receipt, value.numel(), std).to(exact.device)
+    return settled(source, receipt, exact, exact + noise.view(value.shape))
+
+
 def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: float) -> None:
     """Add one independent normal of deviation `std` to every entry of contiguous tensors, in place."""
-    for pieces in _groups(tensors):
+    held = list(tensors)
+    before = _flat(held) if hasattr(source, "settle") else None
+    for pieces in _groups(held):
         sizes = [piece.numel() for piece in pieces]
         noise = source.gaussian(receipt, sum(sizes), std)
         for piece, drawn in zip(pieces, noise.split(sizes), strict=True):
             piece += drawn.to(device=piece.device, dtype=piece.dtype)
+    if before is not None:
+        released = settled(source, receipt, before, _flat(held))
+        for tensor, piece in zip(held, released.split([tensor.numel() for tensor in held]), strict=True):
+            tensor.copy_(piece.view(tensor.shape))
+
+
+def settled(source: Gaussians, receipt: Receipt, value: Tensor, released: Tensor) -> Tensor:
+    """What leaves in place of `value`: `released`, which every place that adds noise passes through here.
+
+    A source with a method `settle` sees both and decides: that of `sordino.audit.conformance`, which records the
+    releases of a run and puts them in place of those of another.
+    """
+    settle = getattr(source, "settle", None)
+    leaves: Tensor = released if settle is None else settle(receipt, value, released)
+    return leaves
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1).double() for tensor in tensors]) if tensors else torch.zeros(0).double()
 
 
 def _groups(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:

@@ -246,3 +246,11 @@ def asking_for_half(private: Private) -> None:
 
 def late(private: Private) -> None:
     private.bench.ledger = Late(private.bench.ledger)  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Falling:
+    """Noise that falls with every step."""
+
+    def __call__(self, step: int, steps: int) -> float:
+        return 1 - 0.5 * step / steps

@@ -95,18 +95,22 @@ class Instance:
     def adapt(self, recipe: Recipe, steps: int) -> Recipe:
         """`recipe` for these records: all its parts, few steps, and a sampling rate at which something can be seen."""
         count = len(self.records(True, 1.0))
-        batch = max(1, round(self.rate * count))
-        selection = _fitted(recipe.selection, count)
-        small = replace(recipe, batch_size=batch, steps=steps, epochs=None, records=None, selection=selection)
-        if isinstance(recipe.sampler, Importance):
-            assert recipe.budget is not None
-            open_again = replace(small, noise_multiplier=None, budget=None, rdp_filter=None)
-            return open_again.calibrate(replace(recipe.budget, accountant="pld"), records=count)
-        return replace(small, budget=None).for_records(count)
+        return shrunk(recipe, count, max(1, round(self.rate * count)), steps, tested=count)
+
+
+def shrunk(recipe: Recipe, count: int, batch: int, steps: int, *, tested: int) -> Recipe:
+    """`recipe` with all its parts for `count` records, `batch` of them in a draw and at most `tested` in a test."""
+    selection = _fitted(recipe.selection, tested)
+    small = replace(recipe, batch_size=batch, steps=steps, epochs=None, records=None, selection=selection)
+    if isinstance(recipe.sampler, Importance):
+        assert recipe.budget is not None
+        open_again = replace(small, noise_multiplier=None, budget=None, rdp_filter=None)
+        return open_again.calibrate(replace(recipe.budget, accountant="pld"), records=count)
+    return replace(small, budget=None).for_records(count)
 
 
 def _fitted(selection: Selector, count: int) -> Selector:
-    """The same selector with tests that draw at most all of `count` records."""
+    """The same selector with tests that draw at most `count` records."""
     changes: dict[str, Any] = {
         name: min(getattr(selection, name), count)
         for name in ("size", "private_size")

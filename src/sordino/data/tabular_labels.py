@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy.stats import norm
 
@@ -22,7 +23,7 @@ from sordino.accounting.ledger import Receipt
 from sordino.accounting.pld import pld
 from sordino.data.tabular_encoding import label
 from sordino.errors import InvalidInput
-from sordino.noise import Source
+from sordino.noise import Source, noised
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,10 @@ def released(
     """The names of the classes that clear the threshold, in order; the event must have been charged."""
     spelled = {cell: label(cell) for cell in set(cells)}
     counts = Counter(name for cell in cells if (name := spelled[cell]) is not None)
-    noise = source.gaussian(receipt, len(counts), noise_multiplier).tolist()
+    exact = torch.tensor(list(counts.values()), dtype=torch.float64)
+    noisy = noised(source, receipt, exact, noise_multiplier).tolist()
     least = threshold(noise_multiplier, unlisted)
-    named = [name for (name, count), shift in zip(counts.items(), noise, strict=True) if count + shift > least]
+    named = [name for name, count in zip(counts, noisy, strict=True) if count > least]
     if len(named) < 2:
         raise InvalidInput(
             f"the target has {len(named)} classes with clearly more than {least:.0f} records, it takes 2: "

@@ -30,7 +30,7 @@ from sordino.data.tabular_encoding import scaled
 from sordino.data.tabular_schema import Column, Number, Schema
 from sordino.errors import InvalidInput
 from sordino.features.normalising import private_normalisation
-from sordino.noise import Source
+from sordino.noise import Source, noised
 
 SHARE = 0.3
 """Of ε, for all releases together, unless another share is asked for."""
@@ -121,8 +121,7 @@ def released_counts(table: Table, chosen: Plan, ledger: Ledger, source: Source) 
     """One row per column: its histogram and half the number of its different values, all with noise."""
     receipt = ledger.charge(GaussianDpEvent(chosen.noise_multiplier), "kinds and ranges of the columns")
     rows = np.stack([counts(table.columns[name]) for name in chosen.columns])
-    noise = source.gaussian(receipt, rows.size, chosen.deviation).numpy()
-    released: tabular_kinds.Counts = rows + noise.reshape(rows.shape)
+    released: tabular_kinds.Counts = noised(source, receipt, torch.from_numpy(rows), chosen.deviation).numpy()
     return released
 
 

@@ -11,18 +11,13 @@ from torch import Tensor, nn
 
 from sordino.accounting.ledger import Receipt
 from sordino.errors import InvalidInput
+from sordino.noise import Gaussians, noised
 
 
 class Ledger(Protocol):
     """What is charged before a release is made."""
 
     def charge(self, event: DpEvent, note: str = "") -> Receipt: ...
-
-
-class Source(Protocol):
-    """Where Gaussian noise comes from, such as `sordino.noise.Secure`."""
-
-    def gaussian(self, receipt: Receipt, size: int, std: float) -> Tensor: ...
 
 
 def group_norm(channels: int, groups: int = 27) -> nn.GroupNorm:
@@ -57,7 +52,7 @@ def private_normalisation(
     square_clip: float,
     noise_multiplier: float,
     ledger: Ledger,
-    source: Source,
+    source: Gaussians,
 ) -> ChannelNorm:
     """Mean and deviation per channel of [N, channels, ...], as two Gaussian releases (Tramer and Boneh 2021, sec. 2).
 
@@ -84,8 +79,7 @@ def private_normalisation(
     released = []
     for what, total, bound in (("mean", values, clip), ("square", squares, square_clip)):
         receipt = ledger.charge(event, f"{what} of the features per channel")
-        noise = source.gaussian(receipt, total.numel(), noise_multiplier * bound)
-        released.append((total + torch.as_tensor(noise, dtype=torch.float64)) / records)
+        released.append(noised(source, receipt, total, noise_multiplier * bound) / records)
     mean, square = released
     variance = (square - mean**2).clamp(min=noise_multiplier * square_clip / records)
     return ChannelNorm(mean.float(), variance.sqrt().float(), (event, event))

@@ -22,6 +22,7 @@ from sordino.errors import BudgetExhausted, InvalidInput, SordinoError
 from sordino.federated.account import Account
 from sordino.federated.quantile import SENSITIVITY, Quantile
 from sordino.federated.work import trainable
+from sordino.noise import noised, perturb
 from sordino.norms import Exact
 from sordino.recipe import Recipe
 from sordino.sampling import Draw, Poisson
@@ -89,7 +90,9 @@ class Mechanism:
         assert self.recipe.sampler is not None
         draw = self.recipe.sampler.draw(len(population), self.account.source, {})
         drawn = tuple(population[i] for i in draw.indices.tolist())
-        total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in trainable(self.model).items()}
+        total = {
+            n: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for n, p in trainable(self.model).items()
+        }
         return Round(terms, count_noise, receipt, drawn, set(drawn), total)
 
     def add(self, current: Round, user: int, update: Mapping[str, Tensor], within: bool) -> None:
@@ -120,16 +123,15 @@ class Mechanism:
             raise SordinoError("this round was released already: a second noise on it would halve the protection")
         current.released = True
         terms, parameters = current.terms, trainable(self.model)
-        sizes = [p.numel() for p in parameters.values()]
-        noise = self.account.source.gaussian(current.receipt, sum(sizes), terms.noise_std)
+        perturb(self.account.source, current.receipt, [current.total[name] for name in parameters], terms.noise_std)
         self.optimizer.zero_grad(set_to_none=True)
-        for (name, parameter), piece in zip(parameters.items(), noise.split(sizes), strict=True):
-            noisy = current.total[name] + piece.view_as(parameter).to(current.total[name])
-            parameter.grad = (noisy / terms.divisor).to(parameter.dtype)
+        for name, parameter in parameters.items():
+            parameter.grad = (current.total[name] / terms.divisor).to(parameter.dtype)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.adaptive is not None:
-            votes = current.votes + float(self.account.source.gaussian(current.receipt, 1, current.count_noise))
+            exact = torch.tensor(current.votes, dtype=torch.float64)
+            votes = noised(self.account.source, current.receipt, exact, current.count_noise).item()
             self.clip = self.adaptive.following(self.clip, self.adaptive.fraction(votes, terms.divisor))
         self.account.position += 1
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from sordino.accounting.filter import Filter, Filtering
 from sordino.distributed.sharding import whole
 from sordino.errors import InvalidInput
-from sordino.noise import Source
+from sordino.noise import Source, noised
 from sordino.sampling import importance_plan
 from sordino.sampling.draw import Draw, Sampler
 from sordino.terms import Terms
@@ -173,7 +173,8 @@ class Importance(Sampler):
         """`value` with Gaussian noise, paid for first (Eqs. 10, 11 with p_K = 1, 16)."""
         assert self.release_noise is not None
         receipt = bench.charge(GaussianDpEvent(self.release_noise))
-        return value + bench.source.gaussian(receipt, 1, self.release_noise * sensitivity).item()
+        exact = torch.tensor(value, dtype=torch.float64)
+        return noised(bench.source, receipt, exact, self.release_noise * sensitivity).item()
 
     def _noise(self, bench: Bench, step: int) -> float:
         """σ_G from here on: the smallest that what is left pays for, if later epochs turn out as assumed (Sec. 4.2)."""

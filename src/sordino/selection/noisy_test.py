@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from sordino.accounting.erasure import Erasure
 from sordino.errors import InvalidInput
+from sordino.noise import settled
 from sordino.schedules import Constant, Schedule, factor_at
 from sordino.selection.energy import Array, bounded, difference, validation_draw
 from sordino.selection.rejecting import proposal_noise, validation_rate
@@ -110,7 +112,8 @@ class NoisyTest:
         mean = difference(before, bench, bench.records, draw.indices, self.record_clip) / self.size
         std = self.noise_at(attempt.terms.step, _steps(bench.recipe)) * 2 * self.clip
         noise = bench.source.gaussian(attempt.receipt, 1, std)
-        return float(self.noised(np.array([mean]), noise.numpy())[0])
+        exact, released = (self.noised(np.array([mean]), drawn) for drawn in (np.zeros(1), noise.numpy()))
+        return settled(bench.source, attempt.receipt, torch.from_numpy(exact), torch.from_numpy(released)).item()
 
     def noised(self, means: Array, noise: Array) -> Array:
         """Clip, then add noise: nothing else of the records reaches the decision."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from sordino.accounting.step_length import NoisyMinimum
 from sordino.errors import InvalidInput
+from sordino.noise import settled
 from sordino.selection.energy import Array, losses, validation_draw
 from sordino.selection.line import move_to
 from sordino.selection.rejecting import Rejecting, together, validation_rate
@@ -85,20 +86,31 @@ class StepLength(Rejecting):
             move_to(attempt.parameters, start, movement, float(length) / norm)
             totals.append(self._total(attempt, draw.indices))
         normals = attempt.bench.source.gaussian(attempt.receipt, 2 * len(lengths), 1.0).numpy().reshape(2, -1)
-        chosen = int(self.choose(np.array(totals), normals))
+        exact = np.array(totals)
+        noisy = settled(
+            attempt.bench.source,
+            attempt.receipt,
+            torch.from_numpy(exact),
+            torch.from_numpy(self.noised(exact, normals)),
+        )
+        chosen = int(np.argmin(noisy.numpy()))
         move_to(attempt.parameters, start, movement, float(lengths[chosen]) / norm)
         if chosen:
             attempt.bench.memory.setdefault(_CHOSEN, []).append(float(lengths[chosen]))
             forget_rejected(attempt)
         return chosen > 0
 
-    def choose(self, totals: Array, normals: Array) -> NDArray[np.intp]:
-        """The candidate (last axis) with the smallest total after exponential noise of scale C/ε is subtracted.
+    def noised(self, totals: Array, normals: Array) -> Array:
+        """Totals from which exponential noise of scale C/ε was subtracted.
 
         The noise is half the sum of two squared standard `normals` (first axis): exponential with mean 1.
         """
         exponential = (normals**2).sum(axis=0) / 2
-        chosen: NDArray[np.intp] = np.argmin(totals - self.loss_clip / self.epsilon * exponential, axis=-1)
+        return np.asarray(totals - self.loss_clip / self.epsilon * exponential)
+
+    def choose(self, totals: Array, normals: Array) -> NDArray[np.intp]:
+        """The candidate (last axis) whose noised total is the smallest."""
+        chosen: NDArray[np.intp] = np.argmin(self.noised(totals, normals), axis=-1)
         return chosen
 
     def _total(self, attempt: Attempt, indices: torch.Tensor) -> float:

@@ -1,0 +1,214 @@
+"""The conformance of a recipe: its own parts take the real private step on small neighbouring datasets."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sordino import saving
+from sordino.accounting.budget import Budget
+from sordino.accounting.erasure import AnnealedErasure, Erasure
+from sordino.audit.conformance.comparing import Passes, different
+from sordino.audit.conformance.prices import prices
+from sordino.audit.conformance.replaying import Conformance, Neighbours, Run, replay
+from sordino.audit.conformance.tape import Extra, Tape
+from sordino.audit.instances import shrunk
+from sordino.errors import InvalidInput
+from sordino.gradients.engine import Loss
+from sordino.noise import Seeded, Source
+from sordino.private import Private
+from sordino.recipe import Recipe
+from sordino.records import Collate
+from sordino.selection.annealing import Annealing, Public
+
+Columns = tuple[Tensor, ...]
+STEPS = 6
+LOUD = 1e3
+"""How much longer than others the loud record is."""
+AMBIGUOUS = (17, 16)
+"""Projections are keyed by 16 coins: with as many records a coin of a record could not be told from one of these."""
+BUDGET = Budget(epsilon=8.0, delta=1e-5)
+"""For recipes that choose their noise within a budget and were given none."""
+
+
+def check(
+    recipe: Recipe,
+    *,
+    model: nn.Module | None = None,
+    data: Columns | None = None,
+    loss: Loss | None = None,
+    prepare: Callable[[Columns], Any] | None = None,
+    collate: Collate | None = None,
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+    neighbours: Sequence[Neighbours] | None = None,
+    arrange: Callable[[Private], None] | None = None,
+    steps: int = STEPS,
+    seed: int = 0,
+    source: Callable[[int], Source] = Seeded,
+    price: bool = True,
+) -> Conformance:
+    """Record and replay `recipe` on neighbours of `data`, and check its prices; ask the result to `require_passed`.
+
+    All parts are the recipe's own, yours included; what changes is the length (`steps`), the number of records and the
+    sampling rate, so that something happens. `model`, `data` (tensors with a row per record) and `loss` are small ones
+    of the suite unless all three are given. `prepare` makes the dataset from the tensors, for transforms that must not
+    look at other records. `optimizer` builds one from parameters. `arrange` changes a bound run before it starts, to
+    add schedulers, say. The neighbours are those of `usual` unless given; `price=False` leaves prices alone.
+
+    Guarantees: everything that is released, saved, printed or logged is compared. Limits: no finding is no proof.
+    """
+    given = (model, data, loss)
+    if any(part is None for part in given) and any(part is not None for part in given):
+        raise InvalidInput("model, data and loss belong together: give all three or none")
+    if not recipe.amplifies:
+        raise InvalidInput("sampler=Foreign() does not draw: its batches cannot be replayed; check with Poisson draws")
+    if model is None or data is None or loss is None:
+        model, data, loss = linear_model(), few_records(), linear_loss
+        recipe = _with_public(recipe)
+    chosen = usual(data) if neighbours is None else neighbours
+    count = min(pair.count(pair.without) for pair in chosen)
+    small = fitted(recipe, count, steps)
+    build = optimizer or small.optimizer.build
+    run = training(small, model, loss, build, prepare=prepare, collate=collate, arrange=arrange)
+    result = Conformance(recipe.name, 0, 0, tuple(prices(small)) if price else ())
+    for pair in chosen:
+        result = result + replay(run, pair, seed=seed, source=source, passes=_decision(small))
+    return result
+
+
+def training(
+    recipe: Recipe,
+    model: nn.Module,
+    loss: Loss,
+    optimizer: Callable[[Any], torch.optim.Optimizer],
+    *,
+    prepare: Callable[[Columns], Any] | None = None,
+    collate: Collate | None = None,
+    arrange: Callable[[Private], None] | None = None,
+) -> Run:
+    """Training by `recipe` as a program to replay: what is public is what a checkpoint would hold after every step."""
+
+    def run(data: Columns, tape: Tape) -> list[Any]:
+        trained = copy.deepcopy(model)
+        dataset = prepare(data) if prepare else data
+        made = optimizer(trained.parameters())
+        private = Private(trained, made, dataset, loss, recipe, collate=collate, source=tape, validate=False)
+        if arrange is not None:
+            arrange(private)
+        tape.watch(private.bench.ledger)
+        states = [copy.deepcopy(_public(private))]
+        for step in private.steps():
+            states.append(copy.deepcopy({**_public(private), "step": step.number}))
+            _check_erased(states[-2], states[-1], tape)
+        tape.close()
+        private.close()
+        return states
+
+    return run
+
+
+def _check_erased(before: dict[str, Any], after: dict[str, Any], tape: Tape) -> None:
+    """A proposal that was rolled back and is paid for as erased leaves nothing in the optimizer either."""
+    erases = bool(tape.charges) and isinstance(tape.charges[-1], Erasure | AnnealedErasure)
+    saved, now = before["saved"], after["saved"]
+    if erases and not different(saved["model"], now["model"]) and different(saved["optimizer"], now["optimizer"]):
+        tape.findings.append("a rejected proposal lives on in the optimizer, and is paid for as if it were erased")
+
+
+def _public(private: Private) -> dict[str, Any]:
+    """What a checkpoint holds, and the learning rates and schedules that the next step will use."""
+    bench = private.bench
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in bench.optimizer.param_groups]
+    schedules = [scheduler.state_dict() for scheduler in bench.schedulers]
+    state = saving.state_of(bench, private.position, {})
+    return {"saved": {key: value for key, value in state.items() if key != "run_id"}, "groups": groups, "by": schedules}
+
+
+def usual(data: Columns) -> list[Neighbours]:
+    """A record added and removed, far out, not a number, alone in its class, alone in its draw, and not drawn."""
+    while len(data[0]) in AMBIGUOUS:
+        data = tuple(column[1:] for column in data)
+    last, rest = tuple(column[-1:] for column in data), tuple(column[:-1] for column in data)
+    loud, nothing = (_changed(last, factor) for factor in (LOUD, float("nan")))
+
+    def pair(
+        name: str, last: Columns, without: Columns = rest, coin: Extra = "joins", empty: bool = False
+    ) -> Neighbours:
+        present = tuple(torch.cat(both) for both in zip(without, last, strict=True))
+        return Neighbours(name, without, present, coin, empty, lambda columns: len(columns[0]))
+
+    return [
+        pair("a record", last),
+        pair("a record far out", loud),
+        pair("a record far out on the other side", _changed(last, -LOUD)),
+        pair("a record that is not a number", nothing),
+        *(pair("a class that vanishes", only, without) for without, only in _last_of_class(data)),
+        pair("an empty draw", loud, empty=True),
+        pair("a record that is not drawn", loud, coin="stays out"),
+    ]
+
+
+def _changed(record: Columns, factor: float) -> Columns:
+    return tuple(column * factor if column.is_floating_point() else column for column in record)
+
+
+def _last_of_class(data: Columns) -> Iterator[tuple[Columns, Columns]]:
+    """The records without those of the last one's class, and one of these; for data with one column of labels."""
+    labels = [column for column in data if column.dim() == 1 and not column.is_floating_point()]
+    if not labels:
+        return
+    same = labels[-1] == labels[-1][-1]
+    if int((~same).sum()) > 1:
+        yield tuple(column[~same] for column in data), tuple(column[-1:] for column in data)
+
+
+def fitted(recipe: Recipe, count: int, steps: int) -> Recipe:
+    """`recipe` for about `count` records, half of them in a draw: its noise is its own, or 1."""
+    budget = recipe.budget or BUDGET
+    multiplier = recipe.noise_multiplier or 1.0
+    open_recipe = replace(recipe, noise_multiplier=multiplier, budget=budget)
+    return shrunk(open_recipe, count, max(1, count // 2), steps, tested=max(1, count // 3))
+
+
+def _decision(recipe: Recipe) -> Passes | None:
+    test = getattr(recipe.selection, "test", None)
+    return getattr(test, "passes", None)
+
+
+# -- the suite's own small problem ------------------------------------------------------------------------------
+
+
+def linear_loss(model: nn.Module, batch: Any) -> Tensor:
+    """The output of the record's class: its gradient is the record itself, wherever the model stands."""
+    outputs: Tensor = model(batch[0])
+    return outputs.gather(1, batch[1].unsqueeze(1)).squeeze(1)
+
+
+def linear_model() -> nn.Module:
+    model = nn.Linear(3, 3, bias=False)
+    nn.init.zeros_(model.weight)
+    return model
+
+
+def few_records(count: int = 14) -> Columns:
+    """Records of three classes, short and long ones; the last class is that of the last three alone."""
+    generator = torch.Generator().manual_seed(7)
+    inputs = torch.randn(count, 3, generator=generator) * torch.linspace(0.3, 4.0, count).unsqueeze(1)
+    labels = torch.arange(count) % 2
+    labels[-3:] = 2
+    return inputs, labels
+
+
+def _with_public(recipe: Recipe) -> Recipe:
+    """Public records of the shape that the suite's own model takes."""
+    selection = recipe.selection
+    if not isinstance(selection, Annealing) or selection.public is None:
+        return recipe
+    inputs, labels = few_records()
+    public = Public.of(selection.public.name, (inputs[:4].flip(1), labels[:4]))
+    return replace(recipe, selection=replace(selection, public=public))

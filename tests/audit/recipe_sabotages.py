@@ -1,0 +1,647 @@
+"""Every recipe and the ways in which its own path can be wrong: one table, recipe by recipe.
+
+A sabotage changes what `conformance.check` is given: the recipe, how the run is arranged, or the code itself through
+`patch`, which the test undoes. Each is the way that real code has been wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+from torch import Tensor
+
+from sordino import Private, Recipe, recipes, step
+from sordino.accounting import curves, erasure, projected
+from sordino.accounting.pld import PrivacyLossDistribution
+from sordino.gradients import Engine
+from sordino.gradients import projected as projected_engine
+from sordino.noise import Source
+from sordino.norms import Exact
+from sordino.projection import Projected
+from sordino.sampling import Draw, Poisson
+from sordino.sampling.importance import Importance, measure
+from sordino.selection import Always, Selector, Snapshot
+from sordino.selection import noisy_test as noisy_tests
+from sordino.selection.annealing import Annealing
+from sordino.selection.energy import difference, losses
+from sordino.selection.noisy_test import NoisyTest
+from sordino.selection.rollback import Rollback
+from sordino.selection.selective import Selective
+from sordino.selection.step_length import StepLength
+from sordino.step import Attempt, Bench
+from sordino.terms import Terms
+from sordino.weighing import Automatic, Flat
+from tests.audit import sabotage
+
+COMMON: dict[str, Any] = {"batch_size": 4, "steps": 4, "noise_multiplier": 1.0}
+OPEN: dict[str, Any] = {"batch_size": 4, "steps": 4}
+Patch = pytest.MonkeyPatch
+Arrange = Callable[[Private], None]
+
+
+@dataclass(frozen=True)
+class Twist:
+    """What is changed: parts of the recipe, the bound run, or the program itself; `options` go to the check."""
+
+    parts: dict[str, Any] = field(default_factory=dict)
+    arrange: Arrange | None = None
+    patch: Callable[[Patch], None] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    recipe: Recipe | None = None
+
+
+def parts(**changes: Any) -> Twist:
+    return Twist(parts=changes)
+
+
+def patched(target: Any, name: str, value: Any) -> Twist:
+    return Twist(patch=lambda patch: patch.setattr(target, name, value))
+
+
+# -- what any step can get wrong ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Changes(Always):
+    """Changes the terms of an attempt by what was drawn, between the charge and the release."""
+
+    change: Callable[[Attempt], Terms] = lambda attempt: attempt.terms
+
+    def snapshot(self, attempt: Attempt) -> Snapshot | None:
+        attempt.terms = self.change(attempt)
+        return None
+
+
+def by_draw(change: Callable[[Attempt], Terms]) -> Twist:
+    return parts(selection=Changes(change))
+
+
+@dataclass(frozen=True)
+class Logs(Flat):
+    """Says how long the gradients of the draw were."""
+
+    say: Callable[[str], None] = logging.getLogger("training").info
+
+    def weights(self, norms: Tensor, clip: float, draw: Draw) -> Tensor:
+        self.say(f"mean gradient norm {float(norms.mean()):.3f}")
+        return super().weights(norms, clip, draw)
+
+
+def skipping_empty(patch: Patch) -> None:
+    healthy = step.propose
+    patch.setattr(step, "propose", lambda attempt: healthy(attempt) if len(attempt.draw) else None)
+
+
+def halving_noise(patch: Patch) -> None:
+    patch.setattr(Terms, "noise_std", property(lambda terms: terms.noise_multiplier * terms.clip / 2))
+
+
+def following_the_loss(private: Private) -> None:
+    """A learning rate that falls when the training loss does not."""
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(private.bench.optimizer, patience=0)
+    bench = private.bench
+
+    class OnTheTrainingLoss:
+        def step(self) -> None:
+            everyone = torch.arange(bench.records.count)
+            scheduler.step(float(losses(bench, bench.records, everyone).sum()))
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+    bench.schedulers.append(OnTheTrainingLoss())  # type: ignore[arg-type]
+
+
+def standardised(columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The transform of many tutorials: mean and deviation of all records."""
+    inputs = torch.nan_to_num(columns[0])
+    return (inputs - inputs.mean(0)) / inputs.std(0), columns[1]
+
+
+def scaled_by_length(private: Private) -> None:
+    """Divides by the number of records there are, not by the public one."""
+    bench = private.bench
+    bench.recipe = replace(bench.recipe, batch_size=max(1, bench.records.count // 2))
+
+
+def more_than_it_says(sampler: Poisson, records: int, source: Source, memory: dict[str, Any]) -> Draw:
+    joined = source.uniform(records) < min(1.0, 1.5 * sampler.rate)
+    return Draw(torch.from_numpy(joined.nonzero()[0]))
+
+
+@dataclass(frozen=True)
+class KeepsClean(Always):
+    """The sum before its noise ends up in the optimizer's state."""
+
+    def snapshot(self, attempt: Attempt) -> Snapshot | None:
+        return _Clean(attempt)
+
+    def accepts(self, attempt: Attempt, before: Snapshot | None) -> bool:
+        assert isinstance(before, _Clean)
+        before.keep()
+        return True
+
+
+class _Clean:
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+        self.sums: list[Tensor] = []
+        attempt.bench.memory["clean"] = self
+
+    def keep(self) -> None:
+        for parameter, total in zip(self.attempt.parameters, self.sums, strict=True):
+            self.attempt.bench.optimizer.state[parameter]["exp_avg_sq"] = total.square().float()
+
+    def restore(self) -> None:
+        return
+
+
+def squares_of_clean_gradients(patch: Patch) -> None:
+    healthy = step.propose
+
+    def propose(attempt: Attempt) -> None:
+        attempt.bench.memory["clean"].sums = [total.clone() for total in attempt.total]
+        healthy(attempt)
+
+    patch.setattr(step, "propose", propose)
+
+
+def rate_by_draw(private: Private) -> None:
+    """A learning rate in proportion to the draw, as in linear scaling rules."""
+
+    def scale(optimizer: Any, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * private.bench.memory.get("drawn", 1)
+
+    private.bench.optimizer.register_step_pre_hook(scale)
+
+
+@dataclass(frozen=True)
+class Counts(Always):
+    """Remembers how many records were drawn."""
+
+    def snapshot(self, attempt: Attempt) -> Snapshot | None:
+        attempt.bench.memory["drawn"] = len(attempt.draw)
+        return None
+
+
+# -- weights --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights by a formula."""
+
+    formula: Callable[[Tensor, float], Tensor]
+
+    def weights(self, norms: Tensor, clip: float, draw: Draw) -> Tensor:
+        return self.formula(norms, clip)
+
+
+def weighed(formula: Callable[[Tensor, float], Tensor]) -> Twist:
+    return parts(weighing=Weights(formula))
+
+
+# -- schedules ------------------------------------------------------------------------------------------------------
+
+
+def ahead(recipe: Recipe, by: int = 1) -> Callable[[Patch], None]:
+    """The noise of the step is that of the next one, the price its own."""
+    healthy = Recipe.terms
+
+    def terms(self: Recipe, at: int, memory: dict[str, Any]) -> Terms:
+        own, later = healthy(self, at, memory), healthy(self, at + by, memory)
+        return replace(own, noise_multiplier=later.noise_multiplier)
+
+    return lambda patch: patch.setattr(Recipe, "terms", terms)
+
+
+def terms_changed(change: Callable[[Terms, Recipe], Terms]) -> Twist:
+    """The terms of every step after its price was fixed."""
+    healthy = Recipe.terms
+
+    def terms(self: Recipe, at: int, memory: dict[str, Any]) -> Terms:
+        return change(healthy(self, at, memory), self)
+
+    return Twist(patch=lambda patch: patch.setattr(Recipe, "terms", terms))
+
+
+@dataclass(frozen=True)
+class ClippedAtFirst(Flat):
+    """Clips at the first bound, while the noise follows the falling one."""
+
+    first: float = 1.5
+
+    def weights(self, norms: Tensor, clip: float, draw: Draw) -> Tensor:
+        return super().weights(norms, self.first, draw)
+
+
+def length_by_records(private: Private) -> None:
+    """The schedule is as long as the records there are say: its noise falls later with one record more."""
+    healthy, bench = Recipe.terms, private.bench
+
+    class Counting(Recipe):
+        def terms(self, at: int, memory: dict[str, Any]) -> Terms:
+            counted = healthy(replace(self, steps=bench.records.count - 7), at, memory)
+            return replace(healthy(self, at, memory), noise_multiplier=counted.noise_multiplier)
+
+    bench.recipe = Counting(**{name: getattr(bench.recipe, name) for name in bench.recipe.__dataclass_fields__})
+
+
+# -- JL -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FewerThanPriced(Projected):
+    """One projection where twenty-four are charged."""
+
+    def engine(self, name: str, source: Source) -> Engine:
+        return projected_engine.Projected(1, source, name)
+
+
+@dataclass(frozen=True)
+class Stale(Projected):
+    """The projections of the first draw serve all others."""
+
+    def prepare(self, engine: Engine) -> None:
+        assert isinstance(engine, projected_engine.Projected)
+        if engine._directions is None:
+            engine.renew()
+
+
+def without_infinite_stretch(patch: Patch) -> None:
+    healthy = projected._levels
+
+    def levels(event: projected.ProjectedGaussian) -> Any:
+        shifts, weights, _ = healthy(event)
+        return shifts, weights, 0.0
+
+    patch.setattr(projected, "_levels", levels)
+
+
+def added_alone(patch: Patch) -> None:
+    """Prices a record that is added, and forgets the one that is removed."""
+    healthy = curves.sampled_gaussian
+
+    def one_direction(noise: float, rate: float, interval: float) -> PrivacyLossDistribution:
+        both = healthy(noise, rate, interval)
+        return PrivacyLossDistribution(both._pmf_add)
+
+    patch.setattr("sordino.accounting.pld.sampled_gaussian", one_direction)
+
+
+def estimated_too_short(patch: Patch) -> None:
+    healthy = projected_engine.Projected._estimate
+
+    def estimate(self: Any, *given: Any) -> Any:
+        found = healthy(self, *given)
+        object.__setattr__(found, "norms", found.norms / 4)
+        return found
+
+    patch.setattr(projected_engine.Projected, "_estimate", estimate)
+
+
+# -- DPIS -----------------------------------------------------------------------------------------------------------
+
+
+def importance(**overrides: Callable[..., Any]) -> Twist:
+    """The sampler with some of its methods replaced."""
+
+    def patch(patch: Patch) -> None:
+        for name, method in overrides.items():
+            patch.setattr(Importance, name, method)
+
+    return Twist(patch=patch)
+
+
+_release, _terms, _draw, _prepare = Importance._release, Importance.terms, Importance.draw, Importance.prepare
+
+
+def half_the_releases(self: Importance, bench: Bench, value: float, sensitivity: float) -> float:
+    return float(_release(self, bench, value, sensitivity / 2))
+
+
+def noised_for_first_bound(self: Importance, bench: Bench, value: float, sensitivity: float) -> float:
+    """K* is noised for C instead of C*."""
+    return float(_release(self, bench, value, min(sensitivity, bench.recipe.clip)))
+
+
+def true_number(self: Importance, bench: Bench, value: float, sensitivity: float) -> float:
+    released = float(_release(self, bench, value, sensitivity))
+    return value if value == bench.records.count else released
+
+
+def prepared_by_length(self: Importance, bench: Bench, at: int) -> None:
+    """An epoch has more steps if there are more records, whatever the public number says."""
+    _prepare(replace(self, records=(bench.records.count - 11) * bench.recipe.batch_size), bench, at)
+
+
+def half_the_step(self: Importance, terms: Terms, memory: dict[str, Any]) -> Terms:
+    found = _terms(self, terms, memory)
+    return replace(found, noise_multiplier=found.noise_multiplier / 2)
+
+
+def oftener(self: Importance, records: int, source: Source, memory: dict[str, Any]) -> Draw:
+    """Records are used twice as often as charged."""
+    found = _draw(self, records, source, {**memory, "bounds": torch.full_like(memory["bounds"], math.inf)})
+    assert found.thresholds is not None
+    return replace(found, thresholds=found.thresholds / 2)
+
+
+def unclipped_sum(patch: Patch) -> None:
+    patch.setattr("sordino.sampling.importance._clipped_sum", lambda norms, clip: float(norms.nan_to_num().sum()))
+
+
+def counting_what_is_no_number(patch: Patch) -> None:
+    patch.setattr("sordino.sampling.importance._finite", lambda norms: norms)
+
+
+# -- selection ------------------------------------------------------------------------------------------------------
+
+
+def tests_changed(**overrides: Callable[..., Any]) -> Twist:
+    def patch(patch: Patch) -> None:
+        for name, method in overrides.items():
+            patch.setattr(NoisyTest, name, method)
+
+    return Twist(patch=patch)
+
+
+_energy, _noise_at = NoisyTest.energy, NoisyTest.noise_at
+
+
+def half_the_test(self: NoisyTest, attempt: Attempt, before: Rollback) -> float:
+    return float(_energy(replace(self, noise_multiplier=self.noise_multiplier / 2), attempt, before))
+
+
+def test_ahead(self: NoisyTest, attempt: Attempt, before: Rollback) -> float:
+    """The noise of the next step's test."""
+    later = replace(attempt.terms, step=attempt.terms.step + 1)
+    return float(_energy(self, replace(attempt, terms=later), before))
+
+
+def on_the_training_draw(patch: Patch) -> None:
+    patch.setattr(noisy_tests, "validation_draw", lambda attempt, rate: attempt.draw)
+
+
+def on_everybody(patch: Patch) -> None:
+    """Tests on all records, and charges a draw."""
+    patch.setattr(
+        noisy_tests,
+        "validation_draw",
+        lambda attempt, rate: Poisson(1.0).draw(attempt.bench.records.count, attempt.bench.source, {}),
+    )
+
+
+def private_energy(self: Annealing, attempt: Attempt, before: Rollback) -> float:
+    """The energy of the private records, as in the paper, without noise."""
+    bench = attempt.bench
+    return difference(before, bench, bench.records, torch.arange(bench.records.count))
+
+
+def without_forced(patch: Patch) -> None:
+    healthy = erasure._annealed_intervals
+    patch.setattr(erasure, "_annealed_intervals", lambda noise: healthy(noise)[1:])
+
+
+def restless(self: Annealing, attempt: Attempt, before: Rollback, temperature: float) -> bool:
+    """Looks at the private records before it asks the public ones."""
+    records = attempt.bench.records
+    return difference(before, attempt.bench, records, torch.arange(records.count)) > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoNoise(StepLength):
+    """Takes the smallest total itself; the noise is drawn for nothing."""
+
+    def noised(self, totals: Any, normals: Any) -> Any:
+        return totals
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotEvenDrawn(StepLength):
+    """Chooses without any noise at all."""
+
+    def accepts(self, attempt: Attempt, before: Snapshot | None) -> bool:
+        assert isinstance(before, Rollback)
+        everyone = torch.arange(attempt.bench.records.count)
+        return difference(before, attempt.bench, attempt.bench.records, everyone) < 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfTheScale(StepLength):
+    def noised(self, totals: Any, normals: Any) -> Any:
+        return np.asarray(totals - self.loss_clip / self.epsilon / 2 * (normals**2).sum(axis=0) / 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnclippedLosses(StepLength):
+    def _total(self, attempt: Attempt, indices: Tensor) -> float:
+        return float(losses(attempt.bench, attempt.bench.records, indices).nan_to_num().sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanOfTheDraw(StepLength):
+    """The mean over whoever was drawn: one record moves every other's share."""
+
+    def _total(self, attempt: Attempt, indices: Tensor) -> float:
+        return 20 * super()._total(attempt, indices) / max(1, len(indices))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByPrivateLoss(StepLength):
+    """Looks as far as the private losses reach."""
+
+    def _longest(self, attempt: Attempt) -> float:
+        bench = attempt.bench
+        return 0.1 + float(losses(bench, bench.records, torch.arange(bench.records.count)).nan_to_num().abs().mean())
+
+
+def chooses_on_the_training_draw(patch: Patch) -> None:
+    patch.setattr("sordino.selection.step_length.validation_draw", lambda attempt, rate: attempt.draw)
+
+
+# -- the table ------------------------------------------------------------------------------------------------------
+
+DPSUR = recipes.dpsur(validation_clip=1e-3, validation_noise=1.0, **COMMON)
+SCHEDULED = recipes.dpsur(validation_schedule=sabotage.Falling(), validation_noise=1.5, **COMMON)
+DPAGD = recipes.dpagd(choice_epsilon=0.5, candidates=5, **COMMON)
+DYNAMIC = recipes.dynamic(mu_ratio=2.0, **COMMON)
+GROWING = recipes.growing_mu(ratio=2.0, **COMMON)
+FALLING = recipes.sensitivity_decay(**COMMON)
+DECAY = recipes.noise_decay(kind="step", rate=0.5, batch_size=4, epochs=12, noise_multiplier=1.0)
+JL = recipes.jl(projections=24, **COMMON)
+PUBLIC = recipes.screening(public=torch.ones(2, 1), public_name="ones", temperature=1e3, **COMMON)
+NOISED = recipes.screening(validation_noise=1.0, temperature=1e6, **COMMON)
+
+HEALTHY: dict[str, Recipe] = {
+    "dpsgd": recipes.dpsgd(**COMMON),
+    "dpsgd with momentum": recipes.dpsgd(momentum=0.9, **COMMON),
+    "dpadam": recipes.dpadam(**COMMON),
+    "automatic": recipes.automatic(**COMMON),
+    "jl": JL,
+    "dynamic": DYNAMIC,
+    "growing_mu": GROWING,
+    "sensitivity_decay": FALLING,
+    "noise_decay": DECAY,
+    "dpsur": DPSUR,
+    "dpsur with a schedule": SCHEDULED,
+    "dpsur with line search": recipes.dpsur(line_search=True, **COMMON),
+    "dpsur with reuse": recipes.dpsur(reuse=True, **COMMON),
+    "dpsur, two at once": recipes.dpsur(test_every=2, **COMMON),
+    "screening, public": PUBLIC,
+    "screening, noised": NOISED,
+    "dpagd": DPAGD,
+    "dpis": recipes.dpis(**OPEN),
+    "dpis, adaptive": recipes.dpis(adaptive=True, **OPEN),
+}
+
+
+def lengths(kind: type[StepLength]) -> Twist:
+    return parts(selection=kind(epsilon=0.5, candidates=5))
+
+
+BROKEN: dict[str, dict[str, Twist]] = {
+    "dpsgd": {
+        "clipping off": parts(weighing=sabotage.Unclipped()),
+        "twice the bound": parts(weighing=sabotage.TwiceTheBound()),
+        "one weight for all": parts(weighing=sabotage.ByTheMean()),
+        "a bad record silences all": parts(weighing=sabotage.NothingFromABatchWithNaN()),
+        "divisor is the realised batch": by_draw(lambda a: replace(a.terms, divisor=max(1, len(a.draw)))),
+        "noise by the size of the draw": by_draw(lambda a: replace(a.terms, noise_multiplier=1 + len(a.draw) / 20)),
+        "len(data) in a scale": Twist(arrange=scaled_by_length),
+        "statistics of all records in a transform": Twist(options={"prepare": standardised}),
+        "a metric of the draw in a log": parts(weighing=Logs()),
+        "a metric of the draw on the screen": parts(weighing=Logs(print)),
+        "learning rate by the training loss": Twist(arrange=following_the_loss),
+        "an empty draw is skipped": Twist(patch=skipping_empty),
+        "half the noise": Twist(patch=halving_noise),
+        "draws more than it says": patched(Poisson, "draw", more_than_it_says),
+        "a second answer on one draw": parts(selection=sabotage.AnswersTwice()),
+        "every other charge forgotten": Twist(arrange=sabotage.forgetful),
+        "the ledger is written afterwards": Twist(arrange=sabotage.late),
+        "one direction priced alone": Twist(patch=added_alone),
+    },
+    "dpadam": {
+        "squares of clean gradients": Twist(parts={"selection": KeepsClean()}, patch=squares_of_clean_gradients),
+        "learning rate by the draw": Twist(parts={"selection": Counts()}, arrange=rate_by_draw),
+        "half the noise": Twist(patch=halving_noise),
+        "twice the bound": parts(weighing=sabotage.TwiceTheBound()),
+    },
+    "automatic": {
+        "gamma on the wrong side": weighed(
+            lambda n, c: torch.where(n.isfinite(), c / (n - 0.01).clamp(min=1e-6), 0 * c)
+        ),
+        "gamma from the draw": weighed(lambda n, c: (c / (n.nan_to_num().median() + 0.01)).expand_as(n).nan_to_num()),
+        "what is no number is kept": weighed(lambda n, c: c * (1 - 1e-5) / (n + 0.01)),
+        "normalised to twice the bound": weighed(lambda n, c: torch.where(n.isfinite(), 2 * c / (n + 0.01), 0 * n)),
+        "half the noise": Twist(patch=halving_noise),
+    },
+    "jl": {
+        "priced as exact": parts(norms=sabotage.PricedAsExact(24)),
+        "fewer projections than priced": parts(norms=FewerThanPriced(24)),
+        "projections are used again": parts(norms=Stale(24)),
+        "estimates are too short": Twist(patch=estimated_too_short),
+        "the infinite stretch is not priced": Twist(
+            parts={"norms": Projected(2)}, patch=without_infinite_stretch, options={"steps": 2}
+        ),
+        "half the noise": Twist(patch=halving_noise),
+    },
+    "dynamic": {
+        "noise one step ahead": Twist(patch=ahead(DYNAMIC)),
+        "clipped at the first bound": parts(weighing=ClippedAtFirst()),
+        "priced at the first noise": parts(norms=sabotage.LedgeredAtTheStart(1.0)),
+        "noise by the records": Twist(arrange=length_by_records),
+        "noise of the bound that comes next": terms_changed(
+            lambda t, r: replace(t, noise_multiplier=t.noise_multiplier * 0.8)
+        ),
+    },
+    "growing_mu": {
+        "noise one step ahead": Twist(patch=ahead(GROWING)),
+        "priced at the first noise": parts(norms=sabotage.LedgeredAtTheStart(1.0)),
+        "grows twice": terms_changed(lambda t, r: replace(t, noise_multiplier=t.noise_multiplier**2)),
+        "noise by the records": Twist(arrange=length_by_records),
+    },
+    "sensitivity_decay": {
+        "clipped at the first bound": parts(weighing=ClippedAtFirst()),
+        "the noise falls twice": terms_changed(lambda t, r: replace(t, noise_multiplier=t.clip / r.clip)),
+        "half the noise": Twist(patch=halving_noise),
+        "the bound is the median of the draw": weighed(
+            lambda n, c: (n.nan_to_num().median().clamp(min=c) / n).clamp(max=1).nan_to_num()
+        ),
+    },
+    "noise_decay": {
+        "noise of the next epoch": Twist(patch=ahead(DECAY, by=2)),
+        "epochs by the records there are": Twist(arrange=length_by_records),
+        "half the noise": Twist(patch=halving_noise),
+        "priced at the first noise": parts(norms=sabotage.LedgeredAtTheStart(1.0)),
+    },
+    "dpis": {
+        "half the noise of a step": importance(terms=half_the_step),
+        "half the noise of K and N": importance(_release=half_the_releases),
+        "K is not clipped": Twist(patch=unclipped_sum),
+        "the true N": importance(_release=true_number),
+        "records used oftener than charged": importance(draw=oftener),
+        "epochs by the records there are": importance(prepare=prepared_by_length),
+        "what is no number counts": Twist(patch=counting_what_is_no_number),
+    },
+    "dpis, adaptive": {
+        "K* is noised for C": importance(_release=noised_for_first_bound),
+        "half the noise of K and N": importance(_release=half_the_releases),
+        "half the noise of a step": importance(terms=half_the_step),
+        "K is not clipped": Twist(patch=unclipped_sum),
+    },
+    "dpsur": {
+        "half the noise of a test": tests_changed(energy=half_the_test),
+        "the test's value is not clipped": tests_changed(noised=lambda self, means, noise: means + noise),
+        "tests on the training draw": Twist(patch=on_the_training_draw),
+        "tests on everybody": Twist(patch=on_everybody),
+        "momentum keeps rejected gradients": parts(selection=sabotage.KeepsMomentum(test=DPSUR.selection.test)),  # type: ignore[attr-defined]
+        "rejected attempts are free": Twist(
+            recipe=recipes.dpsur(validation_clip=1e-3, validation_noise=1.0, accounting="published", **COMMON)
+        ),
+        "half the noise of a step": Twist(patch=halving_noise),
+        "passes more than it says": tests_changed(passes=lambda self, noised: noised < 3 * self.clip),
+    },
+    "dpsur with a schedule": {
+        "the test's noise is one step ahead": tests_changed(energy=test_ahead),
+        "half the noise of a test": tests_changed(energy=half_the_test),
+        "tests on everybody": Twist(patch=on_everybody),
+        "half the noise of a step": Twist(patch=halving_noise),
+    },
+    "screening, public": {
+        "private energy": patched(Annealing, "_energy", private_energy),
+        "looks at private records first": patched(Annealing, "_anneals", restless),
+        "half the noise": Twist(patch=halving_noise),
+        "rejected attempts are free": Twist(
+            recipe=recipes.screening(
+                public=torch.ones(2, 1), public_name="ones", temperature=1e3, accounting="published", **COMMON
+            )
+        ),
+    },
+    "screening, noised": {
+        "the forced interval is not priced": Twist(patch=without_forced),
+        "half the noise of a test": tests_changed(energy=half_the_test),
+        "the test's value is not clipped": tests_changed(noised=lambda self, means, noise: means + noise),
+        "tests on everybody": Twist(patch=on_everybody),
+        "tests on the training draw": Twist(patch=on_the_training_draw),
+        "half the noise of a step": Twist(patch=halving_noise),
+    },
+    "dpagd": {
+        "no noise in a choice": lengths(NoNoise),
+        "no noise is even drawn": lengths(NotEvenDrawn),
+        "half the scale": lengths(HalfTheScale),
+        "losses are not clipped": lengths(UnclippedLosses),
+        "the mean of the draw": lengths(MeanOfTheDraw),
+        "as far as private losses reach": lengths(ByPrivateLoss),
+        "chooses on the training draw": Twist(patch=chooses_on_the_training_draw),
+    },
+}

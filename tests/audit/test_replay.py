@@ -1,0 +1,43 @@
+"""Record and replay: every recipe conforms, and every sabotage of its own path is found.
+
+The healthy recipe beside each sabotage goes through the very same check: what is found is the sabotage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sordino import recipes
+from sordino.audit import conformance
+from tests.audit.recipe_sabotages import BROKEN, HEALTHY
+
+CASES = [(recipe, name) for recipe, twists in BROKEN.items() for name in twists]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_every_recipe_conforms(name: str) -> None:
+    found = conformance.check(HEALTHY[name])
+    assert found.passed, found.findings
+    assert found.replays >= 14
+    assert found.releases > found.replays
+
+
+@pytest.mark.parametrize(("recipe", "name"), CASES)
+def test_every_sabotage_of_a_recipe_is_found(recipe: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    twist = BROKEN[recipe][name]
+    broken = replace(twist.recipe or HEALTHY[recipe], **twist.parts)
+    if twist.patch is not None:
+        twist.patch(monkeypatch)
+    found = conformance.check(broken, arrange=twist.arrange, price="priced" in name, **twist.options)
+    assert not found.passed
+    assert not any("the run ended with" in finding for finding in found.findings), found.findings
+    with pytest.raises(conformance.ConformanceFailed, match="does NOT conform"):
+        found.require_passed()
+
+
+def test_every_recipe_of_the_library_has_four_sabotages_at_least() -> None:
+    names = {name: HEALTHY[name].name for name in BROKEN}
+    assert set(recipes.__all__) <= set(names.values())
+    assert all(len(twists) >= 4 for twists in BROKEN.values())
