@@ -70,7 +70,7 @@ def make(place: Path) -> list[Folder]:
         (place / name / "run" / "audit.json").write_text(json.dumps(AUDIT))
     train(place / "killed", kill_at=EARLY + 1)
     older = copy(place / "killed" / "run", place / "older")
-    train(place / "killed", kill_at=LATE - SAVE_EVERY + 1)
+    train(place / "killed", kill_at=LATE - EARLY + 1)
     train(place / "fresh", kill_at=3)
     torn(place / "torn")
 
