@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/pytest -n auto --maxprocesses=4 --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-integrations screenshots lint types bench docs lock clean
+.PHONY: help demo test test-slow test-faults test-integrations screenshots lint types bench docs lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-18s %s\n", $$1, $$2 }'
@@ -23,6 +23,9 @@ test: lint types ## Lint, types and every test that is not slow
 
 test-slow: .venv/dev ## The tests that take minutes
 	$(PYTEST) -m slow
+
+test-faults: .venv/dev ## 500 kills, 2,000 mutations, 5,000 hostile requests, 200 interrupted loops
+	$(BIN)/python -m tests.faults
 
 test-integrations: .venv/integrations ## Accelerate and Lightning, against the real packages
 	$(BIN)/pytest tests/integrations 'tests/test_docs.py::test_the_code_of_every_page_runs[docs/integrations.md]'

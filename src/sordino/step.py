@@ -182,10 +182,8 @@ def propose(attempt: Attempt) -> None:
             "the loss changed a parameter in place, as nn.Embedding(max_norm=...) does: "
             "records would leak into it without noise"
         )
-    if attempt.bench.watch is not None:
-        attempt.bench.watch.settle(
-            team, attempt.bench.ledger
-        )  # all processes refuse a model that mixes examples, or none
+    if attempt.bench.watch is not None:  # all processes refuse a model that mixes examples, or none
+        attempt.bench.watch.settle(team, attempt.bench.ledger)
     attempt.released = True
     attempt.bench.optimizer.zero_grad(set_to_none=True)  # no gradient but the released one may reach the optimizer
     if team.leads:  # exactly one process adds the noise, to its own part of the sum
