@@ -6,7 +6,8 @@ with knowledge of the outcome. What does hold: fix one order α and a limit B in
 every release that would lift Σ ρ_t(α) above B; then everything released together is (α, B)-RDP, at any stopping time
 (Feldman & Zrnic 2021, Thm. 4.3), which becomes (ε, δ) at that same α (Canonne, Kamath & Steinke 2020, Prop. 12).
 
-The price is that of the limit, not of what was used: a smaller sum that came out by chance proves nothing.
+The price is that of the limit, not of what was used: a smaller sum that came out by chance proves nothing. What
+this costs beside a fixed plan, and which other filters were tried, stands in docs/proofs/filter.md.
 """
 
 from __future__ import annotations

@@ -146,8 +146,8 @@ class ShuffledLoader(Foreign):
         way_out = "use a DataLoader with shuffle=True and drop_last=False, sampler=Shuffled(), or sampler=Foreign()"
         if type(loader) is not DataLoader or type(loader.batch_sampler) is not BatchSampler:
             raise InvalidInput(f"a {type(loader).__name__} is not known to deal every record once per pass: {way_out}")
-        order, records = loader.sampler, len(cast(Sized, loader.dataset))
-        if type(order) is not RandomSampler or order.replacement or order.num_samples != records:
+        order, whole = loader.sampler, cast(Sized, loader.dataset)
+        if type(order) is not RandomSampler or order.replacement or order.num_samples != len(whole):
             raise InvalidInput(f"the loader's {type(order).__name__} does not shuffle all records once: {way_out}")
         if loader.drop_last:
             raise InvalidInput(
