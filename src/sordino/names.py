@@ -36,6 +36,8 @@ SLOTS: dict[str, dict[str, str]] = {
         "poisson": "sordino.sampling.poisson:Poisson",
         "foreign": "sordino.sampling.foreign:Foreign",
         "importance": "sordino.sampling.importance:Importance",
+        "shuffled": "sordino.sampling.shuffled:Shuffled",
+        "shuffled-loader": "sordino.sampling.shuffled:ShuffledLoader",
     },
     "Norms": {"exact": "sordino.norms:Exact", "jl": "sordino.projection:Projected"},
     "Weighing": {
@@ -103,6 +105,7 @@ _EVENTS = {
     "truncated-subsampled-gaussian": "dp_accounting.dp_event:TruncatedSubsampledGaussianDpEvent",
     "erasure": "sordino.accounting.erasure:Erasure",
     "annealed-erasure": "sordino.accounting.erasure:AnnealedErasure",
+    "paid-by-epoch": "sordino.accounting.epoch:PaidByEpoch",
     "noisy-minimum": "sordino.accounting.step_length:NoisyMinimum",
     "filtered": "sordino.accounting.filter:Filtered",
     "jl-gaussian": "sordino.accounting.projected:ProjectedGaussian",

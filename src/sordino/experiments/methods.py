@@ -114,6 +114,8 @@ def uncalibrated(case: Case, table: Options, records: int, public: Split | None 
         options["validation_schedule"] = parts.pop("validation_schedule")
     if name in SELECTIVE:
         options["accounting"] = case.accounting
+    if name == "dpsur":
+        options.setdefault("validation_share", None)  # the paper's test, unless a configuration asks for ours
     if name == "screening" and public is not None and len(public[1]):
         options |= {"public": public, "public_name": "some held-out records"}
     if name == "noise_decay" and "steps" in options:
