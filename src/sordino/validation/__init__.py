@@ -3,10 +3,11 @@
 Per-example privacy needs every example's loss, and so its gradient, to be a function of that example, the parameters
 and public state alone. No list of layer types decides this: the probe changes one example and watches the others.
 
-Guarantees: at most four records are looked at; the model, its buffers, gradients and flags and all generators of random
-numbers are afterwards bit for bit what they were. A finding speaks about model and loss, never about one bad record.
-Limits: a mixture that shows on none of the probed records, or state outside the model, is not seen; the model is
-probed in the train/eval flags it has, so check again after changing them.
+Guarantees: before the first draw at most four records are looked at; the model, its buffers, gradients and flags and
+all generators of random numbers are afterwards bit for bit what they were. A finding speaks about model and loss, never
+about one bad record. Limits: a mixture that shows on none of the probed records, or state outside the model, is not
+seen; real draws are looked at too (`sordino.validation.watching`). The model is probed in the train/eval flags it has:
+check again after changing them.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Randomness(TorchDispatchMode):
     """
 
     def __init__(self, seed: int, shared: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types for modes
         self.seed, self.shared = seed, shared
         self.drawn: list[tuple[str, tuple[int, ...]]] = []
         self.unshared: set[str] = set()
@@ -38,7 +38,7 @@ class Randomness(TorchDispatchMode):
 
     def __enter__(self) -> Randomness:
         self._start = self.outside = _others()
-        super().__enter__()  # type: ignore[no-untyped-call]  # torch has no types for modes
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -86,7 +86,8 @@ class Randomness(TorchDispatchMode):
         else:
             result.copy_(values)
 
-    def _values(self, name: str, given: dict[str, Any], result: Tensor) -> Tensor | None:
+    def _values(self, name: str, given: dict[str, Any], result: Tensor) -> Any:
+        """What an operation draws with shared coins; nothing where it has no rule."""
         uniform = self._uniform(result)
         match name.removesuffix("_").removesuffix("_like"):
             case "rand":
@@ -122,5 +123,5 @@ def _named(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _others() -> tuple[Any, ...]:
     """Where Python's and NumPy's generators stand."""
-    _, keys, place, *rest = np.random.get_state()  # noqa: NPY002 - users draw from it
-    return hash(random.getstate()), keys.tobytes(), place, *rest  # type: ignore[union-attr]
+    state: Any = np.random.get_state()  # noqa: NPY002 - users draw from it
+    return hash(random.getstate()), state[1].tobytes(), *state[2:]
