@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -202,6 +203,23 @@ def test_a_malformed_checkpoint_with_a_valid_checksum_is_one_line(run: Path, nam
 def test_an_honest_checkpoint_passes_the_same_way(run: Path) -> None:
     """The twin of the test above."""
     _forge(run, lambda state: state)
+    again = private(calibrated())
+    again.load(run)
+    assert again.position == 4
+    again.close()
+
+
+def test_a_checkpoint_of_version_0_1_is_gone_on_with(run: Path) -> None:
+    """Its first line said nothing of the ledger, and its content knew the number of events alone."""
+    state = checkpoint.read_newest(run)
+    assert state is not None
+    del state["head"]
+    torch.save(state, run.parent / "body")
+    content = (run.parent / "body").read_bytes()
+    for path in run.glob("checkpoint-*.pt"):
+        path.unlink()
+    header = f"sordino-checkpoint-1 {hashlib.sha256(content).hexdigest()} {len(content)}\n"
+    (run / "checkpoint-000000004.pt").write_bytes(header.encode() + content)
     again = private(calibrated())
     again.load(run)
     assert again.position == 4

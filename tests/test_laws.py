@@ -199,7 +199,7 @@ def test_law_7_private_values_reach_no_log_and_no_checkpoint(
         keys = sorted(torch.load(io.BytesIO(_body(tmp_path / str(len(said)))), weights_only=True))
         said.append((public, guarantee, messages, captured.out, captured.err, keys))
     assert said[0] == said[1], "what is said in public must not depend on the records"
-    assert said[0][5] == ["events", "extra", "model", "optimizer", "position", "released", "run_id"]
+    assert said[0][5] == ["events", "extra", "head", "model", "optimizer", "position", "released", "run_id"]
 
 
 def _body(run: Path) -> bytes:

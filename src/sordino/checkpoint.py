@@ -139,8 +139,9 @@ def _sound(state: Any, path: Path, seen: list[str]) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} cannot be: position {position!r} after {events!r} events, but every step is charged"[:300]
         )
-    if [str(events), state.get("head")] != (seen or [str(events), None]):
-        raise CheckpointError(f"{path} contradicts itself: its first line saw {seen[0]} events, its content {events}")
+    said = [str(events), *([state["head"]] if "head" in state else [])]
+    if said != (seen or [str(events)]):
+        raise CheckpointError(f"{path} contradicts itself: its first line and its content saw different ledgers")
     return state
 
 

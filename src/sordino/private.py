@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from sordino import checkpoint, saving, validation
+from sordino import books, checkpoint, saving, validation
 from sordino.accounting import plans
 from sordino.accounting.allowance import Allowance, Planned, Runs, Unlimited
 from sordino.accounting.guarantee import Guarantee
@@ -252,7 +252,7 @@ class Private:
     def resume(self, run: str | Path) -> dict[str, Any]:
         """`load` the run in this directory, or begin it there: for a program that may be killed and started again."""
         directory = Path(run)
-        if self.bench.team.lead((directory / saving.LEDGER).exists):
+        if self.bench.team.lead((directory / books.LEDGER).exists):
             return self.load(directory)
         self._keep_in(directory)
         self._bind()

@@ -159,3 +159,15 @@ os.kill(os.getpid(), 9)
 """
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=120)
     Ledger.open(tmp_path / "ledger.sqlite").close()
+
+
+def test_what_an_interrupt_left_half_written_is_not_counted_and_enters_no_checkpoint() -> None:
+    """A traceback may keep the interrupted transaction alive, as a notebook's does."""
+    with Ledger.in_memory() as ledger:
+        ledger.charge(STEP)
+        kept = ledger._writing()
+        kept.__enter__()
+        ledger._chain.charge("{}", "")
+        assert ledger.head().events == len(ledger) == 1
+        assert ledger.charge(STEP).sequence == 2
+        ledger.fingerprint()

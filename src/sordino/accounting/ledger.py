@@ -154,12 +154,12 @@ class Ledger:
     def _open_again(self) -> None:
         """Record this opening; a file that is not the one last written is a copy, and says so from now on."""
         file = "-" if self.path is None else f"{self.path.stat().st_ino:x}"
-        before = self.declared(OPENING)
+        before = self._lines(OPENING)
         copied = bool(before) and "-" not in (file, _file_of(before[-1])) and file != _file_of(before[-1])
         self._chain.declare(OPENING, f"{_now()} {file}")
         if copied:
             _log.warning("ledger %s: %s", self.path, COPIED)
-            if COPIED not in self.declared(ASSUMPTION):
+            if COPIED not in self._lines(ASSUMPTION):
                 self._chain.declare(ASSUMPTION, COPIED)
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class Ledger:
             )
         with self._writing():
             self._require_latest()
-            if text not in self.declared(kind):
+            if text not in self._lines(kind):
                 self._chain.declare(kind, text)
 
     def _writing(self) -> AbstractContextManager[None]:
@@ -199,7 +199,7 @@ class Ledger:
 
     def _require_latest(self) -> None:
         """Where a second writer got past the lock, as on file systems without one, the first must stop."""
-        if len(self.declared(OPENING)) != self.incarnation:
+        if len(self._lines(OPENING)) != self.incarnation:
             raise LedgerError(f"ledger {self.path} was opened by another writer meanwhile: this one may not go on")
 
     def next_stream(self) -> int:
@@ -223,11 +223,18 @@ class Ledger:
 
     def snapshot(self) -> AbstractContextManager[None]:
         """A block in which every question is answered from one state of the ledger, while its run goes on writing."""
+        if self._writable and os.getpid() == self._process:
+            store.leave(self._connection)  # what an interrupt left half-written was never acknowledged: do not count it
         return store.snapshot(self._connection, self.path)
 
     def declared(self, kind: str) -> list[str]:
         """Every line of this kind, in the order in which they were declared."""
-        return [text for (text,) in self._all("SELECT text FROM declarations WHERE kind = ? ORDER BY number", (kind,))]
+        with self.snapshot():
+            return self._lines(kind)
+
+    def _lines(self, kind: str) -> list[str]:
+        rows = self._connection.execute("SELECT text FROM declarations WHERE kind = ? ORDER BY number", (kind,))
+        return [text for (text,) in rows]
 
     def events(self) -> list[tuple[DpEvent, int]]:
         """Every different event with how often it was charged, in the order of first appearance."""

@@ -12,6 +12,7 @@ import os
 import struct
 import sys
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 from sordino.errors import LedgerError
@@ -39,9 +40,10 @@ class WriterLock:
             raise
 
     def hold_file(self) -> None:
-        """Lock the ledger itself too, once it is there."""
-        if sys.platform != "win32" and hasattr(fcntl, "F_OFD_SETLK"):
-            self._hold(self._path, os.O_RDWR)
+        """Lock the ledger itself too, once it is there, where the file system can."""
+        if sys.platform == "linux":
+            with suppress(OSError):
+                self._hold(self._path, os.O_RDWR)
 
     def _hold(self, file: Path, flags: int) -> None:
         descriptor = os.open(file, flags | getattr(os, "O_CLOEXEC", 0), 0o666)
@@ -49,7 +51,7 @@ class WriterLock:
         try:
             if sys.platform == "win32":
                 msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-            elif file == self._path:
+            elif sys.platform == "linux" and file == self._path:
                 region = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, _FAR, 1, 0)
                 fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, region)
             else:

@@ -73,7 +73,7 @@ def hasten(connection: sqlite3.Connection, path: Path | None) -> None:
 def tidy(connection: sqlite3.Connection) -> None:
     """Take the journal's file away at the end; it holds nothing between two commits."""
     with suppress(sqlite3.Error):
-        _leave(connection)
+        leave(connection)
         connection.execute("PRAGMA journal_mode = DELETE")
 
 
@@ -99,7 +99,7 @@ def _question(address: str) -> sqlite3.Connection:
     with closed_on_error(connection):
         connection.execute("PRAGMA trusted_schema = OFF")
         _begin_reading(connection)
-        _leave(connection)
+        leave(connection)
     return connection
 
 
@@ -221,13 +221,13 @@ def require_file(path: Path) -> Path:
 def transaction(connection: sqlite3.Connection, path: Path | None) -> Iterator[None]:
     """All of it or nothing, on disk when the block is left; whatever interrupts it, the next one starts afresh."""
     with one_line_errors(path):
-        _leave(connection)
+        leave(connection)
         try:
             connection.execute("BEGIN IMMEDIATE")
             yield
             connection.execute("COMMIT")
         except BaseException:
-            _leave(connection)
+            leave(connection)
             raise
 
 
@@ -242,7 +242,7 @@ def snapshot(connection: sqlite3.Connection, path: Path | None) -> Iterator[None
             _begin_reading(connection)
             yield
         finally:
-            _leave(connection)
+            leave(connection)
 
 
 def _begin_reading(connection: sqlite3.Connection) -> None:
@@ -256,11 +256,11 @@ def _begin_reading(connection: sqlite3.Connection) -> None:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
-            _leave(connection)
+            leave(connection)
             time.sleep(0.001)
 
 
-def _leave(connection: sqlite3.Connection) -> None:
+def leave(connection: sqlite3.Connection) -> None:
     """Give up a transaction, also one that an interrupt left open."""
     with suppress(sqlite3.Error):  # a full disk may have rolled back already
         if connection.in_transaction:
