@@ -13,10 +13,10 @@ from sordino.cli.common import console, delta_for, print_json, sampling_rate, st
 from sordino.errors import InvalidInput
 from sordino.names import fits
 from sordino.printing import plain_number, rounded_up
-from sordino.report.folder import Folder, whatever_it_holds
 
 if TYPE_CHECKING:
     from sordino.accounting import Accountant, Adjacency, Events
+    from sordino.report.folder import Folder
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -51,6 +51,8 @@ def account(
     if run is not None and any(value is not None for value in described):
         raise InvalidInput("a run and a description of steps are both given: use one of them")
     if run is not None:
+        from sordino.report.folder import whatever_it_holds
+
         with whatever_it_holds(run):
             _present(_of_run(run, delta, adjacency), json)
         return
@@ -86,6 +88,7 @@ def _of_steps(rate: float, noise_multiplier: float | None, steps: int | None, ep
 
 def _of_run(run: Path, delta: float | None, adjacency: str | None) -> Bill:
     from sordino.accounting import Ledger
+    from sordino.report.folder import Folder
 
     folder = Folder(run)
     with Ledger.read(folder.ledger) as ledger:
