@@ -174,7 +174,7 @@ def test_a_bound_that_was_chosen_on_the_way_is_drawn_from_the_history(tmp_path):
         ({"audit.json": '{"passed": true}'}, "has no attacks"),
         ({"outcome.json": "{"}, "is not JSON"),
         ({"config.toml": "= 3"}, "is not a TOML document"),
-        ({"recipe.toml": 'part = "os.system"'}, "not a part of Sordino"),
+        ({"recipe.toml": 'part = "os.system"'}, "part='os.system' is not known"),
     ],
 )
 def test_damaged_files_are_named_in_one_line(tmp_path, recipe, files, words):

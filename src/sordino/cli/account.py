@@ -13,11 +13,11 @@ from sordino.cli.common import UNCHECKED, caution, console, delta_for, print_jso
 from sordino.errors import InvalidInput
 from sordino.names import fits
 from sordino.printing import plain_number, rounded_up, significant_up
-from sordino.report.folder import Folder, whatever_it_holds
 
 if TYPE_CHECKING:
     from sordino.accounting import Accountant, Adjacency, Events, plans
     from sordino.recipe import Recipe
+    from sordino.report.folder import Folder
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -52,6 +52,8 @@ def account(
     if run is not None and any(value is not None for value in described):
         raise InvalidInput("a run and a description of steps are both given: use one of them")
     if run is not None:
+        from sordino.report.folder import whatever_it_holds
+
         with whatever_it_holds(run):
             _present(_of_run(run, delta, adjacency), json)
         return
@@ -93,6 +95,7 @@ def _of_run(run: Path, delta: float | None, adjacency: str | None) -> Bill:
     from sordino import books
     from sordino.accounting import plans
     from sordino.claims import plan_of
+    from sordino.report.folder import Folder
 
     folder = Folder(run)
     with books.reading(folder.ledger.parent) as ledger:

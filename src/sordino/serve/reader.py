@@ -71,7 +71,12 @@ class Reader:
             process, late = self._ready(), threading.Event()
         assert process.stdin is not None
         assert process.stdout is not None
-        timer = threading.Timer(self.deadline, lambda: (late.set(), process.kill()))
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(self.deadline, end)
         timer.daemon = True
         timer.start()
         try:
