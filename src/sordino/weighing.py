@@ -14,8 +14,11 @@ from torch import Tensor
 from sordino.errors import InvalidInput
 from sordino.sampling.draw import Draw
 
-ROUNDING = 1e-5
-"""Weights shrink by this much so that rounding in float32 norms cannot lift a contribution above the bound."""
+ROUNDING = 5e-5
+"""Weights shrink by this much, so that rounding in float32 norms and sums moves no sum by more than the bound.
+
+What rounding does, and how much of it this covers: docs/proofs/rounding.md.
+"""
 
 
 class Weighing(Protocol):

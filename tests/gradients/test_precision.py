@@ -37,13 +37,13 @@ FEW = [
 
 @pytest.mark.parametrize(("engine", "layer", "dtype"), FEW)
 def test_one_record_moves_the_sum_by_the_bound(engine: str, layer: str, dtype: str) -> None:
-    assert list(moves(engine, layer, dtype, 1)) == pytest.approx([1.0], abs=1e-4)  # all of them are clipped
+    assert list(moves(engine, layer, dtype, 1)) == pytest.approx([1.0], abs=2e-4)  # all of them are clipped
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "layer", "dtype"), COMBINATIONS)
 def test_any_record_moves_the_sum_by_the_bound(engine: str, layer: str, dtype: str) -> None:
-    assert list(moves(engine, layer, dtype, 6)) == pytest.approx([1.0] * 6, abs=1e-4)
+    assert list(moves(engine, layer, dtype, 6)) == pytest.approx([1.0] * 6, abs=2e-4)
 
 
 def test_a_sum_rounded_to_bfloat16_moves_by_several_bounds() -> None:
@@ -63,7 +63,7 @@ def test_many_equal_records(engine: str) -> None:
     sums = []
     for count in range(1026, 1028):
         found = ENGINES[engine](objective, parameters, x[:count])
-        sums.append(torch.cat([each.double().flatten() for each in found.weighted_sum((1 - 1e-5) / found.norms)]))
+        sums.append(torch.cat([each.double().flatten() for each in found.weighted_sum((1 - 1e-4) / found.norms)]))
     assert all(float((more - less).norm()) <= 1.001 for less, more in itertools.pairwise(sums))
 
 

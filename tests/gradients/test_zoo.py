@@ -155,6 +155,7 @@ ZOO: dict[str, tuple[Callable[[Any, Tensor], Tensor], dict[str, Any]]] = {
     "normalised weight": (lambda m, x: x @ F.normalize(m.q, dim=0), {"q": (B, B)}),
     "softmax over parameters": (lambda m, x: x * m.p.softmax(0), {"p": (B,)}),
     "scalar parameter": (lambda m, x: x * m.p.mean() + m.p.norm(), {"p": (B,)}),
+    "no dimension": (lambda m, x: torch.addcmul(x, m.p, x * m.p) * m.p.exp(), {"p": ()}),
     "kronecker": (lambda m, x: torch.cat([x, x], 1) @ torch.kron(torch.eye(2, dtype=x.dtype), m.q), {"q": (B, B)}),
     "unused and frozen": (lambda m, x: m.a(x) * 1.0, {"a": nn.Linear(B, B), "p": (B,)}),
 }  # fmt: skip

@@ -132,7 +132,7 @@ class Probe:
         gradient, plain = gradient.where(finite, 0), plain.where(finite, 0)
         possible = [layout for layout in self.left[id(use)] if self.explains(layout, plain, gradient)]
         self.left[id(use)] = possible
-        if possible and self.shows_all(possible[0], plain):
+        if possible and self.shows_all(possible[0], plain, finite):
             self.seen.add(id(use))
 
     def explains(self, layout: Layout, plain: Tensor, weighted: Tensor) -> bool:
@@ -143,10 +143,11 @@ class Probe:
         wanted = mine * weights
         return bool(((theirs - wanted).abs() <= EXACT * wanted.abs() + smallest(plain) * weights).all())
 
-    def shows_all(self, layout: Layout, plain: Tensor) -> bool:
-        """Whether every example has a gradient here; the silence of some would let a wrong layout explain the rest."""
+    def shows_all(self, layout: Layout, plain: Tensor, finite: Tensor) -> bool:
+        """Whether every example has a gradient here, finite or not: silent ones would let a wrong layout pass."""
         entries = layout.first(plain, self.size).reshape(self.size, -1).abs()
-        return bool((entries.amax(1) > 2 * smallest(plain)).all())
+        spoiled = ~layout.first(finite, self.size).reshape(self.size, -1).all(1)
+        return bool(((entries.amax(1) > 2 * smallest(plain)) | spoiled).all())
 
     def layout(self, use: Use) -> Layout | None:
         """Any layout that is left; none for a use that no gradient reached."""

@@ -152,7 +152,7 @@ class FullPrecision:
         autocast = None
         if torch.is_autocast_enabled(self._type):
             autocast = torch.autocast(self._type, enabled=False)
-            autocast.__enter__()  # type: ignore[no-untyped-call]  # torch has no types for it
+            autocast.__enter__()
         self._left.append(([slot.fp32_precision for slot in self._coarse], autocast))
         for slot in self._coarse:
             slot.fp32_precision = "ieee"

@@ -29,7 +29,7 @@ class Materialised:
     def of(gradients: list[Tensor]) -> Materialised:
         """Measure the gradients, and blank those of examples whose norm is not finite (law 6)."""
         gradients = [g.to(accumulation_dtype(g)) for g in gradients]
-        squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0)
+        squares = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0)
         norms = squares.sqrt()
         bad = ~torch.isfinite(norms)
         if bad.any():

@@ -28,7 +28,7 @@ class Summed(PerExample):
             return torch.stack([part.squared_norms() for part in self.parts]).sum(0)
         if all(has_inner(part) for part in self.parts):
             return self.by_inner_products()
-        formed = torch.cat([self.form(*block).flatten(1).square().sum(1) for block in self.blocks()])
+        formed = torch.cat([squares(self.form(*block).reshape(block[1] - block[0], -1)) for block in self.blocks()])
         return bounded(formed, self.mass())
 
     def mass(self) -> Tensor:
@@ -81,7 +81,7 @@ class Pulled(PerExample):
             self.formed = Formed(self.form(0, self.size))
         if self.formed is not None:
             return self.formed.squared_norms()
-        return torch.cat([squares(self.form(*block).flatten(1)) for block in self.blocks()])
+        return torch.cat([squares(self.form(*block).reshape(block[1] - block[0], -1)) for block in self.blocks()])
 
     def mass(self) -> Tensor:
         return self.inner.mass() if self.isometric else super().mass()

@@ -98,7 +98,7 @@ class _Formed(PerExample):
     """Gradients that are formed a block of examples at a time, for norms and again for the sum."""
 
     def squared_norms(self) -> Tensor:
-        return torch.cat([squares(self.form(*block).flatten(1)) for block in self.blocks()])
+        return torch.cat([squares(self.form(*block).reshape(block[1] - block[0], -1)) for block in self.blocks()])
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.sum_formed(weights)
@@ -112,7 +112,7 @@ class Masked(_Formed):
 
     def __init__(self, operation: Operation, output: Tensor, g: Tensor, owner: Tensor, size: int) -> None:
         try:
-            again, self.pull = torch.func.vjp(operation.run, operation.parameter)
+            again, self.pull = torch.func.vjp(operation.run, operation.parameter)[:2]
         except (RuntimeError, NotImplementedError) as error:
             raise NoRule(f"{operation.name}: has no rule and cannot be differentiated once more") from error
         if again.shape != output.shape or not torch.allclose(again, output, rtol=1e-3, atol=1e-5, equal_nan=True):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sordino.gradients.bookkeeping_layout import Examples
-from sordino.gradients.rules.base import Formed, PerExample, Settle, precise, squares, zeroed
+from sordino.gradients.rules.base import RUN, Formed, PerExample, Settle, precise, squares, zeroed
 from sordino.gradients.rules.linear import Outer
 from sordino.gradients.rules.recurrent_layer import Layer
 from sordino.gradients.rules.ways import Way, cheapest
@@ -106,7 +106,8 @@ class Piece(PerExample):
     def squared_norms(self) -> Tensor:
         piece = self.place.of(self.joint.products)
         if piece.dim() > 2:
-            piece = torch.linalg.vector_norm(piece, dim=1)  # side by side in memory, and not many
+            runs = piece.split(RUN, 1)  # an entry's gates are side by side in memory
+            piece = torch.cat([torch.linalg.vector_norm(run, dim=1) for run in runs], 1)
         return squares(piece)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
