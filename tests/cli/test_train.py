@@ -59,9 +59,11 @@ def test_words_end_with_guarantee_accuracy_and_directory(sordino, small, tmp_pat
     result = sordino(*small, "--epsilon", 4, "--held-out", 0.2, "--run", tmp_path / "run")
     assert result.exit_code == 0, result.stderr
     words = result.stdout
-    assert words.index("differential privacy for every record") < words.index("Held-out accuracy: ")
+    assert words.index("for every training record, but the held-out records are NOT protected") < words.index(
+        "Held-out accuracy: "
+    )
     assert words.rstrip().endswith(f"Saved in {tmp_path / 'run'}")
-    assert "ε 4.00 of 4" in result.stderr
+    assert "ε 4.00 of 4.00 planned" in result.stderr
 
 
 def test_nothing_private_is_shown(sordino, small, tmp_path):
