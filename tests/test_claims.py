@@ -143,3 +143,14 @@ def test_an_earlier_release_without_a_plan_is_a_stage_of_its_own() -> None:
         list(run.steps())
         assert run.guarantee().epsilon <= 2.0
         assert any("2 stages" in line for line in run.guarantee().assumptions)
+
+
+def test_the_same_recipe_twice_before_the_first_step_is_two_plans(tmp_path: Path) -> None:
+    ledger, recipe = Ledger.in_memory(), replace(budgeted(), budget=None)
+    first, _ = private(recipe, ledger=ledger), private(recipe, ledger=ledger)
+    _take(first, 1)
+    [(event, count)] = recipe.plan()
+    assert first.guarantee(1e-5).epsilon == epsilon([(event, 2 * count)], 1e-5)
+    with private(recipe) as run:
+        run.resume(tmp_path / "run")
+        assert len(run.bench.ledger.declared("plan")) == 1, "begun in memory, moved to a folder"

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import get_args
 
 from sordino.accounting import plans, pricing
+from sordino.accounting.allowance import Planned, Runs
 from sordino.accounting.guarantee import Guarantee
+from sordino.accounting.ledger import Ledger
 from sordino.accounting.pricing import Basis
 from sordino.recipe import Recipe
 from sordino.step import Bench
@@ -55,6 +57,17 @@ def guarantee_of(
         unprotected=tuple(ledger.declared(UNPROTECTED)),
         conditions=tuple(ledger.declared(CONDITION)),
     )
+
+
+def announce_together(ledger: Ledger, recipe: Recipe, before: Runs) -> None:
+    """Declare releases that come `before` training, such as statistics of the data, and the training as one plan.
+
+    To be called before the first of them. Which of them are made may then depend on the others: all are priced.
+    """
+    training = Planned(recipe.budget, before, recipe.plan()).left if recipe.budget else recipe.plan()
+    events = tuple(before) if recipe.rdp_filter else (*before, *training)
+    count = sum(times for _, times in before)
+    plans.declare(ledger, plans.Plan(events, len(ledger), recipe.fingerprint(), count, recipe.budget))
 
 
 def plan_of(recipe: Recipe | None, header: Mapping[str, str]) -> list[plans.Plan]:

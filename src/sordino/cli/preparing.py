@@ -9,10 +9,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from sordino import checkpoint
-from sordino.accounting import Ledger, plans
-from sordino.accounting.allowance import Planned
+from sordino.accounting import Ledger
 from sordino.accounting.pricing import required_accountant
-from sordino.claims import weaker
+from sordino.claims import announce_together, weaker
 from sordino.cli.config import Config
 from sordino.data import Data, tabular_release
 from sordino.data.tabular_release import Plan
@@ -20,7 +19,6 @@ from sordino.data.tabular_schema import Number, Schema, Skip
 from sordino.data.tabular_sheet import Sheet
 from sordino.errors import InvalidInput
 from sordino.noise import Secure, Seeded
-from sordino.recipe import Recipe
 
 LEDGER = "ledger.sqlite"
 
@@ -37,15 +35,6 @@ def stand_in(schema: Schema, records: int) -> Data:
     inputs = torch.rand(records, shape.width, generator=source) * 2 - 1
     classes = torch.randint(len(shape.classes), (records,), generator=source)
     return Data("stand-in", TensorDataset(inputs, classes), TensorDataset(inputs[:0], classes[:0]), shape.classes)
-
-
-def _announce(ledger: Ledger, recipe: Recipe, plan: Plan) -> None:
-    """Releases and training are one plan, fixed before the first of them: which releases are needed is seen later."""
-    before = plan.events()
-    training = Planned(recipe.budget, before, recipe.plan()).left if recipe.budget else recipe.plan()
-    events = tuple(before) if recipe.rdp_filter else (*before, *training)
-    count = sum(times for _, times in before)
-    plans.declare(ledger, plans.Plan(events, 0, recipe.fingerprint(), count, recipe.budget))
 
 
 def prepare(config: Config, sheet: Sheet, plan: Plan, directory: Path) -> Config:
@@ -67,7 +56,7 @@ def prepare(config: Config, sheet: Sheet, plan: Plan, directory: Path) -> Config
     except OSError as error:
         raise InvalidInput(f"cannot write to run directory {directory}: {error.strerror}") from error
     with Ledger.create(directory / LEDGER, header=header) as ledger:
-        _announce(ledger, recipe, plan)
+        announce_together(ledger, recipe, plan.events())
         source = Secure() if config.run.seed is None else Seeded(config.run.seed, ledger.incarnation)
         complete = tabular_release.release(sheet.train, sheet.target, schema, plan, ledger, source)
     if all(isinstance(column, Skip) for column in complete.columns.values()):
