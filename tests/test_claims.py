@@ -9,12 +9,16 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from torch import Tensor
 
+from sordino import Budget
 from sordino.accounting import Ledger, plans
 from sordino.accounting.pricing import epsilon
-from sordino.claims import HELD_OUT
+from sordino.claims import HELD_OUT, announce_together
 from sordino.cli import describing
+from sordino.data import tabular_release, tabular_schema
 from sordino.data.tabular import Table
+from sordino.data.tabular_schema import Category, Schema
 from sordino.errors import InvalidInput
+from sordino.noise import Seeded
 from sordino.report.gathering import gather
 from sordino.sampling.draw import Draw
 from sordino.weighing import Flat
@@ -154,3 +158,23 @@ def test_the_same_recipe_twice_before_the_first_step_is_two_plans(tmp_path: Path
     with private(recipe) as run:
         run.resume(tmp_path / "run")
         assert len(run.bench.ledger.declared("plan")) == 1, "begun in memory, moved to a folder"
+
+
+def test_a_table_without_numbers_pays_for_the_scales_it_might_have_needed() -> None:
+    """Whether a column holds numbers is read off noised counts: the releases that follow are planned before."""
+    cells = [("red", "blue")[k % 2] for k in range(4_000)]
+    table = Table("t", {"colour": cells, "y": ["a", "b"] * 2_000})
+    budget, schema = Budget(8.0, 1e-6), tabular_schema.for_header(Schema(), ["colour", "y"], "y", None)
+    chosen = tabular_release.plan(schema, 4_000, budget, 0.3)
+    recipe = replace(budgeted(), budget=None)
+    assert chosen is not None
+    ledger = Ledger.in_memory()
+    announce_together(ledger, recipe, chosen.events())
+    complete = tabular_release.release(table, "y", schema, chosen, ledger, Seeded(0))
+    assert isinstance(complete.columns["colour"], Category)
+    planned = sum(count for _, count in chosen.events())
+    assert len(ledger) == planned - 2, "the scales were not needed"
+    with private(recipe, ledger=ledger) as run:
+        _take(run, 2)
+        assert run.guarantee(1e-5).epsilon == epsilon([*chosen.events(), *recipe.plan()], 1e-5)
+        assert len(ledger.declared("plan")) == 1
