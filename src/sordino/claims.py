@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import get_args
 
 from sordino.accounting import plans, pricing
+from sordino.accounting.allowance import Planned, Runs
 from sordino.accounting.guarantee import Guarantee
+from sordino.accounting.ledger import Ledger
 from sordino.accounting.pricing import Basis
 from sordino.recipe import Recipe
 from sordino.sampling import Foreign
@@ -59,6 +61,23 @@ def guarantee_of(
         unprotected=tuple(ledger.declared(UNPROTECTED)),
         conditions=tuple(ledger.declared(CONDITION)),
     )
+
+
+def announce_together(ledger: Ledger, recipe: Recipe, before: Runs) -> None:
+    """Declare releases that come `before` training, such as statistics of the data, and the training as one plan.
+
+    To be called before the first of them. Which of them are made may then depend on the others: all are priced. Where
+    a kill interrupted them and they are made again, what was spent stays in the plan.
+    """
+    name = recipe.fingerprint()
+    number, earlier = plans.own(ledger, name, resumed=True)
+    start = len(ledger) if earlier is None else earlier.after
+    if earlier is not None:
+        before = [*ledger.events(), *before]
+    training = Planned(recipe.budget, before, recipe.plan()).left if recipe.budget else recipe.plan()
+    events = tuple(before) if recipe.rdp_filter else (*before, *training)
+    count, again = sum(times for _, times in before), len(ledger) - start
+    plans.declare(ledger, plans.Plan(events, start, name, count, recipe.budget, replaces=number, repeated=again))
 
 
 def plan_of(recipe: Recipe | None, header: Mapping[str, str]) -> list[plans.Plan]:

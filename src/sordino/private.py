@@ -19,7 +19,7 @@ from sordino.accounting.allowance import Allowance, Planned, Runs, Unlimited
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger
 from sordino.accounting.pricing import required_accountant
-from sordino.claims import CONDITION, conditions_of, guarantee_of, weaker
+from sordino.claims import CONDITION, UNPROTECTED, conditions_of, guarantee_of, weaker
 from sordino.distributed import agreement, reflected, sharding, team_of
 from sordino.errors import BudgetExhausted, InvalidInput, LedgerError
 from sordino.gradients import Objective
@@ -255,7 +255,7 @@ class Private:
         if self.bench.team.lead((directory / books.LEDGER).exists):
             return self.load(directory)
         self._keep_in(directory)
-        self._bind()
+        self._bind(resumed=True)  # its plan went along to the directory
         return {}
 
     def _keep_in(self, directory: Path) -> None:
@@ -276,13 +276,13 @@ class Private:
         if not bench.team.leads:
             self._declare()  # in a copy in memory, so that all ranks give the same answer
         bench.team.lead(self._renew_allowance)
-        for text in bench.team.lead(lambda: self._announce(resumed)):
+        for kind, text in bench.team.lead(lambda: self._announce(resumed)):
             if not bench.team.leads:
-                bench.ledger.declare(plans.KIND, text)
+                bench.ledger.declare(kind, text)
         for text in conditions_of(bench.recipe, self._given_source):
             self.declare(CONDITION, text)
 
-    def _announce(self, resumed: bool) -> list[str]:
+    def _announce(self, resumed: bool) -> list[tuple[str, str]]:
         recipe, ledger, allowance = self.bench.recipe, self.bench.ledger, self.bench.allowance
         if recipe.rdp_filter is not None:
             left: Runs = ()
@@ -290,7 +290,8 @@ class Private:
             left = allowance.left if isinstance(allowance, Planned) else recipe.plan(self.position)
         plans.announce(ledger, recipe.fingerprint(), left, budget=recipe.budget, resumed=resumed)
         self._announced = True
-        return ledger.declared(plans.KIND)
+        kinds = (plans.KIND, UNPROTECTED, CONDITION)
+        return [(kind, text) for kind in kinds for text in ledger.declared(kind)]
 
     def _fresh_source(self) -> Source:
         if self._given_source is not None:

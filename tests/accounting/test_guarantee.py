@@ -77,3 +77,23 @@ def test_refuses_dictionaries_it_did_not_write() -> None:
     for wrong in ({**plain, "more": 1}, {key: plain[key] for key in plain if key != "unit"}):
         with pytest.raises(InvalidInput, match="fields"):
             Guarantee.from_dict(wrong)
+
+
+@given(st.floats(1e-12, 0.5))
+def test_the_printed_delta_is_never_below_the_true_one(delta: float) -> None:
+    printed = float(str(_guarantee(delta=delta)).split(", ")[1].split(")")[0])
+    assert delta <= printed <= delta * 1.011
+
+
+def test_round_numbers_stay_round() -> None:
+    assert str(_guarantee(epsilon=3.0, delta=1e-5)).startswith("(3, 1e-05)-differential privacy for every record.")
+
+
+def test_the_headline_names_who_is_not_protected_and_what_nobody_checked() -> None:
+    told = _guarantee(unprotected=("the held-out records",), conditions=("your weighing Mine keeps its bound",))
+    assert "for every training record, but the held-out records are NOT protected." in str(told)
+    assert "Basis: proven provided that your weighing Mine keeps its bound, which nobody checked" in str(told)
+    assert "every record." not in str(told)
+    assert Guarantee.from_dict(json.loads(json.dumps(told.to_dict()))) == told
+    old = {key: value for key, value in told.to_dict().items() if key not in ("unprotected", "conditions")}
+    assert Guarantee.from_dict(old).unprotected == ()

@@ -15,6 +15,7 @@ import pytest
 from sordino.accounting import Ledger
 from sordino.cli.training import stop_on_signal
 from sordino.errors import LedgerError
+from sordino.report.gathering import gather
 
 STEPS = 150
 
@@ -96,9 +97,20 @@ def test_interrupted_run_says_how_to_resume(sordino, small, tmp_path, monkeypatc
     monkeypatch.setattr(Private, "step", step_then_signal)
     result = sordino(*small, "--epsilon", 3, "--run", tmp_path / "run")
     assert result.exit_code == 130
-    assert "Interrupted after 2 of 6 steps; the model is saved. ε " in result.stdout
+    assert "Interrupted after 2 of 6 steps; the model is saved. ε 3.00 is that of the whole plan" in result.stdout
     assert f"Go on with: sordino resume {tmp_path / 'run'}" in result.stdout
-    assert "differential privacy for every record" in result.stdout
+    assert "differential privacy for every" in result.stdout
+    priced = sordino("account", tmp_path / "run", "--json")
+    told = json.loads(priced.stdout)
+    assert told["epsilon"]["pld"]["epsilon"] > 2.9, "the headline is that of the plan"
+    assert 0 < told["epsilon_if_stopped_in_advance"]["pld"] < 2.5, "that of the prefix has a condition"
+    assert "2 of 6 events are spent" in told["notes"][0]
+    words = sordino("account", tmp_path / "run").stdout
+    assert "ε if stopped in advance" in words
+    assert "depended on nothing that was released" in " ".join(words.split())
+    facts = gather(tmp_path / "run")
+    assert facts.guarantee.epsilon == told["epsilon"]["pld"]["epsilon"]
+    assert any("2 of 6 events are spent" in line for line in facts.guarantee.assumptions)
 
 
 def test_signals_are_given_back():

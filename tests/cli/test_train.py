@@ -59,23 +59,36 @@ def test_words_end_with_guarantee_accuracy_and_directory(sordino, small, tmp_pat
     result = sordino(*small, "--epsilon", 4, "--held-out", 0.2, "--run", tmp_path / "run")
     assert result.exit_code == 0, result.stderr
     words = result.stdout
-    assert words.index("differential privacy for every record") < words.index("Held-out accuracy: ")
+    assert words.index("for every training record, but the held-out records are NOT protected") < words.index(
+        "Held-out accuracy: "
+    )
     assert words.rstrip().endswith(f"Saved in {tmp_path / 'run'}")
-    assert "ε 4.00 of 4" in result.stderr
+    assert "ε 4.00 of 4.00 planned" in result.stderr
 
 
 def test_nothing_private_is_shown(sordino, small, tmp_path):
     """Law 7: steps, time and epsilon alone; no training loss, norm or size of a draw."""
     result = sordino(*small, "--epsilon", 4, "--run", tmp_path / "run", "--json")
     lines = [json.loads(line) for line in result.stderr.splitlines() if not line.startswith("caution: ")]
-    shown = {"event", "step", "total", "epsilon", "accuracy", "loss", "seconds", "seconds_left", "clip"}
+    shown = {
+        "event",
+        "step",
+        "total",
+        "epsilon",
+        "epsilon_so_far",
+        "accuracy",
+        "loss",
+        "seconds",
+        "seconds_left",
+        "clip",
+    }
     assert [set(line) for line in lines] == [shown] * 6
     assert all(line["accuracy"] is None and line["loss"] is None for line in lines), "nothing was held out"
     assert all(line["clip"] is None for line in lines), "the recipe states it"
     assert set(outcome(result)) == {
         *("status", "run", "steps", "total", "noise_multiplier", "held_out_accuracy", "seconds"),
         *("epsilon", "delta", "basis", "unit", "adjacency", "accountant", "assumptions"),
-        "versions",
+        *("unprotected", "conditions", "versions"),
     }
 
 

@@ -40,7 +40,7 @@ def test_from_training_to_a_page(tmp_path: Path):
     assert 'id="accuracy"' in page
     assert said["ledger"] in page
     words = sordino("report", run, "-o", tmp_path / "page.html")
-    assert words.stdout.startswith(f"{tmp_path / 'page.html'}: ε = 3.00 at δ = 1e-05, proven, ")
+    assert words.stdout.startswith(f"{tmp_path / 'page.html'}: ε = 3.00 at δ = 1e-05 for every training record, ")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from scipy.stats import norm
 from sordino import recipes
 from sordino.accounting import Budget, Ledger, pricing
 from sordino.accounting.events import GaussianDpEvent
+from sordino.accounting.plans import Bill
 from sordino.errors import InvalidInput, LedgerError
 from sordino.report import gather, report
 from sordino.report.folder import MOST_BYTES
@@ -68,13 +69,13 @@ def test_the_curve_holds_at_every_point(full_run):
 def test_detection_bounds_the_best_test_on_a_gaussian(false_alarms):
     """Neyman-Pearson: against N(0, σ²) and N(1, σ²) the best test of level α has power Φ(Φ⁻¹(α) + 1/σ)."""
     sigma = 1.5
-    points = curve([(GaussianDpEvent(sigma), 1)], Tariff(1e-5))
+    points = curve(Bill((((GaussianDpEvent(sigma), 1),),)), Tariff(1e-5))
     best = norm.cdf(norm.ppf(false_alarms) + 1 / sigma)
     assert best - 1e-6 <= detection(points, false_alarms) <= best + 0.03
 
 
 def test_detection_would_object_to_a_curve_that_claims_too_much():
-    claimed = curve([(GaussianDpEvent(3.0), 1)], Tariff(1e-5))
+    claimed = curve(Bill((((GaussianDpEvent(3.0), 1),),)), Tariff(1e-5))
     assert detection(claimed, 0.01) < norm.cdf(norm.ppf(0.01) + 1 / 1.5)
 
 

@@ -142,7 +142,7 @@ def announce(ledger: Ledger, recipe: str, left: Runs, *, budget: Budget | None =
 def own(ledger: Ledger, recipe: str, resumed: bool) -> tuple[int, Plan | None]:
     """The plan of the run of `recipe`, with its number: one that waits for its training to begin, or a resumed one."""
     own = [(number, plan) for number, plan in _in_force(ledger).items() if plan.recipe == recipe]
-    waiting = [(number, plan) for number, plan in own if len(ledger) - plan.after <= plan.before]
+    waiting = [(number, plan) for number, plan in own if 0 < plan.before >= len(ledger) - plan.after]
     found = own if resumed else waiting
     return found[-1] if found else (0, None)
 
@@ -196,7 +196,7 @@ class Bill:
         that the budget would have let pass is priced, which is the budget.
         """
         if len(self.stages) <= 1:
-            price = _stage(next(iter(self.stages), ()), delta, accountant, adjacency)
+            price = pricing.epsilon(next(iter(self.stages), ()), delta, accountant, adjacency)
         else:
             parts = [_stage(stage, delta / 2**i, accountant, adjacency) for i, stage in enumerate(self.stages, 1)]
             price = math.fsum(parts)
@@ -214,6 +214,7 @@ class Bill:
 
 
 def _stage(events: Runs, delta: float, accountant: str, adjacency: str) -> float:
+    """The price of one of several stages."""
     filtered = any(isinstance(event, Filtered) for event, _ in events)
     if accountant == FILTER and not filtered:
         accountant = "pld"  # an earlier stage without a filter, beside one that has it

@@ -66,7 +66,10 @@ def draft(table: Table, target: str, path: Path) -> None:
     """Write a schema to start from: kinds alone, guessed for whoever holds the records, without a number of theirs."""
     header = tabular_schema.for_header(Schema(), list(table.columns), target, None)
     kinds = {name: column or _guess(table.columns[name]) for name, column in header.columns.items()}
-    text = _DRAFT + tomli_w.dumps(Schema(kinds).to_table())
+    drafted = Schema(kinds).to_table()
+    for column in drafted["columns"].values():
+        column.pop("buckets", None)  # the default, which a reader would take for something that was counted
+    text = _DRAFT + tomli_w.dumps(drafted)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

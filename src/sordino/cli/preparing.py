@@ -9,11 +9,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from sordino import checkpoint
-from sordino.accounting import Ledger, plans
-from sordino.accounting.allowance import Planned
+from sordino.accounting import Ledger
 from sordino.accounting.pricing import required_accountant
 from sordino.books import require_fresh
-from sordino.claims import weaker
+from sordino.claims import announce_together, weaker
 from sordino.cli.config import Config
 from sordino.cli.reserving import Reserving
 from sordino.data import Data, tabular_release
@@ -22,7 +21,6 @@ from sordino.data.tabular_schema import Number, Schema, Skip
 from sordino.data.tabular_sheet import Sheet
 from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.noise import Secure, Seeded
-from sordino.recipe import Recipe
 
 LEDGER = "ledger.sqlite"
 PREPARATION = "preparation.toml"
@@ -41,19 +39,6 @@ def stand_in(schema: Schema, records: int) -> Data:
     inputs = torch.rand(records, shape.width, generator=source) * 2 - 1
     classes = torch.randint(len(shape.classes), (records,), generator=source)
     return Data("stand-in", TensorDataset(inputs, classes), TensorDataset(inputs[:0], classes[:0]), shape.classes)
-
-
-def _announce(ledger: Ledger, recipe: Recipe, plan: Plan) -> None:
-    """Releases and training are one plan, fixed before the first of them: which releases are needed is seen later.
-
-    After a kill the plan is made again, with what was spent before as a part of it.
-    """
-    before, again = [*ledger.events(), *plan.events()], len(ledger)
-    training = Planned(recipe.budget, before, recipe.plan()).left if recipe.budget else recipe.plan()
-    events = tuple(before) if recipe.rdp_filter else (*before, *training)
-    count, name = sum(times for _, times in before), recipe.fingerprint()
-    number, _ = plans.own(ledger, name, resumed=True)
-    plans.declare(ledger, plans.Plan(events, 0, name, count, recipe.budget, replaces=number, repeated=again))
 
 
 def prepare(config: Config, sheet: Sheet, plan: Plan, directory: Path) -> Config:
@@ -84,7 +69,7 @@ def prepare(config: Config, sheet: Sheet, plan: Plan, directory: Path) -> Config
     path = directory / LEDGER
     with Ledger.open(path) if path.exists() else Ledger.create(path, header=header) as ledger:
         _require_affordable(ledger, recipe, plan, directory)
-        _announce(ledger, recipe, plan)
+        announce_together(ledger, recipe, plan.events())
         source = Secure() if config.run.seed is None else Seeded(config.run.seed, ledger.incarnation)
         complete = tabular_release.release(sheet.train, sheet.target, schema, plan, ledger, source)
     if all(isinstance(column, Skip) for column in complete.columns.values()):

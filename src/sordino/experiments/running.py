@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sordino.accounting.events import GaussianDpEvent
 from sordino.accounting.ledger import Ledger
 from sordino.checkpoint import write_durably
-from sordino.claims import FIXED_IN_ADVANCE
+from sordino.claims import FIXED_IN_ADVANCE, announce_together
 from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.experiments import store
 from sordino.experiments.averaging import Average
@@ -128,6 +129,8 @@ def _prepared(case: Case, place: Path, problem: Problem) -> tuple[Problem, Ledge
     if not {"clip", "square_clip"} <= set(options):
         raise InvalidInput("features with noise need clip and square_clip: public bounds on a record's statistics")
     ledger = Ledger.in_memory()
+    recipe = recipe_of(case, len(problem.train[1]), problem.public)
+    announce_together(ledger, recipe, [(GaussianDpEvent(options["noise"]), 2)])
     norm = private_normalisation(
         problem.train[0],
         records=len(problem.train[1]),
@@ -221,7 +224,7 @@ def _spent(case: Case, private: Private) -> dict[str, float]:
         isinstance(recipe.noise_schedule, Constant) and recipe.selection.constant
     ):
         return {}
-    return {"epsilon": private.guarantee(case.delta).epsilon}
+    return {"epsilon": private.guarantee(case.delta, stopped="in advance").epsilon}
 
 
 def _row(case: Case, private: Private, progress: Progress, average: Average, problem: Problem) -> dict[str, Any]:

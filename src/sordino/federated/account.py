@@ -52,6 +52,7 @@ class Account:
             left = self._allowance.left if isinstance(self._allowance, Planned) else self.recipe.plan(self.position)
             resumed, budget = self._resumed, self.recipe.budget
             plans.announce(self.ledger, self.recipe.fingerprint(), left, budget=budget, resumed=resumed)
+            self._resumed = True  # from now on the ledger holds its plan, also when it moves to a folder
         self._allowance.require(event)
         return self.ledger.charge(event)
 

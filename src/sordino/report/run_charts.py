@@ -92,12 +92,13 @@ def _spending(facts: Facts) -> Chart | None:
         return None
     g, budget = facts.guarantee, facts.budget
     marks = [Mark(budget.epsilon, f"budget {plain(budget.epsilon)}")] if budget else []
+    reached = facts.spending[-1][1]  # of these events: where a run stopped, less than the guarantee of its plan
     values = [epsilon for _, epsilon in facts.spending] + [mark.y for mark in marks]
     filtered = facts.recipe is not None and facts.recipe.rdp_filter is not None
     return Chart(
         "spending",
         "Budget spent",
-        f"ε at δ = {power(g.delta)} after each of {facts.proof.events:,} events: it ends at {plain(g.epsilon)}"
+        f"ε at δ = {power(g.delta)} after each of {facts.proof.events:,} events: it ends at {plain(reached)}"
         + (f" of a budget of {plain(budget.epsilon)}." if budget else "."),
         Axis.along("events charged", (place for place, _ in facts.spending)),
         Axis.over(f"ε at δ = {power(g.delta)}", values, zero=True),
