@@ -10,6 +10,7 @@ program that makes releases; `source` checks a source of noise, `priced` an even
 for, to be registered for events of your own.
 """
 
+from sordino.audit.conformance.checking import check, training, usual
 from sordino.audit.conformance.payments import (
     Answer,
     Choice,
@@ -23,7 +24,6 @@ from sordino.audit.conformance.prices import Outputs, priced, prices, worst
 from sordino.audit.conformance.replaying import Conformance, ConformanceFailed, Neighbours, replay
 from sordino.audit.conformance.sources import source
 from sordino.audit.conformance.tape import Tape
-from sordino.audit.conformance.checking import check, training, usual
 
 __all__ = [
     "Answer",

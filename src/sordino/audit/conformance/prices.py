@@ -24,7 +24,6 @@ from sordino.accounting.projected import ProjectedGaussian
 from sordino.accounting.rdp import rdp_curve
 from sordino.accounting.step_length import NoisyMinimum
 from sordino.data.tabular_labels import Unlisted
-from sordino.errors import InvalidInput
 from sordino.recipe import Recipe
 
 Array = NDArray[np.float64]
