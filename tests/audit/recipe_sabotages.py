@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 from torch import Tensor
 
 from sordino import Private, Recipe, recipes, step
@@ -24,21 +23,19 @@ from sordino.accounting.pld import PrivacyLossDistribution
 from sordino.gradients import Engine
 from sordino.gradients import projected as projected_engine
 from sordino.noise import Source
-from sordino.norms import Exact
 from sordino.projection import Projected
 from sordino.sampling import Draw, Poisson
-from sordino.sampling.importance import Importance, measure
-from sordino.selection import Always, Selector, Snapshot
+from sordino.sampling.importance import Importance
+from sordino.selection import Always, Snapshot
 from sordino.selection import noisy_test as noisy_tests
 from sordino.selection.annealing import Annealing
 from sordino.selection.energy import difference, losses
 from sordino.selection.noisy_test import NoisyTest
 from sordino.selection.rollback import Rollback
-from sordino.selection.selective import Selective
 from sordino.selection.step_length import StepLength
 from sordino.step import Attempt, Bench
 from sordino.terms import Terms
-from sordino.weighing import Automatic, Flat
+from sordino.weighing import Flat
 from tests.audit import sabotage
 
 COMMON: dict[str, Any] = {"batch_size": 4, "steps": 4, "noise_multiplier": 1.0}

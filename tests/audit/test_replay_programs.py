@@ -1,4 +1,4 @@
-"""Record and replay of what is not training: tables, normalisation, federated rounds, sources, programs of one's own."""
+"""Record and replay of what is not training: tables, normalisation, federated rounds, sources, own programs."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from sordino.data.tabular_schema import Number, Schema, Skip
 from sordino.data.tabular_sheet import Sheet
 from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.noise import Secure, Seeded
+from sordino.recipe import Recipe
 
 LEDGER = "ledger.sqlite"
 PREPARATION = "preparation.toml"

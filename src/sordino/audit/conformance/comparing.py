@@ -1,4 +1,4 @@
-"""Two tapes of one program on neighbouring datasets: whether control flow agrees and every value moved within its price.
+"""Two tapes of one program on neighbouring datasets: does control flow agree, did values move within their price?
 
 All releases are the same on both tapes, so whatever else differs is a function of the records that nobody paid for.
 """

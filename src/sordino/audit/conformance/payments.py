@@ -142,6 +142,6 @@ def _(event: Unlisted) -> list[Answer]:
 
 
 def assigned(paid: Sequence[Answer], made: int) -> list[Answer]:
-    """Which answer each of `made` releases on one receipt is: in order, and what is left over is the last kind again."""
+    """Which answer each of `made` releases on one receipt is: in order, then the last kind again."""
     kinds = [answer for answer in paid if not isinstance(answer, Unseen)]
     return [kinds[min(place, len(kinds) - 1)] for place in range(made)] if kinds else []

@@ -1,4 +1,4 @@
-"""Whether a source of noise is what it says: large keys, fresh noise, normal and of the deviation that was asked for."""
+"""Whether a source of noise is what it says: large keys, fresh noise, normal, of the deviation that was asked for."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ STD = 3.0
 def source(make: Callable[[], Source], *, sources: int = SOURCES) -> Conformance:
     """Check what `make` makes, such as `sordino.noise.Secure`: every call must give a source of its own.
 
-    Guarantees: a true source fails with probability below 1e-7. Keys of 16 bits pass with probability below 1e-50 and of
-    20 bits with 3e-4; whether the operating system's randomness is any good cannot be seen from outside.
+    Guarantees: a true source fails with probability below 1e-7. Keys of 16 bits pass with probability below 1e-50 and
+    of 20 bits with 3e-4; whether the operating system's randomness is any good cannot be seen from outside.
     """
     findings = [*_keys(make, sources), *_distribution(make())]
     return Conformance("source", 1, 0, tuple(findings))
