@@ -68,7 +68,7 @@ def test_nothing_private_is_shown(sordino, small, tmp_path):
     """Law 7: steps, time and epsilon alone; no training loss, norm or size of a draw."""
     result = sordino(*small, "--epsilon", 4, "--run", tmp_path / "run", "--json")
     lines = [json.loads(line) for line in result.stderr.splitlines() if not line.startswith("caution: ")]
-    shown = {"event", "step", "total", "epsilon", "accuracy", "loss", "seconds", "seconds_left", "clip"}
+    shown = {"event", "step", "total", "epsilon", "accuracy", "loss", "seconds", "seconds_left", "clip", "events"}
     assert [set(line) for line in lines] == [shown] * 6
     assert all(line["accuracy"] is None and line["loss"] is None for line in lines), "nothing was held out"
     assert all(line["clip"] is None for line in lines), "the recipe states it"
