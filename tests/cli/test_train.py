@@ -75,7 +75,7 @@ def test_nothing_private_is_shown(sordino, small, tmp_path):
     assert set(outcome(result)) == {
         *("status", "run", "steps", "total", "noise_multiplier", "held_out_accuracy", "seconds"),
         *("epsilon", "delta", "basis", "unit", "adjacency", "accountant", "assumptions"),
-        "versions",
+        *("versions", "events", "head"),
     }
 
 
