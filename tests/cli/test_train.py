@@ -71,16 +71,8 @@ def test_nothing_private_is_shown(sordino, small, tmp_path):
     result = sordino(*small, "--epsilon", 4, "--run", tmp_path / "run", "--json")
     lines = [json.loads(line) for line in result.stderr.splitlines() if not line.startswith("caution: ")]
     shown = {
-        "event",
-        "step",
-        "total",
-        "epsilon",
-        "epsilon_so_far",
-        "accuracy",
-        "loss",
-        "seconds",
-        "seconds_left",
-        "clip",
+        *("event", "step", "total", "epsilon", "epsilon_so_far", "accuracy", "loss", "seconds", "seconds_left"),
+        *("clip", "events"),
     }
     assert [set(line) for line in lines] == [shown] * 6
     assert all(line["accuracy"] is None and line["loss"] is None for line in lines), "nothing was held out"
@@ -88,7 +80,7 @@ def test_nothing_private_is_shown(sordino, small, tmp_path):
     assert set(outcome(result)) == {
         *("status", "run", "steps", "total", "noise_multiplier", "held_out_accuracy", "seconds"),
         *("epsilon", "delta", "basis", "unit", "adjacency", "accountant", "assumptions"),
-        *("unprotected", "conditions", "versions"),
+        *("unprotected", "conditions", "versions", "events", "head"),
     }
 
 
