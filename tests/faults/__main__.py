@@ -49,24 +49,23 @@ def work(name: str, count: int, part: int, seed: int, place: Path) -> None:
     """One job, in a process of its own; its rows go to a file."""
     folder = place / f"{name}-{part}"
     folder.mkdir()
-    began = time.monotonic()
     book = SUITES[name][0](folder, count, seed + part)
     book.write(place / f"{name}-{part}.json")
-    print(f"{name}, part {part + 1}: {count} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
 
 def run(counts: dict[str, int], seed: int, workers: int, place: Path) -> Book:
     """All jobs, at most `workers` at a time; a job that dies is an error of this program."""
     if any(counts.get(name) for name in ("mutations", "hostile", "requests")):
         folders.warm()
-    jobs = divide(counts, workers)
+    jobs, began = divide(counts, workers), time.monotonic()
     waiting, running = list(jobs), {}
     while waiting or running:
         while waiting and len(running) < workers:
             job = waiting.pop(0)
             running[child.fork(lambda job=job: work(*job, seed, place), place / "errors")] = job
         pid, status = os.wait()
-        name, _, part = running.pop(pid)
+        name, count, part = running.pop(pid)
+        print(f"{name}: {count} done after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         if status:
             raise SystemExit(f"{name}, part {part}: {(place / 'errors').read_text()[-3000:]}")
     book = Book()

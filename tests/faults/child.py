@@ -6,6 +6,7 @@ killed, one that crashes says so, and nothing that it did to its memory stays.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import json
 import os
@@ -48,6 +49,7 @@ def fork(work: Callable[[], Any], errors: Path | None = None) -> int:
 def _live(work: Callable[[], Any], errors: Path | None) -> NoReturn:
     status = 1
     try:
+        _die_with_parent()
         target = os.open(errors or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(target, 2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -59,6 +61,12 @@ def _live(work: Callable[[], Any], errors: Path | None) -> NoReturn:
         sys.__stderr__.flush()  # type: ignore[union-attr]
     finally:
         os._exit(status)
+
+
+def _die_with_parent() -> None:
+    """Who kills the parent, by a time limit or Ctrl-C, has killed all its children: on Linux the kernel sees to it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def run(work: Callable[[], Any], patience: float = PATIENCE) -> Ended:
