@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sordino import Budget, Private, Recipe, recipes
 from sordino import step as steps
 from sordino.accounting.ledger import Ledger, Receipt
+from sordino.claims import announce_together
 from sordino.distributed import Ranks
 from sordino.errors import BudgetExhausted, SordinoError
 from sordino.noise import Seeded, Source
@@ -165,6 +166,7 @@ def budget(directory: Path) -> tuple[int, bool, str]:
     """A ledger that holds most of a budget already: all ranks stop at the same step, with the same refusal."""
     recipe = budgeted(steps=8)
     spent = Ledger.in_memory()
+    announce_together(spent, recipe, [(recipe.terms(0, {}).event, 3)])
     for _ in range(3):
         spent.charge(recipe.terms(0, {}).event)
     run = private(recipe, ledger=spent if rank() == 0 else None, validate=False)
