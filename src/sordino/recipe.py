@@ -135,8 +135,7 @@ class Recipe:
             "neither steps nor epochs is set, and the noise changes over the run: give the length of training",
         )
         event = replace(self, steps=1).terms(0, {}).event
-        assert self.sampler is not None
-        return replace(self, steps=self.sampler.covers * calibration.steps_for(budget, event))
+        return replace(self, steps=self._covers * calibration.steps_for(budget, event))
 
     def terms(self, step: int, memory: dict[str, Any]) -> Terms:
         """The public terms of a step: schedules, then the sampler's and the selector's say on the price."""
@@ -159,27 +158,27 @@ class Recipe:
 
     def _covered(self, step: int) -> range:
         """The steps that an event charged at `step` pays for; where the noise is constant one stands for all."""
-        assert self.sampler is not None
         assert self.steps is not None
-        covers = self.sampler.covers
-        last = min(step + covers, self.steps) if not isinstance(self.noise_schedule, Constant) else step + 1
+        last = min(step + self._covers, self.steps) if not isinstance(self.noise_schedule, Constant) else step + 1
         return range(step, max(step + 1, last))
 
     def plan(self, start: int = 0) -> list[tuple[DpEvent, int]]:
         """Every event from step `start` to the end, equal neighbours counted together."""
-        assert self.sampler is not None
-        if self._constant and self.sampler.covers == 1 and start < (self.steps or 0):
+        if self._constant and self._covers == 1 and start < (self.steps or 0):
             return [(self.terms(start, {}).event, (self.steps or 0) - start)]
         return [(event, sum(1 for _ in run)) for event, run in groupby(self._events(start))]
 
     def _events(self, start: int) -> Iterator[DpEvent]:
-        assert self.sampler is not None
-        covers = self.sampler.covers
         event: DpEvent | None = None
         for step in range(start, self.steps or 0):
             if event is None or not self._constant:
                 event = self.terms(step, {}).event
-            yield event if (step - start) % covers == 0 else PaidByEpoch(self._noise(step))
+            yield event if (step - start) % self._covers == 0 else PaidByEpoch(self._noise(step))
+
+    @property
+    def _covers(self) -> int:
+        """How many steps one event pays for: one, unless the sampler is charged by the epoch."""
+        return int(getattr(self.sampler, "covers", 1))  # a sampler of the user's own need not know of epochs
 
     @property
     def _constant(self) -> bool:

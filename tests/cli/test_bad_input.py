@@ -153,7 +153,7 @@ def test_configuration_is_refused(sordino, tmp_path, text, words):
 
 
 def test_missing_configuration(sordino, tmp_path):
-    refused(sordino("train", "--config", tmp_path / "none.toml", "--epsilon", 3), "No such file")
+    refused(sordino("train", "--config", tmp_path / "none.toml", "--epsilon", 3), "it is no file")
     (tmp_path / "run.toml").write_text("[recipe]\nsteps = 3")
     twice = sordino("train", "--config", tmp_path / "run.toml", "--recipe", "dpsgd", "--epsilon", 3)
     refused(twice, "are both given")
@@ -161,7 +161,7 @@ def test_missing_configuration(sordino, tmp_path):
 
 def test_resume_refuses_what_is_no_run(sordino, tmp_path):
     refused(sordino("resume", tmp_path), "holds no config.toml")
-    refused(sordino("account", tmp_path), "no ledger at")
+    refused(sordino("account", tmp_path), "holds no ledger.sqlite")
 
 
 def test_resume_refuses_a_corrupt_checkpoint(sordino, small, tmp_path):

@@ -154,7 +154,7 @@ def test_history_is_written_while_training_and_goes_on_after_a_resumption(sordin
     said = outcome(sordino(*arguments(hospital, run, "--epsilon", 3, "--json")))
     lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 21))
-    assert all(set(line) == {"step", "accuracy", "loss", "seconds", "clip"} for line in lines)
+    assert all(set(line) == {"step", "accuracy", "loss", "seconds", "clip", "events"} for line in lines)
     assert all(0 <= line["accuracy"] <= 1 and line["loss"] > 0 for line in lines)
     assert lines[-1]["accuracy"] == said["held_out_accuracy"]
     with (run / "history.jsonl").open("a") as file:

@@ -103,7 +103,8 @@ def test_killed_in_its_preparation_it_is_gone_on_with(sordino, table: Path, tmp_
     assert said["epsilon"] <= 6
     with Ledger.read(run / "ledger.sqlite") as ledger:
         priced = epsilon(ledger.events(), said["delta"])
-    assert said["epsilon"] == pytest.approx(priced, rel=1e-3), "what was released before the kill is in the price"
+    assert priced <= said["epsilon"], "what was released before the kill is in the price"
+    assert whole or not before or said["epsilon"] == 6, "how often it began anew may have followed from what was seen"
     assert said["status"] == "finished" or not whole, "only what was paid for twice may cost steps"
 
 

@@ -140,7 +140,7 @@ def test_published_screening_cannot_pass_for_proven() -> None:
 
 
 def test_a_recipe_with_public_records_stays_in_code() -> None:
-    with pytest.raises(InvalidInput, match="keep this recipe in code"):
+    with pytest.raises(InvalidInput, match="keep what uses your own in code"):
         screening().to_toml()
     private_energy = screening(validation_size=16, validation_noise=1.3)
     assert Recipe.from_toml(private_energy.to_toml()) == private_energy

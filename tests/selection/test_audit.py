@@ -42,6 +42,7 @@ def dpsur(accounting: str, steps: int) -> tuple[NoisyTest, float]:
         noise_multiplier=SIGMA,
         validation_noise=TEST,
         threshold=BETA,
+        validation_share=None,  # the paper's test: here one record turns it from one end to the other
         steps=steps,
         accounting=accounting,
     ).for_records(RECORDS)

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 import sordino
 from sordino import recipes
+from sordino.accounting import Ledger
 from sordino.distributed import Team
 from sordino.errors import UnsupportedModel
 from sordino.gradients.engine import Batch, Objective
@@ -149,9 +150,9 @@ class TwoRanks(Team):
 def test_what_one_process_finds_all_refuse() -> None:
     watch = Watch()
     watch.begin()
-    watch.settle(TwoRanks(None))
+    watch.settle(TwoRanks(None), Ledger.in_memory())
     with pytest.raises(UnsupportedModel, match="theirs"):
-        watch.settle(TwoRanks(Finding("mixing", "loss", "theirs")))
+        watch.settle(TwoRanks(Finding("mixing", "loss", "theirs")), Ledger.in_memory())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e38])

@@ -130,7 +130,12 @@ def _public(private: Private) -> dict[str, Any]:
     groups = [{key: value for key, value in group.items() if key != "params"} for group in bench.optimizer.param_groups]
     schedules = [scheduler.state_dict() for scheduler in bench.schedulers]
     state = saving.state_of(bench, private.position, {})
-    return {"saved": {key: value for key, value in state.items() if key != "run_id"}, "groups": groups, "by": schedules}
+    named = ("run_id", "head")  # of this run alone: a random number, and the chain that begins with it
+    return {
+        "saved": {key: value for key, value in state.items() if key not in named},
+        "groups": groups,
+        "by": schedules,
+    }
 
 
 def usual(data: Columns) -> list[Neighbours]:

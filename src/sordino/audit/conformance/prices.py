@@ -14,7 +14,7 @@ from functools import singledispatch
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as distributions
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 from sordino.accounting.erasure import AnnealedErasure, Erasure
 from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, leaves, to_json
@@ -128,11 +128,18 @@ def _(event: Erasure | AnnealedErasure, rate: float = 1.0) -> Iterator[Outputs]:
         for bound in (0.0, 0.9, 1.0, 1.1, 1.5, math.inf):
             for above, below in ((high, low), (low, high)):
                 shown = np.where(ratio > bound, above, below)
-                for record in (low, high):
-                    seen = (1 - event.test_rate) * shown + event.test_rate * record
+                for move in (-event.shift, event.shift):
+                    seen = (1 - event.test_rate) * shown + event.test_rate * _moved(shown, low, high, move)
                     present, without = proposal.present * seen, proposal.without * shown
                     hidden = [proposal.present.sum() - present.sum(), proposal.without.sum() - without.sum()]
                     yield Outputs(np.append(present, hidden[0]), np.append(without, hidden[1]))
+
+
+def _moved(shown: Array, low: float, high: float, move: float) -> Array:
+    """The probabilities of acceptance with a record that moves the test value by so many deviations of its noise."""
+    if math.isinf(move):
+        return np.full_like(shown, low if move < 0 else high)
+    return np.clip(special.ndtr(special.ndtri(shown) + move), low, high)
 
 
 def prices(recipe: Recipe) -> list[str]:
