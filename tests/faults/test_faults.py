@@ -10,7 +10,10 @@ import pytest
 
 from tests.faults.tally import Book, Tally
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="SIGKILL, fork and FIFOs are POSIX's")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.name != "posix", reason="SIGKILL, fork and FIFOs are POSIX's"),
+]
 
 SMALL = {"kills": 6, "mutations": 20, "hostile": 4, "requests": 150, "interrupts": 5, "readers": 60}
 ROWS = {

@@ -8,6 +8,7 @@ from typing import Any
 
 from sordino.audit.deciding import Certified
 from sordino.errors import SordinoError
+from sordino.printing import significant_up
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Audit:
         verdict = "kept" if self.passed else "BROKEN"
         return (
             f"{self.name}: claim {verdict}, {self.epsilon_lower:.2f} <= ε with {self.confidence:.1%} confidence, "
-            f"{self.epsilon_claimed:.2f} claimed at δ = {self.delta:g} (attack: {self.strongest.instance})"
+            f"{self.epsilon_claimed:.2f} claimed at δ = {significant_up(self.delta, 3)} (attack: {self.strongest.instance})"
         )
 
 
