@@ -87,10 +87,10 @@ class Audit:
         }
 
     def __str__(self) -> str:
-        verdict = "kept" if self.passed else "BROKEN"
+        verdict, delta = "kept" if self.passed else "BROKEN", significant_up(self.delta, 3)
         return (
             f"{self.name}: claim {verdict}, {self.epsilon_lower:.2f} <= ε with {self.confidence:.1%} confidence, "
-            f"{self.epsilon_claimed:.2f} claimed at δ = {significant_up(self.delta, 3)} (attack: {self.strongest.instance})"
+            f"{self.epsilon_claimed:.2f} claimed at δ = {delta} (attack: {self.strongest.instance})"
         )
 
 
