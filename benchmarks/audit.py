@@ -50,7 +50,7 @@ Split = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """Records, network and settings of DPSUR; `noise` holds σ_t and σ_v by ε (PAPERS.md, section 2)."""
+    """Records, network and settings of DPSUR; `noise` holds σ_t and σ_v by ε (docs/papers.md)."""
 
     source: str
     network: Callable[[str], nn.Module]

@@ -1,4 +1,4 @@
-"""The networks and batches of the speed benchmark, as issue 3 lists them."""
+"""The networks and batches of the speed benchmark."""
 
 from __future__ import annotations
 

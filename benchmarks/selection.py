@@ -57,7 +57,7 @@ LOOKING = ("screening", "screening-published")
 
 @dataclass(frozen=True)
 class Task:
-    """Data, a network and the settings of DPSUR; `noise` holds σ_t and σ_v by ε (PAPERS.md, section 2)."""
+    """Data, a network and the settings of DPSUR; `noise` holds σ_t and σ_v by ε (docs/papers.md)."""
 
     dataset: str
     model: str

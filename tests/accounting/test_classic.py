@@ -26,7 +26,7 @@ BUDGET = Budget(3.0, DELTA, "rdp-classic")
     ],
 )
 def test_noise_screening_takes_as_many_updates_as_it_says(records, batch, noise, classic, improved):
-    """τ at ε = 3 (PAPERS.md, section 3), and what the later conversion would have paid for."""
+    """τ at ε = 3 (docs/papers.md), and what the later conversion would have paid for."""
     assert calibrate_steps(BUDGET, batch / records, noise) == classic
     later = calibrate_steps(Budget(3.0, DELTA, "rdp"), batch / records, noise)
     assert later == pytest.approx(improved, rel=0.005)
@@ -37,7 +37,7 @@ def test_noise_screening_takes_as_many_updates_as_it_says(records, batch, noise,
     [(60_000, 512, 40, 1.23), (60_000, 2048, 40, 2.15), (50_000, 1024, 30, 1.54), (60_000, 8192, 40, 4.05)],
 )
 def test_tramer_and_boneh_need_the_noise_that_they_print(records, batch, epochs, noise):
-    """σ for ε = 3 (PAPERS.md, section 5; whole batches of an epoch); by the later conversion it is a tenth less."""
+    """σ for ε = 3 (docs/papers.md; whole batches of an epoch); by the later conversion it is a tenth less."""
     steps = epochs * (records // batch)
     assert calibrate_noise(BUDGET, batch / records, steps).noise_multiplier == pytest.approx(noise, rel=0.005)
     later = calibrate_noise(Budget(3.0, DELTA, "rdp"), batch / records, steps).noise_multiplier

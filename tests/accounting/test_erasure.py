@@ -42,7 +42,7 @@ def naive(sigma: float, test: float, steps: int) -> list[tuple[DpEvent, int]]:
     ]
 
 
-# PRIVACY.md, DPSUR at the MNIST settings: noise of training and of the test, attempts, erasure and naive charges.
+# DPSUR at the MNIST settings: noise of training and of the test, attempts, erasure and naive charges.
 REFERENCE = [
     (2.0, 1.3, 1_152, 0.977, 1.31),
     (2.0, 1.3, 1_599, 1.164, 1.57),
@@ -63,7 +63,7 @@ def test_reference_points(sigma: float, test: float, attempts: int, erased: floa
 
 
 def quadrature(event: Erasure, epsilon: float, remove: bool) -> float:
-    """PRIVACY.md's formulas as they stand, on a fine grid of z: no closed form is shared with the code."""
+    """The formulas of docs/proofs/erasure.md on a fine grid of z: no closed form is shared with the code."""
     z = np.linspace(-12, 12, 400_001)
     phi = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
     sigma, q, e = event.noise_multiplier, event.rate, math.exp(epsilon)
@@ -250,7 +250,7 @@ def test_what_has_no_proof_is_refused(accountant: str, adjacency: str) -> None:
         pricing.epsilon([(dpsur(2.0, 1.3), 10)], DELTA, accountant=accountant, adjacency=adjacency)
 
 
-# PAPERS.md, section 2: noise of training and test at eps 1..4, and the accepted updates T that the paper charges for.
+# docs/papers.md: noise of training and test at eps 1..4, and the accepted updates T that the paper charges for.
 PUBLISHED = {
     "fmnist": (60_000, 2048, 256, [(4.0, 1.3, 651), (2.15, 1.3, 681), (2.15, 0.8, 1081), (2.15, 0.8, 1972)]),
     "imdb": (25_000, 1024, 256, [(2.0, 1.3, 84), (1.8, 1.2, 265), (1.35, 1.0, 258), (1.23, 0.9, 331)]),

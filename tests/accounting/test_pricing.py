@@ -1,4 +1,4 @@
-"""Prices: PRIVACY.md's figures, dp_accounting's accountants, order and monotonicity, edges, purity and speed."""
+"""Prices: reference figures, dp_accounting's accountants, order and monotonicity, edges, purity and speed."""
 
 from __future__ import annotations
 

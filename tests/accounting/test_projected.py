@@ -1,4 +1,4 @@
-"""The price of projected norms against PRIVACY.md's values, an independent quadrature, and its limits."""
+"""The price of projected norms against reference values, an independent quadrature, and its limits."""
 
 from __future__ import annotations
 

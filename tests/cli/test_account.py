@@ -26,7 +26,7 @@ def test_every_accountant_is_asked(sordino, adjacency):
 
 
 def test_reference_values_in_words(sordino):
-    """PRIVACY.md: N=60,000, B=256, sigma=1.3, 5 epochs cost 0.487."""
+    """The reference value: N=60,000, B=256, sigma=1.3, 5 epochs cost 0.487."""
     words = sordino(*DESCRIBED, "--epochs", 5).stdout
     assert "1,172 steps" in words
     shown = float(next(line for line in words.splitlines() if "pld" in line).split("│")[2])

@@ -51,7 +51,7 @@ def attack_table() -> PaperTable:
 
 
 def test_shadows_are_trained_without_privacy_and_shared(tmp_path, monkeypatch):
-    """PAPERS.md, section 11. Guessing itself is left out: it takes longer than all else."""
+    """docs/papers.md. Guessing itself is left out: it takes longer than all else."""
     seen = []
 
     def guess(target, shadow, examples, partition):

@@ -120,7 +120,7 @@ def cell_of(name, dataset, label):
 
 @pytest.mark.parametrize(("dataset", "updates"), [("mnist", 4_698), ("fashion-mnist", 1_157), ("cifar10", 1_435)])
 def test_noise_screening_accepts_as_many_updates_as_in_its_paper(dataset, updates):
-    """τ at ε = 3 (PAPERS.md, section 3); the improved conversion would allow a third more."""
+    """τ at ε = 3 (docs/papers.md); the improved conversion would allow a third more."""
     table, cell = cell_of("screening:table1", dataset, "screening")
     recipe = recipe_of(table.case(cell, 0, "published", KNOWN), RECORDS[dataset], PUBLIC)
     assert recipe.steps == updates
@@ -138,7 +138,7 @@ def test_noise_screening_accepts_as_many_updates_as_in_its_paper(dataset, update
     ],
 )
 def test_a_row_has_the_noise_that_its_own_paper_would_add(table, label, noise):
-    """PAPERS.md, sections 3 to 5 and 9: one configuration, priced as each paper that prints a figure of it does."""
+    """docs/papers.md: one configuration, priced as each paper that prints a figure of it does."""
     table, cell = cell_of(table, "mnist", label)
     recipe = recipe_of(table.case(cell, 0, "published", KNOWN), RECORDS["mnist"])
     assert recipe.noise_multiplier == pytest.approx(noise, rel=0.003)

@@ -70,7 +70,7 @@ def test_every_configuration_calibrates(settings, accounting):
     ("dataset", "epsilon", "steps"), [("mnist", 1, 280), ("fashion-mnist", 3, 1081), ("imdb", 2, 298)]
 )
 def test_published_accounting_gives_the_papers_number_of_updates(dataset, epsilon, steps):
-    """T accepted of DPSUR (PAPERS.md, section 2), from nothing but the configuration."""
+    """T accepted of DPSUR (docs/papers.md), from nothing but the configuration."""
     case = KNOWN[dataset, "dpsur"].case(epsilon, 0, "published")
     assert recipe_of(case, RECORDS[dataset]).steps == pytest.approx(steps, rel=0.01)
 

@@ -217,7 +217,7 @@ def test_the_worst_k_costs_exactly_what_dpsgd_costs() -> None:
 
 
 def test_the_reference_noise() -> None:
-    """PRIVACY.md: N=60,000, b=512, E=30, base σ=.81, κ=.2 → σ_G ≈ .498; the order was fixed for another κ."""
+    """The reference value: N=60,000, b=512, E=30, base σ=.81, κ=.2 → σ_G ≈ .498; the order was fixed for another κ."""
     dpsgd = recipes.dpsgd(batch_size=512, epochs=30, noise_multiplier=0.81).for_records(60_000)
     budget = Budget(dpsgd.price(1e-5, "rdp"), 1e-5)
     chosen = recipe(60_000, budget, batch_size=512, epochs=30, divider=0.0)

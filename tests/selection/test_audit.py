@@ -1,4 +1,4 @@
-"""Attack accepted-only accounting with explicit neighbours: `published` breaks, `proven` never does (PRIVACY.md).
+"""Attack accepted-only accounting with explicit neighbours: `published` breaks, `proven` never does.
 
 Everything runs in arrays, on the decisions of the real selectors.
 """
@@ -129,7 +129,7 @@ def test_the_exact_loss_of_the_instance() -> None:
 
 
 def test_at_the_papers_threshold_the_instance_does_not_break() -> None:
-    """PRIVACY.md says so; the accounting is wrong all the same, as the next test shows in closed form."""
+    """The accounting is wrong all the same, as the next test shows in closed form."""
     test, claim = dpsur("published", 4)
     assert exact(NoisyTest(noise_multiplier=TEST, threshold=-1.0, clip=test.clip), 4) < claim
 

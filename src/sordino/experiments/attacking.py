@@ -1,7 +1,7 @@
 """Membership attacks on the papers' models (DPSUR, tables 3 and 4): share of right guesses, beside the printed ones.
 
 Targets are trained with privacy, each on a third of all records. The attacker's shadow model, of the same architecture
-on another third, is not: so it is in the paper's code (PAPERS.md, section 11), whose plain training is followed here.
+on another third, is not: so it is in the paper's code (docs/papers.md), whose plain training is followed here.
 The rows without privacy, of which neither paper nor code says more, are of DPSGD's network, trained as a shadow is.
 """
 
