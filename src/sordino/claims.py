@@ -7,6 +7,8 @@ from typing import get_args
 
 from sordino.accounting import plans, pricing
 from sordino.accounting.allowance import Planned, Runs
+from sordino.accounting.guarantee import CONDITION as CONDITION
+from sordino.accounting.guarantee import UNPROTECTED as UNPROTECTED
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger
 from sordino.accounting.pricing import Basis
@@ -16,8 +18,6 @@ from sordino.step import Bench
 
 FIXED_IN_ADVANCE = "hyperparameters were fixed in advance, not tuned on these records"
 """Choosing among runs on private data costs too, and is not priced."""
-UNPROTECTED, CONDITION = "unprotected", "condition"
-"""Kinds of lines in the ledger: records that no guarantee covers, and what must hold of parts that are the user's."""
 HELD_OUT = "the held-out records"
 MOST_STEPS = 1_000_000
 """A longer plan is not worked out from a recipe.toml, which can name any number."""

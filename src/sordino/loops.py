@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset
 
 from sordino import step as steps
+from sordino.accounting.guarantee import CONDITION
 from sordino.errors import BudgetExhausted, InvalidInput, SordinoError
 from sordino.gradients import BookKeeping
 from sordino.gradients.backpropagated import backpropagated
@@ -24,6 +25,8 @@ from sordino.norms import Exact
 from sordino.records import Records
 from sordino.sampling import Draw, Foreign, Poisson, ShuffledLoader
 from sordino.selection import Snapshot
+
+GIVEN = "private.backward was given the losses that were probed, one per example"
 
 
 @dataclass
@@ -182,7 +185,7 @@ class UserLoop:
     def _compare(self, losses: Tensor, batch: Batch) -> None:
         """On the first batch, hold the user's losses against the loss that was probed for mixing examples.
 
-        A model with dropout gives other losses every time and cannot be compared; the guarantee says what is assumed.
+        A model with dropout gives other losses every time and cannot be compared; the guarantee's headline says so.
         """
         with torch.no_grad(), torch.random.fork_rng():
             first, second = (self.bench.objective.losses(batch.data, batch.size) for _ in range(2))
@@ -193,7 +196,9 @@ class UserLoop:
                 "the losses given to private.backward are not those of the loss that Private was given: "
                 "pass the same loss to both, undivided by the batch size"
             )
-        self.assumptions = ("private.backward was given the losses that were probed, one per example",)
+        self.assumptions = (GIVEN,)
+        if not torch.equal(first, second):
+            self.bench.ledger.declare(CONDITION, GIVEN)
 
     def _differentiated(self, current: _Open, losses: Tensor, recorder: Recorder | None) -> Differentiated:
         assert current.batch is not None

@@ -279,7 +279,8 @@ class Private:
         for kind, text in bench.team.lead(lambda: self._announce(resumed)):
             if not bench.team.leads:
                 bench.ledger.declare(kind, text)
-        for text in conditions_of(bench.recipe, self._given_source):
+        unprobed = () if self._validated else ("model and loss treat every example by itself",)
+        for text in (*conditions_of(bench.recipe, self._given_source), *unprobed):
             self.declare(CONDITION, text)
 
     def _announce(self, resumed: bool) -> list[tuple[str, str]]:
@@ -310,8 +311,8 @@ class Private:
             ledger.declare("assumption", line)
 
     def _more(self) -> tuple[str, ...]:
-        watch, unprobed = self.bench.watch, ("the model was NOT probed for mixing examples (validate=False)",)
-        return (unprobed if watch is None else watch.unchecked) + agreement.assumptions(self.bench.team)
+        unprobed = () if self._validated else ("the model was NOT probed for mixing examples (validate=False)",)
+        return unprobed + agreement.assumptions(self.bench.team)
 
     def _renew_allowance(self) -> None:
         recipe, ledger = self.bench.recipe, self.bench.ledger

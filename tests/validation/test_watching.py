@@ -82,7 +82,7 @@ def test_a_foreign_loader_is_watched_and_what_cannot_be_taken_apart_is_stated() 
 
     with pytest.raises(UnsupportedModel, match="mixes examples"):
         run(around(Late(Centred())), cross_entropy)
-    assert UNSLICEABLE not in run(around(nn.LayerNorm(8)), cross_entropy).guarantee(1e-5).assumptions
+    assert UNSLICEABLE not in run(around(nn.LayerNorm(8)), cross_entropy).guarantee(1e-5).conditions
 
     def named(records: list[Any]) -> Any:
         return *torch.utils.data.default_collate(records), ["a name"] * len(records)
@@ -90,7 +90,9 @@ def test_a_foreign_loader_is_watched_and_what_cannot_be_taken_apart_is_stated() 
     def without_names(model: nn.Module, batch: Any) -> Tensor:
         return cross_entropy(model, batch[:2])
 
-    assert UNSLICEABLE in run(around(nn.LayerNorm(8)), without_names, named).guarantee(1e-5).assumptions
+    stated = run(around(nn.LayerNorm(8)), without_names, named).guarantee(1e-5)
+    assert UNSLICEABLE in stated.conditions
+    assert f"proven provided that {UNSLICEABLE}, which nobody checked" in str(stated)
 
 
 def test_batches_that_cannot_be_sliced_are_taken_apart_by_their_collate_function() -> None:
@@ -111,6 +113,7 @@ def test_a_switched_off_probe_is_stated_and_looks_at_nothing() -> None:
     private = bound(around(Late(Centred())), microbatch=RECORDS, validate=False)
     list(private.steps())
     assert "the model was NOT probed for mixing examples (validate=False)" in private.guarantee(1e-5).assumptions
+    assert "proven provided that model and loss treat every example by itself" in str(private.guarantee(1e-5))
 
 
 def test_attempts_are_looked_at_on_a_public_schedule() -> None:

@@ -23,6 +23,8 @@ _CAUTIONS = {
 }
 
 
+UNPROTECTED, CONDITION = "unprotected", "condition"
+"""Kinds of lines in the ledger: records that no guarantee covers, and what must hold though nobody checked it."""
 _LISTS = ("assumptions", "unprotected", "conditions")
 
 
@@ -30,8 +32,8 @@ _LISTS = ("assumptions", "unprotected", "conditions")
 class Guarantee:
     """(ε, δ) with all that is needed to read it: basis, protected unit, adjacency, accountant and assumptions.
 
-    `unprotected` are records that it does not cover, and `conditions` what must hold of parts that Sordino did not
-    write: both stand in the headline, for without them it would promise too much.
+    `unprotected` are records that it does not cover, and `conditions` what must hold though nobody checked it, such as
+    of parts that Sordino did not write: both stand in the headline, for without them it would promise too much.
     """
 
     epsilon: float

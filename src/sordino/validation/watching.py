@@ -24,6 +24,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from sordino.accounting.guarantee import CONDITION
 from sordino.accounting.ledger import Ledger
 from sordino.distributed.team import Team
 from sordino.errors import UnsupportedModel
@@ -38,9 +39,8 @@ SUMMED = 4
 THOROUGH = 2
 """At so many attempts everything is compared: the second one too, as a head of zeros gives equal losses at first."""
 
-UNSLICEABLE = (
-    "could NOT be checked: whether examples mix in real draws, as the batches of this loader cannot be taken apart"
-)
+UNSLICEABLE = "no examples mix in the batches of your loader, which cannot be taken apart"
+"""What must hold where it could not be checked: the guarantee says so in its headline."""
 
 
 class Watch:
@@ -93,11 +93,12 @@ class Watch:
         """
         if not self.due:
             return
-        for finding in team.gather(self._finding):
+        everybody = team.gather((self._finding, self.unchecked))
+        for finding, _ in everybody:
             if finding is not None:
                 raise UnsupportedModel(f"{finding.message} (seen in a draw, which is paid for and was not released)")
-        for line in self.unchecked:
-            ledger.declare("assumption", line)
+        for line in dict.fromkeys(line for _, unchecked in everybody for line in unchecked):
+            ledger.declare(CONDITION, line)
 
 
 def _examine(prober: Prober, batch: Batch, how: How, thorough: bool) -> Finding | None:

@@ -139,7 +139,8 @@ def _moved(shown: Array, low: float, high: float, move: float) -> Array:
     """The probabilities of acceptance with a record that moves the test value by so many deviations of its noise."""
     if math.isinf(move):
         return np.full_like(shown, low if move < 0 else high)
-    return np.clip(special.ndtr(special.ndtri(shown) + move), low, high)
+    moved: Array = np.clip(special.ndtr(special.ndtri(shown) + move), low, high)
+    return moved
 
 
 def prices(recipe: Recipe) -> list[str]:
