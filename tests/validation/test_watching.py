@@ -141,10 +141,10 @@ def test_looking_leaves_no_trace(model: nn.Module) -> None:
 
 
 class TwoRanks(Team):
-    """Another process that found something, or nothing."""
+    """Another process that found something or nothing, and could not check something."""
 
-    def __init__(self, theirs: Finding | None) -> None:
-        self.theirs = theirs
+    def __init__(self, finding: Finding | None, unchecked: tuple[str, ...] = ()) -> None:
+        self.theirs = finding, unchecked
 
     def gather(self, value: Any) -> list[Any]:
         return [value, self.theirs]
@@ -153,7 +153,9 @@ class TwoRanks(Team):
 def test_what_one_process_finds_all_refuse() -> None:
     watch = Watch()
     watch.begin()
-    watch.settle(TwoRanks(None), Ledger.in_memory())
+    ledger = Ledger.in_memory()
+    watch.settle(TwoRanks(None, ("something",)), ledger)
+    assert ledger.declared("condition") == ["something"], "the leader's ledger knows what another rank could not check"
     with pytest.raises(UnsupportedModel, match="theirs"):
         watch.settle(TwoRanks(Finding("mixing", "loss", "theirs")), Ledger.in_memory())
 
