@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino.cli import options
-from sordino.cli.common import UNCHECKED, caution, console, delta_for, print_json, sampling_rate, step_count
+from sordino.cli.common import UNSURE, caution, console, delta_for, print_json, sampling_rate, step_count
 from sordino.errors import InvalidInput
 from sordino.names import fits
 from sordino.printing import plain_number, rounded_up, significant_up
@@ -100,8 +100,8 @@ def _of_run(run: Path, delta: float | None, adjacency: str | None) -> Bill:
     folder = Folder(run)
     with books.reading(folder.ledger.parent) as ledger:
         events, header, said = ledger.events(), ledger.header, ledger.declared("assumption")
-        if ledger.signature == "unchecked":
-            caution(UNCHECKED)
+        if ledger.signature in UNSURE:
+            caution(UNSURE[ledger.signature])
         title = f"{run}: {len(ledger):,} events"
         declared = plans.declared(ledger) or plan_of(_recipe_of(folder), header)
     whole = plans.bill(events, declared)
