@@ -173,9 +173,8 @@ def _present(bill: Bill, as_json: bool) -> None:
         told: dict[str, Any] = {"delta": bill.delta, "adjacency": adjacency, "epsilon": plain, "title": bill.title}
         if bill.assumptions:
             told["assumptions"] = bill.assumptions
-        for name, lines in (("unprotected", bill.unprotected), ("conditions", bill.conditions)):
-            if lines:
-                told[name] = lines
+        told |= {} if not bill.unprotected else {"unprotected": bill.unprotected}
+        told |= {} if not bill.conditions else {"conditions": bill.conditions}
         if bill.stages is not None:
             so_far = {p.accountant: _plain(p.prefix) for p in prices}
             told |= {"notes": list(bill.stages.notes), "epsilon_if_stopped_in_advance": so_far}
