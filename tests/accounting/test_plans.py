@@ -256,3 +256,16 @@ def test_repeated_work_is_announced_also_beside_a_run_under_a_filter() -> None:
         _spend(ledger, event, 8)
         plans.announce(ledger, "run", [(event, 5)], resumed=True)
         assert [plan.events for plan in plans.declared(ledger)] == [(), ((event, 13),)]
+
+
+def test_repeated_work_costs_the_budget_by_every_accountant_and_at_every_delta() -> None:
+    event, budget = GaussianDpEvent(20.0), Budget(3.0, DELTA)
+    with Ledger.in_memory() as ledger:
+        plans.announce(ledger, "run", [(event, 10)], budget=budget)
+        _spend(ledger, event, 8)
+        plans.announce(ledger, "run", [(event, 5)], budget=budget, resumed=True)
+        bill = _bill(ledger)
+        for accountant in ("pld", "rdp", "zcdp"):
+            assert [bill.epsilon(delta, accountant) for delta in (DELTA, 1.1 * DELTA, DELTA / 10)] == [3.0] * 3
+        plans.announce(ledger, "other", [(event, 1)], budget=Budget(2.0, DELTA))
+        assert _bill(ledger).epsilon(DELTA) == 3.0

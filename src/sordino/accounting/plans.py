@@ -212,18 +212,16 @@ class Bill:
         """Σᵢ εᵢ(δ/2^i) over the stages; of a single one ε(δ).
 
         Where more was charged than planned under a budget, how much more may have reacted to releases: then everything
-        that the budget would have let pass is priced, which is the budget.
+        that the budget would have let pass is priced, which is the budget: whoever prices it, and at every δ. (At a δ
+        below the budget's this is a floor, and the note of what was assumed remains.)
         """
         if len(self.stages) <= 1:
             price = pricing.epsilon(next(iter(self.stages), ()), delta, accountant, adjacency)
         else:
             parts = [_stage(stage, delta / 2**i, accountant, adjacency) for i, stage in enumerate(self.stages, 1)]
             price = math.fsum(parts)
-        asked = (delta, accountant, adjacency)
         if self.beyond and self.budget is not None:
-            limit = self.budget
-            if asked == (limit.delta, limit.accountant, limit.adjacency):
-                price = max(price, limit.epsilon)
+            price = max(price, self.budget.epsilon)
         return price
 
     @property
@@ -275,7 +273,8 @@ def bill(spent: Runs, plans: Sequence[Plan], *, stopped_in_advance: bool = False
     kept = tuple(_runs(stage) for stage in stages if stage or (shared and stage is stages[-1]))
     if len(kept) > 1:
         notes.append(STAGES.format(stages=len(kept)))
-    return Bill(kept, extra, plans[0].budget if len(plans) == 1 else None, tuple(notes))
+    budgets = [plan.budget for plan in plans if plan.budget is not None]
+    return Bill(kept, extra, max(budgets, key=lambda budget: budget.epsilon, default=None), tuple(notes))
 
 
 def _notes(spent: Runs, planned: dict[str, int], filtered: bool, in_advance: bool) -> list[str]:

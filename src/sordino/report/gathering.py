@@ -66,7 +66,8 @@ def gather(
         recipe_text=text,
         saved_step=folder.saved_step(),
         curve=() if brief else prices.curve(bill, tariff),
-        spending=() if brief else prices.spending(booked.runs, tariff),
+        # Of several stages the union is no price, and so none of its beginnings.
+        spending=() if brief or len(bill.stages) > 1 else prices.spending(booked.runs, tariff),
         noise=noise,
         clip=clip or prices.thinned(folder.history("clip"), MOST_POINTS),
         accuracy=accuracy,
