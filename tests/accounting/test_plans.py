@@ -155,7 +155,7 @@ def test_releases_and_training_declared_together_are_one_plan() -> None:
     _spend(ledger, before, 1)  # the others turned out not to be needed: an outcome of the first
     plans.announce(ledger, "recipe", [(STEP, 10)])
     _spend(ledger, STEP, 10)
-    assert len(ledger.declared("plan")) == 1
+    assert len(plans.declared(ledger)) == 1
     assert _bill(ledger).epsilon(DELTA) == epsilon([(before, 3), (STEP, 10)], DELTA)
 
 
@@ -269,3 +269,15 @@ def test_repeated_work_costs_the_budget_by_every_accountant_and_at_every_delta()
             assert [bill.epsilon(delta, accountant) for delta in (DELTA, 1.1 * DELTA, DELTA / 10)] == [3.0] * 3
         plans.announce(ledger, "other", [(event, 1)], budget=Budget(2.0, DELTA))
         assert _bill(ledger).epsilon(DELTA) == 3.0
+
+
+def test_a_plan_that_waits_for_its_training_serves_one_run_alone() -> None:
+    statistic, step = GaussianDpEvent(3.0), GaussianDpEvent(9.0)
+    with Ledger.in_memory() as ledger:
+        plans.declare(ledger, Plan(((statistic, 2), (step, 10)), 0, "run", before=2))
+        _spend(ledger, statistic, 2)
+        plans.announce(ledger, "run", [(step, 10)])
+        assert len(plans.declared(ledger)) == 1
+        plans.announce(ledger, "run", [(step, 10)])  # the same recipe again, before the first took a step
+        assert [plan.after for plan in plans.declared(ledger)] == [0, 2]
+        assert len(_bill(ledger).stages) == 2

@@ -127,10 +127,11 @@ def announce(ledger: Ledger, recipe: str, left: Runs, *, budget: Budget | None =
     if plan is not None:
         total, planned = _added(_spent_under(ledger, plan), _tally(left)), _tally(plan.events)
         more = sum(max(0, count - planned.get(text, 0)) for text, count in total.items())
-        if not more:
+        if more:
+            plan = replace(plan, events=_runs(total), budget=budget, repeated=plan.repeated + more)
+        elif resumed:
             return
-        repeated = plan.repeated + more
-        declare(ledger, replace(plan, events=_runs(total), budget=budget, replaces=number, repeated=repeated))
+        declare(ledger, replace(plan, before=0, replaces=number))  # it waits no longer: a second run is not in it
     elif resumed and _began(ledger, recipe):  # in version 0.1, which declared no plans
         declare(ledger, Plan(_runs(_added(_tally(ledger.events()), _tally(left))), 0, recipe, budget=budget))
     else:
