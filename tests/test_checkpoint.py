@@ -1,5 +1,7 @@
 """A checkpoint is whole or it is not used."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,16 @@ def test_code_hidden_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         checkpoint.read_newest(tmp_path)
     assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs pipes and links")
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_pipe_or_a_link_in_place_of_a_checkpoint_is_not_opened(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "checkpoint-000000001.pt"
+    os.mkfifo(place) if kind == "pipe" else place.symlink_to("/dev/zero")
+    signal.alarm(20)  # both would be read for ever
+    try:
+        with pytest.raises(CheckpointError, match="no plain file"):
+            checkpoint.read_newest(tmp_path)
+    finally:
+        signal.alarm(0)

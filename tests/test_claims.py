@@ -177,4 +177,4 @@ def test_a_table_without_numbers_pays_for_the_scales_it_might_have_needed() -> N
     with private(recipe, ledger=ledger) as run:
         _take(run, 2)
         assert run.guarantee(1e-5).epsilon == epsilon([*chosen.events(), *recipe.plan()], 1e-5)
-        assert len(ledger.declared("plan")) == 1
+        assert len(plans.declared(ledger)) == 1

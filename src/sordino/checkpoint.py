@@ -11,6 +11,7 @@ import errno
 import hashlib
 import io
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,6 +118,8 @@ def _newest_first(directory: Path) -> list[Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
+        if not stat.S_ISREG(path.lstat().st_mode):  # a pipe would be waited for, a link could lead anywhere
+            raise CheckpointError(f"{path} is no plain file, but a pipe, a link or a folder: remove it")
         header, _, body = path.read_bytes().partition(b"\n")
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error

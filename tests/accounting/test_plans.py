@@ -12,6 +12,7 @@ from scipy.special import log_ndtr, ndtr
 from sordino.accounting import plans
 from sordino.accounting.budget import Budget
 from sordino.accounting.composition import Array
+from sordino.accounting.filter import Filter
 from sordino.accounting.gdp import gaussian_epsilon
 from sordino.accounting.ledger import Ledger
 from sordino.accounting.plans import Plan
@@ -154,7 +155,7 @@ def test_releases_and_training_declared_together_are_one_plan() -> None:
     _spend(ledger, before, 1)  # the others turned out not to be needed: an outcome of the first
     plans.announce(ledger, "recipe", [(STEP, 10)])
     _spend(ledger, STEP, 10)
-    assert len(ledger.declared("plan")) == 1
+    assert len(plans.declared(ledger)) == 1
     assert _bill(ledger).epsilon(DELTA) == epsilon([(before, 3), (STEP, 10)], DELTA)
 
 
@@ -204,3 +205,79 @@ def test_choosing_the_second_run_by_the_first_breaks_the_union_and_not_the_stage
     union, stages = _two_runs(2.0, (100.0, 10.0, 5.0, 3.0, 2.0, 1.0, 0.5))
     assert union > 2 * DELTA
     assert stages <= DELTA
+
+
+def test_going_on_with_a_run_does_not_move_earlier_releases_into_its_stage() -> None:
+    with Ledger.in_memory() as ledger:
+        _spend(ledger, GaussianDpEvent(1.0), 1)  # a statistic, seen before the training was chosen
+        plans.announce(ledger, "run", [(GaussianDpEvent(9.0), 10)])
+        _spend(ledger, GaussianDpEvent(9.0), 8)
+        before = _bill(ledger)
+        plans.announce(ledger, "run", [(GaussianDpEvent(9.0), 2)], resumed=True)
+        assert _bill(ledger) == before
+        plans.announce(ledger, "run", [(GaussianDpEvent(9.0), 5)], resumed=True)  # three steps are repeated
+        after = _bill(ledger)
+        assert [sum(count for _, count in stage) for stage in after.stages] == [1, 13]
+        assert after.epsilon(1e-5) > before.epsilon(1e-5)
+        assert any("beyond the first plan" in note for note in after.notes)
+
+
+def test_a_run_killed_before_its_plan_was_declared_does_not_own_the_releases_of_a_ledger_it_was_given() -> None:
+    budget = Budget(8.0, 1e-5)
+    with Ledger.in_memory() as ledger:
+        _spend(ledger, GaussianDpEvent(1.0), 1)
+        assert plans.room(ledger, "run", budget, resumed=True)[0].delta == budget.delta / 4
+        plans.announce(ledger, "run", [(GaussianDpEvent(9.0), 10)], resumed=True)
+        _spend(ledger, GaussianDpEvent(9.0), 1)
+        assert len(_bill(ledger).stages) == 2
+
+
+def test_stopped_in_advance_prices_earlier_stages_whole_and_keeps_the_split_of_delta() -> None:
+    event = GaussianDpEvent(9.0)
+    with Ledger.in_memory() as ledger:
+        plans.announce(ledger, "first", [(event, 10)])
+        _spend(ledger, event, 1)
+        plans.announce(ledger, "second", [(event, 10)])  # chosen after a look at the first
+        _spend(ledger, event, 9)
+        assert _bill(ledger, in_advance=True).epsilon(1e-5) >= epsilon([(event, 10)], 5e-6)
+        _spend(ledger, event, 3)
+        stages = _bill(ledger, in_advance=True).stages
+        assert [sum(count for _, count in stage) for stage in stages] == [10, 3]
+
+
+def test_repeated_work_is_announced_also_beside_a_run_under_a_filter() -> None:
+    event = GaussianDpEvent(9.0)
+    with Ledger.in_memory() as ledger:
+        plans.announce(ledger, "filtered", [])
+        _spend(ledger, Filter(8.0, 2.0).event(GaussianDpEvent(20.0)), 2)
+        plans.announce(ledger, "filtered", [], resumed=True)
+        assert len(plans.declared(ledger)) == 1
+        plans.announce(ledger, "run", [(event, 10)])
+        _spend(ledger, event, 8)
+        plans.announce(ledger, "run", [(event, 5)], resumed=True)
+        assert [plan.events for plan in plans.declared(ledger)] == [(), ((event, 13),)]
+
+
+def test_repeated_work_costs_the_budget_by_every_accountant_and_at_every_delta() -> None:
+    event, budget = GaussianDpEvent(20.0), Budget(3.0, DELTA)
+    with Ledger.in_memory() as ledger:
+        plans.announce(ledger, "run", [(event, 10)], budget=budget)
+        _spend(ledger, event, 8)
+        plans.announce(ledger, "run", [(event, 5)], budget=budget, resumed=True)
+        bill = _bill(ledger)
+        for accountant in ("pld", "rdp", "zcdp"):
+            assert [bill.epsilon(delta, accountant) for delta in (DELTA, 1.1 * DELTA, DELTA / 10)] == [3.0] * 3
+        plans.announce(ledger, "other", [(event, 1)], budget=Budget(2.0, DELTA))
+        assert _bill(ledger).epsilon(DELTA) == 3.0
+
+
+def test_a_plan_that_waits_for_its_training_serves_one_run_alone() -> None:
+    statistic, step = GaussianDpEvent(3.0), GaussianDpEvent(9.0)
+    with Ledger.in_memory() as ledger:
+        plans.declare(ledger, Plan(((statistic, 2), (step, 10)), 0, "run", before=2))
+        _spend(ledger, statistic, 2)
+        plans.announce(ledger, "run", [(step, 10)])
+        assert len(plans.declared(ledger)) == 1
+        plans.announce(ledger, "run", [(step, 10)])  # the same recipe again, before the first took a step
+        assert [plan.after for plan in plans.declared(ledger)] == [0, 2]
+        assert len(_bill(ledger).stages) == 2

@@ -326,3 +326,33 @@ def test_a_ledger_is_readable_where_its_owner_alone_may_write(tmp_path: Path) ->
         path.chmod(stat.S_IRUSR)
         with Ledger.read(path) as reader:  # beside the writer
             assert len(reader) == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs pipes and links")
+@pytest.mark.parametrize("suffix", ["-journal", "-wal", "-shm"])
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_pipe_or_a_link_beside_the_ledger_is_refused_unopened(tmp_path: Path, suffix: str, kind: str) -> None:
+    path, side, victim = tmp_path / "ledger.sqlite", tmp_path / f"ledger.sqlite{suffix}", tmp_path / "victim"
+    with Ledger.create(path) as ledger:
+        ledger.charge(GaussianDpEvent(1.0))
+    victim.write_bytes(b"mine")
+    os.mkfifo(side) if kind == "pipe" else side.symlink_to(victim)
+    signal.alarm(20)  # opening a pipe waits for ever
+    try:
+        for opened in (Ledger.read, Ledger.open):
+            with pytest.raises(LedgerError, match="no plain file"):
+                opened(path)
+    finally:
+        signal.alarm(0)
+    assert victim.read_bytes() == b"mine"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs links")
+def test_the_lock_is_not_made_through_a_link(tmp_path: Path) -> None:
+    path, elsewhere = tmp_path / "ledger.sqlite", tmp_path / "elsewhere"
+    Ledger.create(path).close()
+    path.with_name("ledger.sqlite.lock").unlink()
+    path.with_name("ledger.sqlite.lock").symlink_to(elsewhere)
+    with pytest.raises(LedgerError):
+        Ledger.open(path)
+    assert not elsewhere.exists()

@@ -97,7 +97,7 @@ def test_an_unsigned_ledger_is_not_taken_for_a_signed_one(tmp_path: Path, monkey
     with pytest.raises(LedgerError, match="is not signed, but a key is set"):
         Ledger.open(tmp_path / "ledger.sqlite")
     with Ledger.read(tmp_path / "ledger.sqlite") as ledger:
-        assert ledger.signature == "none"
+        assert ledger.signature == "missing"
 
 
 def test_a_ledger_in_memory_is_signed_from_its_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

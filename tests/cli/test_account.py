@@ -56,6 +56,21 @@ def test_basis_of_a_run_without_proof_is_not_improved(sordino, tmp_path):
     assert {price["basis"] for price in said["epsilon"].values()} == {"published"}
 
 
+def test_a_run_says_whom_it_does_not_protect_and_what_nobody_checked(sordino, tmp_path):
+    from sordino.accounting import Ledger
+
+    with Ledger.create(tmp_path / "ledger.sqlite") as ledger:
+        ledger.charge(EVENT)
+        ledger.declare("unprotected", "the held-out records")
+        ledger.declare("condition", "your sampler Own draws fairly")
+    said = json.loads(sordino("account", tmp_path, "--delta", 1e-5, "--json").stdout)
+    assert said["unprotected"] == ["the held-out records"]
+    assert said["conditions"] == ["your sampler Own draws fairly"]
+    words = sordino("account", tmp_path, "--delta", 1e-5).stdout
+    assert "NOT protected: the held-out records." in words
+    assert "Provided that your sampler Own draws fairly, which nobody checked." in words
+
+
 def test_saved_run_is_priced_as_its_guarantee(sordino, small, tmp_path):
     run = tmp_path / "run"
     finished = json.loads(sordino(*small, "--epsilon", 3, "--run", run, "--json").stdout)

@@ -154,14 +154,15 @@ def test_history_is_written_while_training_and_goes_on_after_a_resumption(sordin
     said = outcome(sordino(*arguments(hospital, run, "--epsilon", 3, "--json")))
     lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 21))
-    assert all(set(line) == {"step", "accuracy", "loss", "seconds", "clip", "events"} for line in lines)
+    assert all(set(line) == {"step", "accuracy", "loss", "clip", "events"} for line in lines)
     assert all(0 <= line["accuracy"] <= 1 and line["loss"] > 0 for line in lines)
     assert lines[-1]["accuracy"] == said["held_out_accuracy"]
     with (run / "history.jsonl").open("a") as file:
         file.write('{"step": 99, "accuracy": 0.5, "loss": 1.0, "seconds": 1.0}\n{"step": 1')
     reopened = history.History(run, 10)
     assert [entry.step for entry in reopened.entries] == list(range(1, 11)), "what was lost is cut off"
-    assert reopened.add(11, None, None).seconds >= lines[9]["seconds"]
+    reopened.add(11, None, None)
+    assert '"seconds"' not in (run / "history.jsonl").read_text(), "times of steps tell the sizes of draws"
     assert len(list(history.read(run))) == 11
 
 

@@ -71,12 +71,13 @@ def test_nothing_private_is_shown(sordino, small, tmp_path):
     result = sordino(*small, "--epsilon", 4, "--run", tmp_path / "run", "--json")
     lines = [json.loads(line) for line in result.stderr.splitlines() if not line.startswith("caution: ")]
     shown = {
-        *("event", "step", "total", "epsilon", "epsilon_so_far", "accuracy", "loss", "seconds", "seconds_left"),
+        *("event", "step", "total", "epsilon", "epsilon_so_far", "accuracy", "loss", "seconds_left"),
         *("clip", "events"),
     }
     assert [set(line) for line in lines] == [shown] * 6
     assert all(line["accuracy"] is None and line["loss"] is None for line in lines), "nothing was held out"
     assert all(line["clip"] is None for line in lines), "the recipe states it"
+    assert all(line["seconds_left"] % 60 == 0 for line in lines), "the time of a step tells the size of its draw"
     assert set(outcome(result)) == {
         *("status", "run", "steps", "total", "noise_multiplier", "held_out_accuracy", "seconds"),
         *("epsilon", "delta", "basis", "unit", "adjacency", "accountant", "assumptions"),

@@ -122,3 +122,15 @@ def test_a_folder_without_a_ledger_is_one_line(sordino: Command, tmp_path: Path)
     done = sordino("verify", tmp_path)
     assert done.exit_code == 2
     assert "no ledger" in done.stderr
+
+
+def test_a_key_in_the_environment_misses_signatures_too(
+    sordino: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    _charge(run, 3)
+    monkeypatch.setenv(signing.TEXT, SECRET.hex())
+    code, told = _verify(sordino, run)
+    assert (code, told["verdict"]) == (1, "forged")
+    for command in ("account", "report"):
+        assert "not signed, though a key is set" in sordino(command, run, "--delta", "1e-5").stderr

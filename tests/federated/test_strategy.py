@@ -16,10 +16,13 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import Tensor, nn
 
 from sordino import Budget, InvalidInput, recipes
+from sordino.accounting.ledger import Ledger
 from sordino.errors import CheckpointError, LedgerError
 from sordino.federated import FedAvg, FedSGD, InProcessGrid, PrivateStrategy, Quantile, client_app
+from sordino.federated.account import Account
 from sordino.federated.messages import REPORT, UPDATE, WITHIN, reply
 from sordino.federated.strategy import warn_if_loud
+from sordino.noise import Secure
 from tests.federated.common import QUIET_NOISE, Altered, honest_app, line, rounds, sending, strategy
 from tests.helpers import classification, mlp
 
@@ -357,3 +360,14 @@ def test_a_client_of_another_strategy_says_what_it_needs() -> None:
     with pytest.raises(InvalidInput, match="PrivateStrategy"):
         grid.answer(message)
     assert reply(message, {}, within=True).content[REPORT][WITHIN] == 1
+
+
+def test_the_ledger_knows_of_a_source_that_is_the_users_own(tmp_path: Path) -> None:
+    class Own(Secure):
+        pass
+
+    account = Account(rounds(), source=Own())
+    account.keep_in(tmp_path / "run")
+    account.close()
+    with Ledger.read(tmp_path / "run" / "ledger.sqlite") as ledger:
+        assert [line for line in ledger.declared("condition") if line.startswith("your source Own ")]

@@ -35,7 +35,8 @@ OPENING = "opening"
 """The kind of declaration that the ledger itself makes when a writer opens it."""
 ORIGIN = "origin"
 SIGNED = "signed"
-Signature = Literal["none", "checked", "unchecked"]
+Signature = Literal["none", "checked", "unchecked", "missing"]
+"""Of the rows: there is none and none was asked for; right; of a key that is not here; none, though a key is here."""
 COPIED = "this run was continued from a copy of its folder; the original must not be continued"
 
 
@@ -136,7 +137,9 @@ class Ledger:
     def _key_for(self, key: Key | None) -> Key | None:
         """The key that signs and verifies this ledger; a writer must have the right one, a reader may have none."""
         named = self.header.get(SIGNED)
-        self.signature: Signature = "none" if named is None else "unchecked"
+        self.signature: Signature = "unchecked"
+        if named is None:
+            self.signature = "none" if key is None else "missing"
         if named is not None and key is not None and key.name == named:
             self.signature = "checked"
             return key

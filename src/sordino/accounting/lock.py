@@ -34,7 +34,8 @@ class WriterLock:
         self._descriptors: list[int] = []
         _held.add(self)
         try:
-            self._hold(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT)
+            # Not through a link: the folder may be somebody's who wants a file made elsewhere.
+            self._hold(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0))
         except BaseException:
             self.close()
             raise

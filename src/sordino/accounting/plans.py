@@ -125,18 +125,38 @@ def announce(ledger: Ledger, recipe: str, left: Runs, *, budget: Budget | None =
     """
     number, plan = own(ledger, recipe, resumed)
     if plan is not None:
-        others = _tally([run for other in declared(ledger) if other is not plan for run in other.events])
-        spent = {text: max(0, count - others.get(text, 0)) for text, count in _tally(ledger.events()).items()}
-        total, planned = _added(spent, _tally(left)), _tally(plan.events)
+        total, planned = _added(_spent_under(ledger, plan), _tally(left)), _tally(plan.events)
         more = sum(max(0, count - planned.get(text, 0)) for text, count in total.items())
-        if not more or any(isinstance(event, Filtered) for event, _ in ledger.events()):
+        if more:
+            plan = replace(plan, events=_runs(total), budget=budget, repeated=plan.repeated + more)
+        elif resumed:
             return
-        repeated = plan.repeated + more
-        declare(ledger, replace(plan, events=_runs(total), budget=budget, replaces=number, repeated=repeated))
-    elif resumed:  # of version 0.1, which declared no plans; the header names the recipe since the beginning
+        declare(ledger, replace(plan, before=0, replaces=number))  # it waits no longer: a second run is not in it
+    elif resumed and _began(ledger, recipe):  # in version 0.1, which declared no plans
         declare(ledger, Plan(_runs(_added(_tally(ledger.events()), _tally(left))), 0, recipe, budget=budget))
     else:
         declare(ledger, Plan(_runs(_tally(left)), len(ledger), recipe, budget=budget))
+
+
+def _began(ledger: Ledger, recipe: str) -> bool:
+    """Whether the ledger is the run's own from its first event on; one that was handed to it holds others' releases."""
+    return ledger.header.get("recipe") == recipe
+
+
+def _spent_under(ledger: Ledger, plan: Plan) -> dict[str, int]:
+    """What was charged since `plan` was declared and stands in no other plan.
+
+    Not what came before: it would move into the plan's stage, which may have been chosen because of it.
+    """
+    charged = _tally([run for run in ledger.events() if not isinstance(run[0], Filtered)])  # a filter prices its own
+    history = ledger.history() if plan.after else ()
+    before = _tally([(event, 1) for sequence, event in history if sequence <= plan.after])
+    others = _tally([run for other in declared(ledger) if other is not plan for run in other.events])
+    spent = {}
+    for text, count in charged.items():
+        foreseen = max(0, others.get(text, 0) - before.get(text, 0))
+        spent[text] = max(0, count - before.get(text, 0) - foreseen)
+    return spent
 
 
 def own(ledger: Ledger, recipe: str, resumed: bool) -> tuple[int, Plan | None]:
@@ -154,12 +174,12 @@ def room(ledger: Ledger, recipe: str, budget: Budget, *, resumed: bool = False) 
     run never spends more than the budget, by the price that its guarantee states.
     """
     plan = own(ledger, recipe, resumed)[1]
-    after = plan.after if plan is not None else 0 if resumed else len(ledger)
+    after = plan.after if plan is not None else 0 if resumed and _began(ledger, recipe) else len(ledger)
     others = [other for other in declared(ledger) if other is not plan]
     foreseen = _tally([run for other in others for run in other.events])
     rest = {text: count - foreseen.get(text, 0) for text, count in _tally(ledger.events()).items()}
     rest = {text: count for text, count in rest.items() if count > 0}
-    mine = rest if after == 0 else _spent_of([_tally(plan.events if plan is not None else ())], rest)[0]
+    mine = rest if after == 0 else _spent_of(_tally(plan.events if plan is not None else ()), rest)
     stages: dict[int, dict[str, int]] = {after: mine}
     for other in others:
         stages[other.after] = _added(stages.get(other.after, {}), _tally(other.events))
@@ -193,18 +213,16 @@ class Bill:
         """Σᵢ εᵢ(δ/2^i) over the stages; of a single one ε(δ).
 
         Where more was charged than planned under a budget, how much more may have reacted to releases: then everything
-        that the budget would have let pass is priced, which is the budget.
+        that the budget would have let pass is priced, which is the budget: whoever prices it, and at every δ. (At a δ
+        below the budget's this is a floor, and the note of what was assumed remains.)
         """
         if len(self.stages) <= 1:
             price = pricing.epsilon(next(iter(self.stages), ()), delta, accountant, adjacency)
         else:
             parts = [_stage(stage, delta / 2**i, accountant, adjacency) for i, stage in enumerate(self.stages, 1)]
             price = math.fsum(parts)
-        asked = (delta, accountant, adjacency)
         if self.beyond and self.budget is not None:
-            limit = self.budget
-            if asked == (limit.delta, limit.accountant, limit.adjacency):
-                price = max(price, limit.epsilon)
+            price = max(price, self.budget.epsilon)
         return price
 
     @property
@@ -222,7 +240,10 @@ def _stage(events: Runs, delta: float, accountant: str, adjacency: str) -> float
 
 
 def bill(spent: Runs, plans: Sequence[Plan], *, stopped_in_advance: bool = False) -> Bill:
-    """What `spent` costs under these plans; with `stopped_in_advance` without what is left of them."""
+    """What `spent` costs under these plans; with `stopped_in_advance` without what is left of the last stage.
+
+    An earlier stage is priced whole in any case: when it ended, and what came next, was decided after looking at it.
+    """
     if not spent:
         return Bill(())
     if not plans:
@@ -232,7 +253,8 @@ def bill(spent: Runs, plans: Sequence[Plan], *, stopped_in_advance: bool = False
     beyond = {text: count - planned.get(text, 0) for text, count in done.items() if count > planned.get(text, 0)}
     filtered = any(isinstance(event, Filtered) for event, _ in spent)
     if stopped_in_advance:
-        stages = _spent_of(stages, done)
+        whole = _tally([run for stage in stages[:-1] for run in _runs(stage)])
+        stages[-1] = _spent_of(stages[-1], {text: count - whole.get(text, 0) for text, count in done.items()})
     first = min(plan.after for plan in plans)
     if first > 0:  # what came before any plan is a stage of its own
         earlier = {text: count for text, count in beyond.items() if not isinstance(from_json(text), Filtered)}
@@ -242,14 +264,18 @@ def bill(spent: Runs, plans: Sequence[Plan], *, stopped_in_advance: bool = False
         extra = 0
     else:
         stages[0] = _added(stages[0], beyond)
-        extra = 0 if filtered else sum(beyond.values()) + sum(plan.repeated for plan in plans)
+        extra = sum(beyond.values())
+    extra = 0 if filtered else extra + sum(plan.repeated for plan in plans)
     notes = list(_notes(spent, planned, filtered, stopped_in_advance))
     if extra:
         notes.append(BEYOND.format(count=f"{extra:,}"))
-    kept = tuple(_runs(stage) for stage in stages if stage)
+    # The last stage keeps its share of δ even if its events fit into places that an earlier one left.
+    shared = stopped_in_advance and len(stages) > 1
+    kept = tuple(_runs(stage) for stage in stages if stage or (shared and stage is stages[-1]))
     if len(kept) > 1:
         notes.append(STAGES.format(stages=len(kept)))
-    return Bill(kept, extra, plans[0].budget if len(plans) == 1 else None, tuple(notes))
+    budgets = [plan.budget for plan in plans if plan.budget is not None]
+    return Bill(kept, extra, max(budgets, key=lambda budget: budget.epsilon, default=None), tuple(notes))
 
 
 def _notes(spent: Runs, planned: dict[str, int], filtered: bool, in_advance: bool) -> list[str]:
@@ -270,15 +296,10 @@ def _stages(plans: Sequence[Plan]) -> list[dict[str, int]]:
     return list(stages.values())
 
 
-def _spent_of(stages: list[dict[str, int]], done: dict[str, int]) -> list[dict[str, int]]:
-    """Of every stage the part that is spent: earlier stages first."""
-    left, parts = dict(done), []
-    for stage in stages:
-        part = {text: min(count, left.get(text, 0)) for text, count in stage.items()}
-        for text, count in part.items():
-            left[text] = left.get(text, 0) - count
-        parts.append({text: count for text, count in part.items() if count > 0})
-    return parts
+def _spent_of(stage: dict[str, int], done: dict[str, int]) -> dict[str, int]:
+    """Of a stage what may be spent already."""
+    part = {text: min(count, done.get(text, 0)) for text, count in stage.items()}
+    return {text: count for text, count in part.items() if count > 0}
 
 
 def _tally(runs: Runs) -> dict[str, int]:

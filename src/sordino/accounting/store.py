@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -48,7 +49,7 @@ def connect(path: Path | None, *, read_only: bool = False) -> sqlite3.Connection
     with one_line_errors(path):
         if path is None:
             return sqlite3.connect(":memory:", isolation_level=None)
-        _refuse_foreign_journal(path)
+        _refuse_foreign_files(path)
         if read_only:
             return _reader(path)
         connection = sqlite3.connect(path, isolation_level=None, timeout=PATIENCE)
@@ -122,8 +123,17 @@ def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
-def _refuse_foreign_journal(path: Path) -> None:
-    """A journal may name another file, which SQLite deletes when it has played the journal back: never for a ledger."""
+def _refuse_foreign_files(path: Path) -> None:
+    """What SQLite would open beside the ledger must be its own: a pipe would block, a link lead to any other file.
+
+    A journal may also name another file, which SQLite deletes when it has played the journal back: never for a ledger.
+    """
+    for suffix in ("-journal", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            if not stat.S_ISREG(_beside(path, suffix).lstat().st_mode):
+                raise LedgerError(
+                    f"ledger {path} has a {suffix[1:]} that is no plain file: it was not written by Sordino; remove it"
+                )
     with suppress(FileNotFoundError), _beside(path, "-journal").open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - len(_SUPER_JOURNAL)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino.cli import options
-from sordino.cli.common import UNCHECKED, caution, console, delta_for, print_json, sampling_rate, step_count
+from sordino.cli.common import UNSURE, caution, console, delta_for, print_json, sampling_rate, step_count
 from sordino.errors import InvalidInput
 from sordino.names import fits
 from sordino.printing import plain_number, rounded_up, significant_up
@@ -75,6 +75,8 @@ class Bill:
     spent: Events = ()
     stages: plans.Bill | None = None
     prefix: plans.Bill | None = None
+    unprotected: list[str] = field(default_factory=list)
+    conditions: list[str] = field(default_factory=list)
 
 
 def _of_steps(rate: float, noise_multiplier: float | None, steps: int | None, epochs: float | None) -> Bill:
@@ -94,15 +96,16 @@ def _of_steps(rate: float, noise_multiplier: float | None, steps: int | None, ep
 def _of_run(run: Path, delta: float | None, adjacency: str | None) -> Bill:
     from sordino import books
     from sordino.accounting import plans
-    from sordino.claims import plan_of
+    from sordino.claims import CONDITION, UNPROTECTED, plan_of
     from sordino.report.folder import Folder
 
     folder = Folder(run)
     with books.reading(folder.ledger.parent) as ledger:
         events, header, said = ledger.events(), ledger.header, ledger.declared("assumption")
-        if ledger.signature == "unchecked":
-            caution(UNCHECKED)
+        if ledger.signature in UNSURE:
+            caution(UNSURE[ledger.signature])
         title = f"{run}: {len(ledger):,} events"
+        unprotected, conditions = ledger.declared(UNPROTECTED), ledger.declared(CONDITION)
         declared = plans.declared(ledger) or plan_of(_recipe_of(folder), header)
     whole = plans.bill(events, declared)
     prefix = plans.bill(events, declared, stopped_in_advance=True)
@@ -112,7 +115,7 @@ def _of_run(run: Path, delta: float | None, adjacency: str | None) -> Bill:
         raise InvalidInput(f"{run} has no budget that names a delta: use --delta")
     chosen = adjacency or header.get("adjacency", "add-or-remove-one")
     basis = header.get("basis", "proven")
-    return Bill(title, whole.events, delta, chosen, basis, said, events, whole, prefix)
+    return Bill(title, whole.events, delta, chosen, basis, said, events, whole, prefix, unprotected, conditions)
 
 
 def _recipe_of(folder: Folder) -> Recipe | None:
@@ -170,6 +173,8 @@ def _present(bill: Bill, as_json: bool) -> None:
         told: dict[str, Any] = {"delta": bill.delta, "adjacency": adjacency, "epsilon": plain, "title": bill.title}
         if bill.assumptions:
             told["assumptions"] = bill.assumptions
+        told |= {} if not bill.unprotected else {"unprotected": bill.unprotected}
+        told |= {} if not bill.conditions else {"conditions": bill.conditions}
         if bill.stages is not None:
             so_far = {p.accountant: _plain(p.prefix) for p in prices}
             told |= {"notes": list(bill.stages.notes), "epsilon_if_stopped_in_advance": so_far}
@@ -203,6 +208,10 @@ def _print_table(bill: Bill, prices: list[Price]) -> None:
         f"at δ = {significant_up(bill.delta, 3)}, {bill.adjacency} adjacency. "
         "Every proven ε is an upper bound: the smallest holds."
     )
+    if bill.unprotected:
+        out.print(f"NOT protected: {' and '.join(bill.unprotected)}.", markup=False)
+    if bill.conditions:
+        out.print(f"Provided that {' and '.join(bill.conditions)}, which nobody checked.", markup=False)
     for line in bill.assumptions:
         out.print(f"- {line}", markup=False)
     for note in bill.stages.notes if bill.stages is not None else ():

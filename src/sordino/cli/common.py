@@ -13,7 +13,11 @@ from sordino.errors import InvalidInput
 if TYPE_CHECKING:
     from rich.console import Console
 
-UNCHECKED = "signature not checked: the ledger is signed, and its key is not set (SORDINO_LEDGER_KEY)"
+UNSURE = {
+    "unchecked": "signature not checked: the ledger is signed, and its key is not set (SORDINO_LEDGER_KEY)",
+    "missing": "the ledger is not signed, though a key is set: if it ever was, somebody forged it",
+}
+"""What to say of a ledger whose signatures prove nothing."""
 FOUND = 1
 BAD_INPUT = 2
 INTERRUPTED = 130

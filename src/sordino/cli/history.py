@@ -1,13 +1,13 @@
 """`history.jsonl` in a run's directory: how the model did on held-out records while it learnt, one line at a time.
 
 The held-out records are not protected by the guarantee. What is written about those that are was released and paid for.
+No times: how long a step took tells how large its draw was, and short runs write a line after every step.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -23,7 +23,7 @@ EVALUATIONS = 20
 
 @dataclass(frozen=True)
 class Entry:
-    """After `step` steps and so many seconds of training: the held-out accuracy and mean loss, None without any.
+    """After `step` steps: the held-out accuracy and mean loss, None without any.
 
     `clip` is the bound in force, where a mechanism chooses it on the way and has released it. `events` is how many the
     ledger held: it must never hold fewer again.
@@ -32,7 +32,6 @@ class Entry:
     step: int
     accuracy: float | None
     loss: float | None
-    seconds: float
     clip: float | None = None
     events: int | None = None
 
@@ -43,8 +42,6 @@ class History:
     def __init__(self, run: Path, position: int) -> None:
         self._path = run / FILE
         self.entries = [entry for entry in read(run) if entry.step <= position]
-        self._before = self.entries[-1].seconds if self.entries else 0.0
-        self._began = time.monotonic()
         text = "".join(_line(entry) for entry in self.entries)
         try:
             checkpoint.write_durably(self._path, text.encode())
@@ -64,7 +61,7 @@ class History:
         events: int | None = None,
     ) -> Entry:
         """Write one line, at once."""
-        entry = Entry(step, accuracy, loss, round(self._before + time.monotonic() - self._began, 3), clip, events)
+        entry = Entry(step, accuracy, loss, clip, events)
         self.entries.append(entry)
         try:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
@@ -79,8 +76,9 @@ def read(run: Path) -> Iterator[Entry]:
     """The lines that are whole: a run may be writing, or have been killed while it wrote."""
     for line in (Folder(run).text(FILE) or "").splitlines():
         try:
-            entry = Entry(**json.loads(line))
-        except (ValueError, TypeError, RecursionError):
+            said = json.loads(line)
+            entry = Entry(**{name: value for name, value in said.items() if name != "seconds"})  # as version 0.1 wrote
+        except (ValueError, TypeError, AttributeError, RecursionError):
             continue
         if all(fits(getattr(entry, f.name), str(f.type)) for f in fields(entry)):
             yield entry

@@ -171,7 +171,7 @@ class Lines:
             "total": private.total,
             "epsilon": plain_number(private.guarantee().epsilon),
             "epsilon_so_far": plain_number(private.guarantee(stopped="in advance").epsilon),
-            "seconds_left": round(left, 1),
+            "seconds_left": 60 * round(left / 60),  # finer times would tell how long a step took
         }
         print(json.dumps(progress, allow_nan=False), file=sys.stderr, flush=True)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino.cli import options
-from sordino.cli.common import console, print_json
+from sordino.cli.common import caution, console, print_json
 from sordino.errors import InvalidInput
 from sordino.printing import plain_number, rounded_up, significant_up
 
@@ -48,6 +48,8 @@ def report(
 
     path = output or run / "report.html"
     facts = write(run, path, delta=delta, audit=_object(audit), outcome=_object(outcome))
+    for words in facts.cautions:
+        caution(words)
     if json:
         print_json(_plain(facts, path))
         return

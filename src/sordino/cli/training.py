@@ -63,7 +63,7 @@ class Outcome:
     noise_multiplier: float
     guarantee: Guarantee
     held_out_accuracy: float | None
-    seconds: float
+    seconds: int
     events: int
     head: str
     runs_code: bool = False
@@ -128,7 +128,7 @@ def _outcome(session: Session, status: str, accuracy: float | None, seconds: flo
         noise_multiplier=noise,
         guarantee=session.guarantee(),
         held_out_accuracy=accuracy,
-        seconds=round(seconds, 2),
+        seconds=round(seconds),
         events=head.events,
         head=head.chain.hex(),
         runs_code=":" in (session.config.model.name or ""),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino.cli import options
-from sordino.cli.common import FOUND, UNCHECKED, caution, console, print_json
+from sordino.cli.common import FOUND, UNSURE, caution, console, print_json
 from sordino.errors import InvalidInput, LedgerForged, LedgerForked, LedgerRolledBack
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ def register(app: typer.Typer) -> None:
 
 def verify(run: _Run, head: _Head = None, key: _Key = None, json: options.Json = False) -> None:
     """Say whether a run's ledger is intact, rolled back, forked or forged, and print a receipt to keep elsewhere."""
-    from sordino.accounting.signing import read_key
+    from sordino.accounting.signing import find_key, read_key
 
     kept = None if head is None else _receipt(head)
-    found = _examine(run, kept, None if key is None else read_key(key))
+    found = _examine(run, kept, find_key() if key is None else read_key(key))
     if json:
         print_json(found)
     else:
@@ -98,12 +98,14 @@ def _examine(run: Path, kept: Kept | None, key: Key | None) -> dict[str, Any]:
 
 
 def _require_signature(ledger: Ledger, key: Key | None) -> None:
-    """A key that was asked for by name must be the one that signed; one in the environment may be for other runs."""
+    """Who has a key must find its signature: a forger who has none can only leave it out, or sign with another."""
     if key is not None and ledger.signature != "checked":
-        who = "is not signed" if ledger.signature == "none" else f"is signed by key {ledger.header['signed']}"
-        raise LedgerForged(f"ledger {ledger.path} {who}, not by key {key.name}")
-    if ledger.signature == "unchecked":
-        caution(UNCHECKED)
+        who = "is not signed" if ledger.signature == "missing" else f"is signed by key {ledger.header['signed']}"
+        raise LedgerForged(
+            f"ledger {ledger.path} {who}, not by key {key.name}; if it never was signed by that, verify it without"
+        )
+    if ledger.signature in UNSURE:
+        caution(UNSURE[ledger.signature])
 
 
 def _compare(ledger: Ledger, kept: Kept) -> None:

@@ -14,7 +14,7 @@ from sordino.accounting.budget import affordable
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.books import LEDGER as LEDGER
-from sordino.claims import FIXED_IN_ADVANCE, conditions_of, weaker
+from sordino.claims import CONDITION, FIXED_IN_ADVANCE, UNPROTECTED, conditions_of, weaker
 from sordino.errors import CheckpointError, InvalidInput, LedgerError
 from sordino.noise import Secure, Seeded, Source
 from sordino.recipe import Recipe
@@ -78,7 +78,8 @@ class Account:
             assumptions=tuple(
                 dict.fromkeys((self.source.assumption, *ASSUMPTIONS, *self.ledger.declared("assumption"), *bill.notes))
             ),
-            conditions=tuple(conditions_of(self.recipe, self._given)),
+            unprotected=tuple(self.ledger.declared(UNPROTECTED)),
+            conditions=tuple(self.ledger.declared(CONDITION)),
         )
 
     def _basis(self, accountant: str) -> pricing.Basis:
@@ -130,6 +131,8 @@ class Account:
         self.source = self._given or (Secure() if self._seed is None else self._seeded(self._seed))
         for line in (self.source.assumption, *ASSUMPTIONS):
             ledger.declare("assumption", line)
+        for line in conditions_of(self.recipe, self._given):
+            ledger.declare(CONDITION, line)
         self._allowance = None  # priced when it is first needed
 
     def _seeded(self, seed: int) -> Source:

@@ -66,7 +66,8 @@ def gather(
         recipe_text=text,
         saved_step=folder.saved_step(),
         curve=() if brief else prices.curve(bill, tariff),
-        spending=() if brief else prices.spending(booked.runs, tariff),
+        # Of several stages the union is no price, and so none of its beginnings.
+        spending=() if brief or len(bill.stages) > 1 else prices.spending(booked.runs, tariff),
         noise=noise,
         clip=clip or prices.thinned(folder.history("clip"), MOST_POINTS),
         accuracy=accuracy,
@@ -89,7 +90,7 @@ class Booked:
     proof: Proof
     declared: Mapping[str, tuple[str, ...]]
     announced: list[Plan]
-    unchecked: bool
+    signature: str
 
     def planned(self, recipe: Recipe | None) -> list[Plan]:
         """The declared plans, or that of the recipe it began with."""
@@ -109,8 +110,8 @@ def _read_ledger(folder: Folder) -> Booked:
             events=len(history),
         )
         declared = {kind: tuple(ledger.declared(kind)) for kind in ("assumption", UNPROTECTED, CONDITION)}
-        found, header, unchecked = plans.declared(ledger), dict(ledger.header), ledger.signature == "unchecked"
-        return Booked(prices.runs_of(history), header, proof, declared, found, unchecked)
+        found, header, signature = plans.declared(ledger), dict(ledger.header), ledger.signature
+        return Booked(prices.runs_of(history), header, proof, declared, found, signature)
 
 
 def _recipe(folder: Folder) -> tuple[Recipe | None, str]:
@@ -204,8 +205,11 @@ def _source(setting: Setting) -> str:
 
 
 def _cautions(recipe: Recipe | None, booked: Booked) -> tuple[str, ...]:
-    unchecked = ("The ledger is signed, but its signature was not checked: SORDINO_LEDGER_KEY is not set.",)
-    return (unchecked if booked.unchecked else ()) + _other_recipe(recipe, booked)
+    unsure = {
+        "unchecked": "The ledger is signed, but its signature was not checked: SORDINO_LEDGER_KEY is not set.",
+        "missing": "The ledger is not signed, though a key is set: if it ever was, somebody forged it.",
+    }
+    return (*[words for word, words in unsure.items() if word == booked.signature], *_other_recipe(recipe, booked))
 
 
 def _other_recipe(recipe: Recipe | None, booked: Booked) -> tuple[str, ...]:
