@@ -8,7 +8,8 @@ from scipy import stats
 
 from sordino import InvalidInput
 from sordino.accounting.ledger import Ledger, Receipt
-from sordino.noise import PIECE, Secure, Seeded, perturb
+from sordino.audit.conformance.tape import Tape
+from sordino.noise import PIECE, Secure, Seeded, noised, perturb
 
 
 @pytest.fixture
@@ -85,3 +86,21 @@ def test_pieces_of_a_large_tensor_are_independent(receipt: Receipt) -> None:
     assert stats.kstest(tensor.numpy(), "norm", args=(0, 2.5)).pvalue > 0.01
     correlations = np.corrcoef(tensor.view(3, -1).numpy())[np.triu_indices(3, 1)]
     assert abs(correlations).max() < 4 / PIECE**0.5
+
+
+def test_a_method_that_is_called_settle_by_chance_decides_nothing(receipt: Receipt) -> None:
+    class Mine(Seeded):
+        def settle(self, receipt: Receipt, value: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
+            return value
+
+    value, true = torch.zeros(5), noised(Seeded(3), receipt, torch.zeros(5), 2.0)
+    hooked = Secure()
+    hooked.settle = lambda receipt, value, released: value  # type: ignore[attr-defined]
+    assert torch.equal(noised(Mine(3), receipt, value, 2.0), true)
+    assert not (noised(hooked, receipt, value, 2.0) == 0).any()
+    perturb(Mine(3), receipt, [total := torch.zeros(5, dtype=torch.float64)], 2.0)
+    assert torch.equal(total, true)
+
+
+def test_a_guarantee_over_a_recording_tape_says_that_there_is_no_protection(receipt: Receipt) -> None:
+    assert "no protection" in Tape(Secure(), 4).assumption

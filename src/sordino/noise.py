@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import NoReturn, Protocol
 
@@ -46,6 +47,18 @@ class Source(Gaussians, Protocol):
 
     def directions(self, size: int) -> NDArray[np.float32]:
         """Independent standard normals for random projections: coins like any other, not the noise of a release."""
+        ...
+
+
+class Settling(ABC):
+    """A source that sees every value before and after its noise and says what leaves: for audits, never for training.
+
+    It is a class and not a method that any source might have: a name by chance must not change what is released.
+    """
+
+    @abstractmethod
+    def settle(self, receipt: Receipt, value: Tensor, released: Tensor) -> Tensor:
+        """What leaves in place of `value`."""
         ...
 
 
@@ -129,7 +142,7 @@ def noised(source: Gaussians, receipt: Receipt, value: Tensor, std: float) -> Te
 def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: float) -> None:
     """Add one independent normal of deviation `std` to every entry of contiguous tensors, in place."""
     held = list(tensors)
-    before = _flat(held) if hasattr(source, "settle") else None
+    before = _flat(held) if isinstance(source, Settling) else None
     for pieces in _groups(held):
         sizes = [piece.numel() for piece in pieces]
         noise = source.gaussian(receipt, sum(sizes), std)
@@ -144,12 +157,10 @@ def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: fl
 def settled(source: Gaussians, receipt: Receipt, value: Tensor, released: Tensor) -> Tensor:
     """What leaves in place of `value`: `released`, which every place that adds noise passes through here.
 
-    A source with a method `settle` sees both and decides: that of `sordino.audit.conformance`, which records the
-    releases of a run and puts them in place of those of another.
+    A `Settling` source sees both and decides: that of `sordino.audit.conformance`, which records the releases of a run
+    and puts them in place of those of another.
     """
-    settle = getattr(source, "settle", None)
-    leaves: Tensor = released if settle is None else settle(receipt, value, released)
-    return leaves
+    return source.settle(receipt, value, released) if isinstance(source, Settling) else released
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:

@@ -181,3 +181,22 @@ def test_the_audit_stays_below_the_claim_and_notices_a_share_that_is_not_clipped
     claim = pricing.epsilon([(event, attempts)], 1e-3)
     assert 0.3 * claim < certified(0.05, event, runs, attempts) < claim
     assert certified(1.0, event, runs, attempts) > claim
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Erasure(0.1, 1.0, 1.0, 0.0, 0.6),
+        Erasure(0.1, 1.0, 0.3, 0.0, 0.5, shift=0.1),
+        Erasure(0.1, 1.0, 0.3, 0.3, 1.0, shift=0.1),
+        Erasure(0.1, 1.0, 0.3, 0.3, 0.6, shift=1e-17),
+    ],
+)
+def test_an_acceptance_that_rounds_to_an_end_and_a_share_below_rounding_have_a_price(event: Erasure) -> None:
+    low, high = ndtri(max(event.lowest, 1e-300)), ndtri(min(event.highest, 1 - 1e-16))
+    finite = replace(event, lowest=float(ndtr(low)), highest=float(ndtr(high)))
+    for curve, remove in ((removal_curve, True), (addition_curve, False)):
+        found = curve(EPSILONS, event)
+        assert np.isfinite(found).all()
+        assert all(found[i] >= brute_force(finite, e, remove) - 1e-7 for i, e in enumerate(EPSILONS))
+    assert pricing.epsilon([(event, 3)], DELTA) > 0

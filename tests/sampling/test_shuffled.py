@@ -24,9 +24,11 @@ from sordino.accounting.epoch import PaidByEpoch
 from sordino.accounting.events import GaussianDpEvent, from_json, to_json
 from sordino.accounting.gdp import gaussian_delta, gaussian_epsilon
 from sordino.accounting.ledger import Ledger, Receipt
+from sordino.audit import conformance
 from sordino.audit.witness import Witness
-from sordino.noise import Seeded
-from sordino.sampling import Shuffled, ShuffledLoader
+from sordino.noise import Seeded, Source
+from sordino.sampling import Draw, Shuffled, ShuffledLoader
+from sordino.schedules import ExponentialDecay
 from tests.helpers import calibrated, classification, cross_entropy, private
 
 FALSE_ALARM = 1e-4
@@ -269,6 +271,40 @@ def test_a_pass_over_a_shuffling_loader_is_charged_once() -> None:
     assert pass_over(run, loader(), most=1) == [16]
     assert dict(run.bench.ledger.events())[GaussianDpEvent(1 / math.sqrt(5))] == 3
     assert any("drew anew for every epoch" in line for line in run.guarantee(DELTA).assumptions)
+
+
+def test_a_pass_that_goes_on_after_another_is_charged_again_with_the_noise_of_its_later_steps() -> None:
+    run = private(shuffled(steps=16, sampler=ShuffledLoader(), noise_schedule=ExponentialDecay(0.2)))
+    model, optimizer = run.bench.objective.model, run.bench.optimizer
+
+    def step(batches: Iterator[Any]) -> None:
+        run.backward(cross_entropy(model, next(batches)))
+        optimizer.step()
+
+    old = run.loader(loader())
+    step(old)
+    pass_over(run, loader())
+    for _ in range(3):
+        step(old)
+    least = math.inf
+    for event, _ in run.bench.ledger.events():
+        if isinstance(event, GaussianDpEvent):
+            least = float(event.noise_multiplier) * math.sqrt(5)
+        else:
+            assert isinstance(event, PaidByEpoch)
+            assert event.noise_multiplier >= least * (1 - 1e-9), "less noise than the epoch was charged for"
+
+
+def test_shuffled_epochs_conform_and_a_record_in_two_batches_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, true = shuffled(), Shuffled.draw
+    assert not conformance.check(recipe, price=False).findings
+
+    def twice(self: Shuffled, records: int, source: Source, memory: dict[str, Any]) -> Draw:
+        drawn = true(self, records, source, memory).indices
+        return Draw(torch.cat([drawn, torch.tensor([records - 1])]).unique())
+
+    monkeypatch.setattr(Shuffled, "draw", twice)
+    assert any("a sum moved" in line for line in conformance.check(recipe, price=False, thorough=False).findings)
 
 
 def test_a_pass_has_as_many_steps_whatever_the_number_of_records() -> None:

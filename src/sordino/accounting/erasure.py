@@ -167,22 +167,28 @@ def _removal(epsilons: Array, event: Erasure | AnnealedErasure, interval: Interv
             shown = shown + height * _curve(epsilons + _log(width / height), event)
     top = 0.0
     for width, height in _polygon(interval, event.test_rate, event.shift, -1):
-        hidden, top = hidden + height * _curve(epsilons + _log(width / height), event), top + height
+        if height > 0:
+            hidden, top = hidden + height * _curve(epsilons + _log(width / height), event), top + height
     high = interval[1]
     hidden = hidden + (high - top) - np.expm1(epsilons) * (1 - high)
     return np.maximum(np.maximum(shown, hidden), -np.expm1(np.minimum(epsilons, 0.0)))
 
 
 def _surplus(epsilons: Array, event: Erasure | AnnealedErasure, interval: Interval) -> Array:
-    shown, hidden = (1 - interval[1]) * np.expm1(epsilons), np.zeros_like(epsilons)
-    for width, height in _polygon(interval, event.test_rate, event.shift, 1):
-        if height > 0:
-            shown = shown + height * _spare(epsilons + _log(width / height), event)
-        else:  # the limit of height·H(E·width/height)
-            shown = shown + width * np.exp(epsilons)
-    for width, height in _polygon(interval, event.test_rate, event.shift, -1):
-        hidden = hidden + height * _spare(epsilons + _log(width / height), event)
+    shown, hidden = (
+        sum((_unspent(epsilons, side, event) for side in _polygon(interval, event.test_rate, event.shift, which)), 0.0)
+        for which in (1, -1)
+    )
+    shown = shown + (1 - interval[1]) * np.expm1(epsilons)
     return np.maximum(np.maximum(shown, hidden), np.expm1(np.maximum(epsilons, 0.0)))
+
+
+def _unspent(epsilons: Array, side: tuple[float, float], event: Erasure | AnnealedErasure) -> Array:
+    """height·H(E·width/height) of one side of a polygon, and its limit where that is flat."""
+    width, height = side
+    if height > 0:
+        return height * _spare(epsilons + _log(width / height), event)
+    return width * np.exp(epsilons)
 
 
 @lru_cache(maxsize=512)
@@ -214,12 +220,15 @@ def _corners(interval: Interval, shift: float, side: int) -> list[Interval]:
     """
     low, high = interval
     lowest, highest = (float(special.ndtri(end)) for end in interval)
-    if not lowest + shift < highest:  # a record may move acceptance from one end to the other
+    infinite = math.isinf(lowest) or math.isinf(highest)  # no tangents there; a larger share costs more
+    if infinite or not lowest + shift < highest:  # a record may move acceptance from one end to the other
         return [(low, high), (high, high)] if side > 0 else [(low, low), (high, low)]
     first, last = (lowest, highest - shift) if side > 0 else (lowest + shift, highest)
     t = np.linspace(first, last, 2 + int(min((last - first) / TANGENTS_EVERY, MOST_TANGENTS)))
     u, x, slope = special.ndtr(t), special.ndtr(t + side * shift), np.exp(-side * shift * t - shift**2 / 2)
-    meet = np.clip(-np.diff(x - slope * u) / np.diff(slope), u[:-1], u[1:])
+    turns = np.diff(slope)
+    meet = -np.diff(x - slope * u) / np.where(turns == 0, 1.0, turns)  # equal slopes are one tangent: it meets anywhere
+    meet = np.clip(meet, u[:-1], u[1:])
     tangents = (x[:-1] + slope[:-1] * (meet - u[:-1]), x[1:] + slope[1:] * (meet - u[1:]))
     outer = np.maximum(*tangents) if side > 0 else np.minimum(*tangents)
     touched = [(u[0], x[0]), *zip(meet, outer, strict=True), (u[-1], x[-1])]

@@ -23,7 +23,7 @@ from sordino.terms import Terms
 if TYPE_CHECKING:
     from sordino.step import Bench
 
-_DEALT, _OPENS = "shuffled.dealt", "shuffled.opens"
+_DEALT, _OPENS, _PASS = "shuffled.dealt", "shuffled.opens", "shuffled.pass"
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ShuffledLoader(Foreign):
     Guarantees: with one record more, the last place of the order holds another record, and one other place holds the
     new one: one batch changes by replacement and one gains a record, so that an epoch is at most one Gaussian with
     1/√5 of its smallest noise (docs/proofs/shuffled.md), charged before its first batch.
-    Edge cases: a pass that is left stays paid in full.
+    Edge cases: a pass that is left stays paid in full; one that goes on after steps of another is charged again.
     """
 
     batches: int | None = None
@@ -137,8 +137,11 @@ class ShuffledLoader(Foreign):
             multiprocessing_context=loader.multiprocessing_context,
             prefetch_factor=loader.prefetch_factor,
         )
+        mine = object()
         for number, batch in enumerate(_padded(dealt, self.covers)):
-            bench.memory[_OPENS] = number == 0
+            # Steps of another pass in between move this one to later steps, whose noise its event does not know.
+            bench.memory[_OPENS] = number == 0 or bench.memory.get(_PASS) is not mine
+            bench.memory[_PASS] = mine
             yield batch
 
     def _check(self, loader: Any, batch_size: int) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaincinv, ndtri
 from torch import Tensor
 
+from sordino.accounting.epoch import PaidByEpoch
 from sordino.accounting.erasure import AnnealedErasure, Erasure
 from sordino.accounting.events import DpEvent, PoissonSampledDpEvent, leaves
 from sordino.accounting.filter import Filtered
@@ -116,9 +117,7 @@ def _sampled(event: DpEvent) -> int:
 def overmoved(first: Tape, second: Tape, out: bool, passes: Passes | None) -> list[str]:
     """Which values moved by more than their receipts pay for; where the record stayed `out`, by anything at all."""
     found: list[str] = []
-    releases = list(zip(first.releases, second.releases, strict=False))
-    for sequence, group in groupby(releases, key=lambda pair: pair[0].receipt.sequence):
-        pairs = list(group)
+    for sequence, pairs in _by_payment(list(zip(first.releases, second.releases, strict=False))):
         event = pairs[0][0].receipt.event
         try:
             paid = answers(event)
@@ -137,6 +136,21 @@ def overmoved(first: Tape, second: Tape, out: bool, passes: Passes | None) -> li
 
 
 Pair = tuple[Release, Release]
+
+
+def _by_payment(releases: Sequence[Pair]) -> Iterator[tuple[int, list[Pair]]]:
+    """Releases by the receipt that pays for them: further batches of an epoch are paid for by the one that opened it.
+
+    So they are worth Σ (Δ/σ)² together, as if they were on one receipt, and a record in two batches shows.
+    """
+    opened: dict[int, int] = {}
+    for (release, _), before in zip(releases, [None, *releases], strict=False):
+        sequence, event = release.receipt.sequence, release.receipt.event
+        further = isinstance(event.event if isinstance(event, Filtered) else event, PaidByEpoch)
+        last = opened.get(before[0].receipt.sequence) if before else None
+        opened.setdefault(sequence, last if further and last is not None else sequence)
+    for payer, group in groupby(releases, key=lambda pair: opened[pair[0].receipt.sequence]):
+        yield payer, list(group)
 
 
 def _single(pair: Pair, kind: Answer, where: str, out: bool, passes: Passes | None) -> list[str]:

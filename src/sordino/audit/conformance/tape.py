@@ -19,7 +19,7 @@ from sordino.accounting.events import DpEvent
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.audit.conformance.payments import Answer, Noised, Unseen, answers
 from sordino.errors import InvalidInput
-from sordino.noise import Source
+from sordino.noise import Settling, Source
 
 ABSENT = 1 - 2**-20
 """A coin at which nobody joins a draw."""
@@ -62,7 +62,7 @@ class Release:
 
 
 @dataclass
-class Tape:
+class Tape(Settling):
     """The source of one run about `records` records, the last of which is `extra` if the other dataset lacks it.
 
     `empty` keeps all common records out of every draw. `recorded` is the tape of the neighbour's run to play back.
@@ -88,7 +88,7 @@ class Tape:
 
     @property
     def assumption(self) -> str:
-        return self.source.assumption
+        return "releases are RECORDED or replayed by the conformance suite: a rehearsal, no protection"
 
     def watch(self, ledger: Ledger) -> None:
         """From now on what this ledger is charged belongs to the run."""
