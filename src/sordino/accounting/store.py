@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -48,6 +49,7 @@ def connect(path: Path | None, *, read_only: bool = False) -> sqlite3.Connection
     with one_line_errors(path):
         if path is None:
             return sqlite3.connect(":memory:", isolation_level=None)
+        _refuse_strange_company(path)
         _refuse_foreign_journal(path)
         if read_only:
             return _reader(path)
@@ -120,6 +122,14 @@ def _reader_of_copy(path: Path) -> sqlite3.Connection:
 
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
+
+
+def _refuse_strange_company(path: Path) -> None:
+    """What lies beside a ledger is a plain file: a pipe is waited for, a link can lead to a device without end."""
+    for suffix in ("-journal", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            if not stat.S_ISREG(_beside(path, suffix).lstat().st_mode):
+                raise LedgerError(f"{_beside(path, suffix)} is no plain file: remove it and look where it came from")
 
 
 def _refuse_foreign_journal(path: Path) -> None:
