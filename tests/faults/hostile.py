@@ -33,7 +33,7 @@ from tests.faults import child, folders, witness
 from tests.faults.child import Said, sordino
 from tests.faults.mutations import held_by
 from tests.faults.serving import Target, serving
-from tests.faults.tally import CODE, HANG, TRACEBACK, UNDER_COUNT, UNREADABLE, Book, Tally
+from tests.faults.tally import CODE, HANG, TRACEBACK, UNDER_COUNT, UNREADABLE, Book, Tally, in_time
 
 ROOM = 4 << 30
 """Bytes that a command may take beyond what it has: a file can claim any size."""
@@ -409,6 +409,8 @@ def run(place: Path, count: int, seed: int) -> Book:
     (work / "runs").mkdir(parents=True)
     with serving(work / "runs", errors, FAULTS_MARKER=str(work / "marker")) as server:
         for number, (name, command) in enumerate(chosen):
+            if not in_time():
+                break
             try_folder(name, good, Scene(work, drawn, number, server), command, row)
     if text := errors.read_text().strip():
         row.find(TRACEBACK, f"the server said {text[-1200:]}")

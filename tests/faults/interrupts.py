@@ -20,7 +20,7 @@ from sordino.accounting import Ledger
 from sordino.errors import BudgetExhausted, SordinoError
 from tests.faults import child, witness
 from tests.faults.kills import check_answers
-from tests.faults.tally import HANG, TRACEBACK, UNDER_COUNT, UNREADABLE, Book, Tally
+from tests.faults.tally import HANG, TRACEBACK, UNDER_COUNT, UNREADABLE, Book, Tally, in_time
 from tests.faults.trainers import SAVE_EVERY, bind
 
 RECIPES = ("dpsgd", "dpsgd", "dpsur", "dpis")
@@ -95,6 +95,8 @@ def run(place: Path, count: int, seed: int) -> Book:
         with bind(name) as private:
             private.step()
     for number in range(count):
+        if not in_time():
+            break
         folder = place / str(number)
         folder.mkdir()
         row.done += 1

@@ -22,7 +22,7 @@ from tests.faults import child, folders, witness
 from tests.faults.child import Said, sordino
 from tests.faults.folders import Folder
 from tests.faults.serving import Target, serving
-from tests.faults.tally import HANG, TRACEBACK, UNDER_COUNT, Book
+from tests.faults.tally import HANG, TRACEBACK, UNDER_COUNT, Book, in_time
 
 Findings = list[tuple[str, str]]
 ALL = 25.0
@@ -267,7 +267,7 @@ def run(place: Path, count: int, seed: int) -> Book:
         truths = {folder.name: Truth.of(folder, served, server) for folder in made}
         targets: list[tuple[Folder, Path]] = []
         done = tries = 0
-        while done < count:
+        while done < count and in_time():
             if not targets:
                 targets = [(folder, path) for folder in made for path in sorted(folder.path.iterdir())]
                 dice.shuffle(targets)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.faults import folders, hostile
 from tests.faults.serving import Target, serving
-from tests.faults.tally import HANG, LEAK, TRACEBACK, UNREADABLE, Book, Tally
+from tests.faults.tally import HANG, LEAK, TRACEBACK, UNREADABLE, Book, Tally, in_time
 
 AT_ONCE = 64
 BURST = 200
@@ -206,7 +206,7 @@ def run(place: Path, count: int, seed: int) -> Book:
     with serving(furnish(place), errors) as target:
         slow: list[socket.socket] = []
         slowest = visit(target, good)
-        while bad.done < count:
+        while bad.done < count and in_time():
             keep_slow(target, slow)
             attack(target, dice, bad, min(AT_ONCE, count - bad.done))
             slowest = max(slowest, visit(target, good))
