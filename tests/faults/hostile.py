@@ -277,8 +277,11 @@ COMMANDS: tuple[tuple[object, ...], ...] = (
     *(("report",), ("account",), ("verify",), ("audit", "--trials", 20), ("resume",), ("serve",)),
 )
 SECONDS = 30.0
+AUDIT_SECONDS = 180.0
+"""An audit of a folder that can be audited is work: 12 seconds on an idle core, many times that on a busy one."""
 UNHINDERED = 60.0
 """Seconds within which the list has priced a run: a hostile one is given up after 20, and a new reader has to start."""
+PATIENCE = {"audit": AUDIT_SECONDS, "serve": 3 * UNHINDERED}
 
 
 @dataclass(frozen=True)
@@ -371,7 +374,7 @@ def try_folder(name: str, good: folders.Folder, scene: Scene, command: tuple[obj
     scene.precious.write_text("precious")
     made = child.run(lambda: FOLDERS[name](scene.run, scene.marker))
     assert not made.crash, made.crash
-    said = child.run(lambda: ask(scene, command), 3 * UNHINDERED if command[0] == "serve" else SECONDS)
+    said = child.run(lambda: ask(scene, command), PATIENCE.get(str(command[0]), SECONDS))
     row.done += 1
     what = f"{name}, {command[0]}"
     if said.hung:
