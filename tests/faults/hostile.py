@@ -273,6 +273,8 @@ FOLDERS: dict[str, Spoil] = {
     "records: a pipe": records(_pipe),
     "records: without end": records(_endless),
 }
+FIRST = ("model os:system", "checkpoint: torch with code", "configuration nested", "event os.system")
+"""One of each kind, for small counts."""
 COMMANDS: tuple[tuple[object, ...], ...] = (
     *(("report",), ("account",), ("verify",), ("audit", "--trials", 20), ("resume",), ("serve",)),
 )
@@ -399,15 +401,15 @@ def _tidy(scene: Scene) -> None:
 
 
 def run(place: Path, count: int, seed: int) -> Book:
-    """`count` hostile folders, or all of them, each asked about by every command."""
+    """The first `count` hostile folders, each asked about by every command."""
     book = Book()
     row = book.row("commands on hostile folders")
     folders.train(place / "good")
     drawn = witness.Draws.read(place / "good" / "draws.log")
     good = folders.Folder("good", place / "good" / "run", drawn, place, place)
-    names = sorted(FOLDERS)
-    step = max(1, len(names) // count) if count else 1
-    chosen = [(name, command) for name in names[seed % step :: step][: count or None] for command in COMMANDS]
+    names = [*FIRST, *(name for name in FOLDERS if name not in FIRST)]
+    chosen = [(name, command) for name in names[:count] for command in COMMANDS]
+    chosen.sort(key=lambda case: case[1][0] == "audit")  # audits last: they take as long as everything else together
     work, errors = place / "at-work", place / "said"
     (work / "runs").mkdir(parents=True)
     with serving(work / "runs", errors, FAULTS_MARKER=str(work / "marker")) as server:

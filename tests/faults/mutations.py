@@ -21,7 +21,7 @@ from sordino.errors import SordinoError
 from tests.faults import child, folders, witness
 from tests.faults.child import Said, sordino
 from tests.faults.folders import Folder
-from tests.faults.serving import Target, serving
+from tests.faults.serving import START, Target, serving
 from tests.faults.tally import HANG, TRACEBACK, UNDER_COUNT, Book, in_time
 
 Findings = list[tuple[str, str]]
@@ -148,9 +148,10 @@ class Truth:
             return [*terms, {name: folder.drawn.price(terms[0], name, terms[1]) for name in names}]
 
         found, row = child.run(find), server.row(folder.name, child.PATIENCE)
+        assert row is not None
+        server.page(row, START)  # the first page starts a reader of its own
         shutil.rmtree(copied)
         assert not found.crash, found.crash
-        assert row is not None
         return Truth(*found.value, STATED.findall(row)[0][1])
 
 

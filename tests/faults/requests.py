@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.faults import folders, hostile
 from tests.faults.serving import Target, serving
-from tests.faults.tally import HANG, LEAK, TRACEBACK, UNREADABLE, Book, Tally, in_time
+from tests.faults.tally import CODE, HANG, LEAK, TRACEBACK, UNREADABLE, Book, Tally, in_time
 
 AT_ONCE = 64
 BURST = 200
@@ -217,5 +217,7 @@ def run(place: Path, count: int, seed: int) -> Book:
             bad.find(TRACEBACK, "the server has ended")
     if text := errors.read_text().strip():
         bad.find(TRACEBACK, text[-1500:])
+    if (place / "marker").exists():
+        bad.find(CODE, "a folder in the list was executed")
     good.notes.append(f"slowest honest answer: {slowest:.2f} s")
     return book

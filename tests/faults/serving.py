@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from tests.faults.child import die_with_parent
 
 PENDING = "is being priced"
+START = 300.0
 LATE = 25.0
 """Seconds for one page, also while the process that reads runs starts anew."""
 
@@ -42,8 +43,8 @@ class Target:
         lines = f"GET /{self.token}/{path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n\r\n"
         return lines.encode()
 
-    def get(self, path: str = "") -> str:
-        with urllib.request.urlopen(self.url + path, timeout=LATE) as answer:
+    def get(self, path: str = "", timeout: float = LATE) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=timeout) as answer:
             text: str = answer.read().decode()
         return text
 
@@ -61,11 +62,11 @@ class Target:
                 raise TimeoutError(f"not done after {patience:g} s")
             time.sleep(0.02)
 
-    def page(self, row: str) -> str:
+    def page(self, row: str, timeout: float = LATE) -> str:
         """The page that a row of the list leads to."""
         found = re.search(r'href="(run/[0-9a-f]{16})"', row)
         assert found is not None, row
-        return self.get(found[1])
+        return self.get(found[1], timeout)
 
 
 @contextmanager
@@ -88,7 +89,9 @@ def serving(runs: Path, errors: Path, **variables: str) -> Iterator[Target]:
     try:
         address = urlsplit(json.loads(process.stdout.readline())["url"])
         assert address.port is not None
-        yield Target(process, address.port, address.path.strip("/"))
+        target = Target(process, address.port, address.path.strip("/"))
+        target.get(timeout=START)  # that its reader starts is not what is timed
+        yield target
     finally:
         process.kill()
         process.wait()
