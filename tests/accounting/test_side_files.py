@@ -151,6 +151,22 @@ def test_a_journal_that_names_another_file_is_refused_and_the_file_stays(tmp_pat
     assert victim.exists()
 
 
+@pytest.mark.parametrize("suffix", ["-journal", "-wal", "-shm"])
+def test_a_side_file_that_is_a_link_or_a_pipe_is_refused_and_not_read(tmp_path: Path, suffix: str) -> None:
+    """A pipe would be waited for, and /dev/zero read until the memory is full."""
+    path = tmp_path / "ledger.sqlite"
+    Ledger.create(path).close()
+    beside = path.with_name(path.name + suffix)
+    for make in (os.mkfifo, lambda at: at.symlink_to("/dev/zero"), lambda at: at.symlink_to("/nowhere"), Path.mkdir):
+        make(beside)
+        for opening in (Ledger.read, Ledger.open):
+            with pytest.raises(LedgerError, match="no plain file"):
+                opening(path)
+        beside.rmdir() if beside.is_dir() else beside.unlink()
+    with Ledger.read(path) as ledger:
+        assert len(ledger) == 0
+
+
 # -- readers beside a writer --------------------------------------------------------------------------------------
 
 

@@ -16,23 +16,24 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 from tests.faults import child, folders, hostile, interrupts, kills, mutations, readers, requests
-from tests.faults.tally import Book
+from tests.faults.tally import Book, stop_after
 
 Suite = Callable[[Path, int, int], Book]
 SUITES: dict[str, tuple[Suite, int, bool]] = {
     # what it does, how often by default, and whether the work can be divided among processes
-    "kills": (kills.run, 500, True),
-    "mutations": (mutations.run, 2000, True),
+    # (in this order: the longest that cannot be divided first, and the one that can be cut anywhere last)
     "hostile": (hostile.run, len(hostile.FOLDERS), False),
+    "kills": (kills.run, 500, True),
     "requests": (requests.run, 5000, False),
-    "interrupts": (interrupts.run, 200, True),
     "readers": (readers.run, 2000, False),
+    "interrupts": (interrupts.run, 200, True),
+    "mutations": (mutations.run, 2000, True),
 }
-LONGEST = 6 * 3600.0
 
 
 def divide(counts: dict[str, int], workers: int) -> list[tuple[str, int, int]]:
@@ -80,24 +81,40 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=None, help=f"how often (default {count})")
     parser.add_argument("--only", action="store_true", help="run nothing but what is named")
     parser.add_argument("--write", type=Path, help="keep all rows and findings in this file")
+    parser.add_argument("--minutes", type=float, help="begin nothing new after so long; the table states what was done")
+    parser.add_argument("--table", type=Path, nargs="+", help="print the table of such files, and run nothing")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--findings", type=int, default=30, help="how many findings to print")
     options = parser.parse_args()
+    if options.table:
+        book = Book()
+        for path in options.table:
+            book.add(Book.read(path))
+        tell(book, options.findings)
     given = {name: getattr(options, name) for name in SUITES}
     counts = {
         name: (0 if options.only else SUITES[name][1]) if count is None else count for name, count in given.items()
     }
     torch.set_num_threads(1)
+    began = time.monotonic()
+    if options.minutes is not None:
+        stop_after(60 * options.minutes)
     with tempfile.TemporaryDirectory(prefix="sordino-faults-") as place:
         book = run({name: count for name, count in counts.items() if count}, options.seed, options.workers, Path(place))
     if options.write is not None:
         book.write(options.write)
+    print(f"{(time.monotonic() - began) / 60:.0f} minutes", file=sys.stderr)
+    tell(book, options.findings)
+
+
+def tell(book: Book, most: int) -> NoReturn:
+    """Print the table and what was found, and end."""
     print(book.table())
     for row in book.rows.values():
         for note in row.notes:
             print(f"{row.name}: {note}")
-    for name, kind, what in book.findings[: options.findings]:
+    for name, kind, what in book.findings[:most]:
         print(f"\n{kind}: {name}\n  {what[-900:]}")
     sys.exit(1 if book.findings else 0)
 

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from typer.testing import CliRunner
 
+from sordino.accounting.ledger import COPIED
 from sordino.cli import app
 
 PATIENCE = 60.0
@@ -49,7 +50,7 @@ def fork(work: Callable[[], Any], errors: Path | None = None) -> int:
 def _live(work: Callable[[], Any], errors: Path | None) -> NoReturn:
     status = 1
     try:
-        _die_with_parent()
+        die_with_parent()
         target = os.open(errors or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(target, 2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -63,7 +64,7 @@ def _live(work: Callable[[], Any], errors: Path | None) -> NoReturn:
         os._exit(status)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Who kills the parent, by a time limit or Ctrl-C, has killed all its children: on Linux the kernel sees to it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -126,8 +127,9 @@ class Said:
 
     @property
     def complaint(self) -> str:
-        """Its error, without progress and cautions."""
+        """Its error, without progress, cautions and the notice that a copy is continued: all here are copies."""
         lines = [line for line in self.err.splitlines() if not line.startswith(("caution: ", "{"))]
+        lines = [line for line in lines if not (line.startswith("ledger ") and line.endswith(COPIED))]
         return "\n".join(lines)
 
     @property

@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,8 +31,9 @@ from sordino.accounting import Ledger
 from sordino.accounting.events import GaussianDpEvent
 from tests.faults import child, folders, witness
 from tests.faults.child import Said, sordino
-from tests.faults.mutations import get, held_by, serving
-from tests.faults.tally import CODE, HANG, TRACEBACK, UNDER_COUNT, UNREADABLE, Book, Tally
+from tests.faults.mutations import held_by
+from tests.faults.serving import Target, serving
+from tests.faults.tally import CODE, HANG, TRACEBACK, UNDER_COUNT, UNREADABLE, Book, Tally, in_time
 
 ROOM = 4 << 30
 """Bytes that a command may take beyond what it has: a file can claim any size."""
@@ -100,16 +102,17 @@ def checkpoint(content: Callable[[Path, dict[str, Any]], bytes]) -> Spoil:
     def spoil(run: Path, marker: Path) -> None:
         for path in run.glob("checkpoint-*.pt"):
             header, _, body = path.read_bytes().partition(b"\n")
-            state = torch.load(io.BytesIO(body), weights_only=True)
-            new = content(marker, state)
-            old = hashlib.sha256(body).hexdigest(), str(len(body))
-            assert all(word in header.decode() for word in old), "the header of a checkpoint has changed: adapt this"
-            line = (
-                header.decode().replace(old[0], hashlib.sha256(new).hexdigest()).replace(f" {old[1]}", f" {len(new)}")
-            )
+            version, checksum, length, *seen = header.decode().split(" ")
+            assert (checksum, length) == (_checksum(body, seen), str(len(body))), "checkpoints have changed: adapt this"
+            new = content(marker, torch.load(io.BytesIO(body), weights_only=True))
+            line = " ".join((version, _checksum(new, seen), str(len(new)), *seen))
             path.write_bytes(line.encode() + b"\n" + new)
 
     return spoil
+
+
+def _checksum(body: bytes, seen: list[str]) -> str:
+    return hashlib.sha256(" ".join(seen).encode() + body).hexdigest()
 
 
 def saved(value: Any, **how: Any) -> bytes:
@@ -270,10 +273,17 @@ FOLDERS: dict[str, Spoil] = {
     "records: a pipe": records(_pipe),
     "records: without end": records(_endless),
 }
+FIRST = ("model os:system", "checkpoint: torch with code", "configuration nested", "event os.system")
+"""One of each kind, for small counts."""
 COMMANDS: tuple[tuple[object, ...], ...] = (
     *(("report",), ("account",), ("verify",), ("audit", "--trials", 20), ("resume",), ("serve",)),
 )
 SECONDS = 30.0
+AUDIT_SECONDS = 180.0
+"""An audit of a folder that can be audited is work: 12 seconds on an idle core, many times that on a busy one."""
+UNHINDERED = 60.0
+"""Seconds within which the list has priced a run: a hostile one is given up after 20, and a new reader has to start."""
+PATIENCE = {"audit": AUDIT_SECONDS, "serve": 3 * UNHINDERED}
 
 
 @dataclass(frozen=True)
@@ -282,10 +292,16 @@ class Scene:
 
     place: Path
     drawn: witness.Draws
+    number: int
+    server: Target
 
     @property
     def run(self) -> Path:
-        return self.place / "runs" / "hostile"
+        return self.place / "runs" / f"hostile-{self.number}"
+
+    @property
+    def good(self) -> Path:
+        return self.place / "runs" / f"good-{self.number}"
 
     @property
     def marker(self) -> Path:
@@ -302,9 +318,9 @@ def ask(scene: Scene, command: tuple[object, ...]) -> list[tuple[str, str]]:
     os.chdir(scene.run.parent)
     sys.path.insert(0, "")
     witness.watch(scene.place / "draws.log")
+    if command[0] == "serve":
+        return _serve(scene)
     with _little_room():
-        if command[0] == "serve":
-            return _serve(scene)
         arguments = [command[0], scene.run, *command[1:], "--json"]
         said = sordino(*arguments)
     return _judged(scene, said, command)
@@ -338,50 +354,69 @@ def _little_room() -> Iterator[None]:
 
 
 def _serve(scene: Scene) -> list[tuple[str, str]]:
-    """The list shows the good run with its ε and the hostile one as what it is."""
+    """The list shows the good run with its ε, and the hostile one without holding it up."""
     try:
-        with serving(scene.run.parent) as server:
-            listed = get(server.url)
-    except OSError as error:
+        good = scene.server.row(scene.good.name, UNHINDERED)
+        hostile = scene.server.row(scene.run.name, UNHINDERED)
+        if hostile is not None:
+            scene.server.page(hostile)
+    except TimeoutError as late:
+        return [(HANG, f"a run is not priced: {late}")]
+    except (OSError, HTTPException) as error:
         return [(TRACEBACK, f"the list is not served: {error!r}")]
-    if ">good<" not in listed or "finished" not in listed:
+    if good is None or "finished" not in good:
         return [(UNREADABLE, "the good run is not in the list")]
     return []
 
 
-def try_folder(name: str, good: folders.Folder, place: Path, row: Tally) -> None:
-    """Make one hostile folder and ask every command about it, each in a process of its own."""
-    for command in COMMANDS:
-        shutil.rmtree(place, ignore_errors=True)
-        scene = Scene(place, good.drawn)
-        folders.copy(good.path, place / "runs" / "good")
-        folders.copy(good.path, scene.run)
-        scene.precious.write_text("precious")
-        made = child.run(lambda scene=scene: FOLDERS[name](scene.run, scene.marker))
-        assert not made.crash, made.crash
-        said = child.run(lambda scene=scene, command=command: ask(scene, command), SECONDS)
-        row.done += 1
-        what = f"{name}, {command[0]}"
-        if said.hung:
-            row.find(HANG, what)
-        elif said.crash:
-            row.find(TRACEBACK, f"{what}: {said.crash[-1200:]}")
-        for kind, words in said.value or []:
-            row.find(kind, f"{what}: {words}")
-        if scene.marker.exists():
-            row.find(CODE, what)
-        if scene.precious.read_text() != "precious":
-            row.find(CODE, f"{what}: wrote through a link")
+def try_folder(name: str, good: folders.Folder, scene: Scene, command: tuple[object, ...], row: Tally) -> None:
+    """Make one hostile folder and ask one command about it, in a process of its own."""
+    folders.copy(good.path, scene.good)
+    folders.copy(good.path, scene.run)
+    scene.precious.write_text("precious")
+    made = child.run(lambda: FOLDERS[name](scene.run, scene.marker))
+    assert not made.crash, made.crash
+    said = child.run(lambda: ask(scene, command), PATIENCE.get(str(command[0]), SECONDS))
+    row.done += 1
+    what = f"{name}, {command[0]}"
+    if said.hung:
+        row.find(HANG, what)
+    elif said.crash:
+        row.find(TRACEBACK, f"{what}: {said.crash[-1200:]}")
+    for kind, words in said.value or []:
+        row.find(kind, f"{what}: {words}")
+    if scene.marker.exists():
+        row.find(CODE, what)
+    if scene.precious.read_text() != "precious":
+        row.find(CODE, f"{what}: wrote through a link")
+    _tidy(scene)
+
+
+def _tidy(scene: Scene) -> None:
+    """Nothing of one case is there for the next; the folder that is served stays."""
+    for path in (scene.marker, scene.precious, scene.place / "draws.log", scene.run.parent / "evil.py"):
+        path.unlink(missing_ok=True)
+    for path in (scene.good, scene.run):
+        shutil.rmtree(path)
 
 
 def run(place: Path, count: int, seed: int) -> Book:
-    """`count` hostile folders, or all of them, each asked about by every command."""
+    """The first `count` hostile folders, each asked about by every command."""
     book = Book()
+    row = book.row("commands on hostile folders")
     folders.train(place / "good")
     drawn = witness.Draws.read(place / "good" / "draws.log")
     good = folders.Folder("good", place / "good" / "run", drawn, place, place)
-    names = sorted(FOLDERS)
-    step = max(1, len(names) // count) if count else 1
-    for name in names[seed % step :: step][: count or None]:
-        try_folder(name, good, place / "at-work", book.row("commands on hostile folders"))
+    names = [*FIRST, *(name for name in FOLDERS if name not in FIRST)]
+    chosen = [(name, command) for name in names[:count] for command in COMMANDS]
+    chosen.sort(key=lambda case: case[1][0] == "audit")  # audits last: they take as long as everything else together
+    work, errors = place / "at-work", place / "said"
+    (work / "runs").mkdir(parents=True)
+    with serving(work / "runs", errors, FAULTS_MARKER=str(work / "marker")) as server:
+        for number, (name, command) in enumerate(chosen):
+            if not in_time():
+                break
+            try_folder(name, good, Scene(work, drawn, number, server), command, row)
+    if text := errors.read_text().strip():
+        row.find(TRACEBACK, f"the server said {text[-1200:]}")
     return book

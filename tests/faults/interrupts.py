@@ -20,7 +20,7 @@ from sordino.accounting import Ledger
 from sordino.errors import BudgetExhausted, SordinoError
 from tests.faults import child, witness
 from tests.faults.kills import check_answers
-from tests.faults.tally import HANG, TRACEBACK, UNDER_COUNT, UNREADABLE, Book, Tally
+from tests.faults.tally import HANG, TRACEBACK, UNDER_COUNT, UNREADABLE, Book, Tally, in_time
 from tests.faults.trainers import SAVE_EVERY, bind
 
 RECIPES = ("dpsgd", "dpsgd", "dpsur", "dpis")
@@ -66,13 +66,13 @@ def try_in_child(private: Private) -> None:
     os.waitpid(child.fork(step), 0)
 
 
-def loop(folder: Path, seed: int) -> None:
+def loop(folder: Path, recipe: str, seed: int) -> None:
     """A whole session: steps, saves, interrupts, and steps again until the budget is spent."""
     dice = random.Random(seed)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
     witness.watch(folder / "draws.log")
-    private = bind(dice.choice(RECIPES), run=folder / "run")
+    private = bind(recipe, run=folder / "run")
     for number in range(20):
         if number and dice.random() < 0.1:
             try_in_child(private)
@@ -91,14 +91,19 @@ def run(place: Path, count: int, seed: int) -> Book:
     """`count` loops."""
     book = Book()
     row = book.row("interrupted loops, continued")
-    for name in set(RECIPES):  # imported and priced before anything is forked
+    for name in set(RECIPES[:count]):  # imported and priced before anything is forked
         with bind(name) as private:
             private.step()
     for number in range(count):
+        if not in_time():
+            break
         folder = place / str(number)
         folder.mkdir()
         row.done += 1
-        ended = child.run(lambda folder=folder, number=number: loop(folder, 1000 * seed + number))
+        recipe = RECIPES[number % len(RECIPES)]
+        ended = child.run(
+            lambda folder=folder, recipe=recipe, number=number: loop(folder, recipe, 1000 * seed + number)
+        )
         judge(folder, ended, row)
     return book
 

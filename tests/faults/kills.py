@@ -19,7 +19,7 @@ from sordino.accounting import Ledger
 from sordino.errors import SordinoError
 from tests.faults import child, witness
 from tests.faults.child import sordino
-from tests.faults.tally import HANG, TRACEBACK, UNDER_COUNT, UNREADABLE, Book, Tally
+from tests.faults.tally import HANG, TRACEBACK, UNDER_COUNT, UNREADABLE, Book, Tally, in_time
 from tests.faults.trainers import BUDGET, trainings
 
 MOST_PER_ROUND = 6
@@ -154,7 +154,7 @@ def kill_many(name: str, train: Training, place: Path, kills: int, dice: random.
     folder = place / "0"
     folder.mkdir()
     goal = row.done + kills
-    while row.done < goal:
+    while row.done < goal and in_time():
         spared = killed_here >= MOST_PER_ROUND
         if spared:
             pid, wait = child.fork(lambda folder=folder: survive(train, folder), folder / "errors"), child.PATIENCE

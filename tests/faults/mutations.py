@@ -10,10 +10,7 @@ import os
 import random
 import re
 import shutil
-import threading
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -21,11 +18,11 @@ from typing import Any
 
 from sordino.accounting import Ledger
 from sordino.errors import SordinoError
-from sordino.serve import Server
 from tests.faults import child, folders, witness
 from tests.faults.child import Said, sordino
 from tests.faults.folders import Folder
-from tests.faults.tally import HANG, TRACEBACK, UNDER_COUNT, Book
+from tests.faults.serving import START, Target, serving
+from tests.faults.tally import HANG, TRACEBACK, UNDER_COUNT, Book, in_time
 
 Findings = list[tuple[str, str]]
 ALL = 25.0
@@ -139,36 +136,36 @@ class Truth:
     listed_delta: str
 
     @staticmethod
-    def of(folder: Folder, work: Path) -> Truth:
-        copied = folders.copy(folder.path, work / folder.name)
+    def of(folder: Folder, served: Path, server: Target) -> Truth:
+        copied = folders.copy(folder.path, served / folder.name)
 
         def find() -> list[Any]:
             said = sordino("account", copied, "--json")
             assert said.code == 0, said.err + said.traceback
             told = said.json
             names = [name for name, price in told["epsilon"].items() if price["epsilon"] not in (None, "infinity")]
-            with serving(work) as server:
-                listed = STATED.findall(get(server.url))[0][1]
             terms = told["delta"], told["adjacency"]
-            return [*terms, {name: folder.drawn.price(terms[0], name, terms[1]) for name in names}, listed]
+            return [*terms, {name: folder.drawn.price(terms[0], name, terms[1]) for name in names}]
 
-        found = child.run(find)
-        shutil.rmtree(work)
+        found, row = child.run(find), server.row(folder.name, child.PATIENCE)
+        assert row is not None
+        server.page(row, START)  # the first page starts a reader of its own
+        shutil.rmtree(copied)
         assert not found.crash, found.crash
-        return Truth(*found.value)
+        return Truth(*found.value, STATED.findall(row)[0][1])
 
 
 # -- questions --------------------------------------------------------------------------------------------------------
 
 
-def ask(folder: Folder, damaged: Path, truth: Truth, draws: Path) -> Findings:
+def ask(folder: Folder, damaged: Path, truth: Truth, server: Target, work: Path) -> Findings:
     """Ask every command about a damaged copy, in this process; `resume` last, for it writes."""
     found: Findings = []
     for name, question in (
-        ("report", lambda: _of_report(folder, damaged)),
+        ("report", lambda: _of_report(folder, damaged, work)),
         ("account", lambda: _of_account(folder, damaged, truth)),
-        ("serve", lambda: _of_serve(damaged, truth)),
-        ("resume", lambda: _of_resume(folder, damaged, draws)),
+        ("serve", lambda: _of_serve(damaged, truth, server)),
+        ("resume", lambda: _of_resume(folder, damaged, work / "draws.log")),
     ):
         try:
             with child.limited(ALL):
@@ -193,8 +190,8 @@ def _too_small(answer: Any, least: float) -> bool:
     return answer is not None and answer != "infinity" and not float(answer) >= least * (1 - 1e-9)
 
 
-def _of_report(folder: Folder, damaged: Path) -> Findings:
-    said = sordino("report", damaged, "--json", "--output", damaged.with_name("page.html"))
+def _of_report(folder: Folder, damaged: Path, work: Path) -> Findings:
+    said = sordino("report", damaged, "--json", "--output", work / "page.html")
     if (wrong := _escaped(said)) is not None:
         return wrong
     told = said.json
@@ -218,39 +215,21 @@ def _of_account(folder: Folder, damaged: Path, truth: Truth) -> Findings:
     return [(UNDER_COUNT, f"(answered, true): {small}")] if small else []
 
 
-@contextmanager
-def serving(root: Path) -> Iterator[Server]:
-    """A server in this process."""
-    with Server(root) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-
-
-def _of_serve(damaged: Path, truth: Truth) -> Findings:
-    with serving(damaged.parent) as server:
-        try:
-            listed = get(server.url)
-            for path in re.findall(r'href="(run/[0-9a-f]{16})"', listed):
-                get(server.url + path)
-        except TimeoutError:
-            raise
-        except (OSError, HTTPException) as error:
-            return [(TRACEBACK, f"not served: {error!r}")]
+def _of_serve(damaged: Path, truth: Truth, server: Target) -> Findings:
+    try:
+        row = server.row(damaged.name, ALL)
+        if row is not None:
+            server.page(row)
+    except TimeoutError:
+        raise
+    except (OSError, HTTPException) as error:
+        return [(TRACEBACK, f"not served: {error!r}")]
     least = truth.prices["pld"]
-    for stated, delta in STATED.findall(listed):
+    for stated, delta in STATED.findall(row or ""):
         number = stated.split(" ")[0].replace(",", "")
         if truth.listed_delta == delta and number != "∞" and _too_small(number, least):
             return [(UNDER_COUNT, f"ε {number} is listed, {least} is true")]
     return []
-
-
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=ALL) as answer:
-        text: str = answer.read().decode()
-    return text
 
 
 def held_by(run: Path) -> int | None:
@@ -283,31 +262,51 @@ def _of_resume(folder: Folder, damaged: Path, draws: Path) -> Findings:
 def run(place: Path, count: int, seed: int) -> Book:
     """`count` mutations, spread over every file of every folder and over all kinds of damage."""
     book, dice = Book(), random.Random(seed)
-    made = folders.make(place)
-    truths = {folder.name: Truth.of(folder, place / "truth") for folder in made}
-    targets: list[tuple[Folder, Path]] = []
-    done = 0
-    while done < count:
-        if not targets:
-            targets = [(folder, path) for folder in made for path in sorted(folder.path.iterdir())]
-            dice.shuffle(targets)
-        folder, path = targets.pop()
-        done += mutate(book, folder, path, dice.choice(DAMAGES), truths[folder.name], place / "at-work", dice)
+    made, served = folders.make(place), place / "served"
+    served.mkdir()
+    with serving(served, place / "said") as server:
+        truths = {folder.name: Truth.of(folder, served, server) for folder in made}
+        targets: list[tuple[Folder, Path]] = []
+        done = tries = 0
+        while done < count and in_time():
+            if not targets:
+                targets = [(folder, path) for folder in made for path in sorted(folder.path.iterdir())]
+                dice.shuffle(targets)
+            folder, path = targets.pop()
+            case = Case(folder, path, served / f"try-{tries}", place / "at-work", truths[folder.name], server)
+            done += mutate(book, case, dice.choice(DAMAGES), dice)
+            tries += 1
+    if said := (place / "said").read_text().strip():
+        book.row("mutations: all").find(TRACEBACK, f"the server said {said[-1200:]}")
     return book
 
 
-def mutate(
-    book: Book, folder: Folder, path: Path, damage: Damage, truth: Truth, work: Path, dice: random.Random
-) -> bool:
+@dataclass(frozen=True)
+class Case:
+    """A file of a folder that is to be damaged, in a copy below the folder that is served."""
+
+    folder: Folder
+    path: Path
+    copy: Path
+    work: Path
+    truth: Truth
+    server: Target
+
+
+def mutate(book: Book, case: Case, damage: Damage, dice: random.Random) -> bool:
     """Damage one file of a copy and ask about it; whether there was anything to damage."""
-    shutil.rmtree(work, ignore_errors=True)
-    damaged = folders.copy(folder.path, work / "runs" / "run")
-    if not damage(damaged / path.name, folder, dice):
-        return False
-    row = book.row(f"mutations: {kind_of(path)}")
-    row.done += 1
-    ended = child.run(lambda: ask(folder, damaged, truth, work / "draws.log"), 5 * ALL)
-    where = f"{damage.__name__} {path.name} of the {folder.name} run"
+    shutil.rmtree(case.work, ignore_errors=True)
+    case.work.mkdir()
+    folders.copy(case.folder.path, case.copy)
+    try:
+        if not damage(case.copy / case.path.name, case.folder, dice):
+            return False
+        row = book.row(f"mutations: {kind_of(case.path)}")
+        row.done += 1
+        ended = child.run(lambda: ask(case.folder, case.copy, case.truth, case.server, case.work), 5 * ALL)
+    finally:
+        shutil.rmtree(case.copy)
+    where = f"{damage.__name__} {case.path.name} of the {case.folder.name} run"
     if ended.hung:
         row.find(HANG, where)
     elif ended.crash:

@@ -14,7 +14,7 @@ from sordino.accounting.events import GaussianDpEvent
 from sordino.errors import SordinoError
 from tests.faults import child
 from tests.faults.child import sordino
-from tests.faults.tally import HANG, TRACEBACK, UNDER_COUNT, UNREADABLE, Book, Tally
+from tests.faults.tally import HANG, TRACEBACK, UNDER_COUNT, UNREADABLE, Book, Tally, in_time
 from tests.faults.trainers import bind
 
 COMMAND_EVERY = 25
@@ -63,6 +63,8 @@ def read_many(place: Path, count: int, row: Tally) -> None:
     held = 0
     try:
         for number in range(count):
+            if not in_time():
+                break
             held = read(path, row, held, with_command=number % COMMAND_EVERY == 0)
             row.done += 1
     finally:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import re
 import shutil
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from tests.faults import folders, hostile
-from tests.faults.tally import HANG, LEAK, TRACEBACK, UNREADABLE, Book, Tally
+from tests.faults.serving import Target, serving
+from tests.faults.tally import CODE, HANG, LEAK, TRACEBACK, UNREADABLE, Book, Tally, in_time
 
 AT_ONCE = 64
 BURST = 200
@@ -27,42 +22,6 @@ BOUND = 8.0
 SLOW = 48
 """Clients that never finish what they say, all the time."""
 BESIDE = ("ledger: endless view of charges", "configuration nested", "outcome nested", "recipe with wrong kinds")
-
-
-@dataclass
-class Target:
-    """A running server, as its first line of output tells of it."""
-
-    process: subprocess.Popen[str]
-    port: int
-    token: str
-    slowest: float = 0.0
-    slow: list[socket.socket] = field(default_factory=list)
-
-    def connect(self, timeout: float = BOUND) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
-
-    def honest(self, path: str = "") -> bytes:
-        lines = f"GET /{self.token}/{path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n\r\n"
-        return lines.encode()
-
-
-@contextmanager
-def serving(runs: Path, errors: Path) -> Iterator[Target]:
-    """`sordino serve` in a process of its own, as a user starts it."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    words = [sys.executable, "-m", "sordino.cli", "serve", str(runs), "--json"]
-    with errors.open("w") as file:
-        process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=file, text=True)
-    assert process.stdout is not None
-    try:
-        address = urlsplit(json.loads(process.stdout.readline())["url"])
-        assert address.port is not None
-        yield Target(process, address.port, address.path.strip("/"))
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 # -- what strangers send ----------------------------------------------------------------------------------------------
@@ -181,19 +140,19 @@ def knock(target: Target, path: str = "") -> tuple[float, bytes]:
     return time.monotonic() - began, b""
 
 
-def visit(target: Target, row: Tally) -> None:
-    """Somebody looks at the list and at the good run."""
+def visit(target: Target, row: Tally) -> float:
+    """Somebody looks at the list and at the good run; how long the slower of them took."""
     row.done += 1
     seconds, listed = knock(target)
     found = re.search(rb'href="(run/[0-9a-f]{16})">good<', listed)
     if found is None:
         kind = HANG if not listed else UNREADABLE
         row.find(kind, f"the list was not served in {seconds:.1f} s: {listed[:200]!r}")
-        return
+        return seconds
     more, page = knock(target, found[1].decode())
     if b" 200 " not in page[:20]:
         row.find(HANG if not page else UNREADABLE, f"the run was not served in {more:.1f} s: {page[:200]!r}")
-    target.slowest = max(target.slowest, seconds, more)
+    return max(seconds, more)
 
 
 def crowd(target: Target, row: Tally) -> None:
@@ -213,17 +172,17 @@ def crowd(target: Target, row: Tally) -> None:
         row.find(HANG, f"one of {BURST} honest requests at once was not served in {BOUND:g} s")
 
 
-def keep_slow(target: Target, dice: random.Random) -> None:
+def keep_slow(target: Target, slow: list[socket.socket]) -> None:
     """Clients that say a byte now and then, always as many of them."""
-    for client in list(target.slow):
+    for client in list(slow):
         try:
             client.sendall(b"A")
         except OSError:
             client.close()
-            target.slow.remove(client)
-    while len(target.slow) < SLOW:
+            slow.remove(client)
+    while len(slow) < SLOW:
         try:
-            target.slow.append(target.connect(1.0))
+            slow.append(target.connect(1.0))
         except OSError:
             return
 
@@ -245,17 +204,20 @@ def run(place: Path, count: int, seed: int) -> Book:
     book, dice, errors = Book(), random.Random(seed), place / "errors"
     bad, good = book.row("hostile requests to `sordino serve`"), book.row("honest requests between them")
     with serving(furnish(place), errors) as target:
-        visit(target, good)
-        while bad.done < count:
-            keep_slow(target, dice)
+        slow: list[socket.socket] = []
+        slowest = visit(target, good)
+        while bad.done < count and in_time():
+            keep_slow(target, slow)
             attack(target, dice, bad, min(AT_ONCE, count - bad.done))
-            visit(target, good)
-        for client in target.slow:
+            slowest = max(slowest, visit(target, good))
+        for client in slow:
             client.close()
         crowd(target, good)
         if target.process.poll() is not None:
             bad.find(TRACEBACK, "the server has ended")
     if text := errors.read_text().strip():
         bad.find(TRACEBACK, text[-1500:])
-    good.notes.append(f"slowest honest answer: {target.slowest:.2f} s")
+    if (place / "marker").exists():
+        bad.find(CODE, "a folder in the list was executed")
+    good.notes.append(f"slowest honest answer: {slowest:.2f} s")
     return book

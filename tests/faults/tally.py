@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,6 +18,19 @@ HANG = "hangs"
 LEAK = "leaks"
 KINDS = (UNDER_COUNT, UNREADABLE, TRACEBACK, CODE, HANG, LEAK)
 """A run that nobody damaged and that cannot be read, priced or gone on with counts as unreadable."""
+
+
+_end = [math.inf]
+
+
+def stop_after(seconds: float) -> None:
+    """From now on, here and in the children, suites begin nothing new after so many seconds."""
+    _end[0] = time.monotonic() + seconds
+
+
+def in_time() -> bool:
+    """Whether something new may be begun; the table states what was done."""
+    return time.monotonic() < _end[0]
 
 
 @dataclass
