@@ -159,8 +159,8 @@ class Recipe:
     def _covered(self, step: int) -> range:
         """The steps that an event charged at `step` pays for; where the noise is constant one stands for all."""
         assert self.steps is not None
-        last = min(step + self._covers, self.steps) if not isinstance(self.noise_schedule, Constant) else step + 1
-        return range(step, max(step + 1, last))
+        last = min(step + self._covers, self.steps)
+        return range(step, step + 1 if isinstance(self.noise_schedule, Constant) else max(step + 1, last))
 
     def plan(self, start: int = 0) -> list[tuple[DpEvent, int]]:
         """Every event from step `start` to the end, equal neighbours counted together."""
