@@ -1,5 +1,6 @@
 """A checkpoint is whole or it is not used."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,13 @@ def test_code_hidden_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         checkpoint.read_newest(tmp_path)
     assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="FIFOs and devices are POSIX's")
+def test_a_pipe_or_an_endless_device_is_refused_and_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint-000000009.pt"
+    for make in (os.mkfifo, lambda at: at.symlink_to("/dev/zero")):
+        make(path)
+        with pytest.raises(CheckpointError, match="no plain file"):
+            checkpoint.read_newest(tmp_path)
+        path.unlink()

@@ -116,6 +116,8 @@ def _newest_first(directory: Path) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():  # a pipe would be waited for, and a device can be without end
+        raise CheckpointError(f"{path} is no plain file: remove it and look where it came from")
     try:
         header, _, body = path.read_bytes().partition(b"\n")
     except OSError as error:

@@ -13,7 +13,7 @@ from tests.faults.tally import Book, Tally
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="SIGKILL, fork and FIFOs are POSIX's")
 
-SMALL = {"kills": 3, "mutations": 8, "hostile": 2, "interrupts": 3, "readers": 20}
+SMALL = {"kills": 2, "mutations": 3, "hostile": 2, "interrupts": 2, "readers": 20}
 ROWS = {
     "kills": "kills: ",
     "mutations": "mutations: ",
