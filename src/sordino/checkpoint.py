@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 import stat
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -128,7 +129,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not a {CHECKPOINT} file")
     if fields[2] != str(len(body)) or fields[1] != _checksum(body, " ".join(fields[3:])):
         raise CheckpointError(f"{path} is damaged: its checksum does not match")
-    with one_line(f"{path} holds objects that are not plain tensors and numbers"):
+    with one_line(f"{path} holds objects that are not plain tensors and numbers"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's words about what it refuses would stand above ours
         state = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
     return _sound(state, path, fields[3:])
 

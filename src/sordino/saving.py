@@ -29,9 +29,9 @@ def begin(bench: Bench, directory: Path) -> None:
     except InvalidInput as error:
         _log.info("the recipe is not written to %s: %s", directory, error)
         toml = None
-    bench.ledger = bench.ledger.copy_to(directory / LEDGER)
-    if toml is not None:
+    if toml is not None:  # first: a ledger without its recipe, left by a kill, could not be priced by whoever finds it
         checkpoint.write_durably(directory / "recipe.toml", toml.encode())
+    bench.ledger = bench.ledger.copy_to(directory / LEDGER)
 
 
 @contextmanager

@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="keep all rows and findings in this file")
     parser.add_argument("--minutes", type=float, help="begin nothing new after so long; the table states what was done")
     parser.add_argument("--table", type=Path, nargs="+", help="print the table of such files, and run nothing")
+    parser.add_argument("--bound", type=float, default=requests.BOUND, help="seconds for an honest request")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--findings", type=int, default=30, help="how many findings to print")
@@ -97,6 +98,7 @@ def main() -> None:
         name: (0 if options.only else SUITES[name][1]) if count is None else count for name, count in given.items()
     }
     torch.set_num_threads(1)
+    requests.BOUND = options.bound
     began = time.monotonic()
     if options.minutes is not None:
         stop_after(60 * options.minutes)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.faults import folders, hostile
-from tests.faults.serving import Target, serving
+from tests.faults.serving import START, Target, serving
 from tests.faults.tally import CODE, HANG, LEAK, TRACEBACK, UNREADABLE, Book, Tally, in_time
 
 AT_ONCE = 64
@@ -204,6 +204,8 @@ def run(place: Path, count: int, seed: int) -> Book:
     book, dice, errors = Book(), random.Random(seed), place / "errors"
     bad, good = book.row("hostile requests to `sordino serve`"), book.row("honest requests between them")
     with serving(furnish(place), errors) as target:
+        rows = [row for row in target.get(timeout=START).split("<tr>") if ">good<" in row]
+        target.page(rows[0], START)  # the first page starts a reader of its own, which is not what is timed
         slow: list[socket.socket] = []
         slowest = visit(target, good)
         while bad.done < count and in_time():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,26 +16,25 @@ pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="SIGKILL, fork and FIFOs are POSIX's"),
 ]
 
-SMALL = {"kills": 6, "mutations": 20, "hostile": 4, "requests": 150, "interrupts": 5, "readers": 60}
+SMALL = {"kills": 2, "mutations": 3, "hostile": 2, "interrupts": 2, "readers": 20}
 ROWS = {
     "kills": "kills: ",
     "mutations": "mutations: ",
     "hostile": "commands on hostile folders",
-    "requests": "hostile requests",
-    "honest": "honest requests",
     "interrupts": "interrupted loops",
     "readers": "reads beside",
     "writers": "second writers",
 }
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Tally]:
+def do(place: Path, counts: dict[str, int]) -> list[Tally]:
     """All of them once, in a process of its own, which has one thread when it forks."""
-    path = tmp_path_factory.mktemp("faults") / "rows.json"
+    path = place / "rows.json"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    counts = [word for name, count in SMALL.items() for word in (f"--{name}", str(count))]
-    command = [sys.executable, "-m", "tests.faults", "--workers", "1", "--write", str(path), *counts]
+    words = [word for name, count in counts.items() for word in (f"--{name}", str(count))]
+    # Other tests run beside this one, on every core: what is late here by some seconds is no hang.
+    limits = ["--only", "--workers", "1", "--bound", "60"]
+    command = [sys.executable, "-m", "tests.faults", *limits, "--write", str(path), *words]
     done = subprocess.run(command, env=environment, timeout=900, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), f"{done.stdout}\n{done.stderr[-3000:]}"
     found = Book.read(path)
@@ -42,9 +42,25 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Tally]:
     return found
 
 
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Tally]:
+    return do(tmp_path_factory.mktemp("faults"), SMALL)
+
+
+def check(rows: list[Tally], least: int) -> None:
+    assert sum(row.done for row in rows) >= least
+    findings = [f"{row.name}: {kind}: {what}" for row in rows for kind, what in row.findings]
+    assert not findings, "\n\n".join(findings[:5])
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_nothing_is_found(rows: list[Tally], name: str) -> None:
-    mine = [row for row in rows if row.name.startswith(ROWS[name])]
-    assert sum(row.done for row in mine) >= SMALL.get(name, 6)
-    findings = [f"{row.name}: {kind}: {what}" for row in mine for kind, what in row.findings]
-    assert not findings, "\n\n".join(findings[:5])
+    # Folders are asked about by five commands each; of second writers there is one for each trick.
+    least = {"hostile": 10, "writers": 6, "readers": 20}.get(name) or SMALL[name]
+    check([row for row in rows if row.name.startswith(ROWS[name])], least)
+
+
+@pytest.mark.slow
+def test_a_server_under_siege_answers(tmp_path: Path) -> None:
+    """The server's own tests have the fast versions."""
+    check(do(tmp_path, {"requests": 200}), 400)

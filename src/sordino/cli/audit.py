@@ -87,6 +87,8 @@ def _audit_run(run: Path, trials: int, seed: int | None, trust_code: bool, as_js
     from sordino.audit.run import audit_run
     from sordino.cli.session import reopen
 
+    if (run / "audit.json").is_symlink():  # before minutes of work whose result could not be kept
+        raise InvalidInput(f"cannot write {run / 'audit.json'}: it is a link, which could lead anywhere: remove it")
     session = reopen(run, trust_code=trust_code, prepare=False)
     try:
         with _progress() as progress:
