@@ -401,3 +401,32 @@ def test_what_was_released_before_training_is_part_of_the_price(tmp_path: Path) 
     again = private(budgeted())
     again.load(tmp_path / "run")
     assert (GaussianDpEvent(8.0), 1) in again.bench.ledger.events()
+
+
+class _Sequences(Dataset[Any]):
+    """Forty steps each, so that a batch with the time first has more rows than a draw has records."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.linspace(0, index / 64, 40).unsqueeze(1), index % 2
+
+
+def _time_first(items: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    return torch.stack([x for x, _ in items], 1), torch.tensor([y for _, y in items])
+
+
+def test_workers_leave_batches_whole_whose_first_dimension_is_time() -> None:
+    model = nn.Linear(1, 2)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]).mean(0), batch[1], reduction="none")
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run = Private(model, optimizer, _Sequences(), loss, calibrated(64, steps=2), collate=_time_first, seed=1)
+    for x, y in run.loader(num_workers=1):
+        assert tuple(x.shape) == (40, len(y), 1)
+        run.backward(loss(model, (x, y)))
+        optimizer.step()
+    assert run.position == 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -128,10 +129,12 @@ class UserLoop:
     def _prefetched(self, num_workers: int) -> Iterator[tuple[Draw, Callable[[Draw], Batch]]]:
         bench = self.bench
         coins = (bench.draw().indices for _ in iter(int, 1))
-        loader = DataLoader(_ByDraw(bench.records), batch_size=None, sampler=coins, num_workers=num_workers)
+        loader = DataLoader(
+            _ByDraw(bench.records), batch_size=None, sampler=coins, num_workers=num_workers, collate_fn=_as_it_is
+        )
         for indices, data in loader:
-            draw = Draw(indices)
-            yield draw, _slicer(data, bench.device)
+            by_rows = bench.records.by_rows
+            yield Draw(indices), _slicer(data, bench.device) if by_rows else _grouper(data, bench)
 
     def _offer(
         self, position: int, draw: Draw | None, fetch: Callable[[Draw], Batch], microbatch: int | None
@@ -245,7 +248,12 @@ class _ByDraw(Dataset[Any]):
         self.records = records
 
     def __getitem__(self, indices: Tensor) -> tuple[Tensor, Any]:
-        return indices, self.records.raw(indices) if len(indices) else None
+        return indices, self.records.loaded(indices) if len(indices) else None
+
+
+def _as_it_is(loaded: Any) -> Any:
+    """Torch would make tensors of the numbers in single records."""
+    return loaded
 
 
 def _whole(data: Any) -> Draw:
@@ -270,3 +278,9 @@ def _slicer(data: Any, device: torch.device) -> Callable[[Draw], Batch]:
         return Batch(here, len(part), lambda i: tree_map(lambda x: x[i : i + 1], here))
 
     return fetch
+
+
+def _grouper(items: Any, bench: steps.Bench) -> Callable[[Draw], Batch]:
+    """Collate parts of one draw's records in order, where a collated batch cannot be cut into examples."""
+    left = iter(items)
+    return lambda part: bench.records.together(list(islice(left, len(part))), bench.device)

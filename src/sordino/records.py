@@ -26,7 +26,7 @@ class Records:
         self.collate = collate
         self._tensors = None if collate else _as_tensors(dataset)
         self.count = self._length()
-        self._by_rows = collate is None or self._collates_rows()
+        self.by_rows = collate is None or self._collates_rows()
 
     def _length(self) -> int:
         if self._tensors is not None:
@@ -47,15 +47,22 @@ class Records:
     def fetch(self, indices: Tensor | Sequence[int], device: torch.device) -> Batch:
         """Collate the records at `indices`, in that order."""
         where = torch.as_tensor(indices, dtype=torch.int64)
-        if self._by_rows:
+        if self.by_rows:
             data = _moved(self.raw(where), device)
             return Batch(data, len(where), lambda i: _moved(self.raw(where[i : i + 1]), device))
-        items = self._items(where)  # kept, because an augmentation would give other ones the next time
+        return self.together(self._items(where), device)  # kept, as an augmentation would give others the next time
+
+    def together(self, items: Sequence[Any], device: torch.device) -> Batch:
+        """Records that were loaded already, collated in a way that does not put examples first."""
 
         def regroup(places: Sequence[int]) -> Any:
             return _moved(self._collated([items[i] for i in places]), device)
 
-        return Batch(_moved(self._collated(items), device), len(where), lambda i: regroup([i]), False, regroup)
+        return Batch(_moved(self._collated(items), device), len(items), lambda i: regroup([i]), False, regroup)
+
+    def loaded(self, indices: Tensor) -> Any:
+        """What a loader's worker sends: a batch that can be cut by rows, else the records one by one."""
+        return self.raw(indices) if self.by_rows else self._items(indices)
 
     def raw(self, indices: Tensor) -> Any:
         """The collated records, wherever the dataset keeps them."""
@@ -92,7 +99,7 @@ class Records:
                 return _moved(self._collated([copy.deepcopy(loaded[indices[i]]) for i in places]), device)
 
             whole = regroup(range(len(indices)))
-            return Batch(whole, len(indices), lambda i: regroup([i]), self._by_rows, regroup)
+            return Batch(whole, len(indices), lambda i: regroup([i]), self.by_rows, regroup)
 
         return fetch
 

@@ -25,7 +25,7 @@ from sordino.noise import Seeded
 from sordino.projection import Projected
 from sordino.records import Records
 from sordino.schedules import ExponentialDecay, GrowingMu
-from sordino.selection.energy import bounded, difference
+from sordino.selection.energy import bounded, difference, losses
 from sordino.selection.line import shorten
 from sordino.selection.noisy_test import NoisyTest
 from sordino.selection.reuse import average_with_rejected
@@ -444,3 +444,19 @@ def test_recipes_survive_toml() -> None:
 def test_impossible_choices_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         dpsur(**changes).terms(0, {})
+
+
+def test_autocast_around_a_step_does_not_reach_the_losses_of_the_test() -> None:
+    seen = []
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        logits = model(batch[0])
+        if not torch.is_grad_enabled():
+            seen.append(logits.dtype)
+        return nn.functional.cross_entropy(logits.float(), batch[1], reduction="none")
+
+    run = private(recipes.dpsur(batch_size=16, validation_size=16, noise_multiplier=1.0, steps=1).for_records(64))
+    run.bench.objective.loss = loss
+    with torch.autocast("cpu", torch.bfloat16):
+        losses(run.bench, run.bench.records, torch.arange(20))
+    assert seen == [torch.float32]

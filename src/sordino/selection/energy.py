@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sordino.gradients.engine import FullPrecision
 from sordino.records import Records
 from sordino.sampling import Draw, Poisson
 
@@ -32,11 +33,15 @@ def validation_draw(attempt: Attempt, rate: float) -> Draw:
 
 
 def losses(bench: Bench, records: Records, indices: Tensor) -> Tensor:
-    """One loss per record of the model as it stands, in eval mode, in float64; each process computes its part."""
+    """One loss per record of the model as it stands, in eval mode, in float64; each process computes its part.
+
+    Autocast around the step is off and products are in full float32: coarser ones round a record's loss in another way
+    in another company.
+    """
     size = bench.microbatch or AT_ONCE
     found = torch.zeros(len(indices), dtype=torch.float64)
     mine = torch.arange(len(indices))[bench.team.own(len(indices))]
-    with torch.no_grad(), evaluating(bench.objective.model):
+    with torch.no_grad(), FullPrecision(bench.device), evaluating(bench.objective.model):
         for part in mine.split(size) if len(mine) else ():
             batch = records.fetch(indices[part], bench.device)
             found[part] = bench.objective.losses(batch.data, batch.size).double().cpu()
