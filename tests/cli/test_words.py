@@ -25,7 +25,7 @@ def at_once():
 
 
 def in_a_draw():
-    return Odd(3, 2, (1, 2, 3, 4, 16, 32))
+    return Odd(3, 2, range(1, 33))  # what the probe looks at; a draw of 55 has more
 """
 
 
@@ -33,7 +33,8 @@ def in_a_draw():
 def test_an_error_of_the_model_is_told_without_its_words(sordino, small, tmp_path, function, code):
     (tmp_path / "odd.py").write_text(MODEL)
     run = tmp_path / "run"
-    result = sordino(*small, "--epsilon", 3, "--model", f"{tmp_path / 'odd.py'}:{function}", "--run", run)
+    model = f"{tmp_path / 'odd.py'}:{function}"
+    result = sordino(*small, "--batch-size", 55, "--epsilon", 3, "--model", model, "--run", run)
     assert result.exit_code == code
     assert result.stderr.count("error: ") == 1
     assert "kept back" in result.stderr or "labels and indices must lie in" in result.stderr
@@ -48,7 +49,7 @@ def test_whoever_asks_for_a_traceback_gets_it(sordino, small, tmp_path, monkeypa
     monkeypatch.setenv("SORDINO_TRACEBACK", "1")
     (tmp_path / "odd.py").write_text(MODEL)
     model = f"{tmp_path / 'odd.py'}:in_a_draw"
-    result = sordino(*small, "--epsilon", 3, "--model", model, "--run", tmp_path / "run")
+    result = sordino(*small, "--batch-size", 55, "--epsilon", 3, "--model", model, "--run", tmp_path / "run")
     assert "Target 17171 is out of bounds" in str(result.exception)
 
 

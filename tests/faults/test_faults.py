@@ -11,10 +11,7 @@ import pytest
 
 from tests.faults.tally import Book, Tally
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(os.name != "posix", reason="SIGKILL, fork and FIFOs are POSIX's"),
-]
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="SIGKILL, fork and FIFOs are POSIX's")
 
 SMALL = {"kills": 2, "mutations": 3, "hostile": 2, "interrupts": 2, "readers": 20}
 ROWS = {
