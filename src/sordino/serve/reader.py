@@ -48,9 +48,10 @@ class Reader:
         return future
 
     def warm_up(self) -> None:
-        """Wait until the process is there, so that what it imports costs no run its time."""
-        with self._starting:
-            self._ready()
+        """Wait until the first process is there; a later one, after a kill, starts while others are answered."""
+        if self._process is None:
+            with self._starting:
+                self._ready()
 
     def stop(self) -> None:
         """End the process; the next question starts another."""
