@@ -1,7 +1,7 @@
 """Page faults: why the same step of a small network takes a fifth longer in one process than in another.
 
 glibc gives large freed blocks back to the system and fetches them again, page by page, or it keeps them, depending on
-where they happen to lie. `sordino.heap.keep` makes it keep them always.
+where they happen to lie. `sordino.lab.machine.keep` makes it keep them always.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.methods import step_of
 from benchmarks.nets import CASES
 from benchmarks.peers import seconds
-from sordino import heap
+from sordino.lab import machine
 
 CASE = "MNIST CNN 26k, 256"
 TURN = 2.0
@@ -35,7 +35,7 @@ def named(method: str, kept: bool) -> str:
 
 def _alone(method: str, kept: bool) -> dict[str, float]:
     if kept:
-        heap.keep()
+        machine.keep()
     step = step_of(method, CASES[CASE])
     for _ in range(3):
         step()

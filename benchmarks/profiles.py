@@ -13,9 +13,9 @@ from dp_accounting import GaussianDpEvent
 from benchmarks.methods import batch_of, trainable
 from benchmarks.nets import CASES, Case, losses
 from benchmarks.peers import Peak
-from sordino import heap
 from sordino.accounting.ledger import Receipt
 from sordino.gradients import BookKeeping, Objective
+from sordino.lab import machine
 from sordino.noise import Secure, perturb
 
 PARTS = ("SGD: forward", "SGD: backward", "SGD: update", "forward, backward, norms", "weighted sums", "noise", "update")
@@ -79,7 +79,7 @@ def profile(case: Case, starts: int, clock: type[Clock] = Clock) -> Parts:
 def _alone(kind: str, case_name: str, clock_type: type[Clock]) -> Parts:
     clock = clock_type()
     if clock_type is Clock:
-        heap.keep()  # or page faults, which come and go with the process, would drown the arithmetic (`heaps`)
+        machine.keep()  # or page faults, which come and go with the process, would drown the arithmetic (`heaps`)
     step = (_ordinary if kind == "ordinary" else _private)(CASES[case_name], clock)
     for _ in range(2):
         step()

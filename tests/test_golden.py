@@ -17,9 +17,9 @@ from sordino import Recipe, recipes
 from sordino.accounting import Ledger
 from sordino.accounting.erasure import AnnealedErasure, Erasure
 from sordino.accounting.events import DpEvent, from_json, to_json
-from sordino.accounting.filter import Filtered
-from sordino.accounting.projected import ProjectedGaussian
-from sordino.accounting.step_length import NoisyMinimum
+from sordino.accounting.filtered import Filtered
+from sordino.accounting.jl_gaussian import ProjectedGaussian
+from sordino.accounting.noisy_minimum import NoisyMinimum
 from sordino.cli import config
 from sordino.cli.commands import app
 from sordino.data.tabular_labels import Unlisted

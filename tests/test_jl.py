@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from sordino import Budget, Recipe
-from sordino.accounting.projected import ProjectedGaussian
+from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.errors import InvalidInput
 from sordino.gradients import Objective
 from sordino.noise import Seeded

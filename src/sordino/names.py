@@ -18,7 +18,7 @@ from sordino.errors import InvalidInput
 SLOTS: dict[str, dict[str, str]] = {
     "Recipe": {"recipe": "sordino.recipe:Recipe"},
     "Budget": {"budget": "sordino.accounting.budget:Budget"},
-    "Filter": {"rdp-filter": "sordino.accounting.filter:Filter"},
+    "Filter": {"rdp-filter": "sordino.accounting.filtered:Filter"},
     "Optimizer": {"optimizer": "sordino.propose:Optimizer"},
     "Schedule": {
         "constant": "sordino.schedules:Constant",
@@ -105,10 +105,10 @@ _EVENTS = {
     "truncated-subsampled-gaussian": "dp_accounting.dp_event:TruncatedSubsampledGaussianDpEvent",
     "erasure": "sordino.accounting.erasure:Erasure",
     "annealed-erasure": "sordino.accounting.erasure:AnnealedErasure",
-    "paid-by-epoch": "sordino.accounting.epoch:PaidByEpoch",
-    "noisy-minimum": "sordino.accounting.step_length:NoisyMinimum",
-    "filtered": "sordino.accounting.filter:Filtered",
-    "jl-gaussian": "sordino.accounting.projected:ProjectedGaussian",
+    "paid-by-epoch": "sordino.accounting.paid_by_epoch:PaidByEpoch",
+    "noisy-minimum": "sordino.accounting.noisy_minimum:NoisyMinimum",
+    "filtered": "sordino.accounting.filtered:Filtered",
+    "jl-gaussian": "sordino.accounting.jl_gaussian:ProjectedGaussian",
     "unlisted": "sordino.data.tabular_labels:Unlisted",
 }
 

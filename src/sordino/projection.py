@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sordino.accounting import calibration
 from sordino.accounting.events import to_json
-from sordino.accounting.projected import ProjectedGaussian
+from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.errors import InvalidInput
 from sordino.gradients import Engine, projected
 from sordino.noise import Source

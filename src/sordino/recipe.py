@@ -15,8 +15,8 @@ from dp_accounting import DpEvent
 from sordino import toml
 from sordino.accounting import calibration, gdp, pricing
 from sordino.accounting.budget import Budget
-from sordino.accounting.epoch import PaidByEpoch
-from sordino.accounting.filter import Filter
+from sordino.accounting.filtered import Filter
+from sordino.accounting.paid_by_epoch import PaidByEpoch
 from sordino.accounting.pricing import Basis
 from sordino.errors import InvalidInput
 from sordino.names import PARTS

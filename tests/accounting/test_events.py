@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sordino.accounting.events import from_json, leaves, merge, tally, to_json
-from sordino.accounting.projected import ProjectedGaussian
+from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.errors import InvalidInput
 
 noises = st.floats(1e-3, 1e3)

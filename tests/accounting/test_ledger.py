@@ -15,8 +15,8 @@ from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, PoissonSamp
 
 from sordino.accounting import store
 from sordino.accounting.events import to_json
+from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.accounting.ledger import Ledger, Receipt
-from sordino.accounting.projected import ProjectedGaussian
 from sordino.errors import InvalidInput, LedgerError
 
 STEP = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.1))

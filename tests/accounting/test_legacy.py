@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
+from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.accounting.ledger import Ledger
-from sordino.accounting.projected import ProjectedGaussian
 from sordino.errors import LedgerError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "ledger-0.1"

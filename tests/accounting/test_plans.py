@@ -12,7 +12,7 @@ from scipy.special import log_ndtr, ndtr
 from sordino.accounting import plans
 from sordino.accounting.budget import Budget
 from sordino.accounting.composition import Array
-from sordino.accounting.filter import Filter
+from sordino.accounting.filtered import Filter
 from sordino.accounting.gdp import gaussian_epsilon
 from sordino.accounting.ledger import Ledger
 from sordino.accounting.plans import Plan

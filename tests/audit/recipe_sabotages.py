@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sordino import Private, Recipe, recipes, step
-from sordino.accounting import curves, erasure, projected
+from sordino.accounting import curves, erasure, jl_gaussian
 from sordino.accounting.pld import PrivacyLossDistribution
 from sordino.gradients import Engine
 from sordino.gradients import projected as projected_engine
@@ -275,13 +275,13 @@ class Stale(Projected):
 
 
 def without_infinite_stretch(patch: Patch) -> None:
-    healthy = projected._levels
+    healthy = jl_gaussian._levels
 
-    def levels(event: projected.ProjectedGaussian) -> Any:
+    def levels(event: jl_gaussian.ProjectedGaussian) -> Any:
         shifts, weights, _ = healthy(event)
         return shifts, weights, 0.0
 
-    patch.setattr(projected, "_levels", levels)
+    patch.setattr(jl_gaussian, "_levels", levels)
 
 
 def added_alone(patch: Patch) -> None:

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from sordino import machine
 from sordino.errors import InvalidInput
 from sordino.features import scatter, scattering
 from sordino.features.handwriting import Handwriting, trained
 from sordino.features.kept import kept, room
+from sordino.lab import machine
 
 INPUTS = torch.arange(6.0).reshape(3, 2)
 

@@ -22,7 +22,7 @@ from sordino import step as steps
 from sordino.accounting import pricing
 from sordino.accounting.allowance import Unlimited
 from sordino.accounting.events import GaussianDpEvent, PoissonSampledDpEvent
-from sordino.accounting.filter import Filter, Filtered
+from sordino.accounting.filtered import Filter, Filtered
 from sordino.errors import InvalidInput
 from sordino.noise import Seeded
 from sordino.projection import Projected

@@ -14,7 +14,7 @@ from torch import nn
 
 from sordino import Budget, InvalidInput, Private, Recipe, recipes
 from sordino.accounting import pricing
-from sordino.accounting.step_length import NoisyMinimum
+from sordino.accounting.noisy_minimum import NoisyMinimum
 from sordino.selection.step_length import StepLength
 from tests.helpers import classification, cross_entropy, mlp, private
 

@@ -24,8 +24,8 @@ from sordino.accounting.adjacency import Adjacency
 from sordino.accounting.erasure import AnnealedErasure, Erasure
 from sordino.accounting.events import DpEvent, GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent, gaussians
 from sordino.accounting.gdp import gaussian_delta, gaussian_epsilon
+from sordino.accounting.noisy_minimum import NoisyMinimum
 from sordino.accounting.rdp import RdpPricing, merged_leaf, required_noise
-from sordino.accounting.step_length import NoisyMinimum
 from sordino.errors import InvalidInput
 
 MOST_LOSS = 1e6

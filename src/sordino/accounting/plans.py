@@ -23,8 +23,8 @@ from typing import Any
 from sordino.accounting import pricing
 from sordino.accounting.budget import Budget
 from sordino.accounting.events import DpEvent, from_json, to_json
-from sordino.accounting.filter import NAME as FILTER
-from sordino.accounting.filter import Filtered
+from sordino.accounting.filtered import NAME as FILTER
+from sordino.accounting.filtered import Filtered
 from sordino.accounting.ledger import Ledger
 from sordino.errors import InvalidInput, LedgerError
 

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from sordino.accounting.adjacency import Adjacency, required_adjacency
 from sordino.accounting.cdp import TCDP, ZCDP, ZCDP_EPOCH
 from sordino.accounting.events import DpEvent
-from sordino.accounting.filter import FilterPricing
+from sordino.accounting.filtered import FilterPricing
 from sordino.accounting.gdp import GdpPricing
 from sordino.accounting.pld import pld, sampled_pld
 from sordino.accounting.pld_accountant import PldPricing

@@ -24,8 +24,8 @@ from sordino.accounting.events import (
     SelfComposedDpEvent,
     leaves,
 )
+from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.accounting.pld import pld
-from sordino.accounting.projected import ProjectedGaussian
 from sordino.audit.bounds import Rates, delta_of_mu, epsilon_of_mu
 
 Events = list[tuple[DpEvent, int]]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino.accounting.events import DpEvent, PoissonSampledDpEvent, from_json, to_json
-from sordino.accounting.filter import Filtered
+from sordino.accounting.filtered import Filtered
 from sordino.audit.claims import Claim, Events
 from sordino.audit.instances import LOSSES, Instance
 from sordino.audit.witness import Witness

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino.accounting.epoch import PaidByEpoch
 from sordino.accounting.erasure import AnnealedErasure, Erasure
 from sordino.accounting.events import ComposedDpEvent, DpEvent, GaussianDpEvent, NoOpDpEvent, PoissonSampledDpEvent
-from sordino.accounting.filter import Filtered
+from sordino.accounting.filtered import Filtered
+from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.accounting.ledger import Ledger, Receipt
-from sordino.accounting.projected import ProjectedGaussian
+from sordino.accounting.paid_by_epoch import PaidByEpoch
 from sordino.noise import Source
 from sordino.private import Private
 

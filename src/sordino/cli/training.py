@@ -16,12 +16,12 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from sordino import heap
 from sordino.accounting import Guarantee
 from sordino.cli.common import INTERRUPTED, console, keep_json, print_json
 from sordino.cli.history import EVALUATIONS, History
 from sordino.cli.progress import Bars, Display, Lines, clock
 from sordino.cli.session import Session
+from sordino.lab import machine
 from sordino.printing import plain_number, rounded_up
 from sordino.versions import versions
 
@@ -85,7 +85,7 @@ class Outcome:
 
 def run(session: Session, *, as_json: bool = False) -> Outcome:
     """Take the steps that are left; save now and then and at the end, and try the model on held-out records."""
-    heap.keep()
+    machine.keep()
     private, started = session.private, time.monotonic()
     share = max(1, private.total // EVALUATIONS)
     every = session.config.run.save_every or share

@@ -21,11 +21,11 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from sordino import heap
 from sordino.errors import InvalidInput, SordinoError, kept_back
 from sordino.experiments import store
 from sordino.experiments.case import EVALUATIONS, Case
-from sordino.machine import cores
+from sordino.lab import machine
+from sordino.lab.machine import cores
 
 PARENT_DIED = 3
 TRIES = 2
@@ -125,7 +125,7 @@ def _started(case: Case, folder: Path, evaluations: int) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(folder, theirs, evaluations), daemon=True)
-    with heap.large_pages():
+    with machine.large_pages():
         process.start()
     theirs.close()
     return _Worker(process, ours, case)
@@ -156,7 +156,7 @@ def _serve(folder: Path, pipe: Connection, evaluations: int) -> None:
     from sordino.experiments.running import run
 
     torch.set_num_threads(1)
-    heap.keep()
+    machine.keep()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal asks everybody; the parent decides
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     _pass_on(pipe)

@@ -17,7 +17,7 @@ from sordino.data.store import cache_folder
 from sordino.errors import InvalidInput, SordinoError
 from sordino.features.kept import mapped, once, room
 from sordino.features.normalising import group_norm
-from sordino.machine import cores
+from sordino.lab.machine import cores
 
 VERSION = 1
 """Part of every cache key: raised when the same arguments would give other features."""

@@ -5,7 +5,7 @@ Prop. 2.1). All B products with one v_j are one Jacobian-vector product of the v
 an operator has no forward-mode rule they are the derivative by α of <αᵀ∇L, v_j>, the double-vjp trick (Sec. 2.1). The
 weighted sum is one ordinary backward pass of the reweighted loss.
 
-The norms are estimates, so clipping by them costs more: see `sordino.accounting.projected`. What the price assumes:
+The norms are estimates, so clipping by them costs more: see `sordino.accounting.jl_gaussian`. What the price assumes:
 - the v_j are fresh for every draw, independent of the data, and the same for all of its microbatches: otherwise one
   record more would move others to other projections (`renew`);
 - norm and sum are of the same gradient: dropout repeats its masks in every pass, and every sum is compared with the

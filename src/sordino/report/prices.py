@@ -9,7 +9,7 @@ from itertools import groupby
 
 from sordino.accounting import Basis, pricing
 from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, to_json
-from sordino.accounting.filter import Filtered
+from sordino.accounting.filtered import Filtered
 from sordino.accounting.plans import Bill
 from sordino.claims import weaker
 from sordino.errors import InvalidInput

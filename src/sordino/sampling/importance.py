@@ -23,7 +23,7 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from torch import Tensor
 
-from sordino.accounting.filter import Filter, Filtering
+from sordino.accounting.filtered import Filter, Filtering
 from sordino.distributed.sharding import whole
 from sordino.errors import InvalidInput
 from sordino.noise import Source, noised

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from dp_accounting import DpEvent, GaussianDpEvent
 
-from sordino.accounting import filter as filters
-from sordino.accounting.filter import Filter, least_noise
+from sordino.accounting import filtered as filters
+from sordino.accounting.filtered import Filter, least_noise
 from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.norms import Exact
 from sordino.schedules import Constant

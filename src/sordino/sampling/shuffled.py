@@ -13,7 +13,7 @@ from dp_accounting import GaussianDpEvent
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from sordino.accounting.epoch import PaidByEpoch
+from sordino.accounting.paid_by_epoch import PaidByEpoch
 from sordino.errors import InvalidInput
 from sordino.noise import Source
 from sordino.sampling.draw import Draw, Sampler

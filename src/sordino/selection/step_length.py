@@ -11,7 +11,7 @@ import torch
 from dp_accounting import DpEvent, PoissonSampledDpEvent
 from numpy.typing import NDArray
 
-from sordino.accounting.step_length import NoisyMinimum
+from sordino.accounting.noisy_minimum import NoisyMinimum
 from sordino.errors import InvalidInput
 from sordino.noise import settled
 from sordino.selection.energy import Array, losses, validation_draw

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from scipy.special import gammaincinv, ndtri
 from torch import Tensor
 
-from sordino.accounting.epoch import PaidByEpoch
 from sordino.accounting.erasure import AnnealedErasure, Erasure
 from sordino.accounting.events import DpEvent, PoissonSampledDpEvent, leaves
-from sordino.accounting.filter import Filtered
+from sordino.accounting.filtered import Filtered
+from sordino.accounting.paid_by_epoch import PaidByEpoch
 from sordino.audit.conformance.payments import Answer, Choice, Energy, Noised, Unseen, Verdict, answers, assigned
 from sordino.audit.conformance.tape import Entry, Release, Tape
 from sordino.errors import InvalidInput

@@ -21,9 +21,9 @@ from sordino.accounting.events import (
     PoissonSampledDpEvent,
     SelfComposedDpEvent,
 )
-from sordino.accounting.filter import Filtered
-from sordino.accounting.projected import ProjectedGaussian
-from sordino.accounting.step_length import NoisyMinimum
+from sordino.accounting.filtered import Filtered
+from sordino.accounting.jl_gaussian import ProjectedGaussian
+from sordino.accounting.noisy_minimum import NoisyMinimum
 from sordino.data.tabular_labels import Unlisted
 from sordino.errors import InvalidInput
 

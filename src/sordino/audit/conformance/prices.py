@@ -18,11 +18,11 @@ from scipy import special, stats
 
 from sordino.accounting.erasure import AnnealedErasure, Erasure
 from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, leaves, to_json
-from sordino.accounting.filter import Filtered
+from sordino.accounting.filtered import Filtered
+from sordino.accounting.jl_gaussian import ProjectedGaussian
+from sordino.accounting.noisy_minimum import NoisyMinimum
 from sordino.accounting.pld import pld
-from sordino.accounting.projected import ProjectedGaussian
 from sordino.accounting.rdp import rdp_curve
-from sordino.accounting.step_length import NoisyMinimum
 from sordino.data.tabular_labels import Unlisted
 from sordino.recipe import Recipe
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sordino.accounting import Budget, pricing
 from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, from_json, to_json
-from sordino.accounting.filter import Filter, Filtered, least_noise
+from sordino.accounting.filtered import Filter, Filtered, least_noise
 from sordino.accounting.ledger import Ledger
 from sordino.accounting.rdp import ORDERS, rdp_curve
 from sordino.errors import BudgetExhausted, InvalidInput

@@ -1,4 +1,7 @@
-"""Keep the memory that one training step frees for the next one: for programs to ask for, never done by an import."""
+"""What a process may use of its machine: the processors, and the memory that one training step frees for the next.
+
+For programs to ask for; nothing here is done by an import.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,13 @@ LARGEST = (1 << 30, 1 << 25)
 TUNABLES, LARGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
 
 
+def cores() -> int:
+    """How many processors this process may use: all, or fewer under `taskset` or in a container that pins it."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def keep() -> bool:
     """Ask glibc not to give freed memory back to the system; returns whether it agreed.
 
@@ -25,8 +35,8 @@ def keep() -> bool:
     This holds for the whole process, so a program calls it and a library does not. Elsewhere than on glibc, nothing
     happens.
 
-    >>> from sordino import heap
-    >>> heap.keep() in (True, False)
+    >>> from sordino.lab import machine
+    >>> machine.keep() in (True, False)
     True
     """
     if not sys.platform.startswith("linux"):

@@ -13,8 +13,8 @@ from scipy.special import ndtr
 
 from sordino.accounting import pricing
 from sordino.accounting.events import from_json, to_json
+from sordino.accounting.jl_gaussian import ProjectedGaussian, _levels, tail_epsilon
 from sordino.accounting.pld import pld
-from sordino.accounting.projected import ProjectedGaussian, _levels, tail_epsilon
 from sordino.errors import InvalidInput
 
 RATE, NOISE, STEPS, DELTA = 256 / 60_000, 1.3, 1172, 1e-5

@@ -9,15 +9,15 @@ import sys
 
 import pytest
 
-from sordino import heap
+from sordino.lab import machine
 
 COUNTED = """
 import resource, sys
 import torch
-from sordino import heap
+from sordino.lab import machine
 
 if sys.argv[1] == "keep":
-    assert heap.keep()
+    assert machine.keep()
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -49,13 +49,13 @@ def test_a_kept_heap_takes_no_page_faults_once_it_has_grown():
 
 
 def test_elsewhere_nothing_happens(monkeypatch):
-    monkeypatch.setattr(heap.sys, "platform", "darwin")
-    assert heap.keep() is False
+    monkeypatch.setattr(machine.sys, "platform", "darwin")
+    assert machine.keep() is False
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: object())
-    assert heap.keep() is False
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: object())
+    assert machine.keep() is False
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_another_c_library_is_left_alone(monkeypatch):
 )
 def test_children_ask_for_large_pages_unless_something_was_chosen(before, within, monkeypatch):
     if before is None:
-        monkeypatch.delenv(heap.TUNABLES, raising=False)
+        monkeypatch.delenv(machine.TUNABLES, raising=False)
     else:
-        monkeypatch.setenv(heap.TUNABLES, before)
-    with heap.large_pages():
-        asked = [sys.executable, "-c", f"import os; print(os.environ[{heap.TUNABLES!r}])"]
+        monkeypatch.setenv(machine.TUNABLES, before)
+    with machine.large_pages():
+        asked = [sys.executable, "-c", f"import os; print(os.environ[{machine.TUNABLES!r}])"]
         child = subprocess.run(asked, capture_output=True, text=True, check=True)
     assert child.stdout.strip() == within
-    assert os.environ.get(heap.TUNABLES) == before
+    assert os.environ.get(machine.TUNABLES) == before
