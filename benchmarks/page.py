@@ -190,7 +190,7 @@ steps of fresh processes, with glibc as it is and told to keep its heap:
 {heap}
 
 With kept heaps the quickest starts have a ratio of {heap_ratio}. `sordino train` and the workers of `sordino compare`
-keep theirs; in a program of your own, `from sordino.lab import machine` and `machine.keep()` do it. The workers also ask for
+keep theirs; in a program of your own, `sordino.lab.machine.keep()` does it. The workers also ask for
 large pages (`GLIBC_TUNABLES=glibc.malloc.hugetlb=1` in the environment does it for any program, where the system has
 them), and scattering features for CNNs lie channels last; tensors of images of your own can too. Neither is in the
 times of this page.

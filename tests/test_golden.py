@@ -16,14 +16,14 @@ from dp_accounting import dp_event as dp
 from sordino import Recipe, recipes
 from sordino.accounting import Ledger
 from sordino.accounting.erasure import AnnealedErasure, Erasure
-from sordino.accounting.events import DpEvent, from_json, to_json
+from sordino.accounting.events import NAMES_OF_0_1, DpEvent, from_json, to_json
 from sordino.accounting.filtered import Filtered
 from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.accounting.noisy_minimum import NoisyMinimum
+from sordino.accounting.unlisted import Unlisted
 from sordino.cli import config
 from sordino.cli.commands import app
-from sordino.data.tabular_labels import Unlisted
-from sordino.names import EVENTS, PARTS
+from sordino.names import PARTS
 from sordino.schedules import Levels, PerEpoch
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -84,7 +84,7 @@ def test_every_recipe_and_every_name_of_0_1_is_among_the_golden_files() -> None:
     text = "".join(path.read_text() for path in (GOLDEN / "recipes").glob("*.toml"))
     assert {old for old in PARTS.old if f'"{old}"' not in text} == set()
     events = (GOLDEN / "events.json").read_text()
-    assert {old for old in EVENTS.old if f'\\"{old}\\"' not in events} == set()
+    assert {old for old in NAMES_OF_0_1 if f'\\"{old}\\"' not in events} == set()
 
 
 def test_the_events_of_0_1_are_read() -> None:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sordino.accounting.chain import Key
 from sordino.accounting.ledger import Ledger
-from sordino.accounting.signing import Key
 from sordino.errors import LedgerError, LedgerForked, LedgerRolledBack
 
 LEDGER, HISTORY, OUTCOME = "ledger.sqlite", "history.jsonl", "outcome.json"

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import get_args
 
 from sordino.accounting import plans, pricing
-from sordino.accounting.allowance import Planned, Runs
+from sordino.accounting.budget import Prepaid
+from sordino.accounting.events import Events
 from sordino.accounting.guarantee import CONDITION as CONDITION
 from sordino.accounting.guarantee import UNPROTECTED as UNPROTECTED
 from sordino.accounting.guarantee import Guarantee
@@ -53,7 +54,7 @@ def guarantee_of(
     return Guarantee(
         epsilon=bill.epsilon(delta, accountant, adjacency),
         delta=delta,
-        basis=weaker(recipe.basis, pricing.required_accountant(accountant).basis),
+        basis=weaker(recipe.basis, pricing.require_accountant(accountant).basis),
         unit="record",
         adjacency=adjacency,
         accountant=accountant,
@@ -63,7 +64,7 @@ def guarantee_of(
     )
 
 
-def announce_together(ledger: Ledger, recipe: Recipe, before: Runs) -> None:
+def announce_together(ledger: Ledger, recipe: Recipe, before: Events) -> None:
     """Declare releases that come `before` training, such as statistics of the data, and the training as one plan.
 
     To be called before the first of them. Which of them are made may then depend on the others: all are priced. Where
@@ -74,7 +75,7 @@ def announce_together(ledger: Ledger, recipe: Recipe, before: Runs) -> None:
     start = len(ledger) if earlier is None else earlier.after
     if earlier is not None:
         before = [*ledger.events(), *before]
-    training = Planned(recipe.budget, before, recipe.plan()).left if recipe.budget else recipe.plan()
+    training = Prepaid(recipe.budget, before, recipe.plan()).left if recipe.budget else recipe.plan()
     events = tuple(before) if recipe.rdp_filter else (*before, *training)
     count, again = sum(times for _, times in before), len(ledger) - start
     plans.declare(ledger, plans.Plan(events, start, name, count, recipe.budget, replaces=number, repeated=again))

@@ -42,7 +42,7 @@ class CheckpointError(SordinoError):
     """No readable checkpoint, or one that does not belong to this run."""
 
 
-def kept_back(error: BaseException) -> str:
+def locate_error(error: BaseException) -> str:
     """An error of somebody else's by its type and place alone: its words may tell labels, values and sizes (law 7)."""
     places = traceback.extract_tb(error.__traceback__)
     place = f"{Path(places[-1].filename).name}:{places[-1].lineno}" if places else "an unknown place"

@@ -1,13 +1,12 @@
-"""Names on disk are not places in code: what a recipe's TOML and a ledger's events call their classes.
+"""Names on disk are not places in code: what a recipe's TOML calls its parts (events: `sordino.accounting.events`).
 
 A file may come from anybody. It can therefore only say a name that stands in the tables below; nothing is imported
 because a file names it. A class that moves changes the right-hand side of its line; a name, once written, stays
-readable for ever. Version 0.1 wrote the dotted path of the class: those names are in `PARTS_OF_0_1`, `EVENTS_OF_0_1`.
+readable for ever. Version 0.1 wrote the dotted path of the class: those names are in `PARTS_OF_0_1`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,59 +84,6 @@ PARTS_OF_0_1 = {
     "selection.noisy_test.NoisyTest": "noisy-test",
 }
 
-_EVENTS = {
-    "nothing": "dp_accounting.dp_event:NoOpDpEvent",
-    "non-private": "dp_accounting.dp_event:NonPrivateDpEvent",
-    "unsupported": "dp_accounting.dp_event:UnsupportedDpEvent",
-    "randomized-response": "dp_accounting.dp_event:RandomizedResponseDpEvent",
-    "gaussian": "dp_accounting.dp_event:GaussianDpEvent",
-    "laplace": "dp_accounting.dp_event:LaplaceDpEvent",
-    "discrete-laplace": "dp_accounting.dp_event:DiscreteLaplaceDpEvent",
-    "repeated": "dp_accounting.dp_event:SelfComposedDpEvent",
-    "composed": "dp_accounting.dp_event:ComposedDpEvent",
-    "poisson-sampled": "dp_accounting.dp_event:PoissonSampledDpEvent",
-    "sampled-with-replacement": "dp_accounting.dp_event:SampledWithReplacementDpEvent",
-    "sampled-without-replacement": "dp_accounting.dp_event:SampledWithoutReplacementDpEvent",
-    "tree-aggregation": "dp_accounting.dp_event:SingleEpochTreeAggregationDpEvent",
-    "repeat-and-select": "dp_accounting.dp_event:RepeatAndSelectDpEvent",
-    "mixture-of-gaussians": "dp_accounting.dp_event:MixtureOfGaussiansDpEvent",
-    "zcdp": "dp_accounting.dp_event:ZCDpEvent",
-    "truncated-subsampled-gaussian": "dp_accounting.dp_event:TruncatedSubsampledGaussianDpEvent",
-    "erasure": "sordino.accounting.erasure:Erasure",
-    "annealed-erasure": "sordino.accounting.erasure:AnnealedErasure",
-    "paid-by-epoch": "sordino.accounting.paid_by_epoch:PaidByEpoch",
-    "noisy-minimum": "sordino.accounting.noisy_minimum:NoisyMinimum",
-    "filtered": "sordino.accounting.filtered:Filtered",
-    "jl-gaussian": "sordino.accounting.jl_gaussian:ProjectedGaussian",
-    "unlisted": "sordino.data.tabular_labels:Unlisted",
-}
-
-EVENTS_OF_0_1 = {
-    "dp_accounting.dp_event.NoOpDpEvent": "nothing",
-    "dp_accounting.dp_event.NonPrivateDpEvent": "non-private",
-    "dp_accounting.dp_event.UnsupportedDpEvent": "unsupported",
-    "dp_accounting.dp_event.RandomizedResponseDpEvent": "randomized-response",
-    "dp_accounting.dp_event.GaussianDpEvent": "gaussian",
-    "dp_accounting.dp_event.LaplaceDpEvent": "laplace",
-    "dp_accounting.dp_event.DiscreteLaplaceDpEvent": "discrete-laplace",
-    "dp_accounting.dp_event.SelfComposedDpEvent": "repeated",
-    "dp_accounting.dp_event.ComposedDpEvent": "composed",
-    "dp_accounting.dp_event.PoissonSampledDpEvent": "poisson-sampled",
-    "dp_accounting.dp_event.SampledWithReplacementDpEvent": "sampled-with-replacement",
-    "dp_accounting.dp_event.SampledWithoutReplacementDpEvent": "sampled-without-replacement",
-    "dp_accounting.dp_event.SingleEpochTreeAggregationDpEvent": "tree-aggregation",
-    "dp_accounting.dp_event.RepeatAndSelectDpEvent": "repeat-and-select",
-    "dp_accounting.dp_event.MixtureOfGaussiansDpEvent": "mixture-of-gaussians",
-    "dp_accounting.dp_event.ZCDpEvent": "zcdp",
-    "dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent": "truncated-subsampled-gaussian",
-    "sordino.accounting.erasure.Erasure": "erasure",
-    "sordino.accounting.erasure.AnnealedErasure": "annealed-erasure",
-    "sordino.accounting.step_length.NoisyMinimum": "noisy-minimum",
-    "sordino.accounting.filter.Filtered": "filtered",
-    "sordino.accounting.projected.ProjectedGaussian": "jl-gaussian",
-    "sordino.data.tabular_labels.Unlisted": "unlisted",
-}
-
 
 @dataclass(frozen=True)
 class Names:
@@ -187,17 +133,3 @@ class Names:
 
 
 PARTS = Names("part", {name: place for slot in SLOTS.values() for name, place in slot.items()}, PARTS_OF_0_1)
-EVENTS = Names("event", _EVENTS, EVENTS_OF_0_1)
-
-
-def fits(value: object, kind: str) -> bool:
-    """Whether a plain value of a file can stand where the annotation says `kind`, such as ``int | str``."""
-    return any(_fits(value, one) for one in kind.split(" | "))
-
-
-def _fits(value: object, kind: str) -> bool:
-    if isinstance(value, bool) or kind not in ("int", "float"):
-        return isinstance(value, {"bool": bool, "str": str, "None": type(None)}.get(kind, ()))
-    if isinstance(value, int):
-        return abs(value) < 2**63  # beyond that, arithmetic with floats fails
-    return kind == "float" and isinstance(value, float) and not math.isnan(value)

@@ -15,10 +15,11 @@ from torch.distributed import ProcessGroup
 
 from sordino import books, checkpoint, saving, validation
 from sordino.accounting import plans
-from sordino.accounting.allowance import Allowance, Planned, Runs, Unlimited
+from sordino.accounting.budget import Allowance, Prepaid, Unlimited
+from sordino.accounting.events import Events
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger
-from sordino.accounting.pricing import required_accountant
+from sordino.accounting.pricing import require_accountant
 from sordino.claims import CONDITION, UNPROTECTED, conditions_of, guarantee_of, weaker
 from sordino.distributed import agreement, reflected, sharding, team_of
 from sordino.errors import BudgetExhausted, InvalidInput, LedgerError
@@ -286,9 +287,9 @@ class Private:
     def _announce(self, resumed: bool) -> list[tuple[str, str]]:
         recipe, ledger, allowance = self.bench.recipe, self.bench.ledger, self.bench.allowance
         if recipe.rdp_filter is not None:
-            left: Runs = ()
+            left: Events = ()
         else:
-            left = allowance.left if isinstance(allowance, Planned) else recipe.plan(self.position)
+            left = allowance.left if isinstance(allowance, Prepaid) else recipe.plan(self.position)
         plans.announce(ledger, recipe.fingerprint(), left, budget=recipe.budget, resumed=resumed)
         self._announced = True
         kinds = (plans.KIND, UNPROTECTED, CONDITION)
@@ -339,10 +340,10 @@ def _allowance(recipe: Recipe, ledger: Ledger, position: int, announced: bool) -
     if recipe.budget is None:
         return Unlimited()
     room = plans.room(ledger, recipe.fingerprint(), recipe.budget, resumed=announced)
-    return Planned(*room, recipe.plan(position))
+    return Prepaid(*room, recipe.plan(position))
 
 
 def _header(recipe: Recipe) -> dict[str, str]:
     adjacency = recipe.budget.adjacency if recipe.budget else "add-or-remove-one"
-    basis = weaker(recipe.basis, required_accountant(recipe.budget.accountant).basis) if recipe.budget else recipe.basis
+    basis = weaker(recipe.basis, require_accountant(recipe.budget.accountant).basis) if recipe.budget else recipe.basis
     return {"recipe": recipe.fingerprint(), "unit": "record", "adjacency": adjacency, "basis": basis}

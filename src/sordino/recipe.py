@@ -13,7 +13,7 @@ from typing import Any, get_args
 from dp_accounting import DpEvent
 
 from sordino import toml
-from sordino.accounting import calibration, gdp, pricing
+from sordino.accounting import calibration, gaussian, pricing
 from sordino.accounting.budget import Budget
 from sordino.accounting.filtered import Filter
 from sordino.accounting.paid_by_epoch import PaidByEpoch
@@ -126,7 +126,9 @@ class Recipe:
         def plan(sigma: float) -> list[tuple[DpEvent, int]]:
             return replace(self, noise_multiplier=sigma).plan()
 
-        found = calibration.noise_for(budget, plan, start=gdp.starting_noise(plan(1.0), budget.epsilon, budget.delta))
+        found = calibration.noise_for(
+            budget, plan, start=gaussian.starting_noise(plan(1.0), budget.epsilon, budget.delta)
+        )
         return replace(self, noise_multiplier=found.noise_multiplier)
 
     def _with_steps_for(self, budget: Budget) -> Recipe:

@@ -22,7 +22,7 @@ from dp_accounting import DpEvent
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from sordino.accounting.allowance import Allowance
+from sordino.accounting.budget import Allowance
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.distributed import agreement
 from sordino.distributed.sharding import placed, whole

@@ -15,8 +15,9 @@ from typing import Any
 
 import tomli_w
 
+from sordino.accounting.events import fits
 from sordino.errors import InvalidInput
-from sordino.names import PARTS, SLOTS, fits
+from sordino.names import PARTS, SLOTS
 
 MOST_CHARACTERS = 1_000_000
 """A recipe has one thousand, the schema of a table with 1,000 columns a hundred thousand."""

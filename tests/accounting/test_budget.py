@@ -1,17 +1,18 @@
-"""Budgets: what they refuse to be, and how much of a plan they pay."""
+"""Budgets: what they refuse to be, how much of a plan they pay, and that they refuse before a release, not after."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
-from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino.accounting.budget import Budget, affordable
+from sordino.accounting import pricing
+from sordino.accounting.budget import Budget, Prepaid, affordable
 from sordino.accounting.pricing import epsilon
-from sordino.errors import InvalidInput
+from sordino.errors import BudgetExhausted, InvalidInput
 
 STEP = PoissonSampledDpEvent(0.02, GaussianDpEvent(2.0))
 TEST = GaussianDpEvent(30.0)
@@ -95,3 +96,47 @@ def test_one_pricing_when_everything_fits() -> None:
     assert len(asked) == 1
     assert affordable(Counting(0.5, 1e-5), [], [(STEP, 10_000)]) < 10_000
     assert len(asked) <= 17
+
+
+ONE_OF_TEN = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
+BUDGET = Budget(pricing.epsilon([(ONE_OF_TEN, 10)], 1e-5) * 1.0001, 1e-5)
+
+
+def allowed(allowance: Prepaid, event: object) -> int:
+    """How many times in a row `event` may be charged."""
+    count = 0
+    while count < 50:
+        try:
+            allowance.require(event)
+        except BudgetExhausted:
+            break
+        count += 1
+    return count
+
+
+def test_exactly_the_affordable_part_of_the_plan_passes() -> None:
+    assert allowed(Prepaid(BUDGET, [], [(ONE_OF_TEN, 30)]), ONE_OF_TEN) == 10
+    assert allowed(Prepaid(BUDGET, [(ONE_OF_TEN, 4)], [(ONE_OF_TEN, 30)]), ONE_OF_TEN) == 6
+    assert allowed(Prepaid(BUDGET, [(ONE_OF_TEN, 11)], [(ONE_OF_TEN, 30)]), ONE_OF_TEN) == 0
+
+
+def test_events_without_a_plan_are_priced_one_by_one() -> None:
+    assert allowed(Prepaid(BUDGET, [], []), ONE_OF_TEN) == 10
+
+
+def test_an_unplanned_event_takes_its_share_of_what_was_planned() -> None:
+    allowance = Prepaid(BUDGET, [], [(ONE_OF_TEN, 10)])
+    allowance.require(GaussianDpEvent(8.0))
+    rest = allowed(allowance, ONE_OF_TEN)
+    assert rest < 10
+    assert BUDGET.allows([(GaussianDpEvent(8.0), 1), (ONE_OF_TEN, rest)])
+    assert not BUDGET.allows([(GaussianDpEvent(8.0), 1), (ONE_OF_TEN, rest + 1)])
+
+
+def test_events_that_cannot_be_hashed_are_told_apart() -> None:
+    pair = ComposedDpEvent([GaussianDpEvent(30.0), GaussianDpEvent(40.0)])
+    allowance = Prepaid(BUDGET, [], [(pair, 3)])
+    allowance.require(pair)
+    allowance.require(pair)
+    with pytest.raises(BudgetExhausted, match="2 events are spent"):
+        allowance.require(GaussianDpEvent(0.05))

@@ -11,7 +11,6 @@ from scipy.special import ndtr
 
 from sordino import recipes
 from sordino.accounting import Budget, pricing, steps_for
-from sordino.accounting.composition import Array
 from sordino.accounting.erasure import (
     AnnealedErasure,
     Erasure,
@@ -21,6 +20,7 @@ from sordino.accounting.erasure import (
     surplus_curve,
 )
 from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, from_json, to_json
+from sordino.accounting.grids import Array
 from sordino.errors import InvalidInput
 from sordino.selection.rejecting import together
 

@@ -17,9 +17,9 @@ from scipy.special import ndtr, ndtri
 
 from sordino import recipes
 from sordino.accounting import pricing
-from sordino.accounting.composition import Array
 from sordino.accounting.erasure import Erasure, addition_curve, removal_curve, surplus_curve
 from sordino.accounting.events import from_json, to_json
+from sordino.accounting.grids import Array
 
 DELTA = 1e-5
 EPSILONS = np.array([-2.0, -0.5, -0.02, 0.0, 0.003, 0.05, 0.4, 1.5])

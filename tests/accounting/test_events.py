@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +22,10 @@ from dp_accounting import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sordino.accounting.events import from_json, leaves, merge, tally, to_json
+import sordino.accounting
+from sordino.accounting import Ledger, epsilon
+from sordino.accounting import events as events_module
+from sordino.accounting.events import NAMES_OF_0_1, find_names, from_json, merge, tally, to_json, unroll
 from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.errors import InvalidInput
 
@@ -131,8 +136,8 @@ def test_tally_sees_through_composition() -> None:
 
 
 def test_a_draw_of_everything_is_no_draw() -> None:
-    assert list(leaves(PoissonSampledDpEvent(1.0, GaussianDpEvent(2.0)), 3)) == [(GaussianDpEvent(2.0), 3)]
-    assert list(leaves(PoissonSampledDpEvent(0.0, NonPrivateDpEvent()), 3)) == []
+    assert list(unroll(PoissonSampledDpEvent(1.0, GaussianDpEvent(2.0)), 3)) == [(GaussianDpEvent(2.0), 3)]
+    assert list(unroll(PoissonSampledDpEvent(0.0, NonPrivateDpEvent()), 3)) == []
 
 
 @pytest.mark.parametrize(
@@ -175,3 +180,61 @@ def test_refuses_events_in_the_wrong_place_and_bottomless_ones() -> None:
         with pytest.raises(InvalidInput) as caught:
             from_json(text)
         assert "\n" not in str(caught.value)
+
+
+def test_every_event_has_one_name_and_every_name_of_0_1_leads_to_a_class() -> None:
+    assert len(set(find_names().values())) == len(find_names())
+    for old, name in NAMES_OF_0_1.items():
+        assert from_json_kind(old) is find_names()[name] is from_json_kind(name)
+
+
+def from_json_kind(name: str) -> type[DpEvent]:
+    return events_module._find(name)
+
+
+def test_an_event_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in the package's folder is all that a new event takes: name on disk, price, ledger."""
+    (tmp_path / "coin.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from dp_accounting.pld.privacy_loss_distribution import identity\n"
+        "from sordino.accounting.events import DpEvent\n"
+        "from sordino.accounting.pld import pld\n"
+        "@dataclass(frozen=True)\n"
+        "class Coin(DpEvent):\n"
+        "    weight: float\n"
+        "NAMES = {'coin': Coin}\n"
+        "@pld.register(Coin)\n"
+        "def _(event, adjacency, interval=1e-4):\n"
+        "    return identity(interval)\n"
+    )
+    text = '{"event":"coin","fields":{"weight":0.5}}'
+    with pytest.raises(InvalidInput, match="is not known"):
+        from_json(text)
+    caches = (events_module.find_names, events_module._names_by_class)
+    monkeypatch.setattr(sordino.accounting, "__path__", [*sordino.accounting.__path__, str(tmp_path)])
+    try:
+        for cached in caches:
+            cached.cache_clear()
+        event = from_json(text)
+        assert to_json(event) == text
+        assert epsilon([(event, 3)], 1e-5) == pytest.approx(0, abs=1e-6)
+        with Ledger.in_memory() as ledger:
+            ledger.charge(event)
+            assert ledger.events() == [(event, 1)]
+    finally:
+        monkeypatch.undo()
+        sys.modules.pop("sordino.accounting.coin", None)
+        for cached in caches:
+            cached.cache_clear()
+    with pytest.raises(InvalidInput, match="is not known"):
+        from_json(text)
+
+
+def test_two_events_of_one_name_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "twice.py").write_text(
+        "from sordino.accounting.events import NoOpDpEvent\nNAMES = {'gaussian': NoOpDpEvent}\n"
+    )
+    monkeypatch.setattr(sordino.accounting, "__path__", [*sordino.accounting.__path__, str(tmp_path)])
+    with pytest.raises(TypeError, match="gaussian"):
+        events_module.find_names.__wrapped__()
+    sys.modules.pop("sordino.accounting.twice", None)

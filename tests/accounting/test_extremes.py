@@ -14,7 +14,7 @@ from dp_accounting.pld import PLDAccountant
 from sordino.accounting import calibration
 from sordino.accounting.budget import Budget
 from sordino.accounting.erasure import Erasure
-from sordino.accounting.gdp import gaussian_delta, gaussian_epsilon
+from sordino.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from sordino.accounting.noisy_minimum import NoisyMinimum
 from sordino.accounting.pricing import ACCOUNTANTS, delta, epsilon
 from sordino.errors import InvalidInput

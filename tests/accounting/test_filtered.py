@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sordino.accounting import Budget, pricing
 from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, from_json, to_json
-from sordino.accounting.filtered import Filter, Filtered, least_noise
+from sordino.accounting.filtered import Filter, Filtered, find_least_noise
 from sordino.accounting.ledger import Ledger
 from sordino.accounting.rdp import ORDERS, rdp_curve
 from sordino.errors import BudgetExhausted, InvalidInput
@@ -114,7 +114,7 @@ def test_the_order_for_a_plan_needs_the_least_noise() -> None:
 
     def needed(order: float) -> float:
         at = Filter.within(BUDGET, order)
-        return least_noise(lambda noise: sum(n * at.cost(event) for event, n in plan(noise)), at.limit)
+        return find_least_noise(lambda noise: sum(n * at.cost(event) for event, n in plan(noise)), at.limit)
 
     best = needed(chosen.order)
     for order in [order for order in ORDERS if 6 < order < 40][::6]:
@@ -123,10 +123,10 @@ def test_the_order_for_a_plan_needs_the_least_noise() -> None:
 
 
 def test_least_noise_is_enough_and_nearly_the_least() -> None:
-    assert least_noise(lambda noise: 3 / noise**2, 0.5) == pytest.approx(math.sqrt(6), rel=2e-6)
-    assert 3 / least_noise(lambda noise: 3 / noise**2, 0.5) ** 2 <= 0.5
+    assert find_least_noise(lambda noise: 3 / noise**2, 0.5) == pytest.approx(math.sqrt(6), rel=2e-6)
+    assert 3 / find_least_noise(lambda noise: 3 / noise**2, 0.5) ** 2 <= 0.5
     with pytest.raises(BudgetExhausted, match="no noise"):
-        least_noise(lambda noise: 1.0, 0.5)
+        find_least_noise(lambda noise: 1.0, 0.5)
 
 
 def test_a_resumed_allowance_continues_where_the_ledger_stands() -> None:

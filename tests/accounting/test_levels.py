@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from sordino.accounting import Budget, epsilon, levels, noise_for, rdp
-from sordino.accounting.adjacency import ADJACENCIES, Adjacency
-from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+from sordino.accounting import Budget, delta, epsilon, levels, noise_for, rdp
+from sordino.accounting.events import ADJACENCIES, Adjacency, DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 from sordino.accounting.levels import Charge, noise_at, rung_of, share_of, split
 
 DELTA = 1 / 600_000
@@ -162,11 +161,11 @@ def test_renyi_curves_blend_between_their_ends() -> None:
     orders = rdp.ORDERS
     noisy, quiet = (rdp.rdp_curve(sampled(sigma), "add-or-remove-one", orders) for sigma in (2.0, 1.5))
     for share in (0.0, 0.25, 1.0):
-        curve = levels.blended_curve(noisy, quiet, share, orders)
+        curve = levels.blend_curves(noisy, quiet, share, orders)
         assert np.all(curve >= noisy * (1 - 1e-12))
         assert np.all(curve <= quiet * (1 + 1e-12))
-    assert levels.blended_curve(noisy, quiet, 0.0, orders) == pytest.approx(noisy)
-    assert np.all(np.isposinf(levels.blended_curve(np.full(2, np.inf), np.full(2, np.inf), 1.0, (2.0, 3.0))))
+    assert levels.blend_curves(noisy, quiet, 0.0, orders) == pytest.approx(noisy)
+    assert np.all(np.isposinf(levels.blend_curves(np.full(2, np.inf), np.full(2, np.inf), 1.0, (2.0, 3.0))))
 
 
 def test_calibration_of_a_schedule_comes_back_within_a_per_cent() -> None:
@@ -219,3 +218,18 @@ def test_a_charge_names_its_rung() -> None:
     assert all(
         isinstance(charge, Charge) and {charge.rung, charge.rung + 1} <= set(events) for charge in ladder.charges
     )
+
+
+def _schedule(steps: int) -> list[tuple[PoissonSampledDpEvent, int]]:
+    return [(PoissonSampledDpEvent(0.02, GaussianDpEvent(float(noise))), 1) for noise in np.geomspace(3.0, 1.5, steps)]
+
+
+@pytest.mark.parametrize("adjacency", ["add-or-remove-one", pytest.param("replace-one", marks=pytest.mark.slow)])
+def test_the_ladder_is_an_upper_bound_and_close(monkeypatch: pytest.MonkeyPatch, adjacency: str) -> None:
+    events = _schedule(40 if adjacency == "add-or-remove-one" else 34)
+    assert levels.split(events, "add-or-remove-one")[1]  # enough different noises to be priced by the ladder
+    by_ladder, small = epsilon(events, 1e-5, adjacency=adjacency), delta(events, 0.5, adjacency=adjacency)
+    monkeypatch.setattr(levels, "MOST_DISTINCT", len(events))
+    exact = epsilon([*events, (GaussianDpEvent(1e9), 1)], 1e-5, adjacency=adjacency)
+    assert exact * (1 - 1e-9) <= by_ladder <= exact * 1.01
+    assert delta([*events, (GaussianDpEvent(1e9), 1)], 0.5, adjacency=adjacency) <= small * (1 + 1e-9)

@@ -11,9 +11,9 @@ from scipy.special import log_ndtr, ndtr
 
 from sordino.accounting import plans
 from sordino.accounting.budget import Budget
-from sordino.accounting.composition import Array
 from sordino.accounting.filtered import Filter
-from sordino.accounting.gdp import gaussian_epsilon
+from sordino.accounting.gaussian import gaussian_epsilon
+from sordino.accounting.grids import Array
 from sordino.accounting.ledger import Ledger
 from sordino.accounting.plans import Plan
 from sordino.accounting.pricing import epsilon

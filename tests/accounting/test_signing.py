@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from dp_accounting import GaussianDpEvent
 
-from sordino.accounting import chain, signing
+from sordino.accounting import chain
+from sordino.accounting.chain import Key, read_key
 from sordino.accounting.ledger import Ledger
-from sordino.accounting.signing import Key, read_key
 from sordino.errors import InvalidInput, LedgerError, LedgerForged
 
 SECRET = bytes(range(32))
@@ -21,7 +21,7 @@ SECRET = bytes(range(32))
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A signed ledger of three events."""
-    monkeypatch.setenv(signing.TEXT, SECRET.hex())
+    monkeypatch.setenv(chain.KEY, SECRET.hex())
     with Ledger.create(tmp_path / "ledger.sqlite") as ledger:
         for _ in range(3):
             ledger.charge(GaussianDpEvent(1.0))
@@ -73,7 +73,7 @@ def test_without_a_key_that_cannot_be_seen_and_says_so(
 ) -> None:
     """The twin, and what the documentation says plainly: the chain alone does not stop who can write the file."""
     rechain(path, statement)
-    monkeypatch.delenv(signing.TEXT)
+    monkeypatch.delenv(chain.KEY)
     with Ledger.read(path) as ledger:
         assert ledger.signature == "unchecked"
 
@@ -83,7 +83,7 @@ def test_a_signed_ledger_is_gone_on_with_by_its_key_alone(path: Path, monkeypatc
         assert ledger.signature == "checked"
         assert ledger.charge(GaussianDpEvent(1.0)).sequence == 4
     for other in ("", "ff" * 32):
-        monkeypatch.setenv(signing.TEXT, other)
+        monkeypatch.setenv(chain.KEY, other)
         with pytest.raises(LedgerError, match="is signed by key"):
             Ledger.open(path)
         with Ledger.read(path) as ledger:
@@ -93,7 +93,7 @@ def test_a_signed_ledger_is_gone_on_with_by_its_key_alone(path: Path, monkeypatc
 def test_an_unsigned_ledger_is_not_taken_for_a_signed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Ledger.create(tmp_path / "ledger.sqlite") as ledger:
         ledger.charge(GaussianDpEvent(1.0))
-    monkeypatch.setenv(signing.TEXT, SECRET.hex())
+    monkeypatch.setenv(chain.KEY, SECRET.hex())
     with pytest.raises(LedgerError, match="is not signed, but a key is set"):
         Ledger.open(tmp_path / "ledger.sqlite")
     with Ledger.read(tmp_path / "ledger.sqlite") as ledger:
@@ -101,7 +101,7 @@ def test_an_unsigned_ledger_is_not_taken_for_a_signed_one(tmp_path: Path, monkey
 
 
 def test_a_ledger_in_memory_is_signed_from_its_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(signing.TEXT, SECRET.hex())
+    monkeypatch.setenv(chain.KEY, SECRET.hex())
     memory = Ledger.in_memory()
     memory.charge(GaussianDpEvent(1.0))
     with memory.copy_to(tmp_path / "ledger.sqlite") as ledger:
@@ -115,14 +115,14 @@ def test_keys_are_read_as_hexadecimal_or_base64_from_text_or_file(
     for text in (SECRET.hex(), base64.b64encode(SECRET).decode(), SECRET.hex().upper() + "\n"):
         file.write_text(text)
         assert read_key(file).name == Key(SECRET).name
-    monkeypatch.setenv(signing.FILE, str(file))
-    found = signing.find_key()
+    monkeypatch.setenv(chain.KEY_FILE, str(file))
+    found = chain.find_key()
     assert found is not None
     assert found.name == Key(SECRET).name
     assert SECRET.hex() not in repr(found)
-    monkeypatch.setenv(signing.TEXT, SECRET.hex())
+    monkeypatch.setenv(chain.KEY, SECRET.hex())
     with pytest.raises(InvalidInput, match="both set"):
-        signing.find_key()
+        chain.find_key()
 
 
 @pytest.mark.parametrize("text", ["", "abcd", "not a key at all, but long enough to be one", "z!" * 40])

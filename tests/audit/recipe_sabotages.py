@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sordino import Private, Recipe, recipes, step
-from sordino.accounting import curves, erasure, jl_gaussian
+from sordino.accounting import erasure, grids, jl_gaussian
 from sordino.accounting.pld import PrivacyLossDistribution
 from sordino.gradients import Engine
 from sordino.gradients import projected as projected_engine
@@ -286,7 +286,7 @@ def without_infinite_stretch(patch: Patch) -> None:
 
 def added_alone(patch: Patch) -> None:
     """Prices a record that is added, and forgets the one that is removed."""
-    healthy = curves.sampled_gaussian
+    healthy = grids.sampled_gaussian
 
     def one_direction(noise: float, rate: float, interval: float) -> PrivacyLossDistribution:
         both = healthy(noise, rate, interval)

@@ -9,8 +9,8 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from sordino.accounting import ACCOUNTANTS, Budget, calibrate_noise, calibrate_steps, epsilon, pricing
+from sordino.accounting.guarantee import round_up
 from sordino.cli.common import delta_for
-from sordino.printing import rounded_up
 
 EVENT = PoissonSampledDpEvent(256 / 60_000, GaussianDpEvent(1.3))
 DESCRIBED = ["account", "--batch-size", 256, "--records", 60_000, "--noise-multiplier", 1.3, "--delta", 1e-5]
@@ -106,7 +106,7 @@ def test_default_delta_is_at_most_a_tenth_of_one_record(records, delta):
 
 
 def test_epsilon_is_never_rounded_down():
-    assert rounded_up(2.9912) == "3.00"
-    assert rounded_up(3.0) == "3.00"
-    assert rounded_up(0.48701, 4) == "0.4871"
-    assert rounded_up(math.inf) == "infinite"
+    assert round_up(2.9912) == "3.00"
+    assert round_up(3.0) == "3.00"
+    assert round_up(0.48701, 4) == "0.4871"
+    assert round_up(math.inf) == "infinite"

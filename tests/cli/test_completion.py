@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from sordino import recipes
-from sordino.accounting.adjacency import required_adjacency
+from sordino.accounting.events import require_adjacency
 from sordino.accounting.pricing import ACCOUNTANTS
 from sordino.cli import completing
 from sordino.cli.defaults import OPTIMIZERS
@@ -53,4 +53,4 @@ def test_the_lists_are_up_to_date():
     assert set(completing.MODELS) == {*ARCHITECTURES, "mlp", "small-cnn"}
     assert set(completing.ACCOUNTANTS) == set(ACCOUNTANTS)
     assert set(completing.OPTIMIZERS) == set(OPTIMIZERS)
-    assert [required_adjacency(name) for name in completing.ADJACENCIES] == list(completing.ADJACENCIES)
+    assert [require_adjacency(name) for name in completing.ADJACENCIES] == list(completing.ADJACENCIES)

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from dp_accounting import GaussianDpEvent
 
-from sordino.accounting import signing
+from sordino.accounting import chain
 from sordino.accounting.ledger import Ledger
 from tests.accounting.test_signing import SECRET, rechain
 
@@ -82,14 +82,14 @@ def test_an_edit_is_forged_and_with_a_key_a_chain_computed_anew_too(
 ) -> None:
     key = tmp_path / "key"
     key.write_text(SECRET.hex())
-    monkeypatch.setenv(signing.FILE, str(key))
+    monkeypatch.setenv(chain.KEY_FILE, str(key))
     run = tmp_path / "run"
     _charge(run, 3)
     assert _verify(sordino, run, "--key", key)[1]["signature"] == "checked"
     rechain(run / "ledger.sqlite", "UPDATE kinds SET event = replace(event, '1.0', '9.0')")
     code, told = _verify(sordino, run, "--key", key)
     assert (code, told["verdict"]) == (1, "forged")
-    monkeypatch.delenv(signing.FILE)
+    monkeypatch.delenv(chain.KEY_FILE)
     unchecked = sordino("verify", run)
     assert "signature not checked" in unchecked.stdout
     assert "signature not checked" in unchecked.stderr
@@ -129,7 +129,7 @@ def test_a_key_in_the_environment_misses_signatures_too(
 ) -> None:
     run = tmp_path / "run"
     _charge(run, 3)
-    monkeypatch.setenv(signing.TEXT, SECRET.hex())
+    monkeypatch.setenv(chain.KEY, SECRET.hex())
     code, told = _verify(sordino, run)
     assert (code, told["verdict"]) == (1, "forged")
     for command in ("account", "report"):

@@ -14,10 +14,10 @@ from scipy import stats
 from sordino.accounting import Budget, Ledger
 from sordino.accounting.events import GaussianDpEvent, from_json, to_json
 from sordino.accounting.pricing import delta, epsilon
+from sordino.accounting.unlisted import Unlisted
 from sordino.data import tabular_labels, tabular_release
 from sordino.data.tabular import Table
 from sordino.data.tabular_encoding import encode, scaled
-from sordino.data.tabular_labels import Unlisted
 from sordino.data.tabular_release import DISTINCT_WEIGHT, Plan, counts, plan, release, released_counts
 from sordino.data.tabular_schema import Category, Number, Schema, Skip, Text, for_header
 from sordino.errors import InvalidInput, LedgerError

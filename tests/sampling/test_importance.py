@@ -20,7 +20,7 @@ from torch import Tensor
 from sordino import Budget, Private, Recipe, recipes
 from sordino import step as steps
 from sordino.accounting import pricing
-from sordino.accounting.allowance import Unlimited
+from sordino.accounting.budget import Unlimited
 from sordino.accounting.events import GaussianDpEvent, PoissonSampledDpEvent
 from sordino.accounting.filtered import Filter, Filtered
 from sordino.errors import InvalidInput

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, SequentialSampler, SubsetRando
 from sordino import Budget, InvalidInput, Private, Recipe, recipes
 from sordino import step as steps
 from sordino.accounting.events import GaussianDpEvent, from_json, to_json
-from sordino.accounting.gdp import gaussian_delta, gaussian_epsilon
+from sordino.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.accounting.paid_by_epoch import PaidByEpoch
 from sordino.audit import conformance

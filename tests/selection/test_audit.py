@@ -15,7 +15,7 @@ from scipy.special import ndtr, ndtri
 
 from sordino import recipes
 from sordino.accounting import pricing
-from sordino.accounting.composition import Array
+from sordino.accounting.grids import Array
 from sordino.selection.annealing import Annealing
 from sordino.selection.noisy_test import NoisyTest
 from sordino.selection.selective import Selective

@@ -3,13 +3,12 @@
 Nothing in this package imports torch.
 """
 
-from sordino.accounting.adjacency import ADJACENCIES, Adjacency
 from sordino.accounting.budget import Budget, affordable
 from sordino.accounting.calibration import Calibrated, calibrate_noise, calibrate_steps, noise_for, steps_for
-from sordino.accounting.events import from_json, merge, to_json
+from sordino.accounting.events import ADJACENCIES, Adjacency, Events, from_json, merge, to_json
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger, Receipt
-from sordino.accounting.pricing import ACCOUNTANTS, Accountant, Basis, Events, delta, epsilon
+from sordino.accounting.pricing import ACCOUNTANTS, Accountant, Basis, delta, epsilon
 
 __all__ = [
     "ACCOUNTANTS",

@@ -1,15 +1,22 @@
-"""A budget: how much may be spent, and how much of a plan it can pay."""
+"""A budget: how much may be spent, how much of a plan that pays for, and what refuses the release beyond it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from sordino.accounting.adjacency import required_adjacency
-from sordino.accounting.events import DpEvent
-from sordino.accounting.pricing import Events, epsilon, required_accountant
-from sordino.errors import InvalidInput
+from sordino.accounting.events import (
+    DpEvent,
+    Events,
+    count_alike,
+    require_adjacency,
+    spell_out,
+    to_json,
+)
+from sordino.accounting.pricing import epsilon, require_accountant
+from sordino.errors import BudgetExhausted, InvalidInput
 
 
 @dataclass(frozen=True)
@@ -28,8 +35,8 @@ class Budget:
             )
         if not 0 < self.delta < 1:
             raise InvalidInput(f"delta={self.delta} must be in (0, 1): choose it well below 1 / number of records")
-        required_accountant(self.accountant)
-        required_adjacency(self.adjacency)
+        require_accountant(self.accountant)
+        require_adjacency(self.adjacency)
 
     def price(self, events: Events) -> float:
         """The ε of `events` at this budget's δ."""
@@ -53,18 +60,72 @@ def affordable(budget: Budget, spent: Events, upcoming: Sequence[DpEvent | tuple
     fits, fails = 0, total
     while fails - fits > 1:
         middle = (fits + fails) // 2
-        if budget.allows([*spent, *_prefix(runs, middle)]):
+        if budget.allows([*spent, *_take(runs, middle)]):
             fits = middle
         else:
             fails = middle
     return fits
 
 
-def _prefix(runs: Sequence[tuple[DpEvent, int]], length: int) -> list[tuple[DpEvent, int]]:
-    prefix: list[tuple[DpEvent, int]] = []
+def _take(runs: Events, length: int) -> list[tuple[DpEvent, int]]:
+    """The first `length` events."""
+    taken: list[tuple[DpEvent, int]] = []
     for event, count in runs:
-        taken = min(count, length)
-        if taken > 0:
-            prefix.append((event, taken))
-        length -= taken
-    return prefix
+        some = min(count, length)
+        if some > 0:
+            taken.append((event, some))
+        length -= some
+    return taken
+
+
+# -- before each release ----------------------------------------------------------------------------------------------
+
+
+class Allowance(Protocol):
+    """Refuses a release before it is made (law 5)."""
+
+    def require(self, event: DpEvent) -> None:
+        """Return if `event` may be charged now, else raise `BudgetExhausted`."""
+        ...
+
+
+class Unlimited:
+    """No budget was set: everything is charged and nothing is refused."""
+
+    def require(self, event: DpEvent) -> None:
+        return None
+
+
+class Prepaid:
+    """A budget over a plan that is known in advance.
+
+    The longest affordable beginning of the plan is priced once; its events then pass without being priced again.
+    An event outside the plan is priced together with everything spent so far.
+    """
+
+    def __init__(self, budget: Budget, spent: Events, plan: Events) -> None:
+        self._budget = budget
+        self._spent = count_alike(spent)
+        self._prepaid = self._prepay(plan)
+
+    @property
+    def left(self) -> list[tuple[DpEvent, int]]:
+        """The part of the plan that can be paid and is still to come."""
+        return list(spell_out(self._prepaid))
+
+    def _prepay(self, plan: Events) -> dict[str, int]:
+        return count_alike(_take(plan, affordable(self._budget, spell_out(self._spent), plan)))
+
+    def require(self, event: DpEvent) -> None:
+        text = to_json(event)
+        if self._prepaid.get(text, 0) > 0:
+            self._prepaid[text] -= 1
+            self._spent[text] = self._spent.get(text, 0) + 1
+        elif affordable(self._budget, spell_out(self._spent), [(event, 1)]) == 1:
+            self._spent[text] = self._spent.get(text, 0) + 1
+            self._prepaid = self._prepay(spell_out(self._prepaid))
+        else:
+            raise BudgetExhausted(
+                f"the next release would exceed epsilon={self._budget.epsilon:g} at delta={self._budget.delta:g}: "
+                f"{sum(self._spent.values())} events are spent; training ends here with the model as it is"
+            )

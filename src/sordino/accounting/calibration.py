@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sordino.accounting.budget import Budget, affordable
-from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
-from sordino.accounting.pricing import Events
+from sordino.accounting.events import DpEvent, Events, GaussianDpEvent, PoissonSampledDpEvent
 from sordino.errors import InvalidInput
 
 TOLERANCE = 1e-3

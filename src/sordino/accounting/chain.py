@@ -1,26 +1,38 @@
-"""The hash chain through a ledger's rows: how a row is added, and how all of them are verified.
+"""The hash chain through a ledger's rows, and the key that signs it: how a row is added, and how all are verified.
 
 The chain begins with the SHA-256 of the header. Each row, a charge or a declaration, adds its own content:
 ``chain_k = SHA-256(chain_(k-1) + content_k)``. A declaration stands after the charge whose number it names.
 Where the chain ends is read from the file each time, inside the transaction that goes on from there: a copy of it in
 memory would be stale after an interrupt, and the next row would break the chain.
 
-Whoever can write the file can also compute the chain anew. With a key every row is signed as well, and then cannot.
+Whoever can write the file can also compute the chain anew. With a key every row is signed as well, HMAC-SHA256 over its
+chain, and nobody without the key can write a ledger that passes. Who verifies needs the same key that signs: keep it
+where the run's folder is not. It comes from the environment, as text in hexadecimal or base64: ``SORDINO_LEDGER_KEY``,
+or the name of a file that holds it, ``SORDINO_LEDGER_KEY_FILE``. Make one with ``openssl rand -hex 32``.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
+import hmac
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sordino.accounting.signing import Key
-from sordino.errors import LedgerForged, LedgerRolledBack
+from sordino.errors import InvalidInput, LedgerForged, LedgerRolledBack
 
+OPENING = "opening"
+"""The kind of declaration that the ledger itself makes when a writer opens it."""
+ORIGIN = "origin"
+"""The kind that says what an older file was."""
+KEY, KEY_FILE = "SORDINO_LEDGER_KEY", "SORDINO_LEDGER_KEY_FILE"
+FEWEST_BYTES = 16
 _IN_ORDER = """
 SELECT sequence AS after, 0 AS number, event, note, chain, signature FROM charges LEFT JOIN kinds USING (kind)
 UNION ALL SELECT after, number, kind, text, chain, signature FROM declarations ORDER BY after, number
@@ -95,7 +107,7 @@ class Chain:
             chain = _link(chain, content) if unchanged else b""
             if chain != stored or number not in (0, declarations):
                 raise LedgerForged(f"ledger {self._path} was changed at row {events}: restore it from a copy")
-            if self._key is not None and not self._key.signed(chain, signature):
+            if self._key is not None and not self._key.check(chain, signature):
                 raise LedgerForged(
                     f"ledger {self._path} was changed at row {events}, which does not carry the signature of key "
                     f"{self._key.name}: restore it from a copy"
@@ -133,3 +145,62 @@ class Chain:
 
 def _link(chain: bytes, content: list[Any]) -> bytes:
     return hashlib.sha256(chain + json.dumps(content).encode()).digest()
+
+
+# -- the key ----------------------------------------------------------------------------------------------------------
+
+
+class Key:
+    """A secret; its name, a digest that tells keys apart, is public and stands in the header of what it signs."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self.name = self.sign(b"sordino ledger key")[:8].hex()
+
+    def sign(self, chain: bytes) -> bytes:
+        """The signature of a row whose chain this is."""
+        return hmac.digest(self._secret, chain, hashlib.sha256)
+
+    def check(self, chain: bytes, signature: object) -> bool:
+        """Whether this is that signature."""
+        return isinstance(signature, bytes) and hmac.compare_digest(self.sign(chain), signature)
+
+    def __repr__(self) -> str:
+        return f"Key({self.name})"
+
+
+def find_key() -> Key | None:
+    """The key that the environment names, if it does."""
+    text, file = os.environ.get(KEY), os.environ.get(KEY_FILE)
+    if text and file:
+        raise InvalidInput(f"{KEY} and {KEY_FILE} are both set: unset one of them")
+    if file:
+        return read_key(Path(file))
+    return _parse_key(text, KEY) if text else None
+
+
+def read_key(file: Path) -> Key:
+    """The key in this file."""
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(10_000).decode("ascii", "replace")
+    except OSError as error:
+        raise InvalidInput(f"cannot read the key in {file}: {error.strerror}") from None
+    return _parse_key(text, str(file))
+
+
+def _parse_key(text: str, place: str) -> Key:
+    text = "".join(text.split())
+    secret = b""
+    for decode in (bytes.fromhex, lambda word: base64.b64decode(word, validate=True)):
+        try:
+            secret = decode(text)
+            break
+        except (ValueError, binascii.Error):
+            continue
+    if len(secret) < FEWEST_BYTES:  # the text itself is in no message: it is a secret
+        raise InvalidInput(
+            f"the key in {place} must be at least {FEWEST_BYTES} bytes in hexadecimal or base64: "
+            "make one with `openssl rand -hex 32`"
+        )
+    return Key(secret)

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -36,10 +36,9 @@ import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special
 
-from sordino.accounting.adjacency import Adjacency
-from sordino.accounting.composition import INTERVAL, Array
-from sordino.accounting.curves import DEVIATIONS, addition_delta, connect_the_dots, removal_delta
-from sordino.accounting.events import DpEvent
+from sordino.accounting.events import Adjacency, DpEvent, GaussianDpEvent
+from sordino.accounting.extremes import dissect
+from sordino.accounting.grids import DEVIATIONS, INTERVAL, Array, addition_delta, connect_the_dots, removal_delta
 from sordino.accounting.pld import pld
 from sordino.accounting.rdp import ORDERS, rdp_curve
 from sordino.errors import InvalidInput
@@ -113,6 +112,9 @@ class AnnealedErasure(DpEvent):
     def intervals(self) -> list[Interval]:
         """One interval per bracket of Q·C, rounded outwards; acceptance falls with Q for either end of ΔE."""
         return list(_annealed_intervals(self.test_noise))
+
+
+NAMES = {"erasure": Erasure, "annealed-erasure": AnnealedErasure}
 
 
 def _require_draws(rate: float, noise_multiplier: float, test_rate: float) -> None:
@@ -258,6 +260,15 @@ def _spare(losses: Array, event: Erasure | AnnealedErasure) -> Array:
         return np.expm1(np.maximum(losses, 0.0))
     finite = np.maximum(losses, -700.0)
     return np.where(losses > -700.0, np.exp(finite) * addition_delta(-finite, event.rate, event.noise_multiplier), 0.0)
+
+
+@dissect.register(Erasure)
+@dissect.register(AnnealedErasure)
+def _(event: Erasure | AnnealedErasure) -> tuple[DpEvent, ...]:
+    """An attempt is a function of its proposal and of its test's verdict."""
+    if math.isinf(event.noise_multiplier):
+        return (event,)
+    return GaussianDpEvent(event.noise_multiplier), replace(event, noise_multiplier=math.inf)
 
 
 @pld.register(Erasure)

@@ -1,7 +1,11 @@
 """Events: what a release costs, as plain frozen data, and their one canonical text form.
 
-Events are those of dp_accounting wherever it has one. Other parts of Sordino define their own: a frozen attrs or
-dataclass subclass of `DpEvent` whose name stands in `sordino.names`. The text calls every class by that name.
+Events are those of dp_accounting wherever it has one. Sordino's own stand in a file each, beside this one, with their
+prices: a frozen dataclass derived from `DpEvent`, and in `NAMES` what a ledger calls it. That file is found because it
+is there; nothing else lists it.
+
+A ledger may come from anybody. It can only say a name of `find_names`; nothing is imported because a file names it. A
+class may move, but a name, once written, stays readable for ever.
 """
 
 from __future__ import annotations
@@ -9,10 +13,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import pkgutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal, get_args
 
 import attr
+from dp_accounting import dp_event
 from dp_accounting.dp_event import (
     ComposedDpEvent,
     DpEvent,
@@ -25,27 +34,122 @@ from dp_accounting.dp_event import (
 )
 
 from sordino.errors import InvalidInput
-from sordino.names import EVENTS, fits
 
 __all__ = [
+    "ADJACENCIES",
+    "Adjacency",
     "ComposedDpEvent",
     "DpEvent",
+    "Events",
     "GaussianDpEvent",
     "LaplaceDpEvent",
     "NoOpDpEvent",
     "NonPrivateDpEvent",
     "PoissonSampledDpEvent",
     "SelfComposedDpEvent",
+    "add_up",
+    "count_alike",
+    "find_names",
+    "fits",
     "from_json",
-    "leaves",
     "merge",
+    "require_adjacency",
+    "spell_out",
     "tally",
     "to_json",
+    "unroll",
 ]
+
+Events = Sequence[tuple[DpEvent, int]]
+"""Events in order, each with how often it occurs."""
+Adjacency = Literal["add-or-remove-one", "replace-one"]
+"""Which datasets are neighbours: the same with one unit more or less, or with one unit exchanged."""
+ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 
 DEEPEST = 32
 """Events within events; the deepest that is written has four."""
 _SHOWN = 60
+
+FROM_DP_ACCOUNTING: dict[str, type[DpEvent]] = {
+    "nothing": NoOpDpEvent,
+    "non-private": NonPrivateDpEvent,
+    "unsupported": dp_event.UnsupportedDpEvent,
+    "randomized-response": dp_event.RandomizedResponseDpEvent,
+    "gaussian": GaussianDpEvent,
+    "laplace": LaplaceDpEvent,
+    "discrete-laplace": dp_event.DiscreteLaplaceDpEvent,
+    "repeated": SelfComposedDpEvent,
+    "composed": ComposedDpEvent,
+    "poisson-sampled": PoissonSampledDpEvent,
+    "sampled-with-replacement": dp_event.SampledWithReplacementDpEvent,
+    "sampled-without-replacement": dp_event.SampledWithoutReplacementDpEvent,
+    "tree-aggregation": dp_event.SingleEpochTreeAggregationDpEvent,
+    "repeat-and-select": dp_event.RepeatAndSelectDpEvent,
+    "mixture-of-gaussians": dp_event.MixtureOfGaussiansDpEvent,
+    "zcdp": dp_event.ZCDpEvent,
+    "truncated-subsampled-gaussian": dp_event.TruncatedSubsampledGaussianDpEvent,
+}
+_PLACES_IN_0_1 = {
+    "accounting.erasure.Erasure": "erasure",
+    "accounting.erasure.AnnealedErasure": "annealed-erasure",
+    "accounting.step_length.NoisyMinimum": "noisy-minimum",
+    "accounting.filter.Filtered": "filtered",
+    "accounting.projected.ProjectedGaussian": "jl-gaussian",
+    "data.tabular_labels.Unlisted": "unlisted",
+}
+NAMES_OF_0_1 = {
+    **{f"dp_accounting.dp_event.{kind.__name__}": name for name, kind in FROM_DP_ACCOUNTING.items()},
+    **{f"sordino.{place}": name for place, name in _PLACES_IN_0_1.items()},
+}
+"""Version 0.1 wrote the place of a class instead of a name. These are all that it wrote; nothing is ever added."""
+
+
+@cache
+def find_names() -> Mapping[str, type[DpEvent]]:
+    """Every event that can be written or read, by its name on disk: of dp_accounting and of this package's modules."""
+    found = dict(FROM_DP_ACCOUNTING)
+    package = sys.modules[__name__.rpartition(".")[0]]
+    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        for name, kind in getattr(import_module(module.name), "NAMES", {}).items():
+            if name in found:
+                raise TypeError(f"event {name!r} of {module.name} has the name of {found[name].__name__}")
+            found[name] = kind
+    return found
+
+
+@cache
+def _names_by_class() -> Mapping[type[DpEvent], str]:
+    return {kind: name for name, kind in find_names().items()}
+
+
+def _name(kind: type[DpEvent]) -> str:
+    """What to write for a class; one that has no name could not be read back, and is refused."""
+    name = _names_by_class().get(kind)
+    if name is None:
+        raise InvalidInput(
+            f"{kind.__module__}.{kind.__qualname__} has no name on disk, so it cannot be written as event: "
+            "only parts of Sordino have one; keep what uses your own in code"
+        )
+    return name
+
+
+def _find(name: str) -> type[DpEvent]:
+    """The class of a name that was read; any other name is refused."""
+    kind = find_names().get(NAMES_OF_0_1.get(name, name))
+    if kind is None:
+        raise InvalidInput(f"event={name[:60]!r} is not known: it is none of Sordino's, or of a later version")
+    return kind
+
+
+def require_adjacency(adjacency: str) -> Adjacency:
+    """`adjacency` itself, or an error that lists the known ones."""
+    for known in ADJACENCIES:
+        if adjacency == known:
+            return known
+    raise InvalidInput(f"adjacency={adjacency!r} is unknown: use one of {', '.join(ADJACENCIES)}")
+
+
+# -- several events ---------------------------------------------------------------------------------------------------
 
 
 def merge(*gaussians: GaussianDpEvent) -> GaussianDpEvent:
@@ -69,7 +173,7 @@ def merge(*gaussians: GaussianDpEvent) -> GaussianDpEvent:
     return GaussianDpEvent(precision**-0.5 if precision > 0 else math.inf)
 
 
-def leaves(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
+def unroll(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
     """Unroll compositions: the plain events inside `event` and how often each happens.
 
     Events without cost vanish; a draw that takes every record is no draw, one that takes none costs nothing.
@@ -79,41 +183,54 @@ def leaves(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
     if isinstance(event, SelfComposedDpEvent):
         if event.count < 0:
             raise InvalidInput(f"count={event.count} of {event.event!r} must be >= 0: an event cannot be un-spent")
-        yield from leaves(event.event, count * event.count)
+        yield from unroll(event.event, count * event.count)
     elif isinstance(event, ComposedDpEvent):
         for part in event.events:
-            yield from leaves(part, count)
+            yield from unroll(part, count)
     elif isinstance(event, PoissonSampledDpEvent) and event.sampling_probability in (0, 1):
-        yield from leaves(event.event, count * int(event.sampling_probability))
+        yield from unroll(event.event, count * int(event.sampling_probability))
     else:
         yield event, count
-
-
-def gaussians(events: Iterable[tuple[DpEvent, int]], price: str) -> Iterator[tuple[float, float, int]]:
-    """(sampling rate, noise multiplier, count) of every plain event, for a `price` that only Gaussian answers have."""
-    for event, count in events:
-        for leaf, times in leaves(event, count):
-            rate, answer = 1.0, leaf
-            if isinstance(leaf, PoissonSampledDpEvent):
-                rate, answer = float(leaf.sampling_probability), leaf.event
-            if not isinstance(answer, GaussianDpEvent):
-                raise InvalidInput(
-                    f"event {type(answer).__name__} has no {price} price: only Gaussian answers have one; "
-                    "use 'rdp-filter' for a run that chose its events as it went, 'pld' for any other"
-                )
-            yield rate, float(answer.noise_multiplier), times
 
 
 def tally(events: Iterable[tuple[DpEvent, int]]) -> tuple[tuple[str, int], ...]:
     """The multiset of plain events as sorted (canonical text, count): equal multisets give equal tallies."""
     counts: dict[str, int] = {}
     for event, count in events:
-        if count < 0:
-            raise InvalidInput(f"count={count} of {event!r} must be >= 0: an event cannot be un-spent")
-        for leaf, times in leaves(event, count):
+        _require_count(event, count)
+        for leaf, times in unroll(event, count):
             text = to_json(leaf)
             counts[text] = counts.get(text, 0) + times
     return tuple(sorted(counts.items()))
+
+
+def count_alike(events: Iterable[tuple[DpEvent, int]]) -> dict[str, int]:
+    """How often each event occurs, by its text, in order of first appearance; compositions stay what they are."""
+    counts: dict[str, int] = {}
+    for event, count in events:
+        _require_count(event, count)
+        if count:
+            text = to_json(event)
+            counts[text] = counts.get(text, 0) + count
+    return counts
+
+
+def add_up(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    """Both counts together."""
+    return {text: first.get(text, 0) + second.get(text, 0) for text in {**first, **second}}
+
+
+def spell_out(counts: Mapping[str, int]) -> tuple[tuple[DpEvent, int], ...]:
+    """The events again that `count_alike` has counted."""
+    return tuple((from_json(text), count) for text, count in counts.items() if count > 0)
+
+
+def _require_count(event: DpEvent, count: int) -> None:
+    if count < 0:
+        raise InvalidInput(f"count={count} of {event!r} must be >= 0: an event cannot be un-spent")
+
+
+# -- as text ----------------------------------------------------------------------------------------------------------
 
 
 def to_json(event: DpEvent) -> str:
@@ -147,7 +264,7 @@ def _fields(kind: Any) -> Mapping[str, Any]:
 def _encode(value: Any) -> Any:
     if isinstance(value, DpEvent):
         encoded = {name: _encode(getattr(value, name)) for name in _fields(type(value))}
-        return {"event": EVENTS.name(type(value)), "fields": encoded}
+        return {"event": _name(type(value)), "fields": encoded}
     if isinstance(value, tuple):
         return {"tuple": [_encode(item) for item in value]}
     if isinstance(value, list):
@@ -176,7 +293,7 @@ def _decode(value: Any, depth: int = 0) -> Any:
         or not isinstance(value["fields"], dict)
     ):
         raise InvalidInput(f"event text has unknown keys {str(sorted(value))[:_SHOWN]}: it was not written by to_json")
-    kind = EVENTS.find(value["event"])
+    kind = _find(value["event"])
     fields = {name: _decode(field, depth + 1) for name, field in value["fields"].items()}
     declared = _fields(kind)
     for name, field in fields.items():
@@ -206,3 +323,16 @@ def _suits(value: Any, declared: Any) -> bool:
     if not isinstance(value, list | tuple):  # the rest are lists; one of them may also be a single number
         return fits(value, "int")
     return all(isinstance(item, DpEvent) if "DpEvent" in str(declared) else fits(item, "float") for item in value)
+
+
+def fits(value: object, kind: str) -> bool:
+    """Whether a plain value of a file can stand where the annotation says `kind`, such as ``int | str``."""
+    return any(_fits_one(value, one) for one in kind.split(" | "))
+
+
+def _fits_one(value: object, kind: str) -> bool:
+    if isinstance(value, bool) or kind not in ("int", "float"):
+        return isinstance(value, {"bool": bool, "str": str, "None": type(None)}.get(kind, ()))
+    if isinstance(value, int):
+        return abs(value) < 2**63  # beyond that, arithmetic with floats fails
+    return kind == "float" and isinstance(value, float) and not math.isnan(value)

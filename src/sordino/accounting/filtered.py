@@ -21,16 +21,14 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 import numpy as np
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsilon
 
-from sordino.accounting.adjacency import Adjacency, required_adjacency
-from sordino.accounting.events import DpEvent, from_json, leaves, to_json
+from sordino.accounting.events import Adjacency, DpEvent, Events, from_json, require_adjacency, to_json, unroll
+from sordino.accounting.grids import Array
 from sordino.accounting.pld import pld, sampled_pld
 from sordino.accounting.rdp import ORDERS, rdp_curve, sampled_rdp_curve
 from sordino.errors import BudgetExhausted, InvalidInput
 
 if TYPE_CHECKING:
     from sordino.accounting.budget import Budget
-
-Events = Sequence[tuple[DpEvent, int]]
 
 NAME = "rdp-filter"
 ROUNDING = 1e-9  # sums in another order differ by less; a limit that is passed by less is priced as the sum itself
@@ -54,7 +52,7 @@ class Filter:
             raise InvalidInput(f"order={self.order} must be > 1 and finite: about 5 suits epsilon=3, 20 suits 0.5")
         if not (self.limit > 0 and math.isfinite(self.limit)):
             raise InvalidInput(f"limit={self.limit} must be > 0 and finite: use Filter.within(budget, order)")
-        required_adjacency(self.adjacency)
+        require_adjacency(self.adjacency)
 
     @classmethod
     def within(cls, budget: Budget, order: float) -> Filter:
@@ -72,13 +70,13 @@ class Filter:
         """The filter within `budget` at the order where `plan(noise)`, a public guess, needs the least noise."""
         orders = [order for order in CANDIDATES if budget.epsilon > _conversion(order, budget.delta)]
         limits = np.array([budget.epsilon - _conversion(order, budget.delta) for order in orders])
-        adjacency = required_adjacency(budget.adjacency)
+        adjacency = require_adjacency(budget.adjacency)
 
-        def slack(noise: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        def slack(noise: float) -> Array:
             spent = sum((count * rdp_curve(event, adjacency, orders) for event, count in plan(noise)), np.zeros(1))
             return limits - spent
 
-        noise = least_noise(lambda noise: -float(slack(noise).max()), 0.0, tolerance=1e-3)
+        noise = find_least_noise(lambda noise: -float(slack(noise).max()), 0.0, tolerance=1e-3)
         return cls.within(budget, orders[int(slack(noise).argmax())])
 
     def event(self, event: DpEvent) -> Filtered:
@@ -93,7 +91,7 @@ class Filter:
                     f"{event!r} belongs to another filter than {self!r}: a run has one, fixed in advance"
                 )
             event = event.event
-        return _cost(to_json(event), self.order, required_adjacency(self.adjacency))
+        return _cost(to_json(event), self.order, require_adjacency(self.adjacency))
 
     def allowance(self, spent: Events = ()) -> Filtering:
         """What is left of this filter after the releases that were made already."""
@@ -116,6 +114,9 @@ class Filtered(DpEvent):
     @property
     def filter(self) -> Filter:
         return Filter(self.order, self.limit, self.adjacency)
+
+
+NAMES = {"filtered": Filtered}
 
 
 class Filtering:
@@ -156,7 +157,7 @@ class FilterPricing:
 
     def _bound(self, events: Events, adjacency: Adjacency) -> tuple[float, float]:
         """(α, B), or (α, ∞) where the events add up to more than any filter of theirs would have let pass."""
-        parts = [part for event, count in events for part in leaves(event, count)]
+        parts = [part for event, count in events for part in unroll(event, count)]
         if not parts:
             return 2.0, 0.0
         first = next((event for event, _ in parts if isinstance(event, Filtered)), None)
@@ -170,7 +171,9 @@ class FilterPricing:
         return first.order, max(first.limit, spent) if spent <= first.limit * (1 + ROUNDING) else math.inf
 
 
-def least_noise(cost: Callable[[float], float], limit: float, *, start: float = 1.0, tolerance: float = 1e-6) -> float:
+def find_least_noise(
+    cost: Callable[[float], float], limit: float, *, start: float = 1.0, tolerance: float = 1e-6
+) -> float:
     """The smallest noise whose `cost`, which must fall with the noise, is at most `limit`; never below, hardly above.
 
     Raises `BudgetExhausted` where no noise is enough.
@@ -206,7 +209,7 @@ def _cost(text: str, order: float, adjacency: Adjacency) -> float:
     return float(rdp_curve(from_json(text), adjacency, [order])[0])
 
 
-def _refused(event: Filtered) -> NoReturn:
+def _refuse(event: Filtered) -> NoReturn:
     raise InvalidInput(
         f"this run chose its events as it went, so that Renyi order {event.order:g}, fixed in advance, alone may price "
         f"it: no PLD and no better order afterwards; use accountant={NAME!r}"
@@ -215,19 +218,19 @@ def _refused(event: Filtered) -> NoReturn:
 
 @rdp_curve.register(Filtered)
 def _(event: Filtered, _adjacency: Adjacency, _orders: Sequence[float] = ORDERS) -> NoReturn:
-    _refused(event)
+    _refuse(event)
 
 
 @sampled_rdp_curve.register(Filtered)
 def _(event: Filtered, _rate: float, _adjacency: Adjacency, _orders: Sequence[float] = ORDERS) -> NoReturn:
-    _refused(event)
+    _refuse(event)
 
 
 @pld.register(Filtered)
 def _(event: Filtered, _adjacency: Adjacency, _interval: float = 0.0) -> NoReturn:
-    _refused(event)
+    _refuse(event)
 
 
 @sampled_pld.register(Filtered)
 def _(event: Filtered, _rate: float, _adjacency: Adjacency, _interval: float = 0.0) -> NoReturn:
-    _refused(event)
+    _refuse(event)

@@ -1,15 +1,20 @@
-"""A guarantee: what may be claimed about a run, and on what basis."""
+"""A guarantee: what may be claimed about a run, on what basis, and its numbers as people and machines read them."""
 
 from __future__ import annotations
 
 import math
+import platform
 from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Context, Decimal
+from importlib import metadata
 from typing import Any, get_args
 
-from sordino.accounting.adjacency import required_adjacency
+from sordino import __version__
+from sordino.accounting.events import require_adjacency
 from sordino.accounting.pricing import Basis
 from sordino.errors import InvalidInput
-from sordino.printing import significant_up
+
+LIBRARIES = ("torch", "dp-accounting", "numpy", "scipy")
 
 _CAUTIONS = {
     "asymptotic": (
@@ -53,7 +58,7 @@ class Guarantee:
             raise InvalidInput(f"delta={self.delta} must be in [0, 1]: choose it well below 1 / number of records")
         if self.basis not in get_args(Basis):
             raise InvalidInput(f"basis={self.basis!r} is unknown: use one of {', '.join(get_args(Basis))}")
-        required_adjacency(self.adjacency)
+        require_adjacency(self.adjacency)
 
     def __str__(self) -> str:
         """One honest paragraph in plain words."""
@@ -67,12 +72,12 @@ class Guarantee:
     def _claim(self) -> str:
         if math.isinf(self.epsilon):
             return (
-                f"No differential privacy at delta {significant_up(self.delta, 3)}: epsilon is infinite, "
+                f"No differential privacy at delta {round_up_digits(self.delta, 3)}: epsilon is infinite, "
                 f"no {self.unit} is protected."
             )
         if self.epsilon == 0 and self.delta == 0:
             return f"Perfect privacy for {self.protected}: nothing was released."
-        pair = f"({significant_up(self.epsilon, 4)}, {significant_up(self.delta, 3)})"
+        pair = f"({round_up_digits(self.epsilon, 4)}, {round_up_digits(self.delta, 3)})"
         return f"{pair}-differential privacy for {self.protected}."
 
     @property
@@ -96,7 +101,7 @@ class Guarantee:
         factor = math.exp(self.epsilon) if self.epsilon < 700 else math.inf
         return (
             f"Whatever else is known, {change} changes the probability of any outcome by at most a factor of "
-            f"{significant_up(factor, 3)}, up to delta."
+            f"{round_up_digits(factor, 3)}, up to delta."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,7 +109,7 @@ class Guarantee:
         plain = asdict(self)
         for name in _LISTS:
             plain[name] = list(plain[name])
-        plain["epsilon"] = "infinity" if math.isinf(self.epsilon) else self.epsilon
+        plain["epsilon"] = to_plain(self.epsilon)
         return plain
 
     @classmethod
@@ -119,3 +124,38 @@ class Guarantee:
             fields[name] = tuple(fields[name])
         fields["epsilon"] = math.inf if fields["epsilon"] == "infinity" else float(fields["epsilon"])
         return cls(**fields)
+
+
+# -- numbers and versions ---------------------------------------------------------------------------------------------
+
+
+def round_up(epsilon: float, digits: int = 2) -> str:
+    """ε is never printed smaller than it is."""
+    if math.isinf(epsilon):
+        return "infinite"
+    return f"{math.ceil(epsilon * 10**digits - 1e-9) / 10**digits:.{digits}f}"
+
+
+def round_up_digits(value: float, digits: int) -> str:
+    """At most so many significant digits, rounded up: neither ε nor δ is ever printed smaller than it is.
+
+    The number is taken as it would be written in full, so that 1e-05 stays 1e-05.
+    """
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    up = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(repr(float(value))))
+    return f"{float(up):.{digits}g}"
+
+
+def to_plain(value: float) -> float | str:
+    """A number for JSON, which knows no infinity."""
+    return value if math.isfinite(value) else "infinity"
+
+
+def read_versions() -> dict[str, str]:
+    """Sordino, Python and the libraries whose numbers end up in a guarantee."""
+    return {
+        "sordino": __version__,
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in LIBRARIES},
+    }

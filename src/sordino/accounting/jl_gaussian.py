@@ -23,14 +23,12 @@ from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy.special import gammainc, gammainccinv, gammaincinv, ndtr
 
-from sordino.accounting.adjacency import Adjacency
-from sordino.accounting.composition import INTERVAL
-from sordino.accounting.events import DpEvent
+from sordino.accounting.events import Adjacency, DpEvent
+from sordino.accounting.grids import INTERVAL, Array
 from sordino.accounting.pld import pld, sampled_pld
 from sordino.accounting.rdp import ORDERS, rdp_curve, sampled_rdp_curve
 from sordino.errors import InvalidInput
 
-Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Positions = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 LEVELS = 600
@@ -60,6 +58,9 @@ class ProjectedGaussian(DpEvent):
             raise InvalidInput(f"noise_multiplier={self.noise_multiplier} must be > 0 and finite: no noise, no privacy")
         if not (isinstance(self.projections, int) and self.projections >= 1):
             raise InvalidInput(f"projections={self.projections!r} must be a whole number >= 1: 20 or more is advised")
+
+
+NAMES = {"jl-gaussian": ProjectedGaussian}
 
 
 @pld.register(ProjectedGaussian)

@@ -20,20 +20,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from sordino.accounting import legacy, signing, store
-from sordino.accounting.chain import Chain, Head
+from sordino.accounting import legacy, store
+from sordino.accounting.chain import KEY, KEY_FILE, OPENING, ORIGIN, Chain, Head, Key, find_key
 from sordino.accounting.events import DpEvent, from_json, to_json
-from sordino.accounting.legacy import Old
-from sordino.accounting.lock import WriterLock
-from sordino.accounting.signing import Key, find_key
+from sordino.accounting.store import WriterLock
 from sordino.errors import InvalidInput, LedgerError
 
 _log = logging.getLogger("sordino")
 
 ASSUMPTION = "assumption"
-OPENING = "opening"
-"""The kind of declaration that the ledger itself makes when a writer opens it."""
-ORIGIN = "origin"
 SIGNED = "signed"
 Signature = Literal["none", "checked", "unchecked", "missing"]
 """Of the rows: there is none and none was asked for; right; of a key that is not here; none, though a key is here."""
@@ -66,7 +61,7 @@ class Ledger:
         self._writable = lock is not None or path is None
         self._process = os.getpid()
         with self.snapshot():
-            self.header: Mapping[str, str] = self._checked_header()
+            self.header: Mapping[str, str] = self._check_header()
             self._chain = Chain(connection, path, self.header, self._key_for(key))
             self._verify()
         self._streams = 0
@@ -95,15 +90,15 @@ class Ledger:
         `key` verifies its signatures; by default it is the one that the environment names.
         """
         file, key = store.require_file(Path(path)), key or find_key()
-        with store.closed_on_error(store.connect(file, read_only=True)) as connection:
+        with store.close_on_error(store.connect(file, read_only=True)) as connection:
             if _format(connection, file) != legacy.FORMAT:
                 return cls(connection, file, None, key)
             with store.snapshot(connection, file):
                 old = legacy.read(connection, file)
             connection.close()
-        with store.closed_on_error(store.connect(None)) as memory:
+        with store.close_on_error(store.connect(None)) as memory:
             with store.transaction(memory, file):
-                _convert(memory, file, old)
+                legacy.convert(memory, file, old)
             return cls(memory, file, None, key)
 
     @classmethod
@@ -124,13 +119,13 @@ class Ledger:
     def _writer(cls, file: Path, key: Key | None, fill: Callable[[sqlite3.Connection], None] | None = None) -> Ledger:
         if fill is not None:
             _require_new(file)
-        with store.one_line_errors(file), store.closed_on_error(WriterLock(file)) as lock:
+        with store.one_line_errors(file), store.close_on_error(WriterLock(file)) as lock:
             if fill is not None:
                 store.make(_require_new(file), fill)  # again, for another process may have been faster to the lock
             lock.hold_file()
-            with store.closed_on_error(store.connect(file)) as connection:
+            with store.close_on_error(store.connect(file)) as connection:
                 if _format(connection, file) == legacy.FORMAT:
-                    _modernise(connection, file)
+                    legacy.modernise(connection, file)
                 store.hasten(connection, file)
                 return cls(connection, file, lock, key)
 
@@ -147,11 +142,11 @@ class Ledger:
             return None
         if named is None:
             raise LedgerError(
-                f"ledger {self.path} is not signed, but a key is set: unset {signing.TEXT} and {signing.FILE} to go on "
+                f"ledger {self.path} is not signed, but a key is set: unset {KEY} and {KEY_FILE} to go on "
                 "without signatures, or start a new run"
             )
         raise LedgerError(
-            f"ledger {self.path} is signed by key {named}: set {signing.TEXT} or {signing.FILE} to that key to write it"
+            f"ledger {self.path} is signed by key {named}: set {KEY} or {KEY_FILE} to that key to write it"
         )
 
     def _open_again(self) -> None:
@@ -269,7 +264,7 @@ class Ledger:
         with self.snapshot():
             return self._verify().chain.hex()
 
-    def _checked_header(self) -> dict[str, str]:
+    def _check_header(self) -> dict[str, str]:
         header = store.read_header(self._connection, self.path)
         if header.get("format") != store.FORMAT:
             raise LedgerError(
@@ -341,26 +336,6 @@ def _format(connection: sqlite3.Connection, file: Path) -> str | None:
 def _fill(connection: sqlite3.Connection, path: Path | None, header: Mapping[str, str]) -> None:
     with store.transaction(connection, path):
         store.initialise(connection, header)
-
-
-def _convert(connection: sqlite3.Connection, path: Path | None, old: Old) -> None:
-    """Write what a ledger of version 0.1 held in today's format; to be called in a transaction."""
-    header = {**old.header, "created": old.header.get("created", "")[:16] + "Z", "format": store.FORMAT}
-    store.initialise(connection, header)
-    chain = Chain(connection, path, header)
-    chain.declare(ORIGIN, f"converted from format {legacy.FORMAT}, where its fingerprint was {old.fingerprint}")
-    for time in old.openings:
-        chain.declare(OPENING, f"{time}Z")
-    for event, note in old.charges:
-        chain.charge(event, note)
-
-
-def _modernise(connection: sqlite3.Connection, path: Path) -> None:
-    """Turn a file of version 0.1 into today's format, whole or not at all."""
-    with store.transaction(connection, path):
-        old = legacy.read(connection, path)
-        legacy.remove(connection)
-        _convert(connection, path, old)
 
 
 def _now() -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sordino.accounting import store
+from sordino.accounting.chain import OPENING, ORIGIN, Chain
 from sordino.errors import LedgerForged, LedgerRolledBack
 
 FORMAT = "1"
@@ -71,8 +72,23 @@ def read(connection: sqlite3.Connection, path: Path | None) -> Old:
     return Old(header, openings, tuple(charges), chain.hex())
 
 
-def remove(connection: sqlite3.Connection) -> None:
-    """Take the tables of format 1 out of a file; to be called in the transaction that writes the new ones."""
-    for table in ("header", "kinds", "charges", "openings"):
-        connection.execute(f"DROP TABLE {table}")
-    connection.execute("DELETE FROM sqlite_sequence")
+def modernise(connection: sqlite3.Connection, path: Path) -> None:
+    """Turn a file of version 0.1 into today's format, whole or not at all."""
+    with store.transaction(connection, path):
+        old = read(connection, path)
+        for table in ("header", "kinds", "charges", "openings"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute("DELETE FROM sqlite_sequence")
+        convert(connection, path, old)
+
+
+def convert(connection: sqlite3.Connection, path: Path | None, old: Old) -> None:
+    """Write what a ledger of version 0.1 held in today's format; to be called in a transaction."""
+    header = {**old.header, "created": old.header.get("created", "")[:16] + "Z", "format": store.FORMAT}
+    store.initialise(connection, header)
+    chain = Chain(connection, path, header)
+    chain.declare(ORIGIN, f"converted from format {FORMAT}, where its fingerprint was {old.fingerprint}")
+    for time in old.openings:
+        chain.declare(OPENING, f"{time}Z")
+    for event, note in old.charges:
+        chain.charge(event, note)

@@ -36,9 +36,8 @@ from typing import Any
 
 import numpy as np
 
-from sordino.accounting.adjacency import Adjacency
-from sordino.accounting.composition import Array, LogSpectrum, LongArray, LossGrid, Spectrum, spectrum, to_logarithms
-from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+from sordino.accounting.events import Adjacency, DpEvent, Events, GaussianDpEvent, PoissonSampledDpEvent
+from sordino.accounting.grids import Array, LogSpectrum, LongArray, LossGrid, Spectrum, to_logarithms, transform
 
 GROWTH = 1.1  # of e^{μ²} − 1 from rung to rung
 SHARES = 64  # λ is rounded up to multiples of 1/SHARES, so that a rung has few different blends
@@ -49,7 +48,6 @@ LEAST_NOISE = 1e-3  # with less there are no rungs: they would be closer than do
 MOST_NOISE = 1e100  # more is charged as this much
 PORTION = 2**18
 
-Counted = tuple[DpEvent, int]
 Frequencies = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
@@ -107,7 +105,7 @@ def _erf_between(low: float, high: float) -> float:
     return math.erf(high) - math.erf(low) if high < 0.5 else math.erfc(low) - math.erfc(high)
 
 
-def split(events: Sequence[Counted], adjacency: Adjacency) -> tuple[list[Counted], tuple[Ladder, ...]]:
+def split(events: Events, adjacency: Adjacency) -> tuple[list[tuple[DpEvent, int]], tuple[Ladder, ...]]:
     """The events to be composed one by one, and a ladder for each rate with more than MOST_DISTINCT noises."""
     noises: dict[float, dict[float, int]] = {}
     for event, count in events:
@@ -140,7 +138,7 @@ def _rate_and_noise(event: DpEvent) -> tuple[float, float]:
     return 0.0, math.inf
 
 
-def blended_curve(noisy: Array, quiet: Array, share: float, orders: Sequence[float]) -> Array:
+def blend_curves(noisy: Array, quiet: Array, share: float, orders: Sequence[float]) -> Array:
     """The Rényi curve of a blend. e^((α−1)·D_α) is a positive sum of divergences H_E, so it blends like them."""
     above = np.asarray(orders, dtype=np.float64) - 1
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -173,7 +171,7 @@ class Blend:
 
     @property
     def infinity(self) -> float:
-        escapes = [flight.blended(flight.noisy.infinity, flight.quiet.infinity) for flight in self._flights]
+        escapes = [flight.blend(flight.noisy.infinity, flight.quiet.infinity) for flight in self._flights]
         if any(np.any(escape >= 1) for escape in escapes):
             return 1.0
         each = (np.dot(flight.counts, np.log1p(-escape)) for flight, escape in zip(self._flights, escapes, strict=True))
@@ -185,7 +183,7 @@ class Blend:
         for flight in self._flights:
             low, high = flight.noisy.cumulant(slope), flight.quiet.cumulant(slope)
             peak = max(low, high)
-            logs = np.log(flight.blended(math.exp(low - peak), math.exp(high - peak)))
+            logs = np.log(flight.blend(math.exp(low - peak), math.exp(high - peak)))
             total += flight.events * peak + float(np.dot(flight.counts, logs))
         return total
 
@@ -199,13 +197,13 @@ class Blend:
         turns: LongArray = np.zeros(length // 2 + 1, dtype=np.longdouble)
         alive = np.arange(length // 2 + 1)
         for flight in self._flights:
-            noisy, quiet = (_transform(grid, length, alive) for grid in (flight.noisy, flight.quiet))
+            noisy, quiet = (_pick_frequencies(grid, length, alive) for grid in (flight.noisy, flight.quiet))
             ceiling = np.log(np.maximum(np.maximum(np.abs(noisy), np.abs(quiet)), 1e-300))
             kept = magnitude[alive] + flight.events * ceiling > FLOOR
             magnitude[alive[~kept]] = -np.inf
             alive = alive[kept]
             for some in _portions(len(flight.shares), len(alive)):
-                logs, angles = to_logarithms(flight.blended(noisy[kept], quiet[kept], some))
+                logs, angles = to_logarithms(flight.blend(noisy[kept], quiet[kept], some))
                 magnitude[alive] += flight.counts[some] @ logs
                 turns[alive] += flight.counts[some] @ angles
         return magnitude, turns
@@ -228,7 +226,7 @@ class _Flight:
         self.shares: LongArray = np.array([charge.share for charge in charges], dtype=np.longdouble)
         self.counts: LongArray = np.array([charge.count for charge in charges], dtype=np.longdouble)
 
-    def blended(self, noisy: Any, quiet: Any, some: slice = slice(None)) -> Any:
+    def blend(self, noisy: Any, quiet: Any, some: slice = slice(None)) -> Any:
         """(1 − λ)·noisy + λ·quiet for some of the shares λ, one row each."""
         shares = self.shares[some]
         return noisy + (shares if np.ndim(noisy) == 0 else shares[:, None]) * (quiet - noisy)
@@ -240,13 +238,13 @@ def _portions(charges: int, frequencies: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, charges, size))
 
 
-def _transform(grid: LossGrid, length: int, frequencies: Frequencies) -> Spectrum:
+def _pick_frequencies(grid: LossGrid, length: int, frequencies: Frequencies) -> Spectrum:
     if len(frequencies) and frequencies[-1] >= LOW:
-        return spectrum(grid, length)[frequencies]
+        return transform(grid, length)[frequencies]
     return _low_spectrum(grid, length)[frequencies]
 
 
 @lru_cache(maxsize=192)
 def _low_spectrum(grid: LossGrid, length: int) -> Spectrum:
     """The part of the transform that long compositions need, small enough to be kept for the next price."""
-    return spectrum(grid, length)[:LOW].copy()
+    return transform(grid, length)[:LOW].copy()

@@ -18,9 +18,9 @@ import numpy as np
 from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_privacy_parameters
 
-from sordino.accounting.adjacency import Adjacency
-from sordino.accounting.composition import INTERVAL, Array
-from sordino.accounting.events import DpEvent
+from sordino.accounting.events import Adjacency, DpEvent
+from sordino.accounting.extremes import Quiet, price_quiet
+from sordino.accounting.grids import INTERVAL, Array
 from sordino.accounting.pld import pld, sampled_pld
 from sordino.accounting.rdp import ORDERS, rdp_curve, sampled_rdp_curve
 from sordino.errors import InvalidInput
@@ -35,6 +35,14 @@ class NoisyMinimum(DpEvent):
     def __post_init__(self) -> None:
         if not 0 < self.epsilon < math.inf:
             raise InvalidInput(f"epsilon={self.epsilon} of a choice must be > 0 and finite: 0.1 is a careful one")
+
+
+NAMES = {"noisy-minimum": NoisyMinimum}
+
+
+@price_quiet.register(NoisyMinimum)
+def _(event: NoisyMinimum, count: int, _adjacency: Adjacency) -> Quiet:
+    return Quiet(pure=count * event.epsilon)
 
 
 @pld.register(NoisyMinimum)

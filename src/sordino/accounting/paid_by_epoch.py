@@ -21,3 +21,6 @@ class PaidByEpoch(NoOpDpEvent):
     def __post_init__(self) -> None:
         if not self.noise_multiplier > 0:
             raise InvalidInput(f"noise_multiplier={self.noise_multiplier} must be > 0: without noise, no privacy")
+
+
+NAMES = {"paid-by-epoch": PaidByEpoch}

@@ -22,13 +22,12 @@ from typing import Any
 
 from sordino.accounting import pricing
 from sordino.accounting.budget import Budget
-from sordino.accounting.events import DpEvent, from_json, to_json
+from sordino.accounting.events import DpEvent, Events, add_up, count_alike, from_json, spell_out, to_json
 from sordino.accounting.filtered import NAME as FILTER
 from sordino.accounting.filtered import Filtered
 from sordino.accounting.ledger import Ledger
-from sordino.errors import InvalidInput, LedgerError
+from sordino.errors import LedgerError
 
-Runs = Sequence[tuple[DpEvent, int]]
 KIND = "plan"
 NOTHING = 1e-12
 """The ε of a stage for which no budget is left: it pays for no release."""
@@ -80,21 +79,21 @@ class Plan:
 
 
 @lru_cache(maxsize=64)
-def from_text(text: str) -> Plan:
+def parse_plan(text: str) -> Plan:
     """Read what `Plan.to_json` wrote."""
     try:
         plain: dict[str, Any] = json.loads(text)
         budget = None if plain["budget"] is None else Budget(**plain["budget"])
-        events = tuple((from_json(event), _count(count)) for event, count in plain["events"])
+        events = tuple((from_json(event), _require_count(count)) for event, count in plain["events"])
         after, before, replaces, repeated = (
-            _count(plain[name]) for name in ("after", "before", "replaces", "repeated")
+            _require_count(plain[name]) for name in ("after", "before", "replaces", "repeated")
         )
         return Plan(events, after, str(plain["recipe"]), before, budget, replaces, repeated)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise LedgerError(f"the ledger declares an unreadable plan {text[:60]!r} ({error}): other version?") from None
 
 
-def _count(value: Any) -> int:
+def _require_count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{value!r} is no count")
     return value
@@ -102,12 +101,12 @@ def _count(value: Any) -> int:
 
 def declared(ledger: Ledger) -> list[Plan]:
     """The plans of a ledger that no later one replaces, in the order in which they were declared."""
-    return list(_in_force(ledger).values())
+    return list(_find_in_force(ledger).values())
 
 
-def _in_force(ledger: Ledger) -> dict[int, Plan]:
+def _find_in_force(ledger: Ledger) -> dict[int, Plan]:
     """The same by their numbers."""
-    plans = {number: from_text(text) for number, text in enumerate(ledger.declared(KIND), 1)}
+    plans = {number: parse_plan(text) for number, text in enumerate(ledger.declared(KIND), 1)}
     replaced = {plan.replaces for plan in plans.values()}
     return {number: plan for number, plan in plans.items() if number not in replaced}
 
@@ -117,7 +116,7 @@ def declare(ledger: Ledger, plan: Plan) -> None:
     ledger.declare(KIND, plan.to_json(len(ledger.declared(KIND)) + 1))
 
 
-def announce(ledger: Ledger, recipe: str, left: Runs, *, budget: Budget | None = None, resumed: bool = False) -> None:
+def announce(ledger: Ledger, recipe: str, left: Events, *, budget: Budget | None = None, resumed: bool = False) -> None:
     """Declare what the run of `recipe` is going to release from now on, unless that is in a plan of its already.
 
     A run that went on after an interruption may have to repeat work that was paid for: what it has spent together with
@@ -125,33 +124,37 @@ def announce(ledger: Ledger, recipe: str, left: Runs, *, budget: Budget | None =
     """
     number, plan = own(ledger, recipe, resumed)
     if plan is not None:
-        total, planned = _added(_spent_under(ledger, plan), _tally(left)), _tally(plan.events)
+        total, planned = add_up(_count_spent(ledger, plan), count_alike(left)), count_alike(plan.events)
         more = sum(max(0, count - planned.get(text, 0)) for text, count in total.items())
         if more:
-            plan = replace(plan, events=_runs(total), budget=budget, repeated=plan.repeated + more)
+            plan = replace(plan, events=spell_out(total), budget=budget, repeated=plan.repeated + more)
         elif resumed:
             return
         declare(ledger, replace(plan, before=0, replaces=number))  # it waits no longer: a second run is not in it
-    elif resumed and _began(ledger, recipe):  # in version 0.1, which declared no plans
-        declare(ledger, Plan(_runs(_added(_tally(ledger.events()), _tally(left))), 0, recipe, budget=budget))
+    elif resumed and _is_own(ledger, recipe):  # in version 0.1, which declared no plans
+        declare(
+            ledger, Plan(spell_out(add_up(count_alike(ledger.events()), count_alike(left))), 0, recipe, budget=budget)
+        )
     else:
-        declare(ledger, Plan(_runs(_tally(left)), len(ledger), recipe, budget=budget))
+        declare(ledger, Plan(spell_out(count_alike(left)), len(ledger), recipe, budget=budget))
 
 
-def _began(ledger: Ledger, recipe: str) -> bool:
+def _is_own(ledger: Ledger, recipe: str) -> bool:
     """Whether the ledger is the run's own from its first event on; one that was handed to it holds others' releases."""
     return ledger.header.get("recipe") == recipe
 
 
-def _spent_under(ledger: Ledger, plan: Plan) -> dict[str, int]:
+def _count_spent(ledger: Ledger, plan: Plan) -> dict[str, int]:
     """What was charged since `plan` was declared and stands in no other plan.
 
     Not what came before: it would move into the plan's stage, which may have been chosen because of it.
     """
-    charged = _tally([run for run in ledger.events() if not isinstance(run[0], Filtered)])  # a filter prices its own
+    charged = count_alike(
+        [run for run in ledger.events() if not isinstance(run[0], Filtered)]
+    )  # a filter prices its own
     history = ledger.history() if plan.after else ()
-    before = _tally([(event, 1) for sequence, event in history if sequence <= plan.after])
-    others = _tally([run for other in declared(ledger) if other is not plan for run in other.events])
+    before = count_alike([(event, 1) for sequence, event in history if sequence <= plan.after])
+    others = count_alike([run for other in declared(ledger) if other is not plan for run in other.events])
     spent = {}
     for text, count in charged.items():
         foreseen = max(0, others.get(text, 0) - before.get(text, 0))
@@ -161,40 +164,40 @@ def _spent_under(ledger: Ledger, plan: Plan) -> dict[str, int]:
 
 def own(ledger: Ledger, recipe: str, resumed: bool) -> tuple[int, Plan | None]:
     """The plan of the run of `recipe`, with its number: one that waits for its training to begin, or a resumed one."""
-    own = [(number, plan) for number, plan in _in_force(ledger).items() if plan.recipe == recipe]
+    own = [(number, plan) for number, plan in _find_in_force(ledger).items() if plan.recipe == recipe]
     waiting = [(number, plan) for number, plan in own if 0 < plan.before >= len(ledger) - plan.after]
     found = own if resumed else waiting
     return found[-1] if found else (0, None)
 
 
-def room(ledger: Ledger, recipe: str, budget: Budget, *, resumed: bool = False) -> tuple[Budget, Runs]:
+def room(ledger: Ledger, recipe: str, budget: Budget, *, resumed: bool = False) -> tuple[Budget, Events]:
     """What `budget` leaves for the stage of the run of `recipe`, and what is spent in that stage already.
 
     A single stage has the whole budget. Otherwise the others' ε is taken off, and δ is the share of the stage: so a
     run never spends more than the budget, by the price that its guarantee states.
     """
     plan = own(ledger, recipe, resumed)[1]
-    after = plan.after if plan is not None else 0 if resumed and _began(ledger, recipe) else len(ledger)
+    after = plan.after if plan is not None else 0 if resumed and _is_own(ledger, recipe) else len(ledger)
     others = [other for other in declared(ledger) if other is not plan]
-    foreseen = _tally([run for other in others for run in other.events])
-    rest = {text: count - foreseen.get(text, 0) for text, count in _tally(ledger.events()).items()}
+    foreseen = count_alike([run for other in others for run in other.events])
+    rest = {text: count - foreseen.get(text, 0) for text, count in count_alike(ledger.events()).items()}
     rest = {text: count for text, count in rest.items() if count > 0}
-    mine = rest if after == 0 else _spent_of(_tally(plan.events if plan is not None else ()), rest)
+    mine = rest if after == 0 else _limit(count_alike(plan.events if plan is not None else ()), rest)
     stages: dict[int, dict[str, int]] = {after: mine}
     for other in others:
-        stages[other.after] = _added(stages.get(other.after, {}), _tally(other.events))
+        stages[other.after] = add_up(stages.get(other.after, {}), count_alike(other.events))
     if min(stages) > 0:
         stages[0] = {text: count - mine.get(text, 0) for text, count in rest.items() if count > mine.get(text, 0)}
     order = [start for start in sorted(stages) if stages[start] or start == after]
     if len(order) == 1:
-        return budget, _runs(stages[after])
+        return budget, spell_out(stages[after])
     taken = math.fsum(
-        _stage(_runs(stages[start]), budget.delta / 2**i, budget.accountant, budget.adjacency)
+        _price_stage(spell_out(stages[start]), budget.delta / 2**i, budget.accountant, budget.adjacency)
         for i, start in enumerate(order, 1)
         if start != after
     )
     share = budget.delta / 2 ** (order.index(after) + 1)
-    return replace(budget, epsilon=max(budget.epsilon - taken, NOTHING), delta=share), _runs(stages[after])
+    return replace(budget, epsilon=max(budget.epsilon - taken, NOTHING), delta=share), spell_out(stages[after])
 
 
 # -- what a ledger is worth -------------------------------------------------------------------------------------------
@@ -219,7 +222,7 @@ class Bill:
         if len(self.stages) <= 1:
             price = pricing.epsilon(next(iter(self.stages), ()), delta, accountant, adjacency)
         else:
-            parts = [_stage(stage, delta / 2**i, accountant, adjacency) for i, stage in enumerate(self.stages, 1)]
+            parts = [_price_stage(stage, delta / 2**i, accountant, adjacency) for i, stage in enumerate(self.stages, 1)]
             price = math.fsum(parts)
         if self.beyond and self.budget is not None:
             price = max(price, self.budget.epsilon)
@@ -231,7 +234,7 @@ class Bill:
         return [run for stage in self.stages for run in stage]
 
 
-def _stage(events: Runs, delta: float, accountant: str, adjacency: str) -> float:
+def _price_stage(events: Events, delta: float, accountant: str, adjacency: str) -> float:
     """The price of one of several stages."""
     filtered = any(isinstance(event, Filtered) for event, _ in events)
     if accountant == FILTER and not filtered:
@@ -239,7 +242,7 @@ def _stage(events: Runs, delta: float, accountant: str, adjacency: str) -> float
     return pricing.epsilon(events, delta, accountant, adjacency)
 
 
-def bill(spent: Runs, plans: Sequence[Plan], *, stopped_in_advance: bool = False) -> Bill:
+def bill(spent: Events, plans: Sequence[Plan], *, stopped_in_advance: bool = False) -> Bill:
     """What `spent` costs under these plans; with `stopped_in_advance` without what is left of the last stage.
 
     An earlier stage is priced whole in any case: when it ended, and what came next, was decided after looking at it.
@@ -248,39 +251,39 @@ def bill(spent: Runs, plans: Sequence[Plan], *, stopped_in_advance: bool = False
         return Bill(())
     if not plans:
         return Bill((tuple(spent),), notes=(UNPLANNED,))
-    stages, planned = _stages(plans), _tally([run for plan in plans for run in plan.events])
-    done = _tally(spent)
+    stages, planned = _sort_stages(plans), count_alike([run for plan in plans for run in plan.events])
+    done = count_alike(spent)
     beyond = {text: count - planned.get(text, 0) for text, count in done.items() if count > planned.get(text, 0)}
     filtered = any(isinstance(event, Filtered) for event, _ in spent)
     if stopped_in_advance:
-        whole = _tally([run for stage in stages[:-1] for run in _runs(stage)])
-        stages[-1] = _spent_of(stages[-1], {text: count - whole.get(text, 0) for text, count in done.items()})
+        whole = count_alike([run for stage in stages[:-1] for run in spell_out(stage)])
+        stages[-1] = _limit(stages[-1], {text: count - whole.get(text, 0) for text, count in done.items()})
     first = min(plan.after for plan in plans)
     if first > 0:  # what came before any plan is a stage of its own
         earlier = {text: count for text, count in beyond.items() if not isinstance(from_json(text), Filtered)}
         own = {text: count for text, count in beyond.items() if text not in earlier}
         stages = [earlier, *stages]
-        stages[-1] = _added(stages[-1], own)
+        stages[-1] = add_up(stages[-1], own)
         extra = 0
     else:
-        stages[0] = _added(stages[0], beyond)
+        stages[0] = add_up(stages[0], beyond)
         extra = sum(beyond.values())
     extra = 0 if filtered else extra + sum(plan.repeated for plan in plans)
-    notes = list(_notes(spent, planned, filtered, stopped_in_advance))
+    notes = list(_write_notes(spent, planned, filtered, stopped_in_advance))
     if extra:
         notes.append(BEYOND.format(count=f"{extra:,}"))
     # The last stage keeps its share of δ even if its events fit into places that an earlier one left.
     shared = stopped_in_advance and len(stages) > 1
-    kept = tuple(_runs(stage) for stage in stages if stage or (shared and stage is stages[-1]))
+    kept = tuple(spell_out(stage) for stage in stages if stage or (shared and stage is stages[-1]))
     if len(kept) > 1:
         notes.append(STAGES.format(stages=len(kept)))
     budgets = [plan.budget for plan in plans if plan.budget is not None]
     return Bill(kept, extra, max(budgets, key=lambda budget: budget.epsilon, default=None), tuple(notes))
 
 
-def _notes(spent: Runs, planned: dict[str, int], filtered: bool, in_advance: bool) -> list[str]:
+def _write_notes(spent: Events, planned: dict[str, int], filtered: bool, in_advance: bool) -> list[str]:
     """What is to be said of a run that has not come to the end of its plan."""
-    done = _tally(spent)
+    done = count_alike(spent)
     covered = sum(min(count, done.get(text, 0)) for text, count in planned.items())
     total = sum(planned.values())
     if filtered or covered == total:
@@ -288,34 +291,15 @@ def _notes(spent: Runs, planned: dict[str, int], filtered: bool, in_advance: boo
     return [IN_ADVANCE] if in_advance else [STOPPED.format(done=f"{covered:,}", planned=f"{total:,}")]
 
 
-def _stages(plans: Sequence[Plan]) -> list[dict[str, int]]:
+def _sort_stages(plans: Sequence[Plan]) -> list[dict[str, int]]:
     """Plans that were declared with nothing charged in between are one stage."""
     stages: dict[int, dict[str, int]] = {}
     for plan in sorted(plans, key=lambda plan: plan.after):
-        stages[plan.after] = _added(stages.get(plan.after, {}), _tally(plan.events))
+        stages[plan.after] = add_up(stages.get(plan.after, {}), count_alike(plan.events))
     return list(stages.values())
 
 
-def _spent_of(stage: dict[str, int], done: dict[str, int]) -> dict[str, int]:
+def _limit(stage: dict[str, int], done: dict[str, int]) -> dict[str, int]:
     """Of a stage what may be spent already."""
     part = {text: min(count, done.get(text, 0)) for text, count in stage.items()}
     return {text: count for text, count in part.items() if count > 0}
-
-
-def _tally(runs: Runs) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for event, count in runs:
-        if count < 0:
-            raise InvalidInput(f"count={count} of {event!r} must be >= 0: an event cannot be un-spent")
-        if count:
-            text = to_json(event)
-            counts[text] = counts.get(text, 0) + count
-    return counts
-
-
-def _added(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
-    return {text: first.get(text, 0) + second.get(text, 0) for text in {**first, **second}}
-
-
-def _runs(counts: dict[str, int]) -> tuple[tuple[DpEvent, int], ...]:
-    return tuple((from_json(text), count) for text, count in counts.items() if count > 0)

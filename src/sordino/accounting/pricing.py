@@ -8,16 +8,12 @@ another accountant is one file and one line here. New *events* need no line here
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from sordino.accounting.adjacency import Adjacency, required_adjacency
-from sordino.accounting.cdp import TCDP, ZCDP, ZCDP_EPOCH
-from sordino.accounting.events import DpEvent
+from sordino.accounting.events import Adjacency, Events, require_adjacency
 from sordino.accounting.filtered import FilterPricing
-from sordino.accounting.gdp import GdpPricing
-from sordino.accounting.pld import pld, sampled_pld
-from sordino.accounting.pld_accountant import PldPricing
+from sordino.accounting.gaussian import TCDP, ZCDP, ZCDP_EPOCH, GdpPricing
+from sordino.accounting.pld import PldPricing, pld, sampled_pld
 from sordino.accounting.rdp import ORDERS, ClassicRdpPricing, RdpPricing, rdp_curve, sampled_rdp_curve
 from sordino.errors import InvalidInput
 
@@ -26,18 +22,16 @@ __all__ = [
     "ORDERS",
     "Accountant",
     "Basis",
-    "Events",
     "delta",
     "epsilon",
     "pld",
     "rdp_curve",
-    "required_accountant",
+    "require_accountant",
     "sampled_pld",
     "sampled_rdp_curve",
 ]
 
 Basis = Literal["proven", "asymptotic", "published"]
-Events = Sequence[tuple[DpEvent, int]]
 
 
 class Accountant(Protocol):
@@ -61,7 +55,7 @@ _ALL: tuple[Accountant, ...] = (
 ACCOUNTANTS: dict[str, Accountant] = {accountant.name: accountant for accountant in _ALL}
 
 
-def required_accountant(name: str) -> Accountant:
+def require_accountant(name: str) -> Accountant:
     """The accountant called `name`, or an error that lists the known ones."""
     if name not in ACCOUNTANTS:
         raise InvalidInput(f"accountant={name!r} is unknown: use one of {', '.join(ACCOUNTANTS)}")
@@ -75,11 +69,11 @@ def epsilon(events: Events, delta: float, accountant: str = "pld", adjacency: st
     """
     if not 0 < delta < 1:
         raise InvalidInput(f"delta={delta} must be in (0, 1): choose it well below 1 / number of records")
-    return required_accountant(accountant).epsilon(events, float(delta), required_adjacency(adjacency))
+    return require_accountant(accountant).epsilon(events, float(delta), require_adjacency(adjacency))
 
 
 def delta(events: Events, epsilon: float, accountant: str = "pld", adjacency: str = "add-or-remove-one") -> float:
     """The δ at `epsilon` of all `events`, composed adaptively."""
     if not (epsilon >= 0 and math.isfinite(epsilon)):
         raise InvalidInput(f"epsilon={epsilon} must be >= 0 and finite: give the ε whose δ you want")
-    return required_accountant(accountant).delta(events, float(epsilon), required_adjacency(adjacency))
+    return require_accountant(accountant).delta(events, float(epsilon), require_adjacency(adjacency))

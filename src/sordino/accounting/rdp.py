@@ -21,10 +21,11 @@ from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsilon
 
 from sordino.accounting import levels
-from sordino.accounting.adjacency import Adjacency
 from sordino.accounting.events import (
+    Adjacency,
     ComposedDpEvent,
     DpEvent,
+    Events,
     GaussianDpEvent,
     LaplaceDpEvent,
     NonPrivateDpEvent,
@@ -32,14 +33,13 @@ from sordino.accounting.events import (
     PoissonSampledDpEvent,
     SelfComposedDpEvent,
     from_json,
-    leaves,
     merge,
     tally,
     to_json,
+    unroll,
 )
+from sordino.accounting.grids import Array
 from sordino.errors import InvalidInput
-
-Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 # Fine where DP-SGD at ε in 0.5 … 10 has its optimum, and far enough out for small ε and small δ.
 ORDERS: tuple[float, ...] = (
@@ -79,7 +79,7 @@ def _(_event: NonPrivateDpEvent, _adjacency: Adjacency, orders: Sequence[float] 
 @rdp_curve.register(SelfComposedDpEvent)
 def _(event: DpEvent, adjacency: Adjacency, orders: Sequence[float] = ORDERS) -> Array:
     total: Array = np.zeros(len(orders))
-    for leaf, count in leaves(event):
+    for leaf, count in unroll(event):
         total = total + count * rdp_curve(leaf, adjacency, orders)
     return total
 
@@ -87,7 +87,7 @@ def _(event: DpEvent, adjacency: Adjacency, orders: Sequence[float] = ORDERS) ->
 @rdp_curve.register(GaussianDpEvent)
 def _(event: GaussianDpEvent, adjacency: Adjacency, orders: Sequence[float] = ORDERS) -> Array:
     """α/(2σ²) (Mironov 2017, Cor. 3); replacing one record moves the sum by 2 C, that is a Gaussian with σ/2."""
-    sigma = required_noise(event) / (2 if adjacency == "replace-one" else 1)
+    sigma = require_noise(event) / (2 if adjacency == "replace-one" else 1)
     if sigma == 0:
         return np.full(len(orders), np.inf)
     with np.errstate(over="ignore"):  # the smallest noise costs infinitely much
@@ -96,7 +96,7 @@ def _(event: GaussianDpEvent, adjacency: Adjacency, orders: Sequence[float] = OR
 
 @rdp_curve.register(PoissonSampledDpEvent)
 def _(event: PoissonSampledDpEvent, adjacency: Adjacency, orders: Sequence[float] = ORDERS) -> Array:
-    rate = required_rate(event)
+    rate = require_rate(event)
     if rate == 0:
         return np.zeros(len(orders))
     if rate == 1:
@@ -117,13 +117,13 @@ def _(_event: NonPrivateDpEvent, _rate: float, _adjacency: Adjacency, orders: Se
 @sampled_rdp_curve.register(ComposedDpEvent)
 @sampled_rdp_curve.register(SelfComposedDpEvent)
 def _(event: DpEvent, rate: float, adjacency: Adjacency, orders: Sequence[float] = ORDERS) -> Array:
-    return sampled_rdp_curve(merged_leaf(event), rate, adjacency, orders)
+    return sampled_rdp_curve(merge_answers(event), rate, adjacency, orders)
 
 
 @sampled_rdp_curve.register(GaussianDpEvent)
 def _(event: GaussianDpEvent, rate: float, adjacency: Adjacency, orders: Sequence[float] = ORDERS) -> Array:
     """Mironov, Talwar & Zhang 2019, Sec. 3; stated there for add/remove adjacency alone."""
-    noise = required_noise(event)
+    noise = require_noise(event)
     if noise == 0 or math.isinf(1 / noise / noise):
         return np.full(len(orders), np.inf)
     if adjacency == "replace-one":
@@ -131,9 +131,9 @@ def _(event: GaussianDpEvent, rate: float, adjacency: Adjacency, orders: Sequenc
     return _delegate(PoissonSampledDpEvent(rate, event), orders)
 
 
-def merged_leaf(event: DpEvent) -> DpEvent:
+def merge_answers(event: DpEvent) -> DpEvent:
     """Several Gaussian answers on one draw are one Gaussian (law 3); any other composition on a draw has no price."""
-    parts = list(leaves(event))
+    parts = list(unroll(event))
     if not parts:
         return NoOpDpEvent()
     if len(parts) == 1 and parts[0][1] == 1:
@@ -141,10 +141,10 @@ def merged_leaf(event: DpEvent) -> DpEvent:
     gaussians = [(part, count) for part, count in parts if isinstance(part, GaussianDpEvent)]
     if len(gaussians) < len(parts):
         raise InvalidInput(f"{event!r} on one draw has no price: only Gaussian answers on the same draw merge (law 3)")
-    return merge(*(GaussianDpEvent(required_noise(part) / count**0.5) for part, count in gaussians))
+    return merge(*(GaussianDpEvent(require_noise(part) / count**0.5) for part, count in gaussians))
 
 
-def required_noise(event: GaussianDpEvent | LaplaceDpEvent) -> float:
+def require_noise(event: GaussianDpEvent | LaplaceDpEvent) -> float:
     """The noise multiplier of `event`, or an error if it is negative or not a number."""
     noise = float(event.noise_multiplier)
     if not noise >= 0:
@@ -152,7 +152,7 @@ def required_noise(event: GaussianDpEvent | LaplaceDpEvent) -> float:
     return noise
 
 
-def required_rate(event: PoissonSampledDpEvent) -> float:
+def require_rate(event: PoissonSampledDpEvent) -> float:
     """The sampling rate of `event`, or an error if it is no probability."""
     rate = float(event.sampling_probability)
     if not 0 <= rate <= 1:
@@ -166,11 +166,11 @@ class RdpPricing:
     name = "rdp"
     basis: Literal["proven"] = "proven"
 
-    def epsilon(self, events: Sequence[tuple[DpEvent, int]], delta: float, adjacency: Adjacency) -> float:
-        return float(compute_epsilon(ORDERS, _composed(events, adjacency).tolist(), delta)[0])
+    def epsilon(self, events: Events, delta: float, adjacency: Adjacency) -> float:
+        return float(compute_epsilon(ORDERS, _compose(events, adjacency).tolist(), delta)[0])
 
-    def delta(self, events: Sequence[tuple[DpEvent, int]], epsilon: float, adjacency: Adjacency) -> float:
-        return float(compute_delta(ORDERS, _composed(events, adjacency).tolist(), epsilon)[0])
+    def delta(self, events: Events, epsilon: float, adjacency: Adjacency) -> float:
+        return float(compute_delta(ORDERS, _compose(events, adjacency).tolist(), epsilon)[0])
 
 
 class ClassicRdpPricing:
@@ -183,22 +183,22 @@ class ClassicRdpPricing:
     name = "rdp-classic"
     basis: Literal["proven"] = "proven"
 
-    def epsilon(self, events: Sequence[tuple[DpEvent, int]], delta: float, adjacency: Adjacency) -> float:
-        orders, curve = _whole(events, adjacency)
+    def epsilon(self, events: Events, delta: float, adjacency: Adjacency) -> float:
+        orders, curve = _compose_whole(events, adjacency)
         return float(np.min(curve + math.log(1 / delta) / (orders - 1))) if curve.any() else 0.0
 
-    def delta(self, events: Sequence[tuple[DpEvent, int]], epsilon: float, adjacency: Adjacency) -> float:
-        orders, curve = _whole(events, adjacency)
+    def delta(self, events: Events, epsilon: float, adjacency: Adjacency) -> float:
+        orders, curve = _compose_whole(events, adjacency)
         return math.exp(min(0.0, float(np.min((orders - 1) * (curve - epsilon))))) if curve.any() else 0.0
 
 
-def _whole(events: Sequence[tuple[DpEvent, int]], adjacency: Adjacency) -> tuple[Array, Array]:
+def _compose_whole(events: Events, adjacency: Adjacency) -> tuple[Array, Array]:
     """The whole ones of `ORDERS`, and the composed curve at these."""
-    return np.asarray(ORDERS, dtype=np.float64)[_WHOLE], _composed(events, adjacency)[_WHOLE]
+    return np.asarray(ORDERS, dtype=np.float64)[_WHOLE], _compose(events, adjacency)[_WHOLE]
 
 
-def _composed(events: Sequence[tuple[DpEvent, int]], adjacency: Adjacency) -> Array:
-    single, ladders = levels.split([leaf for event, count in events for leaf in leaves(event, count)], adjacency)
+def _compose(events: Events, adjacency: Adjacency) -> Array:
+    single, ladders = levels.split([leaf for event, count in events for leaf in unroll(event, count)], adjacency)
     total: Array = np.zeros(len(ORDERS))
     for text, count in tally(single):
         total = total + count * _cached_curve(text, adjacency)
@@ -206,7 +206,7 @@ def _composed(events: Sequence[tuple[DpEvent, int]], adjacency: Adjacency) -> Ar
         curves = {rung: _cached_curve(to_json(event), adjacency) for rung, event in ladder.events().items()}
         for charge in ladder.charges:
             ends = curves[charge.rung], curves[charge.rung + 1]
-            total = total + charge.count * levels.blended_curve(*ends, charge.share, ORDERS)
+            total = total + charge.count * levels.blend_curves(*ends, charge.share, ORDERS)
     return total
 
 

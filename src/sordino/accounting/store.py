@@ -1,4 +1,4 @@
-"""SQLite underneath the ledger: connections, the schema and its check, transactions, and errors in one line.
+"""The file underneath the ledger: SQLite connections, the schema and its check, transactions, and the writer's lock.
 
 The file alone holds what was charged. A commit writes the old pages to a rollback journal, then the new ones to the
 file, syncs both, and clears the journal: whoever has the file has every charge that was acknowledged, whatever becomes
@@ -11,18 +11,25 @@ import os
 import shutil
 import sqlite3
 import stat
+import struct
+import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from sordino.accounting.lock import WriterLock
 from sordino.errors import LedgerError, LedgerForged
 
-Open = TypeVar("Open", sqlite3.Connection, WriterLock)
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+Open = TypeVar("Open", sqlite3.Connection, "WriterLock")
 
 FORMAT = "2"
 PATIENCE = 30.0
@@ -43,6 +50,9 @@ _APPEND_ONLY = (
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 """How a journal ends that names another file, which SQLite would open and delete. Ours never do."""
 
+_FAR = 2**62
+"""Far behind every byte of the file and behind those that SQLite locks (from 2**30)."""
+
 
 def connect(path: Path | None, *, read_only: bool = False) -> sqlite3.Connection:
     """A connection in which every commit of a writer is on disk, in the file itself, before it returns."""
@@ -51,9 +61,9 @@ def connect(path: Path | None, *, read_only: bool = False) -> sqlite3.Connection
             return sqlite3.connect(":memory:", isolation_level=None)
         _refuse_foreign_files(path)
         if read_only:
-            return _reader(path)
+            return _open_reader(path)
         connection = sqlite3.connect(path, isolation_level=None, timeout=PATIENCE)
-        with closed_on_error(connection):
+        with close_on_error(connection):
             connection.execute("PRAGMA trusted_schema = OFF")
             if connection.execute("PRAGMA journal_mode = TRUNCATE").fetchone() != ("truncate",):  # ends a log of 0.1
                 raise LedgerError(
@@ -78,16 +88,16 @@ def tidy(connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA journal_mode = DELETE")
 
 
-def _reader(path: Path) -> sqlite3.Connection:
+def _open_reader(path: Path) -> sqlite3.Connection:
     """Open without writing anything; what a crash left behind is put in order in a copy."""
     try:
         if _has_write_ahead_log(path):  # as those of version 0.1; to read one, SQLite must write beside it
-            return _reader_of_copy(path)
-        return _question(path.resolve().as_uri() + "?mode=ro")
+            return _open_copy(path)
+        return _ask(path.resolve().as_uri() + "?mode=ro")
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
             raise
-        return _reader_of_copy(path)  # a journal must be played back, which a reader may not do
+        return _open_copy(path)  # a journal must be played back, which a reader may not do
 
 
 def _has_write_ahead_log(path: Path) -> bool:
@@ -95,18 +105,18 @@ def _has_write_ahead_log(path: Path) -> bool:
         return _beside(path, "-wal").exists() or file.read(20)[18:] == b"\2\2"
 
 
-def _question(address: str) -> sqlite3.Connection:
+def _ask(address: str) -> sqlite3.Connection:
     connection = sqlite3.connect(address, uri=True, isolation_level=None, timeout=0)
-    with closed_on_error(connection):
+    with close_on_error(connection):
         connection.execute("PRAGMA trusted_schema = OFF")
         _begin_reading(connection)
         leave(connection)
     return connection
 
 
-def _reader_of_copy(path: Path) -> sqlite3.Connection:
+def _open_copy(path: Path) -> sqlite3.Connection:
     memory = sqlite3.connect(":memory:", isolation_level=None)
-    with closed_on_error(memory), tempfile.TemporaryDirectory() as place:
+    with close_on_error(memory), tempfile.TemporaryDirectory() as place:
         for suffix in ("-journal", "-wal", ""):
             if _beside(path, suffix).exists():
                 shutil.copyfile(_beside(path, suffix), Path(place) / ("ledger" + suffix))
@@ -278,7 +288,7 @@ def leave(connection: sqlite3.Connection) -> None:
 
 
 @contextmanager
-def closed_on_error(opened: Open) -> Iterator[Open]:
+def close_on_error(opened: Open) -> Iterator[Open]:
     """Hand on something open, but close it if the block fails."""
     try:
         yield opened
@@ -315,3 +325,67 @@ def sync_directory(directory: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+# -- the writer's lock ------------------------------------------------------------------------------------------------
+
+
+class WriterLock:
+    """One writer at a time: held from the moment it is made until `close`, or until the process ends, however it ends.
+
+    On POSIX it is held on an open file description (flock), not by the process: a lock of the process (lockf) would be
+    dropped as soon as the process opened and closed the file once more, as it does when it copies its own folder. A
+    file beside the ledger can be deleted, so the ledger itself is locked as well, in a byte that SQLite does not use,
+    where the system has such locks (Linux). On Windows an open file cannot be deleted.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptors: list[int] = []
+        _held.add(self)
+        try:
+            # Not through a link: the folder may be somebody's who wants a file made elsewhere.
+            self._hold(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0))
+        except BaseException:
+            self.close()
+            raise
+
+    def hold_file(self) -> None:
+        """Lock the ledger itself too, once it is there, where the file system can."""
+        if sys.platform == "linux":
+            with suppress(OSError):
+                self._hold(self._path, os.O_RDWR)
+
+    def _hold(self, file: Path, flags: int) -> None:
+        descriptor = os.open(file, flags | getattr(os, "O_CLOEXEC", 0), 0o666)
+        self._descriptors.append(descriptor)
+        try:
+            if sys.platform == "win32":
+                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+            elif sys.platform == "linux" and file == self._path:
+                region = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, _FAR, 1, 0)
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, region)
+            else:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            raise LedgerError(
+                f"ledger {self._path} is being written by another process: wait for it or stop it"
+            ) from error
+
+    def close(self) -> None:
+        """Free the lock."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+_held: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """A forked process must not keep the lock alive when the one that took it is gone."""
+    for lock in list(_held):
+        lock.close()  # closes this process's descriptors; the lock stays with the other's
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)

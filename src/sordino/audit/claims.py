@@ -22,7 +22,7 @@ from sordino.accounting.events import (
     GaussianDpEvent,
     PoissonSampledDpEvent,
     SelfComposedDpEvent,
-    leaves,
+    unroll,
 )
 from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.accounting.pld import pld
@@ -63,7 +63,7 @@ class Claim:
         return reduce(lambda one, other: one.compose(other), parts)
 
     def _leaves(self) -> Events:
-        return [part for event, times in self.events for part in leaves(event, times)]
+        return [part for event, times in self.events for part in unroll(event, times)]
 
     @cached_property
     def _mu(self) -> float | None:

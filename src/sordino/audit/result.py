@@ -6,9 +6,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sordino.accounting.guarantee import round_up_digits
 from sordino.audit.deciding import Certified
 from sordino.errors import SordinoError
-from sordino.printing import significant_up
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Audit:
         }
 
     def __str__(self) -> str:
-        verdict, delta = "kept" if self.passed else "BROKEN", significant_up(self.delta, 3)
+        verdict, delta = "kept" if self.passed else "BROKEN", round_up_digits(self.delta, 3)
         return (
             f"{self.name}: claim {verdict}, {self.epsilon_lower:.2f} <= ε with {self.confidence:.1%} confidence, "
             f"{self.epsilon_claimed:.2f} claimed at δ = {delta} (attack: {self.strongest.instance})"

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sordino.accounting.events import fits
+from sordino.accounting.guarantee import round_up, round_up_digits, to_plain
 from sordino.cli import options
 from sordino.cli.common import UNSURE, caution, console, delta_for, print_json, sampling_rate, step_count
 from sordino.errors import InvalidInput
-from sordino.names import fits
-from sordino.printing import plain_number, rounded_up, significant_up
 
 if TYPE_CHECKING:
     from sordino.accounting import Accountant, Adjacency, Events, plans
@@ -161,9 +161,9 @@ def _price(accountant: Accountant, bill: Bill, adjacency: Adjacency) -> Price:
 
 def _present(bill: Bill, as_json: bool) -> None:
     from sordino.accounting import ACCOUNTANTS, epsilon
-    from sordino.accounting.adjacency import required_adjacency
+    from sordino.accounting.events import require_adjacency
 
-    adjacency = required_adjacency(bill.adjacency)
+    adjacency = require_adjacency(bill.adjacency)
     epsilon([], bill.delta)  # refuses a delta that is none
     prices = [_price(accountant, bill, adjacency) for accountant in ACCOUNTANTS.values()]
     if all(price.epsilon is None for price in prices):
@@ -184,11 +184,11 @@ def _present(bill: Bill, as_json: bool) -> None:
 
 
 def _plain(epsilon: float | None) -> float | str | None:
-    return None if epsilon is None else plain_number(epsilon)
+    return None if epsilon is None else to_plain(epsilon)
 
 
 def _written(epsilon: float | None) -> str:
-    return "no price" if epsilon is None else rounded_up(epsilon, 4)
+    return "no price" if epsilon is None else round_up(epsilon, 4)
 
 
 def _print_table(bill: Bill, prices: list[Price]) -> None:
@@ -205,7 +205,7 @@ def _print_table(bill: Bill, prices: list[Price]) -> None:
     out = console()
     out.print(table)
     out.print(
-        f"at δ = {significant_up(bill.delta, 3)}, {bill.adjacency} adjacency. "
+        f"at δ = {round_up_digits(bill.delta, 3)}, {bill.adjacency} adjacency. "
         "Every proven ε is an upper bound: the smallest holds."
     )
     if bill.unprotected:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sordino.accounting.guarantee import round_up, round_up_digits
 from sordino.cli import options
 from sordino.cli.common import FOUND, caution, console, keep_json, one_of, print_json
 from sordino.errors import InvalidInput
-from sordino.printing import rounded_up, significant_up
 
 if TYPE_CHECKING:
     from sordino.audit.mechanisms import Progress
@@ -103,9 +103,7 @@ def _audit_run(run: Path, trials: int, seed: int | None, trust_code: bool, as_js
         print_json(result)
         return found.mechanism.passed
     out = console()
-    out.print(
-        f"{run}: ε = {rounded_up(found.epsilon, 3)} claimed at δ = {significant_up(found.delta, 3)}", markup=False
-    )
+    out.print(f"{run}: ε = {round_up(found.epsilon, 3)} claimed at δ = {round_up_digits(found.delta, 3)}", markup=False)
     _print_audit(found.mechanism)
     for attack in found.membership:
         out.print(str(attack), markup=False)
@@ -120,7 +118,7 @@ def _print_audit(found: Audit) -> None:
         implied = "-" if attack.epsilon_implied is None else f"{attack.epsilon_implied:.2f}"
         verdict = "BROKEN" if attack.refuted else "kept"
         table.add_row(
-            attack.instance, rounded_up(attack.epsilon_claimed), f"{attack.epsilon_certain:.2f}", implied, verdict
+            attack.instance, round_up(attack.epsilon_claimed), f"{attack.epsilon_certain:.2f}", implied, verdict
         )
     out = console()
     out.print(table)

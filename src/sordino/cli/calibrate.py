@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from sordino.accounting.guarantee import round_up, round_up_digits
 from sordino.cli import options
 from sordino.cli.common import console, delta_for, one_of, print_json, sampling_rate, step_count
 from sordino.errors import InvalidInput
-from sordino.printing import rounded_up, significant_up
 
 if TYPE_CHECKING:
     from sordino.accounting import Budget
@@ -74,6 +74,6 @@ def _present(budget: Budget, rate: float, noise_multiplier: float, steps: int, a
         return
     console().print(
         f"noise multiplier {noise_multiplier:.6g}, {steps:,} steps at rate {rate:.6g}: "
-        f"ε = {rounded_up(price, 4)} of {budget.epsilon:g} at δ = {significant_up(budget.delta, 3)} "
+        f"ε = {round_up(price, 4)} of {budget.epsilon:g} at δ = {round_up_digits(budget.delta, 3)} "
         f"({budget.accountant}, {budget.adjacency} adjacency)"
     )

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from sordino.cli import account, audit, calibrate, check, compare, demo, report, reproduce, resume, serve, train, verify
 from sordino.cli.common import BAD_INPUT, complain
-from sordino.errors import SordinoError, kept_back
+from sordino.errors import SordinoError, locate_error
 
 TRACEBACK = "SORDINO_TRACEBACK"
 """With this variable set, an error that nobody expected is shown in full."""
@@ -61,7 +61,9 @@ def _kept_back(error: Exception) -> str:
     """
     if isinstance(error, OSError) and error.strerror:
         return f"{type(error).__name__}: {error}: correct this and run the command again"
-    return f"{kept_back(error)}: its words may tell private values and are kept back; {TRACEBACK}=1 shows them to you"
+    return (
+        f"{locate_error(error)}: its words may tell private values and are kept back; {TRACEBACK}=1 shows them to you"
+    )
 
 
 app = typer.Typer(

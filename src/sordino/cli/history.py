@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from sordino import checkpoint
+from sordino.accounting.events import fits
 from sordino.errors import InvalidInput
-from sordino.names import fits
 from sordino.report.folder import Folder
 
 FILE = "history.jsonl"

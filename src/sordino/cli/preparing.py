@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from sordino import checkpoint
 from sordino.accounting import Ledger
-from sordino.accounting.pricing import required_accountant
+from sordino.accounting.pricing import require_accountant
 from sordino.books import require_fresh
 from sordino.claims import announce_together, weaker
 from sordino.cli.config import Config
@@ -52,7 +52,7 @@ def prepare(config: Config, sheet: Sheet, plan: Plan, directory: Path) -> Config
     assert recipe is not None
     assert recipe.budget is not None
     assert schema is not None
-    basis = weaker(recipe.basis, required_accountant(recipe.budget.accountant).basis)
+    basis = weaker(recipe.basis, require_accountant(recipe.budget.accountant).basis)
     header = {
         "recipe": recipe.fingerprint(),
         "unit": "record",

@@ -19,10 +19,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from sordino.accounting.guarantee import round_up, to_plain
 from sordino.cli.common import messages
 from sordino.cli.history import Entry
 from sordino.cli.session import Session
-from sordino.printing import plain_number, rounded_up
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -139,7 +139,7 @@ class Bars:
         private = self._session.private
         spent, planned = private.guarantee(stopped="in advance").epsilon, private.guarantee().epsilon
         limit = self._limit if self._limit is not None else planned
-        words = f"ε {rounded_up(spent)} of {rounded_up(planned)} planned"
+        words = f"ε {round_up(spent)} of {round_up(planned)} planned"
         self._progress.update(self._epsilon, total=limit, completed=min(spent, limit), note=words)
 
 
@@ -169,8 +169,8 @@ class Lines:
             "event": "progress",
             **vars(last),
             "total": private.total,
-            "epsilon": plain_number(private.guarantee().epsilon),
-            "epsilon_so_far": plain_number(private.guarantee(stopped="in advance").epsilon),
+            "epsilon": to_plain(private.guarantee().epsilon),
+            "epsilon_so_far": to_plain(private.guarantee(stopped="in advance").epsilon),
             "seconds_left": 60 * round(left / 60),  # finer times would tell how long a step took
         }
         print(json.dumps(progress, allow_nan=False), file=sys.stderr, flush=True)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sordino.accounting.guarantee import round_up, round_up_digits, to_plain
 from sordino.cli import options
 from sordino.cli.common import caution, console, print_json
 from sordino.errors import InvalidInput
-from sordino.printing import plain_number, rounded_up, significant_up
 
 if TYPE_CHECKING:
     from sordino.report.facts import Facts
@@ -54,7 +54,7 @@ def report(
         print_json(_plain(facts, path))
         return
     g = facts.guarantee
-    claim = f"ε = {rounded_up(g.epsilon)} at δ = {significant_up(g.delta, 3)} for {g.protected}, {g.basis}"
+    claim = f"ε = {round_up(g.epsilon)} at δ = {round_up_digits(g.delta, 3)} for {g.protected}, {g.basis}"
     console().print(f"{path}: {claim}, {path.stat().st_size / 1000:.0f} kB", markup=False)
 
 
@@ -70,7 +70,7 @@ def _object(path: Path | None) -> dict[str, Any] | None:
 
 
 def _plain(facts: Facts, path: Path) -> dict[str, Any]:
-    guarantee = {**facts.guarantee.to_dict(), "epsilon": plain_number(facts.guarantee.epsilon)}
+    guarantee = {**facts.guarantee.to_dict(), "epsilon": to_plain(facts.guarantee.epsilon)}
     return {
         "report": str(path),
         "run": facts.folder,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sordino.accounting import Budget
-from sordino.accounting.events import DpEvent
-from sordino.accounting.pricing import Events, epsilon
+from sordino.accounting.events import DpEvent, Events
+from sordino.accounting.pricing import epsilon
 from sordino.errors import InvalidInput
 from sordino.recipe import Recipe
 

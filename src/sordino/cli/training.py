@@ -17,13 +17,12 @@ from rich.padding import Padding
 from rich.text import Text
 
 from sordino.accounting import Guarantee
+from sordino.accounting.guarantee import read_versions, round_up, to_plain
 from sordino.cli.common import INTERRUPTED, console, keep_json, print_json
 from sordino.cli.history import EVALUATIONS, History
 from sordino.cli.progress import Bars, Display, Lines, clock
 from sordino.cli.session import Session
 from sordino.lab import machine
-from sordino.printing import plain_number, rounded_up
-from sordino.versions import versions
 
 
 @dataclass
@@ -78,9 +77,9 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, the guarantee's fields among the others."""
-        plain = {**vars(self), **self.guarantee.to_dict(), "epsilon": plain_number(self.guarantee.epsilon)}
+        plain = {**vars(self), **self.guarantee.to_dict(), "epsilon": to_plain(self.guarantee.epsilon)}
         del plain["guarantee"], plain["runs_code"]
-        return {**plain, "versions": versions()}
+        return {**plain, "versions": read_versions()}
 
 
 def run(session: Session, *, as_json: bool = False) -> Outcome:
@@ -171,7 +170,7 @@ def _ending(outcome: Outcome) -> str:
     taken = f"{outcome.steps} of {outcome.total} steps"
     if outcome.interrupted:
         spent = (
-            f"ε {rounded_up(outcome.guarantee.epsilon)} is that of the whole plan: whoever stops after a look has "
+            f"ε {round_up(outcome.guarantee.epsilon)} is that of the whole plan: whoever stops after a look has "
             "chosen among all that it would have released"
         )
         again = f"sordino resume {shlex.quote(outcome.run)}{' --trust-code' if outcome.runs_code else ''}"

@@ -15,7 +15,7 @@ from sordino.errors import InvalidInput, LedgerForged, LedgerForked, LedgerRolle
 
 if TYPE_CHECKING:
     from sordino.accounting import Ledger
-    from sordino.accounting.signing import Key
+    from sordino.accounting.chain import Key
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
 
 def verify(run: _Run, head: _Head = None, key: _Key = None, json: options.Json = False) -> None:
     """Say whether a run's ledger is intact, rolled back, forked or forged, and print a receipt to keep elsewhere."""
-    from sordino.accounting.signing import find_key, read_key
+    from sordino.accounting.chain import find_key, read_key
 
     kept = None if head is None else _receipt(head)
     found = _examine(run, kept, find_key() if key is None else read_key(key))

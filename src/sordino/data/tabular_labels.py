@@ -1,42 +1,22 @@
 """The classes of a target whose names nobody gave: those that clearly more than one record has.
 
-Adding a record either changes the count of a class that is there by one, which Gaussian noise of deviation σ hides; or
-it brings a class that was not there, which is seen with probability at most δ' = Pr[1 + σZ > threshold]. Either way the
-release is no worse than a Gaussian event beside an event that reveals everything with probability δ' (Korolova et al.
-2009, for search queries; with Gaussian noise, Wilkins et al. 2024).
+What their names cost, and why, stands in `sordino.accounting.unlisted`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy.stats import norm
 
-from sordino.accounting.adjacency import Adjacency
-from sordino.accounting.composition import INTERVAL
 from sordino.accounting.events import ComposedDpEvent, DpEvent, GaussianDpEvent
 from sordino.accounting.ledger import Receipt
-from sordino.accounting.pld import pld
+from sordino.accounting.unlisted import Unlisted
 from sordino.data.tabular_encoding import label
 from sordino.errors import InvalidInput
 from sordino.noise import Source, noised
-
-
-@dataclass(frozen=True)
-class Unlisted(DpEvent):
-    """With probability `delta` whatever one record says is seen, else nothing of it."""
-
-    delta: float
-
-
-@pld.register(Unlisted)
-def _(event: Unlisted, adjacency: Adjacency, interval: float = INTERVAL) -> PrivacyLossDistribution:
-    seen = event.delta if adjacency == "add-or-remove-one" else 2 * event.delta  # a record goes and another comes
-    return PrivacyLossDistribution.create_from_rounded_probability({0: 1 - seen}, seen, interval)
 
 
 def event(noise_multiplier: float, unlisted: float) -> DpEvent:

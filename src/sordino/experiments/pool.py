@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from sordino.errors import InvalidInput, SordinoError, kept_back
+from sordino.errors import InvalidInput, SordinoError, locate_error
 from sordino.experiments import store
 from sordino.experiments.case import EVALUATIONS, Case
 from sordino.lab import machine
@@ -195,7 +195,7 @@ def explained(error: Exception) -> str:
         return f"out of memory ({kind}): use fewer --workers, and run again to go on"
     if isinstance(error, OSError):
         return f"{kind}: {said}: correct this, or make room on the disk, and run again to go on"
-    return f"{kept_back(error)}: correct the method's settings, or report this line if they are right"
+    return f"{locate_error(error)}: correct the method's settings, or report this line if they are right"
 
 
 def _stop_with_parent() -> None:

@@ -9,8 +9,7 @@ from dp_accounting import DpEvent
 
 from sordino import books, checkpoint
 from sordino.accounting import plans, pricing
-from sordino.accounting.allowance import Allowance, Planned, Unlimited
-from sordino.accounting.budget import affordable
+from sordino.accounting.budget import Allowance, Prepaid, Unlimited, affordable
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.books import LEDGER as LEDGER
@@ -49,7 +48,7 @@ class Account:
         """Refuse what the budget cannot pay, then record the event durably; only then may noise be drawn (law 5)."""
         if self._allowance is None:
             self._allowance = self._left()
-            left = self._allowance.left if isinstance(self._allowance, Planned) else self.recipe.plan(self.position)
+            left = self._allowance.left if isinstance(self._allowance, Prepaid) else self.recipe.plan(self.position)
             resumed, budget = self._resumed, self.recipe.budget
             plans.announce(self.ledger, self.recipe.fingerprint(), left, budget=budget, resumed=resumed)
             self._resumed = True  # from now on the ledger holds its plan, also when it moves to a folder
@@ -83,7 +82,7 @@ class Account:
         )
 
     def _basis(self, accountant: str) -> pricing.Basis:
-        return weaker(self.recipe.basis, pricing.required_accountant(accountant).basis)
+        return weaker(self.recipe.basis, pricing.require_accountant(accountant).basis)
 
     # -- keeping ------------------------------------------------------------------------------------------------
 
@@ -142,7 +141,7 @@ class Account:
         budget = self.recipe.budget
         if budget is None:
             return Unlimited()
-        return Planned(budget, self.ledger.events(), self.recipe.plan(self.position))
+        return Prepaid(budget, self.ledger.events(), self.recipe.plan(self.position))
 
     def close(self) -> None:
         """Free the ledger; what was charged stays."""

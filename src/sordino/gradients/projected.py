@@ -30,7 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from sordino.errors import InvalidInput, UnsupportedModel, kept_back
+from sordino.errors import InvalidInput, UnsupportedModel, locate_error
 from sordino.gradients.bookkeeping_functions import tensors_in
 from sordino.gradients.engine import Batch, Objective, accumulation_dtype
 from sordino.gradients.looped import detached_from, filled
@@ -249,7 +249,9 @@ class Projected:
             try:
                 return Estimated(task, *self._norms(task, directions), directions)
             except (RuntimeError, NotImplementedError, TypeError) as error:
-                self._give_up_on(self._ways[0], kept_back(error), error)  # torch's words may tell the size of the batch
+                self._give_up_on(
+                    self._ways[0], locate_error(error), error
+                )  # torch's words may tell the size of the batch
 
     def _norms(self, task: _Pass, directions: Directions) -> tuple[Tensor, Tensor]:
         """Estimated norms, and the products with the first projection."""

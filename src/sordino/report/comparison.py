@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino.accounting.guarantee import read_versions
 from sordino.errors import InvalidInput
 from sordino.report import page
 from sordino.report.charts import Chart, Series
 from sordino.report.prices import thinned
 from sordino.report.scales import Axis, percent, plain, whole
 from sordino.standing import named
-from sordino.versions import versions
 
 MOST_TICKS = 7
 MOST_POINTS = 60
@@ -107,7 +107,7 @@ def html(rows: Sequence[_Row], title: str) -> str:
     """The page about `rows`."""
     names = list(dict.fromkeys(row.dataset for row in rows))
     sections = [_section(k, name, [row for row in rows if row.dataset == name]) for k, name in enumerate(names)]
-    return page.render("comparison.html", title=title, sections=sections, versions=versions(), runs=len(rows)).html
+    return page.render("comparison.html", title=title, sections=sections, versions=read_versions(), runs=len(rows)).html
 
 
 def _section(number: int, dataset: str, rows: Sequence[_Row]) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from sordino import toml
+from sordino.accounting.events import fits
 from sordino.errors import InvalidInput, SordinoError
-from sordino.names import fits
 
 LEDGER = "ledger.sqlite"
 MOST_BYTES = 8_000_000

@@ -10,11 +10,12 @@ from typing import Any, get_args
 
 from sordino import books
 from sordino.accounting import Guarantee, plans
+from sordino.accounting.events import fits
+from sordino.accounting.guarantee import read_versions
 from sordino.accounting.plans import Plan
-from sordino.accounting.pricing import Basis, required_accountant
+from sordino.accounting.pricing import Basis, require_accountant
 from sordino.claims import CONDITION, FIXED_IN_ADVANCE, HELD_OUT, UNPROTECTED, assumptions_of, plan_of, weaker
 from sordino.errors import InvalidInput
-from sordino.names import fits
 from sordino.noise import Secure, Seeded
 from sordino.recipe import Recipe
 from sordino.report import prices
@@ -22,7 +23,6 @@ from sordino.report.facts import Facts, Proof, Setting
 from sordino.report.folder import Folder
 from sordino.report.prices import Points, Runs, Tariff
 from sordino.schedules import factor_at
-from sordino.versions import versions
 
 MOST_POINTS = 120
 """Of a schedule so many steps are drawn; a chart is not wider than a few hundred pixels."""
@@ -75,7 +75,7 @@ def gather(
         final_accuracy=accuracy[-1][1] if accuracy else _share(outcome, "held_out_accuracy"),
         twin_accuracy=_share(outcome, "twin_accuracy"),
         audit=_mechanism(audit if audit is not None else folder.json("audit.json")),
-        versions=versions(),
+        versions=read_versions(),
         trained_with=_trained_with(outcome),
         cautions=_cautions(recipe, booked),
     )
@@ -159,7 +159,7 @@ def _guarantee(
     """Priced anew from the ledger: what somebody wrote beside it is believed for assumptions and accuracy alone."""
     named = booked.header.get("basis", "proven")
     stated: Basis = next((known for known in get_args(Basis) if known == named), "published")
-    basis = weaker(weaker(stated, recipe.basis if recipe else "proven"), required_accountant(tariff.accountant).basis)
+    basis = weaker(weaker(stated, recipe.basis if recipe else "proven"), require_accountant(tariff.accountant).basis)
     notes = (plans.UNPLANNED, plans.STOPPED[:30], plans.IN_ADVANCE)  # as it was then: the ledger knows better now
     stated_lines = _assumptions(recipe, setting, outcome, booked.declared["assumption"])
     said = [line for line in stated_lines if not line.startswith(notes)]

@@ -18,9 +18,9 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from sordino.accounting.guarantee import round_up
 from sordino.checkpoint import write_durably
 from sordino.errors import InvalidInput
-from sordino.printing import rounded_up
 from sordino.report import scales
 
 
@@ -76,7 +76,7 @@ def _environment(packages: tuple[str, ...]) -> Environment:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     environment.filters.update(
-        plain=scales.plain, power=scales.power, percent=scales.percent, whole=scales.whole, up=rounded_up
+        plain=scales.plain, power=scales.power, percent=scales.percent, whole=scales.whole, up=round_up
     )
     return environment
 

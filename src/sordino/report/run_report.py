@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sordino.names import fits
+from sordino.accounting.events import fits
 from sordino.norms import Exact
 from sordino.recipe import Recipe
 from sordino.report import page, run_charts, words

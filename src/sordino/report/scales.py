@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from sordino.printing import significant_up
+from sordino.accounting.guarantee import round_up_digits
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 Format = Callable[[float], str]
@@ -27,7 +27,7 @@ def power(value: float) -> str:
     """A number by its power of ten: 10⁻⁵, 3.2·10⁻⁶."""
     if value <= 0 or not math.isfinite(value):
         return "0" if value == 0 else f"{value:g}"
-    mantissa, exponent = f"{float(significant_up(value, 2)):.1e}".split("e")  # a δ is never written too small
+    mantissa, exponent = f"{float(round_up_digits(value, 2)):.1e}".split("e")  # a δ is never written too small
     ten = f"10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
     return ten if mantissa == "1.0" else f"{mantissa}·{ten}"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dp_accounting import DpEvent, GaussianDpEvent
 
 from sordino.accounting import filtered as filters
-from sordino.accounting.filtered import Filter, least_noise
+from sordino.accounting.filtered import Filter, find_least_noise
 from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.norms import Exact
 from sordino.schedules import Constant
@@ -51,7 +51,7 @@ def calibrated(sampler: Importance, recipe: Recipe, budget: Budget) -> Recipe:
             release_noise = max(RELEASE_NOISE * worst.records, cheap)
         own = (GaussianDpEvent(release_noise), releases)
         chosen = Filter.for_plan(budget, lambda noise: plan(typical, noise, own))
-        sigma = least_noise(lambda noise: _total(chosen, plan(worst, noise, own)), chosen.limit)
+        sigma = find_least_noise(lambda noise: _total(chosen, plan(worst, noise, own)), chosen.limit)
     except BudgetExhausted:
         raise InvalidInput(
             f"epsilon={budget.epsilon:g} cannot be met by any noise: the releases of K and N alone cost more; "
@@ -79,7 +79,7 @@ def noise(sampler: Importance, rdp_filter: Filter, left: float, epoch: Epoch, st
     def cost(sigma: float) -> float:
         return _total(rdp_filter, [(epoch.event(sigma), now), (later.event(sigma), steps - step - now), own])
 
-    return least_noise(cost, left * (1 - filters.ROUNDING))
+    return find_least_noise(cost, left * (1 - filters.ROUNDING))
 
 
 def check(recipe: Recipe) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
-from sordino.errors import kept_back
+from sordino.errors import locate_error
 from sordino.gradients.engine import Batch
 from sordino.validation.comparing import Rows, same
 from sordino.validation.probing import AS_GIVEN, WORDS, How, ProbeFailed, Prober
@@ -60,7 +60,7 @@ class Examination(Trial):
         try:
             return self._fetch(indices)
         except Exception as error:  # the user's dataset may raise anything; it stays the cause
-            message = f"dataset or collate function failed on {len(indices)} records ({kept_back(error)}; {WORDS})"
+            message = f"dataset or collate function failed on {len(indices)} records ({locate_error(error)}; {WORDS})"
             raise ProbeFailed("data", "dataset", f"{message}; every record must load and collate") from error
 
     @cached_property

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from sordino.errors import UnsupportedModel, kept_back
+from sordino.errors import UnsupportedModel, locate_error
 from sordino.gradients.bookkeeping import uncompiled
 from sordino.gradients.engine import Objective
 from sordino.gradients.projected import plain_attention
@@ -127,7 +127,7 @@ def _copied(objective: Objective, shared: dict[int, Any] | None = None) -> Objec
     try:
         return copy.deepcopy(objective, shared)
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        raise ProbeFailed("copy", "model", f"model cannot be copied ({kept_back(error)}): {COPY_ADVICE}") from error
+        raise ProbeFailed("copy", "model", f"model cannot be copied ({locate_error(error)}): {COPY_ADVICE}") from error
 
 
 COPY_ADVICE = "keep no tensors with a graph on modules, use torch.nn.utils.parametrizations for weight norms"
@@ -252,7 +252,7 @@ class Prober:
             )
         except (RuntimeError, NotImplementedError) as error:
             raise ProbeFailed(
-                "error", "loss", f"backward pass of the loss failed ({kept_back(error)}; {WORDS})"
+                "error", "loss", f"backward pass of the loss failed ({locate_error(error)}; {WORDS})"
             ) from error
 
 
@@ -272,7 +272,7 @@ def translate(error: Exception, objective: Objective, data: Any, name: str) -> P
         advice = "labels and indices must lie in [0, size) of the layer or loss that uses them"
         return ProbeFailed("labels", where, f"{where}: an index is out of range; {advice}")
     advice = "the loss must run on any batch of records"
-    return ProbeFailed("error", where, f"{where} failed on a batch ({kept_back(error)}; {WORDS}); {advice}")
+    return ProbeFailed("error", where, f"{where} failed on a batch ({locate_error(error)}; {WORDS}); {advice}")
 
 
 def describe(objective: Objective, name: str) -> str:

@@ -17,7 +17,7 @@ from scipy.special import gammaincinv, ndtri
 from torch import Tensor
 
 from sordino.accounting.erasure import AnnealedErasure, Erasure
-from sordino.accounting.events import DpEvent, PoissonSampledDpEvent, leaves
+from sordino.accounting.events import DpEvent, PoissonSampledDpEvent, unroll
 from sordino.accounting.filtered import Filtered
 from sordino.accounting.paid_by_epoch import PaidByEpoch
 from sordino.audit.conformance.payments import Answer, Choice, Energy, Noised, Unseen, Verdict, answers, assigned
@@ -103,7 +103,7 @@ def _by_receipt(releases: Sequence[Release]) -> Iterator[tuple[int, list[Release
 def _sampled(event: DpEvent) -> int:
     """How many draws of its own an event claims."""
     found = 0
-    for leaf, times in leaves(event):
+    for leaf, times in unroll(event):
         if isinstance(leaf, Filtered):
             found += _sampled(leaf.event)
         elif isinstance(leaf, Erasure | AnnealedErasure):

@@ -24,7 +24,7 @@ from sordino.accounting.events import (
 from sordino.accounting.filtered import Filtered
 from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.accounting.noisy_minimum import NoisyMinimum
-from sordino.data.tabular_labels import Unlisted
+from sordino.accounting.unlisted import Unlisted
 from sordino.errors import InvalidInput
 
 MOST = 64

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from sordino.accounting.erasure import AnnealedErasure, Erasure
-from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, leaves, to_json
+from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, to_json, unroll
 from sordino.accounting.filtered import Filtered
 from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.accounting.noisy_minimum import NoisyMinimum
 from sordino.accounting.pld import pld
 from sordino.accounting.rdp import rdp_curve
-from sordino.data.tabular_labels import Unlisted
+from sordino.accounting.unlisted import Unlisted
 from sordino.recipe import Recipe
 
 Array = NDArray[np.float64]
@@ -146,7 +146,7 @@ def _moved(shown: Array, low: float, high: float, move: float) -> Array:
 def prices(recipe: Recipe) -> list[str]:
     """Where the recipe's plan costs less than a mechanism that it covers."""
     events: dict[str, DpEvent] = {
-        to_json(leaf): leaf for event, times in recipe.plan() for leaf, _ in leaves(event, times)
+        to_json(leaf): leaf for event, times in recipe.plan() for leaf, _ in unroll(event, times)
     }
     kinds = list(events.values())
     chosen = kinds[:: max(1, len(kinds) // MOST_EVENTS)]
@@ -176,7 +176,7 @@ def _filtered(event: Filtered) -> list[str]:
 
 def _composed(recipe: Recipe) -> list[str]:
     """The price of all steps together against dp_accounting's lower estimate, where all are sampled Gaussians."""
-    plan = [(leaf, count) for event, times in recipe.plan() for leaf, count in leaves(event, times)]
+    plan = [(leaf, count) for event, times in recipe.plan() for leaf, count in unroll(event, times)]
     total = None
     for event, count in plan:
         rate, inner = _sampled(event)

@@ -1,11 +1,16 @@
-"""Composing privacy loss distributions by one Fourier transform, however many different events there are.
+"""Privacy losses on a grid: from a δ(ε) curve to a distribution, and from many distributions to their composition.
 
-A privacy loss distribution on the grid h·ℤ composes by convolution. With p̂ᵢ the discrete Fourier transform of event i,
-the composition of nᵢ times event i is the inverse transform of Π p̂ᵢ^nᵢ. dp_accounting does the same for one event; here
-the transforms are kept, so that one more step costs one inverse transform, and events are multiplied before it.
+**Curves.** Where a mechanism's exact curve is known, its distribution follows. Connect-the-dots (Doroshenko et al.
+2022, Alg. 1) turns a curve into the tightest distribution on a grid that is never below it. dp_accounting has it too,
+but evaluates its curves point by point and subtracts neighbouring values close to 1, which leaves errors of
+1e-16/interval; the closed forms here take all points at once and subtract small numbers only. The first makes
+calibration take a second instead of half a minute, the second allows grids finer than 1e-4.
 
-What makes the result an upper bound:
-- every input is pessimistic (dp_accounting's connect-the-dots, Doroshenko et al. 2022);
+**Composition.** A privacy loss distribution on the grid h·ℤ composes by convolution. With p̂ᵢ the discrete Fourier
+transform of event i, the composition of nᵢ times event i is the inverse transform of Π p̂ᵢ^nᵢ. dp_accounting does the
+same for one event; here the transforms are kept, so that one more step costs one inverse transform, and events are
+multiplied before it. What makes the result an upper bound:
+- every input is pessimistic (connect-the-dots);
 - the transform wraps losses modulo its length: the mass outside the window is at most `TAIL` by Chernoff's bound, and
   that much is added to the mass at infinity;
 - an error in p̂ is multiplied by nᵢ, so transforms are kept in extended precision where the machine has it, and
@@ -15,18 +20,21 @@ What makes the result an upper bound:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
-from scipy import fft, signal
+from dp_accounting.pld.pld_pmf import DensePLDPmf
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from scipy import fft, signal, special
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 LongArray = np.ndarray[tuple[int, ...], np.dtype[np.longdouble]]
 Spectrum = np.ndarray[tuple[int, ...], np.dtype[np.clongdouble]]
 LogSpectrum = tuple[LongArray, LongArray]
+Curve = Callable[[Array], Array]
 
 INTERVAL = 1e-4  # dp_accounting's own choice
 TAIL = 1e-15
@@ -34,6 +42,123 @@ ROUNDING = 8 * float(np.finfo(np.longdouble).eps)
 SLOPES: tuple[float, ...] = (*np.geomspace(1e-9, 0.02, 48)[:-1].tolist(), *np.geomspace(0.02, 50_000.0, 64).tolist())
 LONG = 2**18
 """Of longer transforms only the last few are kept: each takes megabytes."""
+# Noise beyond this many deviations has probability below 1e-23, and is counted as infinite loss.
+DEVIATIONS = 10.0
+COARSE = 1.0
+"""A grid wider than this is connected without the surplus."""
+
+
+# -- from a curve to a distribution -----------------------------------------------------------------------------------
+
+
+def connect_the_dots(
+    curve: Curve, lower: float, upper: float, interval: float = INTERVAL, *, surplus: Curve | None = None
+) -> DensePLDPmf:
+    """The pessimistic distribution of the δ(ε) `curve`, on the grid between `lower` and `upper`.
+
+    `curve` is ∫(P − e^ε Q)₊ and `surplus` is ∫(e^ε Q − P)₊ = δ(ε) − 1 + e^ε. Both give the same masses; below ε = 0 the
+    surplus is the smaller of the two, so that give it if you can compute it without subtracting.
+    Any bounds are safe: δ(upper) becomes mass at infinity, and losses below `lower` are rounded up to it.
+    """
+    first, last = math.floor(lower / interval), max(math.ceil(upper / interval), math.floor(lower / interval) + 1)
+    grid: Array = np.arange(first, last + 1, dtype=np.float64) * interval
+    if interval > COARSE:  # e^ε overflows at the first point above zero, and masses are far above rounding
+        return _connect_coarsely(curve(grid), first, interval)
+    split = min(max(-first, 0), len(grid) - 2)  # up to here (ε <= 0) the surplus is used, beyond it the curve
+    below, above = grid[: split + 2], grid[split:]
+    spare = surplus(below) if surplus is not None else curve(below) + np.expm1(below)
+    deltas = np.minimum.accumulate(curve(above))
+    decay, near = math.exp(-interval), -math.expm1(-interval)  # in decays alone: the growth of a coarse grid overflows
+    masses = np.empty(len(grid))
+    masses[0] = decay * (spare[1] - spare[0]) / near - spare[0]
+    masses[1 : split + 1] = (decay * np.diff(spare[1:]) - np.diff(spare[:-1])) / near
+    masses[split + 1 : -1] = (decay * np.diff(deltas[1:]) - np.diff(deltas[:-1])) / near
+    masses[-1] = (deltas[-2] - deltas[-1]) / near
+    return DensePLDPmf(interval, first, np.maximum(masses, 0.0), float(deltas[-1]), True)
+
+
+def _connect_coarsely(curve: Array, first: int, interval: float) -> DensePLDPmf:
+    """The same masses from the curve alone: its values are near 1 below zero, which costs 1e-16 of mass per point."""
+    deltas = np.minimum.accumulate(curve)
+    decay, near = math.exp(-interval), -math.expm1(-interval)
+    masses = np.empty(len(deltas))
+    masses[0] = (1 - deltas[0]) + decay * (deltas[1] - deltas[0]) / near
+    masses[1:-1] = (decay * np.diff(deltas[1:]) - np.diff(deltas[:-1])) / near
+    masses[-1] = (deltas[-2] - deltas[-1]) / near
+    return DensePLDPmf(interval, first, np.maximum(masses, 0.0), float(deltas[-1]), True)
+
+
+def gaussian_curve(epsilons: Array, noise: float) -> Array:
+    """δ(ε) = Φ(1/(2σ) − εσ) − e^ε Φ(−1/(2σ) − εσ), also for ε < 0 (Balle & Wang 2018, Thm. 8)."""
+    half = 1 / (2 * noise)
+    paid = np.exp(np.minimum(epsilons + special.log_ndtr(-half - epsilons * noise), 0.0))
+    deltas: Array = np.clip(special.ndtr(half - epsilons * noise) - paid, 0.0, 1.0)
+    return deltas
+
+
+def removal_delta(epsilons: Array, rate: float, noise: float) -> Array:
+    """δ(ε) of (1−q)·N(0,σ²) + q·N(1,σ²) against N(0,σ²): q·δ_Gauss(log(1 + (e^ε − 1)/q)) where the logarithm exists.
+
+    Below ε = log(1−q) the first is above e^ε times the second everywhere, and δ = 1 − e^ε.
+    """
+    deltas = -np.expm1(np.minimum(epsilons, 0.0))
+    inside = epsilons > (math.log1p(-rate) if rate < 1 else -math.inf)
+    deltas[inside] = rate * gaussian_curve(_unsampled(epsilons[inside], rate), noise)
+    return deltas
+
+
+def addition_delta(epsilons: Array, rate: float, noise: float) -> Array:
+    """δ(ε) of N(0,σ²) against (1−q)·N(0,σ²) + q·N(1,σ²), zero above ε = −log(1−q).
+
+    With a = log(1 + (e^−ε − 1)/q) it is e^ε·q·(e^a Φ(1/(2σ) + aσ) − Φ(aσ − 1/(2σ))): the surplus of removal, mirrored.
+    """
+    deltas = np.zeros(len(epsilons))
+    inside = epsilons < (-math.log1p(-rate) if rate < 1 else math.inf)
+    losses = _unsampled(-epsilons[inside], rate)
+    half = 1 / (2 * noise)
+    gained = np.exp(losses + epsilons[inside] + special.log_ndtr(half + losses * noise))
+    paid = np.exp(epsilons[inside] + special.log_ndtr(losses * noise - half))
+    deltas[inside] = np.clip(rate * (gained - paid), 0.0, 1.0)
+    return deltas
+
+
+def sampled_gaussian(noise: float, rate: float, interval: float = INTERVAL) -> PrivacyLossDistribution:
+    """The PLD of a Gaussian answer on a Poisson draw, 0 < rate <= 1, for adding or removing one record."""
+
+    def removal(grid: Array) -> Array:
+        return removal_delta(grid, rate, noise)
+
+    def addition(grid: Array) -> Array:
+        return addition_delta(grid, rate, noise)
+
+    lowest, highest = (_loss(x, noise, rate) for x in (-DEVIATIONS * noise, 1 + DEVIATIONS * noise))
+    remove = connect_the_dots(removal, lowest, highest, interval, surplus=_mirrored(addition))
+    if rate == 1:
+        return PrivacyLossDistribution(remove)
+    highest = _loss(DEVIATIONS * noise, noise, rate)
+    add = connect_the_dots(addition, -highest, -lowest, interval, surplus=_mirrored(removal))
+    return PrivacyLossDistribution(remove, add)
+
+
+def _mirrored(curve: Curve) -> Curve:
+    """∫(e^ε Q − P)₊ = e^ε ∫(Q − e^−ε P)₊: the surplus of a pair is the scaled curve of the exchanged pair."""
+    return lambda epsilons: np.exp(epsilons) * curve(-epsilons)
+
+
+def _unsampled(losses: Array, rate: float) -> Array:
+    """log(1 + (e^loss − 1)/q): the loss of the Gaussian alone where the sampled one has `losses`."""
+    with np.errstate(over="ignore", divide="ignore"):
+        small = np.log1p(np.expm1(losses) / rate)
+    large = losses - math.log(rate) + np.log1p(-(1 - rate) * np.exp(-np.maximum(losses, 1.0)))
+    return np.where(losses < 1, small, large)
+
+
+def _loss(x: float, noise: float, rate: float) -> float:
+    """log(1 − q + q·exp((x − 1/2)/σ²)), the privacy loss at the answer x."""
+    return float(np.logaddexp(math.log1p(-rate) if rate < 1 else -math.inf, math.log(rate) + (x - 0.5) / noise**2))
+
+
+# -- composition ------------------------------------------------------------------------------------------------------
 
 
 class Part(Protocol):
@@ -164,7 +289,7 @@ def compose(parts: Sequence[tuple[Part, int]]) -> LossGrid:
     return LossGrid(lower, probabilities, min(1.0, escaped + TAIL + rounding), interval)
 
 
-def points(parts: Sequence[tuple[Part, int]]) -> int:
+def count_points(parts: Sequence[tuple[Part, int]]) -> int:
     """How many grid points the composition of `parts` takes."""
     if not parts or any(part.infinity >= 1 for part, count in parts if count > 0):
         return 1
@@ -208,29 +333,29 @@ def _length(size: int) -> int:
     return next(length for length in (octave, octave * 5 // 4, octave * 3 // 2, 2 * octave) if length >= size)
 
 
-def spectrum(grid: LossGrid, length: int) -> Spectrum:
+def transform(grid: LossGrid, length: int) -> Spectrum:
     """The transform of the probabilities, scaled up to full mass where rounding has lost some.
 
     Loss 0 is at index 0, so that the angles that matter are small.
     """
     positions = np.arange(grid.lower, grid.upper + 1) % length
     folded = np.bincount(positions, weights=grid.probabilities, minlength=length)
-    transform: Spectrum = fft.rfft(folded.astype(np.longdouble))
-    mass = transform[0].real
-    return transform * max((1 - grid.infinity) / mass, 1) if mass > 0 else transform
+    spectrum: Spectrum = fft.rfft(folded.astype(np.longdouble))
+    mass = spectrum[0].real
+    return spectrum * max((1 - grid.infinity) / mass, 1) if mass > 0 else spectrum
 
 
 @lru_cache(maxsize=64)
 def _log_spectrum(grid: LossGrid, length: int) -> LogSpectrum:
-    return to_logarithms(spectrum(grid, length))
+    return to_logarithms(transform(grid, length))
 
 
 @lru_cache(maxsize=4)
 def _long_log_spectrum(grid: LossGrid, length: int) -> LogSpectrum:
-    return to_logarithms(spectrum(grid, length))
+    return to_logarithms(transform(grid, length))
 
 
-def to_logarithms(transform: Spectrum) -> LogSpectrum:
+def to_logarithms(spectrum: Spectrum) -> LogSpectrum:
     """Log magnitude and angle (in turns), which add where transforms multiply."""
     tau = 2 * np.arccos(np.longdouble(-1))
-    return np.log(np.maximum(np.abs(transform), 1e-300)), np.arctan2(transform.imag, transform.real) / tau
+    return np.log(np.maximum(np.abs(spectrum), 1e-300)), np.arctan2(spectrum.imag, spectrum.real) / tau

@@ -1,0 +1,33 @@
+"""The price of naming values that nobody had listed: those that clearly more than one record has.
+
+Adding a record either changes the count of a value that is there by one, which Gaussian noise of deviation σ hides; or
+it brings a value that was not there, which is seen with probability at most δ' = Pr[1 + σZ > threshold]. Either way the
+release is no worse than a Gaussian event beside an event that reveals everything with probability δ' (Korolova et al.
+2009, for search queries; with Gaussian noise, Wilkins et al. 2024). Proof in docs/proofs/unlisted.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+from sordino.accounting.events import Adjacency, DpEvent
+from sordino.accounting.grids import INTERVAL
+from sordino.accounting.pld import pld
+
+
+@dataclass(frozen=True)
+class Unlisted(DpEvent):
+    """With probability `delta` whatever one record says is seen, else nothing of it."""
+
+    delta: float
+
+
+NAMES = {"unlisted": Unlisted}
+
+
+@pld.register(Unlisted)
+def _(event: Unlisted, adjacency: Adjacency, interval: float = INTERVAL) -> PrivacyLossDistribution:
+    seen = event.delta if adjacency == "add-or-remove-one" else 2 * event.delta  # a record goes and another comes
+    return PrivacyLossDistribution.create_from_rounded_probability({0: 1 - seen}, seen, interval)
