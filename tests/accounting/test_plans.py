@@ -222,6 +222,22 @@ def test_going_on_with_a_run_does_not_move_earlier_releases_into_its_stage() -> 
         assert any("beyond the first plan" in note for note in after.notes)
 
 
+def test_what_came_before_any_plan_is_a_stage_also_where_it_looks_like_what_was_planned() -> None:
+    """A plan chosen after a look has no room for what was looked at: at the whole delta its price would be no bound."""
+    event, budget = GaussianDpEvent(9.0), Budget(8.0, DELTA)
+    with Ledger.in_memory() as ledger:
+        _spend(ledger, event, 3)
+        room = plans.room(ledger, "run", budget)[0]
+        plans.announce(ledger, "run", [(event, 10)], budget=budget)
+        expected = epsilon([(event, 3)], DELTA / 2) + epsilon([(event, 10)], DELTA / 4)
+        for more in (1, 4, 5):
+            _spend(ledger, event, more)
+            assert _bill(ledger).epsilon(DELTA) == pytest.approx(expected)
+            assert _bill(ledger, in_advance=True).epsilon(DELTA) <= expected
+            assert plans.room(ledger, "run", budget, resumed=True)[0] == room
+        assert list(plans.room(ledger, "run", budget, resumed=True)[1]) == [(event, 10)]
+
+
 def test_a_run_killed_before_its_plan_was_declared_does_not_own_the_releases_of_a_ledger_it_was_given() -> None:
     budget = Budget(8.0, 1e-5)
     with Ledger.in_memory() as ledger:

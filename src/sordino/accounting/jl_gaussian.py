@@ -9,7 +9,7 @@ independent of the data. One answer is therefore a *mixture* over z = Z_r/σ, wi
 Everything is rounded towards more loss: z up to the next of `LEVELS` values, or to ∞, which is an answer without noise;
 the loss onto a grid by connect-the-dots (Doroshenko et al. 2022), which keeps the mass that both neighbours give to
 every cell; losses above `HIGHEST` to ∞. Z_r has the tail of z^(-r), so that no moment of e^loss is finite: the Rényi
-divergence is infinite for every r, and so is ε for few projections.
+divergence is infinite for every r, and so is ε for few projections. Proof in docs/proofs/jl-gaussian.md.
 """
 
 from __future__ import annotations

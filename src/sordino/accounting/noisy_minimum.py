@@ -6,6 +6,7 @@ others leave, a threshold that moves by at most C: an exponential tail then chan
 way. One report is ε-DP. It is not a Gaussian and may not be charged as one.
 
 On a Poisson draw at rate q one record changes the law to (1−q)·P + q·P', which is log(1 + q(e^ε − 1))-DP.
+Proof in docs/proofs/noisy-minimum.md.
 """
 
 from __future__ import annotations

@@ -132,9 +132,8 @@ def announce(ledger: Ledger, recipe: str, left: Events, *, budget: Budget | None
             return
         declare(ledger, replace(plan, before=0, replaces=number))  # it waits no longer: a second run is not in it
     elif resumed and _is_own(ledger, recipe):  # in version 0.1, which declared no plans
-        declare(
-            ledger, Plan(spell_out(add_up(count_alike(ledger.events()), count_alike(left))), 0, recipe, budget=budget)
-        )
+        everything = add_up(count_alike(ledger.events()), count_alike(left))
+        declare(ledger, Plan(spell_out(everything), 0, recipe, budget=budget))
     else:
         declare(ledger, Plan(spell_out(count_alike(left)), len(ledger), recipe, budget=budget))
 
@@ -149,9 +148,8 @@ def _count_spent(ledger: Ledger, plan: Plan) -> dict[str, int]:
 
     Not what came before: it would move into the plan's stage, which may have been chosen because of it.
     """
-    charged = count_alike(
-        [run for run in ledger.events() if not isinstance(run[0], Filtered)]
-    )  # a filter prices its own
+    unfiltered = [run for run in ledger.events() if not isinstance(run[0], Filtered)]  # a filter prices its own
+    charged = count_alike(unfiltered)
     history = ledger.history() if plan.after else ()
     before = count_alike([(event, 1) for sequence, event in history if sequence <= plan.after])
     others = count_alike([run for other in declared(ledger) if other is not plan for run in other.events])
@@ -182,7 +180,9 @@ def room(ledger: Ledger, recipe: str, budget: Budget, *, resumed: bool = False) 
     foreseen = count_alike([run for other in others for run in other.events])
     rest = {text: count - foreseen.get(text, 0) for text, count in count_alike(ledger.events()).items()}
     rest = {text: count for text, count in rest.items() if count > 0}
-    mine = rest if after == 0 else _limit(count_alike(plan.events if plan is not None else ()), rest)
+    mine = rest if after == 0 else {}
+    if after > 0 and plan is not None:
+        mine = _keep_spent(count_alike(plan.events), _count_spent(ledger, plan))
     stages: dict[int, dict[str, int]] = {after: mine}
     for other in others:
         stages[other.after] = add_up(stages.get(other.after, {}), count_alike(other.events))
@@ -257,11 +257,17 @@ def bill(spent: Events, plans: Sequence[Plan], *, stopped_in_advance: bool = Fal
     filtered = any(isinstance(event, Filtered) for event, _ in spent)
     if stopped_in_advance:
         whole = count_alike([run for stage in stages[:-1] for run in spell_out(stage)])
-        stages[-1] = _limit(stages[-1], {text: count - whole.get(text, 0) for text, count in done.items()})
+        stages[-1] = _keep_spent(stages[-1], {text: count - whole.get(text, 0) for text, count in done.items()})
     first = min(plan.after for plan in plans)
     if first > 0:  # what came before any plan is a stage of its own
-        earlier = {text: count for text, count in beyond.items() if not isinstance(from_json(text), Filtered)}
-        own = {text: count for text, count in beyond.items() if text not in earlier}
+        prices_itself = {text for text in done if isinstance(from_json(text), Filtered)}
+        own = {text: count for text, count in beyond.items() if text in prices_itself}
+        earlier = {text: count for text, count in beyond.items() if text not in prices_itself}
+        # Some of it may look like what was planned later. Which is not known here: count it with every such event.
+        hidden = first - sum(earlier.values()) - sum(done[text] for text in prices_itself)
+        if hidden > 0:
+            alike = [text for text in done if text not in prices_itself]
+            earlier = {text: min(done[text], earlier.get(text, 0) + hidden) for text in alike}
         stages = [earlier, *stages]
         stages[-1] = add_up(stages[-1], own)
         extra = 0
@@ -299,7 +305,7 @@ def _sort_stages(plans: Sequence[Plan]) -> list[dict[str, int]]:
     return list(stages.values())
 
 
-def _limit(stage: dict[str, int], done: dict[str, int]) -> dict[str, int]:
+def _keep_spent(stage: dict[str, int], done: dict[str, int]) -> dict[str, int]:
     """Of a stage what may be spent already."""
     part = {text: min(count, done.get(text, 0)) for text, count in stage.items()}
     return {text: count for text, count in part.items() if count > 0}
