@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from sordino.gradients.backpropagated import backpropagated
-from sordino.gradients.bookkeeping import BookKeeping, recording_of
-from sordino.gradients.bookkeeping_proof import Knowledge
+from sordino.gradients.bookkeeping import BookKeeping
+from sordino.gradients.bookkeeping.keeper import recording_of
+from sordino.gradients.bookkeeping.proof import Knowledge
 from sordino.gradients.bookkeeping_singly import OneByOne
 from sordino.gradients.engine import Differentiated, Objective
 from sordino.gradients.looped import Looped

@@ -14,7 +14,7 @@ from sordino import validation
 from sordino.cli.architectures import imported
 from sordino.errors import InvalidInput, UnsupportedModel
 from sordino.gradients import Batch, BookKeeping, Objective, Vmapped, engine_named
-from sordino.gradients.bookkeeping_book import Book
+from sordino.gradients.bookkeeping.book import Book
 from sordino.gradients.bookkeeping_costs import Row
 from sordino.gradients.engine import Loss
 from sordino.validation import fixing

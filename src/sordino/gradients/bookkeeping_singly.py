@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sordino.gradients.bookkeeping_book import Book
+from sordino.gradients.bookkeeping.book import Book
+from sordino.gradients.bookkeeping.recording import Recording
 from sordino.gradients.bookkeeping_layout import Kind, Layout
 from sordino.gradients.engine import accumulation_dtype
 from sordino.gradients.looped import detached_from
-from sordino.gradients.recording import Recording
 from sordino.gradients.rules.base import NoRule
 from sordino.gradients.vmapped import InChunks, materialising_microbatch
 

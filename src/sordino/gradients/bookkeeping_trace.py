@@ -14,7 +14,7 @@ from weakref import ref
 
 from torch import Tensor
 
-from sordino.gradients.bookkeeping_functions import is_basic_index, tensors_in
+from sordino.gradients.bookkeeping.operations import is_basic_index, tensors_in
 from sordino.gradients.rules.base import name_of
 
 REORDERING = frozenset(

@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from sordino.errors import InvalidInput, UnsupportedModel, kept_back
-from sordino.gradients.bookkeeping_functions import tensors_in
+from sordino.gradients.bookkeeping.operations import tensors_in
 from sordino.gradients.engine import Batch, Objective, accumulation_dtype
 from sordino.gradients.looped import detached_from, filled
 from sordino.gradients.rules.base import name_of

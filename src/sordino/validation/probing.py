@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from sordino.errors import UnsupportedModel, kept_back
-from sordino.gradients.bookkeeping import uncompiled
+from sordino.gradients.bookkeeping.keeper import uncompiled
 from sordino.gradients.engine import Objective
 from sordino.gradients.projected import plain_attention
 from sordino.validation.randomness import Randomness

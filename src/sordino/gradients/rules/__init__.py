@@ -13,7 +13,7 @@ from sordino.gradients.rules import (
     embedding,
     embedding_bag,
     linear,
-    norms,
+    normalisation,
     recurrent,
 )
 
@@ -22,7 +22,7 @@ RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     **conv.RULES,
     **conv_transpose.RULES,
     **elementwise.RULES,
-    **norms.RULES,
+    **normalisation.RULES,
     **embedding.RULES,
     **embedding_bag.RULES,
     **attention.RULES,

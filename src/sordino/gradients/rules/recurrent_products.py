@@ -11,7 +11,7 @@ from torch import Tensor
 from sordino.gradients.bookkeeping_layout import Examples
 from sordino.gradients.rules.base import RUN, Formed, PerExample, Settle, precise, squares, zeroed
 from sordino.gradients.rules.linear import Outer
-from sordino.gradients.rules.recurrent_layer import Layer
+from sordino.gradients.rules.recurrent.layer import Layer
 from sordino.gradients.rules.ways import Way, cheapest
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sordino.gradients.rules.recurrent_cells import Cell, Trace
+from sordino.gradients.rules.recurrent.cells import Cell, Trace
 
 
 @dataclass(frozen=True)

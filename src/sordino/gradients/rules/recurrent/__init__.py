@@ -17,8 +17,8 @@ from torch import Tensor
 from sordino.gradients.bookkeeping_layout import Examples
 from sordino.gradients.rules.base import Call, NoRule, PerExample, Settle, Share, name_of, precise
 from sordino.gradients.rules.linear import Outer
-from sordino.gradients.rules.recurrent_cells import Cell, Gru, Lstm, Rnn
-from sordino.gradients.rules.recurrent_layer import Layer, Order, Weights
+from sordino.gradients.rules.recurrent.cells import Cell, Gru, Lstm, Rnn
+from sordino.gradients.rules.recurrent.layer import Layer, Order, Weights
 from sordino.gradients.rules.recurrent_products import Place, Products
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sordino.gradients.bookkeeping.recording import Recording, Use
 from sordino.gradients.bookkeeping_layout import Layout, candidates
-from sordino.gradients.recording import Recording, Use
 from sordino.gradients.rules.base import NoRule, Unproven
 
 _log = logging.getLogger("sordino")

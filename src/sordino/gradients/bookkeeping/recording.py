@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from sordino.gradients.bookkeeping_functions import (
+from sordino.gradients.bookkeeping.operations import (
     FOLLOWED,
     REARRANGE,
     accepts,

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import UnsupportedModel
-from sordino.gradients.bookkeeping_book import Book
+from sordino.gradients.bookkeeping.book import Book
+from sordino.gradients.bookkeeping.proof import Knowledge, Shared, arrange
+from sordino.gradients.bookkeeping.recording import Recording, Use
 from sordino.gradients.bookkeeping_costs import Row
-from sordino.gradients.bookkeeping_proof import Knowledge, Shared, arrange
 from sordino.gradients.bookkeeping_singly import OneByOne
 from sordino.gradients.engine import Batch, Differentiated, Objective
 from sordino.gradients.looped import Looped, detached_from
-from sordino.gradients.recording import Recording, Use
 from sordino.gradients.rules.base import NoRule, PerExample, Unproven
 from sordino.gradients.vmapped import Vmapped
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from sordino.gradients.bookkeeping.recording import Recording, Tracked, Use
 from sordino.gradients.bookkeeping_layout import Examples, Layout
 from sordino.gradients.engine import FullPrecision, accumulation_dtype
-from sordino.gradients.recording import Recording, Tracked, Use
 from sordino.gradients.rules.base import NoRule, PerExample
 from sordino.gradients.rules.combined import Pulled, Summed, combine
 from sordino.gradients.rules.recurrent import OVER_TIME
