@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from sordino import UnsupportedModel, models
 from sordino.gradients import projected
 from sordino.gradients.engine import Batch, Objective
-from sordino.gradients.projected import Coins, Projected
+from sordino.gradients.projected import Coins, ProjectedEngine
 from sordino.noise import Seeded
 from tests.helpers import batch_of, classification, cross_entropy, loop_oracle, mlp, oracle_norms, oracle_sum
 
 WAYS = ["jvp", "double_vjp"]
 
 
-def engine(projections: int, *, way: str = "auto", seed: int = 0) -> Projected:
-    made = Projected(projections, Seeded(seed), way)
+def engine(projections: int, *, way: str = "auto", seed: int = 0) -> ProjectedEngine:
+    made = ProjectedEngine(projections, Seeded(seed), way)
     made.renew()
     return made
 
@@ -39,7 +39,7 @@ def relative_squares(projections: int, draws: int) -> list[float]:
     """r·M²/‖g‖² of one record, over fresh projections."""
     objective, parameters, batch = setting(records=1)
     exact = oracle_norms(loop_oracle(objective, parameters, batch))
-    made = Projected(projections, Seeded(7), "jvp")
+    made = ProjectedEngine(projections, Seeded(7), "jvp")
     found = []
     for _ in range(draws):
         made.renew()

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from sordino import models
 from sordino.errors import InvalidInput, UnsupportedModel
 from sordino.gradients.engine import Objective
-from sordino.gradients.projected import Projected
+from sordino.gradients.projected import ProjectedEngine
 from sordino.noise import Seeded
 from tests.gradients.test_projected import engine, setting
 from tests.helpers import batch_of, cross_entropy, mlp
@@ -65,9 +65,9 @@ def test_a_model_without_either_rule_is_refused() -> None:
 def test_refusals() -> None:
     objective, parameters, batch = setting()
     with pytest.raises(InvalidInput, match="renew"):
-        Projected(3, Seeded(0)).differentiate(objective, parameters, batch)
+        ProjectedEngine(3, Seeded(0)).differentiate(objective, parameters, batch)
     with pytest.raises(InvalidInput, match="vmap"):
-        Projected(3, Seeded(0), "vmap")
+        ProjectedEngine(3, Seeded(0), "vmap")
     with pytest.raises(UnsupportedModel, match="bfloat16"):
         engine(3).differentiate(objective, list(mlp().bfloat16().parameters()), batch)
     mean = Objective(mlp(), lambda m, data: cross_entropy(m, data).mean())
