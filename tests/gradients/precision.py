@@ -17,8 +17,8 @@ from sordino.gradients.engine import Differentiated, Objective
 from sordino.gradients.looped import Looped, backpropagate
 from sordino.gradients.vmapped import Vmapped
 from sordino.weighing import Flat
+from tests.gradients.bookkeeping.test_bookkeeping import Apply
 from tests.gradients.oracle import batch_of
-from tests.gradients.test_bookkeeping import Apply
 
 RECORDS = 48
 CLIP = 1.0
