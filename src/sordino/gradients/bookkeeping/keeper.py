@@ -39,7 +39,7 @@ SMALL = 24 * 2**20
 INPUTS = 64 * 2**20
 """Bytes of inputs up to which examples that keep little are taken at once: a wide first layer keeps few of its own."""
 
-Watch = Callable[[Use, Tensor, PerExample], None]
+OnUse = Callable[[Use, Tensor, PerExample], None]
 
 
 class BookKeeping:
@@ -82,7 +82,7 @@ class BookKeeping:
         parameters: list[nn.Parameter],
         batch: Batch,
         knowledge: Knowledge,
-        watch: Watch | None = None,
+        watch: OnUse | None = None,
     ) -> Differentiated:
         recording = prepare_recording(objective, batch.size, knowledge)
         with torch.enable_grad(), disable_compilation(), recording:
@@ -119,20 +119,20 @@ class BookKeeping:
         small = min(SMALL // self._bytes_per_example, INPUTS // max(1, self._input_bytes))
         return 1 << (int(min(2048, max(16, min(self._enough, fitting), small))).bit_length() - 1)
 
-    def describe(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[Row]:
+    def describe(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[UseCost]:
         """One row for each use of a parameter: how its gradients are measured and what that costs."""
         knowledge = self._knowledge.setdefault(objective, Knowledge())
         names = {id(p): name.removeprefix("model.") for name, p in objective.named_parameters()}
-        rows: list[Row] = []
+        rows: list[UseCost] = []
 
         def watch(use: Use, parameter: Tensor, kept: PerExample) -> None:
-            rows.append(Row.of(names.get(id(parameter), "(made from parameters)"), use.name, kept))
+            rows.append(UseCost.of(names.get(id(parameter), "(made from parameters)"), use.name, kept))
 
         try:
             self._keep(objective, parameters, batch, knowledge, watch)
         except NoRule as reason:
             knowledge.refused = str(reason)
-            return [Row("(whole model)", str(reason), "vmap, or a loop", 0, 0.0)]
+            return [UseCost("(whole model)", str(reason), "vmap, or a loop", 0, 0.0)]
         return rows[::-1]
 
 
@@ -148,7 +148,7 @@ def run_backward(
     losses: Tensor,
     parameters: list[nn.Parameter],
     knowledge: Knowledge,
-    watch: Watch | None = None,
+    watch: OnUse | None = None,
 ) -> Book:
     """Find the examples in what was recorded, then run the one backward pass."""
     if recording.failure is not None:
@@ -211,7 +211,7 @@ class BookRecorder:
 
 
 @dataclass(frozen=True)
-class Row:
+class UseCost:
     """One use of one parameter: how it is measured, bytes kept per example, and milliseconds for norms and sum."""
 
     parameter: str
@@ -221,14 +221,14 @@ class Row:
     milliseconds: float
 
     @staticmethod
-    def of(parameter: str, operation: str, kept: PerExample) -> Row:
+    def of(parameter: str, operation: str, kept: PerExample) -> UseCost:
         """Measure one use by doing it once on the side; on a copy, as a measured one lets go of what it held."""
         manner, trial = kept.manner, copy.copy(kept)
         before = time.perf_counter()
         trial.squared_norms()
         trial.weighted_sum(torch.ones(kept.size))
         spent = 1000 * (time.perf_counter() - before)
-        return Row(parameter, operation, manner, tensor_bytes(kept) // max(1, kept.size), spent)
+        return UseCost(parameter, operation, manner, tensor_bytes(kept) // max(1, kept.size), spent)
 
 
 def tensor_bytes(holder: object, depth: int = 2) -> int:
