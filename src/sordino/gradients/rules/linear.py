@@ -21,7 +21,6 @@ from sordino.gradients.rules.base import (
     ParameterShare,
     PerExample,
     Rules,
-    Settle,
     precise,
     squares,
     zero_rows,
@@ -172,9 +171,8 @@ def linear(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None
     """F.linear: any leading dimensions."""
     call.only(weight, bias)
     output = F.linear(input, call.plain(weight), call.plain(bias))
-    return call.keep(
-        output, (input,), [ParameterShare(weight, share_outer(input)), ParameterShare(bias, sum_rows)], output.dim() - 1
-    )
+    rows = ParameterShare(weight, lambda g, at: Outer(precise(at.rows(input)), precise(at.rows(g))))
+    return call.keep(output, (input,), [rows, ParameterShare(bias, sum_rows)], output.dim() - 1)
 
 
 def matmul(call: Call, input: Tensor, other: Tensor) -> Tensor:
@@ -201,11 +199,6 @@ def addmm(call: Call, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float 
     output = torch.addmm(call.plain(input), mat1, call.plain(mat2))
     weight = ParameterShare(mat2, lambda g, at: Outer(precise(at.rows(mat1)), precise(at.rows(g)), transposed=True))
     return call.keep(output, (mat1,), [ParameterShare(input, sum_rows), weight], 1)
-
-
-def share_outer(input: Tensor) -> Settle:
-    """The share of a weight [out, in] that multiplied `input`."""
-    return lambda g, at: Outer(precise(at.rows(input)), precise(at.rows(g)))
 
 
 def sum_rows(g: Tensor, at: Examples) -> PerExample:
