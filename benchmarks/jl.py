@@ -32,6 +32,9 @@ from sordino.accounting import pricing
 from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.gradients import Batch, Objective, engine_named
 from sordino.gradients.projected import Projected
+from sordino.accounting.projected import ProjectedGaussian
+from sordino.gradients import Batch, Objective, find_engine
+from sordino.gradients.projected import ProjectedEngine
 from sordino.noise import Secure
 from sordino.sampling import Draw
 from sordino.weighing import Flat
@@ -158,12 +161,14 @@ def private_step(
     """A step of Sordino: norms, weights, sum, noise."""
     source = Secure()
     name, _, projections = method.partition("-")
-    engine = Projected(int(projections), source) if name == "jl" else engine_named("auto" if name == "exact" else name)
+    engine = (
+        ProjectedEngine(int(projections), source) if name == "jl" else find_engine("auto" if name == "exact" else name)
+    )
     objective = Objective(model, per_example)
     parameters = [p for p in model.parameters() if p.requires_grad]
 
     def step() -> None:
-        if isinstance(engine, Projected):
+        if isinstance(engine, ProjectedEngine):
             engine.renew()
         total = [torch.zeros_like(p) for p in parameters]
         for x, y in parts:

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 from sordino import Private, SordinoError, UnsupportedModel, recipes
 from sordino.accounting.ledger import Ledger
 from sordino.errors import CheckpointError, LedgerError, LedgerForked
-from sordino.gradients.bookkeeping_book import Book
+from sordino.gradients.bookkeeping.book import Book
 from tests.helpers import budgeted, calibrated, classification, cross_entropy, mlp, private
 
 OPTIMIZERS = [

@@ -20,8 +20,8 @@ from sordino import step as steps
 from sordino.accounting.guarantee import CONDITION
 from sordino.errors import BudgetExhausted, InvalidInput, SordinoError
 from sordino.gradients import BookKeeping
-from sordino.gradients.backpropagated import backpropagated
-from sordino.gradients.engine import Batch, Differentiated, Recorder, described
+from sordino.gradients.engine import Batch, Differentiated, Recorder, describe_kind
+from sordino.gradients.looped import backpropagate
 from sordino.norms import Exact
 from sordino.records import Records
 from sordino.sampling import Draw, Foreign, Poisson, ShuffledLoader
@@ -172,7 +172,7 @@ class UserLoop:
         recorder = current.stop_recording()
         if losses.shape != (len(current.part),):
             raise InvalidInput(
-                f"losses are {described(losses)}, must be a vector with one loss per example: use reduction='none'"
+                f"losses are {describe_kind(losses)}, must be a vector with one loss per example: use reduction='none'"
             )
         self._probe()  # the model may have been put into another mode since the batch was drawn
         if not self.assumptions:
@@ -207,7 +207,7 @@ class UserLoop:
         assert current.batch is not None
         if not isinstance(self.bench.recipe.norms, Exact):  # the event is priced for estimated norms
             return self.bench.engine.differentiate(self.bench.objective, current.attempt.parameters, current.batch)
-        found = recorder.differentiate(losses) if recorder else backpropagated(losses, current.attempt.parameters)
+        found = recorder.differentiate(losses) if recorder else backpropagate(losses, current.attempt.parameters)
         if torch.isfinite(found.norms).all():
             return found
         # A NaN in the user's graph has reached other examples' gradients: differentiate again, example by example.

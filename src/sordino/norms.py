@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dp_accounting import DpEvent, GaussianDpEvent
 
-from sordino.gradients import Engine, engine_named
+from sordino.gradients import Engine, find_engine
 from sordino.noise import Source
 
 if TYPE_CHECKING:
@@ -47,4 +47,4 @@ class Exact(Norms):
         return GaussianDpEvent(noise_multiplier)
 
     def engine(self, name: str, source: Source) -> Engine:
-        return engine_named(name)
+        return find_engine(name)

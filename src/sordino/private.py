@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -21,17 +21,18 @@ from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger
 from sordino.accounting.pricing import require_accountant
 from sordino.claims import CONDITION, UNPROTECTED, conditions_of, guarantee_of, weaker
-from sordino.distributed import agreement, reflected, sharding, team_of
+from sordino.distributed import agreement, form_team, mirror_ledger, sharding
 from sordino.errors import BudgetExhausted, InvalidInput, LedgerError
 from sordino.gradients import Objective
 from sordino.gradients.engine import Loss
 from sordino.loops import UserLoop
 from sordino.noise import Secure, Seeded, Source
-from sordino.recipe import Recipe
+from sordino.recipe import Recipe, stable
 from sordino.records import Collate, Records
+from sordino.selection import Always
 from sordino.selection.energy import evaluating
 from sordino.step import Bench
-from sordino.validation.binding import check_ledger, check_length, check_optimizer
+from sordino.validation import check_ledger, check_length, check_optimizer
 from sordino.validation.watching import Watch
 
 _log = logging.getLogger("sordino")
@@ -97,11 +98,16 @@ class Private:
             source=source or Secure(),
             ledger=Ledger.in_memory(header=_header(recipe)) if ledger is None else ledger,
             allowance=Unlimited(),
-            team=team_of(group),
+            team=form_team(group),
             watch=Watch(recipe.selection.evaluates) if validate else None,
         )
         recipe.selection.check(self.bench)
-        agreement.require(self.bench, ledger, validate)
+        team, selector = self.bench.team, recipe.selection
+        agreement.require_shards(
+            team, objective, validate, None if isinstance(selector, Always) else type(selector).__name__
+        )
+        agreement.require_shareable(team, objective, ledger is not None, recipe.amplifies)
+        agreement.require_same(team, lambda: _shared_by_all(self.bench, validate))
         self._probed: set[tuple[bool, ...]] = set()
         self._probe()
         self.run: Path | None = None
@@ -131,7 +137,7 @@ class Private:
             )
         if self._next_position() is None:
             raise BudgetExhausted(f"all {self.total} steps of the recipe are taken: calibrate a longer one for more")
-        sharding.settle(self.bench.objective)
+        sharding.reshard(self.bench.objective)
         if self._loop.take(self.position) or self.bench.recipe.selection.counts_attempts:
             self._advance()
         return Step(self.position, self.total)
@@ -269,7 +275,7 @@ class Private:
         The plan is on the ledger before its first event, so that no reader of the ledger can price less than it.
         """
         bench = self.bench
-        bench.ledger = reflected(bench.team, bench.ledger)
+        bench.ledger = mirror_ledger(bench.team, bench.ledger)
         self._announced = resumed
         bench.source = bench.team.shared(self._fresh_source)
         bench.engine = bench.recipe.norms.engine(self._engine, bench.source)
@@ -313,7 +319,7 @@ class Private:
 
     def _more(self) -> tuple[str, ...]:
         unprobed = () if self._validated else ("the model was NOT probed for mixing examples (validate=False)",)
-        return unprobed + agreement.assumptions(self.bench.team)
+        return unprobed + agreement.list_assumptions(self.bench.team)
 
     def _renew_allowance(self) -> None:
         recipe, ledger = self.bench.recipe, self.bench.ledger
@@ -341,6 +347,18 @@ def _allowance(recipe: Recipe, ledger: Ledger, position: int, announced: bool) -
         return Unlimited()
     room = plans.room(ledger, recipe.fingerprint(), recipe.budget, resumed=announced)
     return Prepaid(*room, recipe.plan(position))
+
+
+def _shared_by_all(bench: Bench, validate: bool) -> dict[str, str]:
+    """What every process must hold alike, by the names that an error shows."""
+    return {
+        **{f"recipe's {each.name}": stable(getattr(bench.recipe, each.name)) for each in fields(bench.recipe)},
+        "number of records": str(bench.records.count),
+        "records": agreement.digest_records(bench.records.count, bench.records.raw),
+        **agreement.describe_settings(bench.optimizer, bench.schedulers),
+        "validate": str(validate),
+        "parameters": agreement.digest_weights(bench.objective),
+    }
 
 
 def _header(recipe: Recipe) -> dict[str, str]:

@@ -52,10 +52,10 @@ class Projected(Norms):
         return ProjectedGaussian(noise_multiplier, self._number)
 
     def engine(self, name: str, source: Source) -> Engine:
-        return projected.Projected(self._number, source, name)
+        return projected.ProjectedEngine(self._number, source, name)
 
     def prepare(self, engine: Engine) -> None:
-        assert isinstance(engine, projected.Projected)
+        assert isinstance(engine, projected.ProjectedEngine)
         engine.renew()
 
     def check(self, recipe: Recipe) -> None:

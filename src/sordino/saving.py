@@ -11,7 +11,7 @@ from typing import Any
 from sordino import books, checkpoint
 from sordino.accounting.ledger import Ledger
 from sordino.books import LEDGER
-from sordino.distributed.sharding import gathered, scattered, scattered_optimizer
+from sordino.distributed.sharding import gather_state, scatter_optimizer, scatter_state
 from sordino.errors import CheckpointError, InvalidInput
 from sordino.step import Bench
 
@@ -84,8 +84,8 @@ def state_of(bench: Bench, position: int, extra: dict[str, Any]) -> dict[str, An
     return {
         **checkpoint.standing(bench.ledger),
         "position": position,
-        "model": gathered(bench.objective.model.state_dict()),
-        "optimizer": gathered(bench.optimizer.state_dict()),
+        "model": gather_state(bench.objective.model.state_dict()),
+        "optimizer": gather_state(bench.optimizer.state_dict()),
         "released": bench.memory.get("released", {}),  # nothing else of the memory is public (law 7)
         "extra": extra,
     }
@@ -94,6 +94,6 @@ def state_of(bench: Bench, position: int, extra: dict[str, Any]) -> dict[str, An
 def restore(bench: Bench, state: dict[str, Any]) -> None:
     """Put model, optimizer and released values back as they were saved."""
     with checkpoint.one_line("does not fit this model and optimizer"):
-        bench.objective.model.load_state_dict(scattered(state["model"], bench.objective.model))
-        bench.optimizer.load_state_dict(scattered_optimizer(state["optimizer"], bench.optimizer))
+        bench.objective.model.load_state_dict(scatter_state(state["model"], bench.objective.model))
+        bench.optimizer.load_state_dict(scatter_optimizer(state["optimizer"], bench.optimizer))
     bench.memory = {"released": state["released"]} if state.get("released") else {}

@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from sordino.accounting.budget import Allowance
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.distributed import agreement
-from sordino.distributed.sharding import placed, whole
+from sordino.distributed.sharding import shard_like, unshard
 from sordino.distributed.team import Team
 from sordino.errors import SordinoError, UnsupportedModel
 from sordino.gradients.engine import Differentiated, Engine, Objective, total_dtype
@@ -133,7 +133,7 @@ def take(bench: Bench, step: int) -> bool:
     """
     attempt = begin(bench, step)
     before = bench.recipe.selection.snapshot(attempt)
-    with whole(bench.objective, attempt.parameters) as parameters:
+    with unshard(bench.objective, attempt.parameters) as parameters:
         for part in attempt.draw.split(bench.microbatch or bench.engine.microbatch(parameters)):
             batch = bench.records.fetch(part.indices, bench.device)
             if bench.watch is not None:
@@ -147,7 +147,7 @@ def take(bench: Bench, step: int) -> bool:
 def begin(bench: Bench, step: int, draw: Draw | None = None) -> Attempt:
     """Sample. The event is recorded first: from here on the step is paid for, whatever happens to it (laws 4 and 5)."""
     bench.records.check_unchanged()
-    agreement.require_still(bench, step)
+    agreement.require_still(bench.team, step, bench.objective, bench.optimizer, bench.schedulers)
     recipe, parameters = bench.recipe, bench.parameters()
     assert recipe.sampler is not None
     recipe.norms.prepare(bench.engine)
@@ -189,7 +189,7 @@ def propose(attempt: Attempt) -> None:
     if team.leads:  # exactly one process adds the noise, to its own part of the sum
         perturb(team.secret(attempt.bench.source), attempt.receipt, attempt.total, terms.noise_std)
     for parameter, noisy in zip(parameters, team.sum(attempt.total), strict=True):
-        parameter.grad = placed(noisy.div_(terms.divisor).to(parameter.dtype), parameter)
+        parameter.grad = shard_like(noisy.div_(terms.divisor).to(parameter.dtype), parameter)
     attempt.total = []
     attempt.bench.recipe.selection.refine(attempt)
 

@@ -261,7 +261,7 @@ class FewerThanPriced(Projected):
     """One projection where twenty-four are charged."""
 
     def engine(self, name: str, source: Source) -> Engine:
-        return projected_engine.Projected(1, source, name)
+        return projected_engine.ProjectedEngine(1, source, name)
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ class Stale(Projected):
     """The projections of the first draw serve all others."""
 
     def prepare(self, engine: Engine) -> None:
-        assert isinstance(engine, projected_engine.Projected)
+        assert isinstance(engine, projected_engine.ProjectedEngine)
         if engine._directions is None:
             engine.renew()
 
@@ -296,14 +296,14 @@ def added_alone(patch: Patch) -> None:
 
 
 def estimated_too_short(patch: Patch) -> None:
-    healthy = projected_engine.Projected._estimate
+    healthy = projected_engine.ProjectedEngine._estimate
 
     def estimate(self: Any, *given: Any) -> Any:
         found = healthy(self, *given)
         object.__setattr__(found, "norms", found.norms / 4)
         return found
 
-    patch.setattr(projected_engine.Projected, "_estimate", estimate)
+    patch.setattr(projected_engine.ProjectedEngine, "_estimate", estimate)
 
 
 # -- DPIS -----------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def sharded_mlp(seed: int = 0) -> nn.Module:
 
 
 def whole(model: nn.Module) -> Tensor:
-    return flat(sharding.gathered(model.state_dict()).values())
+    return flat(sharding.gather_state(model.state_dict()).values())
 
 
 def shards(directory: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sordino import recipes
 from sordino.accounting.ledger import Ledger
-from sordino.distributed import Team, join, team_of
+from sordino.distributed import Team, form_team, join
 from tests.distributed import crew, scenarios
 from tests.helpers import mlp
 
@@ -227,7 +227,7 @@ def test_without_torchrun_joining_does_nothing(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     join()
     assert not torch.distributed.is_initialized()
-    assert (team_of().size, team_of().leads) == (1, True)
+    assert (form_team().size, form_team().leads) == (1, True)
 
 
 @pytest.mark.parametrize(("count", "size"), [(0, 3), (1, 4), (7, 3), (64, 5)])

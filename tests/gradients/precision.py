@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
-from sordino.gradients.backpropagated import backpropagated
-from sordino.gradients.bookkeeping import BookKeeping, recording_of
-from sordino.gradients.bookkeeping_proof import Knowledge
-from sordino.gradients.bookkeeping_singly import OneByOne
+from sordino.gradients.bookkeeping import BookKeeping
+from sordino.gradients.bookkeeping.book import OneByOne
+from sordino.gradients.bookkeeping.keeper import prepare_recording
+from sordino.gradients.bookkeeping.proof import Knowledge
 from sordino.gradients.engine import Differentiated, Objective
-from sordino.gradients.looped import Looped
+from sordino.gradients.looped import Looped, backpropagate
 from sordino.gradients.vmapped import Vmapped
 from sordino.weighing import Flat
+from tests.gradients.bookkeeping.test_bookkeeping import Apply
 from tests.gradients.oracle import batch_of
-from tests.gradients.test_bookkeeping import Apply
 
 RECORDS = 48
 CLIP = 1.0
@@ -85,7 +85,7 @@ def recorded(objective: Objective, parameters: list[nn.Parameter], x: Tensor) ->
 
 
 def one_by_one(objective: Objective, parameters: list[nn.Parameter], x: Tensor) -> Differentiated:
-    recording = recording_of(objective, None, Knowledge(), lenient=True)
+    recording = prepare_recording(objective, None, Knowledge(), lenient=True)
     with recording:
         losses = objective(x)
     recording.leave()
@@ -93,7 +93,7 @@ def one_by_one(objective: Objective, parameters: list[nn.Parameter], x: Tensor) 
 
 
 def left_to_autograd(objective: Objective, parameters: list[nn.Parameter], x: Tensor) -> Differentiated:
-    return backpropagated(objective(x), parameters)
+    return backpropagate(objective(x), parameters)
 
 
 ENGINES: dict[str, Callable[[Objective, list[nn.Parameter], Tensor], Differentiated]] = {

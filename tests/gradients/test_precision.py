@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from sordino.errors import UnsupportedModel
 from sordino.gradients.bookkeeping import BookKeeping
 from sordino.gradients.engine import FullPrecision, Objective
-from sordino.gradients.projected import Projected
+from sordino.gradients.projected import ProjectedEngine
 from sordino.gradients.rules.combined import digits
 from sordino.noise import Seeded
 from tests.gradients.oracle import batch_of
@@ -132,7 +132,7 @@ def test_estimated_norms_refuse_half_precision() -> None:
 
     torch.manual_seed(0)
     model, x = nn.Linear(6, 3), torch.randn(8, 6)
-    engine = Projected(20, Seeded(0))
+    engine = ProjectedEngine(20, Seeded(0))
     engine.renew()
     found = engine.differentiate(Objective(model, half), list(model.parameters()), batch_of(x, 8))
     with pytest.raises(UnsupportedModel, match="half precision"):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sordino import Private, UnsupportedModel, recipes
 from sordino.gradients.engine import Objective
-from sordino.gradients.projected import Projected
+from sordino.gradients.projected import ProjectedEngine
 from sordino.noise import Seeded
 from tests.gradients.oracle import batch_of
 
@@ -59,7 +59,7 @@ def longest(output: Callable[[nn.Linear, Tensor], Tensor], way: str) -> float:
     """The length of one clipped contribution."""
     torch.manual_seed(0)
     model = Line(output)
-    engine = Projected(200, Seeded(0), way)
+    engine = ProjectedEngine(200, Seeded(0), way)
     engine.renew()
     found = engine.differentiate(Objective(model, losses), list(model.parameters()), batch_of(torch.randn(1, 4), 1))
     return float(torch.cat([g.flatten() for g in found.weighted_sum((1 / found.norms).clamp(max=1))]).norm())

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from sordino.errors import SordinoError
 from sordino.gradients.bookkeeping import BookKeeping
 from sordino.gradients.engine import Objective
+from tests.gradients.bookkeeping.test_bookkeeping import Apply
 from tests.gradients.oracle import assert_matches, batch_of, singles
-from tests.gradients.test_bookkeeping import Apply
 
 B = 4
 

@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sordino import validation
 from sordino.cli.architectures import imported
 from sordino.errors import InvalidInput, UnsupportedModel
-from sordino.gradients import Batch, BookKeeping, Objective, Vmapped, engine_named
-from sordino.gradients.bookkeeping_book import Book
-from sordino.gradients.bookkeeping_costs import Row
+from sordino.gradients import Batch, BookKeeping, Objective, Vmapped, find_engine
+from sordino.gradients.bookkeeping.book import Book
+from sordino.gradients.bookkeeping.keeper import UseCost
 from sordino.gradients.engine import Loss
 from sordino.validation import fixing
 
@@ -40,7 +40,7 @@ class Examined:
     findings: list[validation.Finding]
     fixes: list[fixing.Change]
     engine: str | None
-    uses: list[Row]
+    uses: list[UseCost]
     measured: int
 
 
@@ -110,7 +110,7 @@ def _rows(data: Any, indices: list[int]) -> Batch:
 
 def _engine(objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> str:
     """The engine that the automatic choice ends at; why it passed over faster ones is in the log."""
-    if isinstance(engine_named("auto").differentiate(objective, parameters, batch), Book):
+    if isinstance(find_engine("auto").differentiate(objective, parameters, batch), Book):
         return "book-keeping"
     try:
         Vmapped().differentiate(objective, parameters, batch)
@@ -119,7 +119,7 @@ def _engine(objective: Objective, parameters: list[nn.Parameter], batch: Batch) 
     return "vmap"
 
 
-def _uses(objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[Row]:
+def _uses(objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[UseCost]:
     """What each use of a parameter costs; measured the second time, as the first has to choose its ways."""
     engine = BookKeeping()
     engine.describe(objective, parameters, batch)

@@ -5,8 +5,6 @@ which rank 0 contributes the noise, exactly once. Rank 0 alone writes the ledger
 """
 
 from sordino.distributed import agreement, sharding
-from sordino.distributed.joining import join
-from sordino.distributed.ledger import reflected
-from sordino.distributed.team import Ranks, Team, team_of
+from sordino.distributed.team import Ranks, Team, form_team, join, mirror_ledger
 
-__all__ = ["Ranks", "Team", "agreement", "join", "reflected", "sharding", "team_of"]
+__all__ = ["Ranks", "Team", "agreement", "form_team", "join", "mirror_ledger", "sharding"]

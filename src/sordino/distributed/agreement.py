@@ -1,37 +1,33 @@
 """Whether all processes work on the same thing: asked before anything is spent, and again as training goes on.
 
-At the start model, recipe, records and optimizer are compared in full. Later the settings of optimizer and schedulers
-and a sample of the weights are compared at public steps: a rank with another learning rate trains another model.
+What must agree is given by name, as text, by whoever holds it; this module compares, and says what to do about a
+difference. At the start model, recipe, records and optimizer are compared in full. Later the settings of optimizer and
+schedulers and a sample of the weights are compared at public steps: a rank with another learning rate trains another
+model.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
-from sordino.accounting.ledger import Ledger
 from sordino.distributed.sharding import is_shard, is_sharded, mesh_size
 from sordino.distributed.team import Team
 from sordino.errors import InvalidInput
-from sordino.recipe import stable
-from sordino.records import Records
-from sordino.selection import Always
-
-if TYPE_CHECKING:
-    from sordino.step import Bench
 
 SAMPLE = 16
 """How many records are compared: enough to see another order or another file, few enough to cost nothing."""
 
 EVERY = 16
 """After so many steps settings and weights are compared again; also after the first ones, which show most mistakes."""
+
 WEIGHTS = 256
 """How many weights of each tensor are compared again: a model that went another way differs nearly everywhere."""
 
@@ -48,43 +44,107 @@ _WAYS_OUT = {
 }
 
 
-def assumptions(team: Team) -> tuple[str, ...]:
+def list_assumptions(team: Team) -> tuple[str, ...]:
     """What a guarantee must say about the processes."""
     if team.size == 1:
         return ()
     return ("all processes hold the same records in the same order (a sample was compared), and trust one another",)
 
 
-def require(bench: Bench, ledger: Ledger | None, validate: bool) -> None:
-    """Refuse, on every rank alike, what does not work with several processes, and if one of them differs from rank 0.
+def require_same(team: Team, values: Callable[[], Mapping[str, str]]) -> None:
+    """Refuse, on every rank alike, if one of them differs from rank 0 in a named value; an empty one says nothing.
 
-    `ledger` is the one that the user gave, if any; `validate` whether model and loss are to be probed.
+    A process alone is not asked for its values.
     """
-    team = bench.team
-    if is_sharded(bench.objective):
-        _require_shards(bench, validate)
-    if team.size == 1:
-        return
-    _require_parts(bench, team.gather(ledger is not None))
-    mine = {
-        **{f"{_RECIPE} {field.name}": stable(getattr(bench.recipe, field.name)) for field in fields(bench.recipe)},
-        "number of records": str(bench.records.count),
-        "records": _records(bench.records),
-        **_settings(bench),
-        "validate": str(validate),
-        "parameters": _digest(t.detach() for t in _replicated(bench)),
-    }
-    _compare(team.gather(mine))
+    if team.size > 1:
+        _compare(team.gather(dict(values())))
 
 
-def require_still(bench: Bench, step: int) -> None:
+def require_still(
+    team: Team, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, schedulers: Sequence[LRScheduler]
+) -> None:
     """Refuse, on every rank alike and before the step is paid for, to go on with settings or weights that differ.
 
     Asked at public steps only, so that all ranks join: the first two and every sixteenth.
     """
-    if bench.team.size > 1 and (step <= 1 or step % EVERY == 0):
-        weights = _digest(_sampled(t.detach()) for t in _replicated(bench))
-        _compare(bench.team.gather({**_settings(bench), "weights": weights}))
+    if team.size > 1 and (step <= 1 or step % EVERY == 0):
+        weights = (tensor.flatten()[:: max(1, tensor.numel() // WEIGHTS)] for tensor in _replicas(model))
+        require_same(team, lambda: {**describe_settings(optimizer, schedulers), "weights": _digest(weights)})
+
+
+def require_shards(team: Team, model: nn.Module, validate: bool, selector: str | None) -> None:
+    """Refuse what a sharded model cannot do; `selector` names a part that compares losses around a step, if any."""
+    if not is_sharded(model):
+        return
+    if validate:
+        raise InvalidInput(
+            "a sharded model cannot be copied, as the probe for mixed examples must: probe it before fully_shard, by "
+            "building Private on the bare model, and then give validate=False"
+        )
+    if (over := mesh_size(model)) != team.size:
+        raise InvalidInput(
+            f"model is sharded over {over} processes, but {team.size} train it: give group= the same ones"
+        )
+    if selector is not None:
+        raise InvalidInput(
+            f"selection={selector} cannot be used on a sharded model: it compares losses "
+            "before and after a step and keeps both models whole, which no shard can; give the bare model"
+        )
+
+
+def require_shareable(team: Team, model: nn.Module, ledger_given: bool, draws: bool) -> None:
+    """Refuse, on every rank alike, what does not work with several processes.
+
+    `ledger_given` is whether the user gave this process a ledger, `draws` whether the recipe's own sampler draws.
+    """
+    if team.size == 1:
+        return
+    ledgers = team.gather(ledger_given)
+    if not draws:
+        raise InvalidInput(
+            f"sampler=Foreign() cannot be used by {team.size} processes: whether their loaders deal the same record "
+            "to two of them cannot be seen, and it would count twice; leave sampler out to have Poisson draws"
+        )
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise InvalidInput(
+            "model is wrapped in DistributedDataParallel, which averages gradients before they are weighed: "
+            "give the bare model, Sordino sums over the processes itself"
+        )
+    if any(ledgers[1:]):
+        raise InvalidInput(
+            f"ledger= was given on rank {ledgers.index(True, 1)}: only rank 0 keeps one; make earlier releases there, "
+            "send their values to the others with torch.distributed, and leave ledger= out everywhere else"
+        )
+
+
+def describe_settings(optimizer: torch.optim.Optimizer, schedulers: Sequence[LRScheduler]) -> dict[str, str]:
+    """The optimizer's and the schedulers' classes and plain settings, by names that an error can show."""
+    found = {f"{_OPTIMIZER} class": type(optimizer).__name__}
+    for number, group in enumerate(optimizer.param_groups):
+        settings = {key: value for key, value in group.items() if key != "params"}
+        found |= _plain(_OPTIMIZER, f" in group {number}", settings)
+        found[f"{_OPTIMIZER} number of tensors in group {number}"] = str(len(group["params"]))
+    for number, scheduler in enumerate(schedulers):
+        found[f"{_SCHEDULER} class, number {number}"] = type(scheduler).__name__
+        found |= _plain(_SCHEDULER, f", number {number}", scheduler.state_dict())
+    return found
+
+
+def digest_weights(model: nn.Module) -> str:
+    """A digest of all parameters and buffers that every process has a copy of."""
+    return _digest(_replicas(model))
+
+
+def digest_records(count: int, fetch: Callable[[Tensor], Any]) -> str:
+    """A digest of a few of `count` records, or nothing where `fetch` answers differently each time.
+
+    Augmentation does so. Fewer records than the sample are not compared.
+    """
+    if count < SAMPLE:
+        return ""
+    places = torch.linspace(0, count - 1, SAMPLE).long()
+    first, second = (_digest(tree_leaves(fetch(places))) for _ in range(2))
+    return first if first == second else ""
 
 
 def _compare(everybody: list[dict[str, str]]) -> None:
@@ -93,23 +153,10 @@ def _compare(everybody: list[dict[str, str]]) -> None:
         values = [theirs.get(name, "none") for theirs in everybody]
         if all(values) and len(set(values)) > 1:
             rank = next(rank for rank, value in enumerate(values) if value != values[0])
-            way_out = _WAYS_OUT.get(name) or _WAYS_OUT[name.split(" ")[0]]
+            way_out = _WAYS_OUT.get(name) or _WAYS_OUT.get(name.split(" ")[0], "give every process the same")
             readable = name not in ("records", "parameters", "weights")
             said = f" ({values[0]} on rank 0, {values[rank]} on rank {rank})" if readable else ""
             raise InvalidInput(f"rank {rank} differs from rank 0 in its {name}{said}: {way_out}")
-
-
-def _settings(bench: Bench) -> dict[str, str]:
-    """The optimizer's and the schedulers' classes and plain settings, by names that an error can show."""
-    found = {f"{_OPTIMIZER} class": type(bench.optimizer).__name__}
-    for number, group in enumerate(bench.optimizer.param_groups):
-        settings = {key: value for key, value in group.items() if key != "params"}
-        found |= _plain(_OPTIMIZER, f" in group {number}", settings)
-        found[f"{_OPTIMIZER} number of tensors in group {number}"] = str(len(group["params"]))
-    for number, scheduler in enumerate(bench.schedulers):
-        found[f"{_SCHEDULER} class, number {number}"] = type(scheduler).__name__
-        found |= _plain(_SCHEDULER, f", number {number}", scheduler.state_dict())
-    return found
 
 
 def _plain(whose: str, where: str, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -127,58 +174,10 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, bool | int | float | str | None)
 
 
-def _sampled(tensor: Tensor) -> Tensor:
-    return tensor.flatten()[:: max(1, tensor.numel() // WEIGHTS)]
-
-
-def _replicated(bench: Bench) -> Iterator[Tensor]:
+def _replicas(model: nn.Module) -> Iterator[Tensor]:
     """What every process has a copy of; of shards there is one each, so that they cannot differ."""
-    held = (*bench.objective.parameters(), *bench.objective.buffers())
-    return (tensor for tensor in held if not is_shard(tensor))
-
-
-def _require_shards(bench: Bench, validate: bool) -> None:
-    if validate:
-        raise InvalidInput(
-            "a sharded model cannot be copied, as the probe for mixed examples must: probe it before fully_shard, by "
-            "building Private on the bare model, and then give validate=False"
-        )
-    if (over := mesh_size(bench.objective)) != bench.team.size:
-        raise InvalidInput(
-            f"model is sharded over {over} processes, but {bench.team.size} train it: give group= the same ones"
-        )
-    if not isinstance(bench.recipe.selection, Always):
-        raise InvalidInput(
-            f"selection={type(bench.recipe.selection).__name__} cannot be used on a sharded model: it compares losses "
-            "before and after a step and keeps both models whole, which no shard can; give the bare model"
-        )
-
-
-def _require_parts(bench: Bench, ledgers: list[bool]) -> None:
-    if not bench.recipe.amplifies:
-        raise InvalidInput(
-            f"sampler=Foreign() cannot be used by {len(ledgers)} processes: whether their loaders deal the same record "
-            "to two of them cannot be seen, and it would count twice; leave sampler out to have Poisson draws"
-        )
-    if any(isinstance(module, DistributedDataParallel) for module in bench.objective.modules()):
-        raise InvalidInput(
-            "model is wrapped in DistributedDataParallel, which averages gradients before they are weighed: "
-            "give the bare model, Sordino sums over the processes itself"
-        )
-    if any(ledgers[1:]):
-        raise InvalidInput(
-            f"ledger= was given on rank {ledgers.index(True, 1)}: only rank 0 keeps one; make earlier releases there, "
-            "send their values to the others with torch.distributed, and leave ledger= out everywhere else"
-        )
-
-
-def _records(records: Records) -> str:
-    """A digest of a few records, or nothing where the dataset answers differently each time, as augmentation does."""
-    if records.count < SAMPLE:
-        return ""
-    places = torch.linspace(0, records.count - 1, SAMPLE).long()
-    first, second = (_digest(tree_leaves(records.raw(places))) for _ in range(2))
-    return first if first == second else ""
+    held = (*model.parameters(), *model.buffers())
+    return (tensor.detach() for tensor in held if not is_shard(tensor))
 
 
 def _digest(values: Iterable[object]) -> str:

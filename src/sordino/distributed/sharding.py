@@ -32,7 +32,7 @@ def mesh_size(model: nn.Module) -> int:
 
 
 @contextmanager
-def whole(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+def unshard(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """Hand out the whole parameters behind `parameters`, in every process; those of a model without shards as they are.
 
     Inside FSDP does nothing. Edge cases: its switches have torch's defaults afterwards, whatever they were before.
@@ -50,7 +50,7 @@ def whole(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[list[nn.
         yield _require_whole([held[names[id(parameter)]] for parameter in parameters])
     finally:
         _switch(units, on=True)
-        settle(model)
+        reshard(model)
 
 
 def _require_whole(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
@@ -63,13 +63,13 @@ def _require_whole(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
     return parameters
 
 
-def settle(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Cut the model into shards again, in which a forward pass of the user's own need not have left it."""
     for unit in _units(model):
         unit.reshard()
 
 
-def placed(value: Tensor, parameter: Tensor) -> Tensor:
+def shard_like(value: Tensor, parameter: Tensor) -> Tensor:
     """A whole tensor cut as `parameter` is cut; each process keeps its own piece of it."""
     if not is_shard(parameter):
         return value
@@ -79,23 +79,23 @@ def placed(value: Tensor, parameter: Tensor) -> Tensor:
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def gathered(state: Any) -> Any:
+def gather_state(state: Any) -> Any:
     """A state dictionary with every shard replaced by the whole tensor; all processes must ask together."""
     return tree_map(lambda value: value.full_tensor() if is_shard(value) else value, state)
 
 
-def scattered(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    """A model's `gathered` state, cut as the model is cut."""
+def scatter_state(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """A model's `gather_state` state, cut as the model is cut."""
     like = model.state_dict()
-    return {name: placed(value, like[name]) if name in like else value for name, value in state.items()}
+    return {name: shard_like(value, like[name]) if name in like else value for name, value in state.items()}
 
 
-def scattered_optimizer(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """An optimizer's `gathered` state; what has the shape of its parameter, such as a momentum, is cut like it."""
+def scatter_optimizer(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """An optimizer's `gather_state` state; what has the shape of its parameter, such as a momentum, is cut like it."""
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def cut(values: dict[str, Any], parameter: Tensor) -> dict[str, Any]:
-        return {k: placed(v, parameter) if _shape(v) == parameter.shape else v for k, v in values.items()}
+        return {k: shard_like(v, parameter) if _shape(v) == parameter.shape else v for k, v in values.items()}
 
     return {**state, "state": {index: cut(values, held[index]) for index, values in state["state"].items()}}
 

@@ -1,17 +1,26 @@
-"""The processes that take a step together: who leads, which part is whose, and the few words that pass between them."""
+"""The processes that take a step together: who leads, whose part is whose, one stream of noise and one ledger for all.
+
+`join` makes a process one of them, `form_team` says which they are. The leader draws, and writes the ledger; the others
+hear what it drew and answer questions from a copy of the ledger in memory.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
-from sordino.distributed.source import Shared
+from sordino.accounting.ledger import Ledger, Receipt
 from sordino.errors import InvalidInput, SordinoError
 from sordino.noise import Source
 
@@ -96,13 +105,42 @@ class Ranks(Team):
         return everybody
 
     def shared(self, make: Callable[[], Source]) -> Source:
-        return Shared(self, make() if self.leads else None)
+        return SharedSource(self, make() if self.leads else None)
 
     def secret(self, source: Source) -> Source:
-        return source.own if isinstance(source, Shared) else source
+        return source.own if isinstance(source, SharedSource) else source
 
 
-def team_of(group: dist.ProcessGroup | None = None) -> Team:
+class SharedSource:
+    """A source that gives every process the same values: sampling coins, projections, the noise of small releases.
+
+    Only the leader has a stream, so nothing is drawn twice, and a seeded run draws the same with any number of
+    processes. The noise of gradients, as large as the model, is not sent around: the leader adds it to its own part of
+    the sum from `own`.
+    """
+
+    def __init__(self, team: Team, own: Source | None) -> None:
+        self._team, self._own = team, own
+        self.assumption = team.lead(lambda: self.own.assumption)
+
+    @property
+    def own(self) -> Source:
+        """The leader's stream; nobody else has one."""
+        if self._own is None:
+            raise InvalidInput("noise is drawn by rank 0 alone: noise of a second rank would not be accounted for")
+        return self._own
+
+    def uniform(self, size: int) -> NDArray[np.float64]:
+        return self._team.lead(lambda: self.own.uniform(size))
+
+    def directions(self, size: int) -> NDArray[np.float32]:
+        return self._team.lead(lambda: self.own.directions(size))
+
+    def gaussian(self, receipt: Receipt, size: int, std: float) -> Tensor:
+        return self._team.lead(lambda: self.own.gaussian(receipt, size, std))
+
+
+def form_team(group: dist.ProcessGroup | None = None) -> Team:
     """The team of `group`, or of all processes that ``torch.distributed`` was initialised with; else a team of one."""
     if group is None:
         if not (dist.is_available() and dist.is_initialized()):
@@ -112,6 +150,46 @@ def team_of(group: dist.ProcessGroup | None = None) -> Team:
     if dist.get_rank(group) < 0:
         raise InvalidInput("this process is not in the group that it was given: give each process a group it is in")
     return Ranks(group) if dist.get_world_size(group) > 1 else Team()
+
+
+def join(backend: str | None = None) -> None:
+    """Join the process group of ``torchrun``; alone, without ``torchrun``, do nothing, so that a program runs as both.
+
+    `backend` is "nccl" where there are GPUs and "gloo" elsewhere unless given. Use this in place of
+    ``dist.init_process_group()`` where processes may be restarted: torchrun keeps one store of addresses for all
+    restarts, so that a new process may find the address of one that was killed and wait for it until its time-out
+    (pytorch issue 135712). Here each restart has its own keys. On several machines, whose counts of restarts may
+    differ, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 instead. Noise never depends on how often a process was restarted.
+    """
+    if "WORLD_SIZE" not in os.environ or dist.is_initialized():
+        return
+    chosen = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    kept_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not kept_by_agent or os.environ.get("GROUP_WORLD_SIZE") != "1":
+        dist.init_process_group(chosen)
+        return
+    store, rank, size = next(rendezvous("env://"))
+    own = PrefixStore(f"restart-{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    dist.init_process_group(chosen, store=own, rank=rank, world_size=size)
+
+
+def mirror_ledger(team: Team, ledger: Ledger) -> Ledger:
+    """The leader's own ledger; for everybody else one in memory with the same events, to which they add what they hear.
+
+    Guarantees: `guarantee()` gives the same answer on every rank without asking the leader.
+    """
+    if team.size == 1:
+        return ledger
+    header, events, said = team.lead(lambda: (dict(ledger.header), ledger.events(), ledger.declared("assumption")))
+    if team.leads:
+        return ledger
+    copy = Ledger.in_memory(run_id=header["run_id"], header=header)
+    for event, count in events:
+        for _ in range(count):
+            copy.charge(event)
+    for line in said:
+        copy.declare("assumption", line)
+    return copy
 
 
 @dataclass(frozen=True)

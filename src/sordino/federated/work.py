@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import InvalidInput
-from sordino.gradients.engine import Loss, described
+from sordino.gradients.engine import Loss, describe_kind
 from sordino.records import Records
 
 Parameters = dict[str, nn.Parameter]
@@ -120,7 +120,7 @@ def _losses(model: nn.Module, loss: Loss, records: Records, indices: Tensor) -> 
     losses = loss(model, records.fetch(indices, device).data)
     if losses.shape != indices.shape:
         raise InvalidInput(
-            f"the loss is {described(losses)}, must be a vector with one loss per record: use reduction='none'"
+            f"the loss is {describe_kind(losses)}, must be a vector with one loss per record: use reduction='none'"
         )
     return losses
 

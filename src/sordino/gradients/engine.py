@@ -59,7 +59,7 @@ def counts_examples(data: Any, size: int) -> bool:
     return bool(leaves) and all(isinstance(x, Tensor) and x.dim() > 0 and len(x) == size for x in leaves)
 
 
-def described(value: object) -> str:
+def describe_kind(value: object) -> str:
     """A value by its kind alone: a length would tell the size of a draw, which is private."""
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
@@ -82,7 +82,7 @@ class Objective(nn.Module):
         losses = self(data)
         if not isinstance(losses, Tensor) or losses.shape != (size,):
             raise UnsupportedModel(
-                f"loss returned {described(losses)}, must be a vector with one loss per example: "
+                f"loss returned {describe_kind(losses)}, must be a vector with one loss per example: "
                 "use reduction='none' and average over everything but the examples"
             )
         return losses

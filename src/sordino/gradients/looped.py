@@ -1,28 +1,20 @@
-"""Per-example gradients by one backward pass per example: slow, and right for anything that torch can differentiate."""
+"""Per-example gradients by one backward pass per example: slow, and right for anything that torch can differentiate.
+
+`Looped` runs the loss on each example alone. `backpropagate` differentiates a loss vector whose graph the user built,
+for loops that call ``private.backward(losses)``, by batched backward passes over rows of the identity, chunk by chunk;
+no gradient outlives its chunk.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from sordino.errors import UnsupportedModel
 from sordino.gradients.engine import Batch, Objective
-from sordino.gradients.vmapped import Materialised, materialising_microbatch
-
-
-def filled(gradients: tuple[Tensor | None, ...], parameters: list[nn.Parameter]) -> list[Tensor]:
-    """A parameter that the loss does not use has a zero gradient."""
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, parameters, strict=True)]
-
-
-def detached_from(parameters: list[nn.Parameter]) -> UnsupportedModel:
-    """The error for a loss that no parameter has a part in."""
-    return UnsupportedModel(
-        f"the loss does not depend on any of the {len(parameters)} trainable parameters: "
-        "check that the forward pass uses them and is not under torch.no_grad()"
-    )
+from sordino.gradients.vmapped import InChunks, Materialised, choose_microbatch
 
 
 class Looped:
@@ -38,9 +30,51 @@ class Looped:
         with torch.enable_grad():
             for single in batch.singles():
                 loss = objective.losses(single, 1).squeeze()
-                if not loss.requires_grad:
-                    raise detached_from(parameters)
-                yield filled(torch.autograd.grad(loss, parameters, allow_unused=True), parameters)
+                require_graph(loss, parameters)
+                yield fill_unused(torch.autograd.grad(loss, parameters, allow_unused=True), parameters)
 
     def microbatch(self, parameters: list[nn.Parameter]) -> int:
-        return materialising_microbatch(parameters)
+        return choose_microbatch(parameters)
+
+
+def backpropagate(losses: Tensor, parameters: list[nn.Parameter]) -> InChunks:
+    """The rows of a loss vector with its graph, differentiated one by one; sums are of what was measured."""
+    require_graph(losses, parameters)
+    identity = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
+
+    def compute(chunk: range) -> list[Tensor]:
+        with torch.autocast(losses.device.type, enabled=False):
+            return _gradients(losses, parameters, identity[chunk.start : chunk.stop])
+
+    return InChunks(len(losses), choose_microbatch(parameters), compute)
+
+
+def _gradients(losses: Tensor, parameters: list[nn.Parameter], rows: Tensor) -> list[Tensor]:
+    """[rows, *shape] for each parameter."""
+    gradients: Sequence[Tensor | None]
+    try:
+        gradients = torch.autograd.grad(
+            losses, parameters, grad_outputs=rows, is_grads_batched=True, allow_unused=True, retain_graph=True
+        )
+    except RuntimeError:  # an operation whose backward pass has no batching rule, such as a GRU's
+        singly = (
+            torch.autograd.grad(losses, parameters, grad_outputs=row, allow_unused=True, retain_graph=True)
+            for row in rows
+        )
+        return [torch.stack(each) for each in zip(*(fill_unused(one, parameters) for one in singly), strict=True)]
+    unused = (torch.zeros(len(rows), *p.shape, dtype=p.dtype, device=p.device) for p in parameters)
+    return [zero if g is None else g for g, zero in zip(gradients, unused, strict=True)]
+
+
+def fill_unused(gradients: tuple[Tensor | None, ...], parameters: list[nn.Parameter]) -> list[Tensor]:
+    """A parameter that the loss does not use has a zero gradient."""
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, parameters, strict=True)]
+
+
+def require_graph(loss: Tensor, parameters: list[nn.Parameter]) -> None:
+    """Refuse a loss that no parameter has a part in."""
+    if not loss.requires_grad:
+        raise UnsupportedModel(
+            f"the loss does not depend on any of the {len(parameters)} trainable parameters: "
+            "check that the forward pass uses them and is not under torch.no_grad()"
+        )

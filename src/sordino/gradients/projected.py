@@ -32,8 +32,10 @@ from torch.utils._pytree import tree_map
 
 from sordino.errors import InvalidInput, UnsupportedModel, locate_error
 from sordino.gradients.bookkeeping_functions import tensors_in
+from sordino.errors import InvalidInput, UnsupportedModel, kept_back
+from sordino.gradients.bookkeeping.operations import find_tensors
 from sordino.gradients.engine import Batch, Objective, accumulation_dtype
-from sordino.gradients.looped import detached_from, filled
+from sordino.gradients.looped import fill_unused, require_graph
 from sordino.gradients.rules.base import name_of
 from sordino.gradients.vmapped import MEMORY_TARGET
 from sordino.noise import Source
@@ -123,8 +125,7 @@ def by_double_vjp(task: _Pass, directions: Iterable[list[Tensor]]) -> Iterator[T
     task.coins.rewind()
     with torch.enable_grad():
         losses = task.objective.losses(task.batch.data, task.batch.size)
-        if not losses.requires_grad:
-            raise detached_from(task.parameters)
+        require_graph(losses, task.parameters)
         alpha = torch.ones_like(losses, requires_grad=True)
         gradients = torch.autograd.grad(losses, task.parameters, alpha, create_graph=True, allow_unused=True)
         for direction in directions:
@@ -184,12 +185,11 @@ class Estimated:
         kept = torch.zeros_like(weights).index_copy(0, rows, weights[rows])
         data = task.batch.data if len(rows) == size else tree_map(lambda x: x[places.to(x.device)], task.batch.data)
         task.coins.rewind()
-        with torch.enable_grad(), plain_attention(), _NoHalves():
+        with torch.enable_grad(), use_plain_attention(), _NoHalves():
             losses = task.objective.losses(data, size)
-            if not losses.requires_grad:
-                raise detached_from(task.parameters)
+            require_graph(losses, task.parameters)
             gradients = torch.autograd.grad(losses, task.parameters, kept.to(losses), allow_unused=True)
-        return [g.to_dense().to(accumulation_dtype(g)) for g in filled(gradients, task.parameters)]
+        return [g.to_dense().to(accumulation_dtype(g)) for g in fill_unused(gradients, task.parameters)]
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class Joined:
         return [torch.stack(column).sum(0) for column in zip(*sums, strict=True)]
 
 
-class Projected:
+class ProjectedEngine:
     """Norms by `projections` random projections drawn from `source`, afresh at every `renew`.
 
     `way` is "jvp", "double_vjp", or "auto" for the first of them that can differentiate the model.
@@ -257,7 +257,7 @@ class Projected:
         """Estimated norms, and the products with the first projection."""
         way, along = WAYS[self._ways[0]], None
         squares = torch.zeros(task.batch.size, dtype=torch.float64, device=task.parameters[0].device)
-        with plain_attention():
+        with use_plain_attention():
             for products in way(task, directions.over(task.parameters)):
                 along = products.detach().double() if along is None else along
                 squares += products.detach().double().square()
@@ -273,7 +273,7 @@ class Projected:
         _log.info("%s cannot project this model (%s): using %s", way, reason, self._ways[0])
 
 
-def plain_attention() -> AbstractContextManager[None]:
+def use_plain_attention() -> AbstractContextManager[None]:
     """Fused attention has neither a forward-mode rule nor a double backward on the CPU; the plain kernel has both."""
     context: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
     return context
@@ -288,7 +288,7 @@ class _NoHalves(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if any(tensor.requires_grad and tensor.dtype in HALVES for tensor in tensors_in((result,), {})):
+        if any(tensor.requires_grad and tensor.dtype in HALVES for tensor in find_tensors((result,), {})):
             raise UnsupportedModel(
                 f"{name_of(func)} computes in half precision, which rounds sums of gradients before the noise: "
                 "take autocast and casts out of the loss, or use exact norms (not jl)"

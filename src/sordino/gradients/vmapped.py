@@ -52,20 +52,20 @@ class InChunks:
         self._compute = compute
         self._chunks = [range(start, min(start + chunk, size)) for start in range(0, size, chunk)]
         self._kept = Materialised.of(compute(self._chunks[0])) if len(self._chunks) == 1 else None
-        self.norms = torch.cat([self._measured(each).norms for each in self._chunks])
+        self.norms = torch.cat([self._measure(each).norms for each in self._chunks])
 
-    def _measured(self, chunk: range) -> Materialised:
+    def _measure(self, chunk: range) -> Materialised:
         return self._kept or Materialised.of(self._compute(chunk))
 
     def weighted_sum(self, weights: Tensor) -> list[Tensor]:
         total: list[Tensor] = []
         for chunk in self._chunks:
-            sums = self._measured(chunk).weighted_sum(weights[chunk.start : chunk.stop])
+            sums = self._measure(chunk).weighted_sum(weights[chunk.start : chunk.stop])
             total = [one.to(total_dtype(one)) + more for one, more in zip(total, sums, strict=True)] if total else sums
         return total
 
 
-def materialising_microbatch(parameters: list[nn.Parameter]) -> int:
+def choose_microbatch(parameters: list[nn.Parameter]) -> int:
     """As many examples as fit the memory target with one float32 gradient each, at most 256."""
     per_example = 4 * max(1, sum(p.numel() for p in parameters))
     return int(min(256, max(1, MEMORY_TARGET // per_example)))
@@ -91,4 +91,4 @@ class Vmapped:
         return Materialised.of([per_example[names[id(p)]] for p in parameters])
 
     def microbatch(self, parameters: list[nn.Parameter]) -> int:
-        return materialising_microbatch(parameters)
+        return choose_microbatch(parameters)

@@ -25,6 +25,8 @@ from torch import Tensor
 
 from sordino.accounting.filtered import Filter, Filtering
 from sordino.distributed.sharding import whole
+from sordino.accounting.filter import Filter, Filtering
+from sordino.distributed.sharding import unshard
 from sordino.errors import InvalidInput
 from sordino.noise import Source, noised
 from sordino.sampling import importance_plan
@@ -223,7 +225,7 @@ def measure(bench: Bench) -> Tensor:
     size = bench.microbatch or bench.engine.microbatch(parameters)
     norms, everyone = torch.zeros(bench.records.count), torch.arange(bench.records.count)
     mine = everyone[bench.team.own(len(everyone))]
-    with whole(bench.objective, parameters) as parameters:
+    with unshard(bench.objective, parameters) as parameters:
         for part in mine.split(size) if len(mine) else ():
             batch = bench.records.fetch(part, bench.device)
             norms[part] = bench.engine.differentiate(bench.objective, parameters, batch).norms.detach().float().cpu()

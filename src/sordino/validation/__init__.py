@@ -12,20 +12,18 @@ check again after changing them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils.data import DataLoader, IterableDataset
 
+from sordino.accounting.ledger import Ledger
 from sordino.errors import InvalidInput, UnsupportedModel
 from sordino.gradients.engine import Objective
 from sordino.validation.examination import CROWD, Examination, Fetch
-from sordino.validation.probing import ProbeFailed, Prober, preserved_model, preserved_randomness
+from sordino.validation.probing import ProbeFailed, Prober, preserve_model, preserve_randomness
 from sordino.validation.trial import Finding
 
-__all__ = ["CROWD", "Finding", "check", "check_dataset", "require_valid"]
+__all__ = ["CROWD", "Finding", "check", "check_ledger", "check_length", "check_optimizer", "require_valid"]
 
 
 def check(
@@ -47,9 +45,9 @@ def check(
         message = "optimizer holds a parameter that the model does not own: build it from model.parameters()"
         return [Finding("parameters", "optimizer", message)]
     try:
-        with preserved_randomness(objective) as seed, preserved_model(objective) as pristine:
+        with preserve_randomness(objective) as seed, preserve_model(objective) as pristine:
             prober = Prober(pristine, [names[id(p)] for p in parameters], seed)
-            return list(dict.fromkeys(Examination(prober, fetch, records, crowd).findings()))
+            return list(dict.fromkeys(Examination(prober, fetch, records, crowd).find()))
     except ProbeFailed as failure:
         return [Finding.of(failure)]
 
@@ -62,19 +60,34 @@ def require_valid(
         raise UnsupportedModel(finding.message) from finding.cause
 
 
-def check_dataset(dataset: Any, records_declared: int | None = None) -> int:
-    """The number of records of a map-style dataset, or a refusal that says what is wrong with it."""
-    kind = type(dataset).__name__
-    if isinstance(dataset, DataLoader):
-        raise InvalidInput("dataset is a DataLoader: pass loader.dataset, because Sordino draws the batches itself")
-    if isinstance(dataset, IterableDataset | Iterator | Mapping) or not hasattr(dataset, "__getitem__"):
-        raise InvalidInput(f"dataset of type {kind} has no records by index: use a map-style torch.utils.data.Dataset")
-    try:
-        records = len(dataset)
-    except (TypeError, NotImplementedError) as error:
-        raise InvalidInput(f"dataset of type {kind} has no length: define __len__, a draw needs it") from error
-    if records == 0:
-        raise InvalidInput(f"dataset of type {kind} has 0 records, must have at least 1: check the path or the filter")
-    if records_declared is not None and records_declared != records:
-        raise InvalidInput(f"records={records_declared} but dataset has {records}: calibrate with records={records}")
-    return records
+def check_length(count: int, declared: int | None) -> None:
+    """The declared number of records need not be exact (it is public, the true one is not), but must be about right."""
+    declared = declared or count
+    if abs(count - declared) > max(10, declared // 100):
+        raise InvalidInput(
+            f"dataset has {count} records, but the recipe was calibrated for {declared}: calibrate with records={count}"
+        )
+
+
+def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """The optimizer must hold trainable parameters of this model, and ask for one gradient per step."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidInput("LBFGS evaluates the loss several times per step, each a release: use SGD, Adam or another")
+    names = {id(p) for p in model.parameters()}
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    if strangers := sum(id(p) not in names for p in held):
+        raise InvalidInput(
+            f"{strangers} of the optimizer's {len(held)} parameters are not in the model: "
+            "build the optimizer from model.parameters() after the model is final"
+        )
+    if not any(p.requires_grad for p in held):
+        raise InvalidInput(f"none of the optimizer's {len(held)} parameters is trainable: unfreeze some")
+
+
+def check_ledger(basis: str, ledger: Ledger | None) -> None:
+    """Published accounting leaves attempts out, so that no other release may be priced together with it."""
+    if ledger is not None and "published" in (basis, ledger.header.get("basis")):
+        raise InvalidInput(
+            "ledger= cannot be shared with accounting='published', which does not charge what it rejects: "
+            "leave ledger= out, or use proven accounting for both"
+        )

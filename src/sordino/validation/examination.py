@@ -7,9 +7,8 @@ from functools import cached_property
 
 from sordino.errors import locate_error
 from sordino.gradients.engine import Batch
-from sordino.validation.comparing import Rows, same
 from sordino.validation.probing import AS_GIVEN, WORDS, How, ProbeFailed, Prober
-from sordino.validation.trial import COMPANY, SIZE, Change, Finding, Trial
+from sordino.validation.trial import COMPANY, SIZE, Finding, Rows, Swap, Trial, are_same
 
 Fetch = Callable[[Sequence[int]], Batch]
 """Collates the given records of the user's dataset, on the model's device."""
@@ -41,9 +40,17 @@ class Examination(Trial):
             self.rows = self.rows.take(finite)
             self._references.clear()
 
-    def findings(self) -> Iterator[Finding]:
+    def find(self) -> Iterator[Finding]:
         """Everything that is wrong, the most basic first; later probes trust what the earlier ones established."""
-        for probe in (self.basics, self.decidable, self.mixing, self.crowd, self.sizes, self.company, self.memory):
+        for probe in (
+            self.probe_basics,
+            self.probe_decidable,
+            self.probe_mixing,
+            self.probe_crowd,
+            self.probe_sizes,
+            self.probe_company,
+            self.probe_memory,
+        ):
             found = list(probe())
             yield from found
             if found:
@@ -66,13 +73,13 @@ class Examination(Trial):
     @cached_property
     def repeatable(self) -> bool:
         """Whether the dataset gives the same record twice when generators are seeded alike."""
-        return same(self.fetched.data, self.collate(self.indices).data)
+        return are_same(self.fetched.data, self.collate(self.indices).data)
 
     def arrange(self, order: Sequence[int]) -> Rows:
         """The probed examples in another order, some of them several times."""
         return self.rows.take(order) if self.sliceable else self.collate([self.indices[i] for i in order])
 
-    def basics(self) -> Iterator[Finding]:
+    def probe_basics(self) -> Iterator[Finding]:
         """The loss runs, is a vector, is finite for some record, and reaches a parameter."""
         if all(gradient is None for gradient in self.first.gradient):
             advice = "compute it from the model it is given, without detach() or no_grad()"
@@ -84,30 +91,30 @@ class Examination(Trial):
                 advice = "check the scale of the inputs, the initial weights and logarithms or divisions by zero"
                 yield Finding("non-finite", "loss", f"loss is not finite for any of {self.distinct} records: {advice}")
 
-    def decidable(self) -> Iterator[Finding]:
+    def probe_decidable(self) -> Iterator[Finding]:
         """A batch that can be neither sliced nor collated again in other company says nothing."""
         if not self.sliceable and not self.repeatable:
             yield UNREPEATABLE
 
-    def changes(self) -> Iterator[Change]:
+    def swaps(self) -> Iterator[Swap]:
         """The first example, then the last, becomes another record, then a rescaled version of itself."""
         last = self.size - 1
         for row, other, scale, offset in ((0, last, 3.0, 1.0), (last, 0, 0.5, 0.1)):
             order = [other if i == row else i for i in range(self.size)]
             watched = tuple(i for i in range(self.size) if i != row)
             summed = self.inner if self.size > 2 else watched
-            yield Change(self.arrange(order), watched, summed)
+            yield Swap(self.arrange(order), watched, summed)
             if self.sliceable:
-                yield Change(self.rows.shift(row, scale, offset), watched, summed, optional=True)
+                yield Swap(self.rows.shift(row, scale, offset), watched, summed, optional=True)
 
-    def mixing(self) -> Iterator[Finding]:
+    def probe_mixing(self) -> Iterator[Finding]:
         """One example changes: the others' losses and gradients, and all parameters and buffers, must not."""
-        for change in self.changes():
-            if found := list(self.judge(change)):
+        for swap in self.swaps():
+            if found := list(self.judge(swap)):
                 yield from found
                 return
 
-    def crowd(self) -> Iterator[Finding]:
+    def probe_crowd(self) -> Iterator[Finding]:
         """Many examples, of which the first half becomes one record, or goes away: the last half must not notice.
 
         A model with randomness is tried with several seeds, as it may mix examples by the toss of a coin.
@@ -119,15 +126,15 @@ class Examination(Trial):
         hows = [How(seed=seed) for seed in trial.seeds]
         for number, how in enumerate(hows if trial.random else [AS_GIVEN] * 2):
             order = [number % self.size] * half + before[half:]
-            if found := list(trial.judge(Change(self.arrange(order), watched, watched[-PROBED:]), how)):
+            if found := list(trial.judge(Swap(self.arrange(order), watched, watched[-PROBED:]), how)):
                 yield from found
                 return
         for how in hows:
-            if found := list(trial.alone(lambda places: self.arrange([before[i] for i in places]), watched, how)):
+            if found := list(trial.judge_alone(lambda places: self.arrange([before[i] for i in places]), watched, how)):
                 yield from found
                 return
 
-    def sizes(self) -> Iterator[Finding]:
+    def probe_sizes(self) -> Iterator[Finding]:
         """The same examples in a smaller batch: same losses, and nothing that counted the examples."""
         if not self.sliceable:  # the next probe collates smaller batches
             return
@@ -135,7 +142,7 @@ class Examination(Trial):
             for size in {min(2, self.size - 1), 1}:
                 try:
                     found = list(
-                        self.smaller(self.rows.take(range(size)), range(size), How(seed=seed, shared=True), SIZE)
+                        self.judge_smaller(self.rows.take(range(size)), range(size), How(seed=seed, shared=True), SIZE)
                     )
                 except ProbeFailed as failure:
                     advice = "a draw may have any size; avoid squeeze() without a dimension"
@@ -144,7 +151,7 @@ class Examination(Trial):
                     yield from found
                     return
 
-    def company(self) -> Iterator[Finding]:
+    def probe_company(self) -> Iterator[Finding]:
         """The same records collated with fewer others: same losses."""
         if not self.repeatable:
             yield UNREPEATABLE
@@ -152,11 +159,11 @@ class Examination(Trial):
         trial = self if self.rows is self.fetched else Trial(self.prober, self.fetched)
         for size in {min(2, len(self.indices) - 1), 1}:
             few = self.collate(self.indices[:size])
-            if found := list(trial.smaller(few, range(size), How(shared=True), COMPANY)):
+            if found := list(trial.judge_smaller(few, range(size), How(shared=True), COMPANY)):
                 yield from found
                 return
 
-    def memory(self) -> Iterator[Finding]:
+    def probe_memory(self) -> Iterator[Finding]:
         """The same batch after different pasts: same losses, or something unregistered remembers data."""
         if self.sliceable:
             rows, past = self.rows.take([0, 1]), self.rows.take([self.size - 1] * 2)

@@ -62,7 +62,7 @@ def _fix(model: nn.Module) -> tuple[nn.Module, list[Change]]:
         if not isinstance(layer, _BatchNorm | _InstanceNorm) or not _breaks_privacy(layer, fixed):
             continue
         before = str(layer)
-        replaced[layer] = _group_norm(name, layer) if isinstance(layer, _BatchNorm) else _untracked(layer)
+        replaced[layer] = _make_group_norm(name, layer) if isinstance(layer, _BatchNorm) else _untrack(layer)
         changes.append(Change(name, before, str(replaced[layer])))
     for parent in list(fixed.modules()):
         for child_name, child in parent._modules.items():
@@ -77,7 +77,7 @@ def _breaks_privacy(layer: _BatchNorm | _InstanceNorm, model: nn.Module) -> bool
     return isinstance(layer, _BatchNorm) or layer.track_running_stats
 
 
-def group_count(layer: _BatchNorm) -> int:
+def choose_groups(layer: _BatchNorm) -> int:
     """The largest divisor of the channels up to 32, with enough channels per group where there may be no space."""
     channels = layer.num_features
     spatial = isinstance(layer, nn.BatchNorm2d | nn.BatchNorm3d)
@@ -85,17 +85,17 @@ def group_count(layer: _BatchNorm) -> int:
     return max(groups for groups in range(1, most + 1) if channels % groups == 0)
 
 
-def _group_norm(name: str, layer: _BatchNorm) -> nn.GroupNorm:
+def _make_group_norm(name: str, layer: _BatchNorm) -> nn.GroupNorm:
     if layer.num_features == 1 and not isinstance(layer, nn.BatchNorm2d | nn.BatchNorm3d):
         kind = type(layer).__name__
         raise UnsupportedModel(f"{kind} '{name}' has 1 channel, a GroupNorm of it may be all zero: remove the layer")
-    norm = nn.GroupNorm(group_count(layer), layer.num_features, eps=layer.eps, affine=layer.affine)
+    norm = nn.GroupNorm(choose_groups(layer), layer.num_features, eps=layer.eps, affine=layer.affine)
     # The same Parameter objects, so that dtype, device, requires_grad and ties survive.
     norm.weight, norm.bias = layer.weight, layer.bias
     return norm.train(layer.training)
 
 
-def _untracked(layer: _InstanceNorm) -> _InstanceNorm:
+def _untrack(layer: _InstanceNorm) -> _InstanceNorm:
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         layer.register_buffer(name, None)
     layer.track_running_stats = False

@@ -21,8 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 from sordino.errors import UnsupportedModel, locate_error
 from sordino.gradients.bookkeeping import uncompiled
+from sordino.errors import UnsupportedModel, kept_back
+from sordino.gradients.bookkeeping.keeper import disable_compilation
 from sordino.gradients.engine import Objective
-from sordino.gradients.projected import plain_attention
+from sordino.gradients.projected import use_plain_attention
 from sordino.validation.randomness import Randomness
 
 Mode = Literal["given", "without dropout", "eval"]
@@ -54,7 +56,7 @@ class ProbeFailed(UnsupportedModel):
 
 
 @dataclass(frozen=True)
-class Call:
+class ModuleCall:
     """One call of a module: the watched examples' rows of what went in and of what came out."""
 
     name: str
@@ -63,7 +65,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Run:
+class ProbeRun:
     """What a run left: one loss per example, the gradient of the watched losses, and all parameters and buffers.
 
     `randomness` says which random numbers it drew.
@@ -72,13 +74,13 @@ class Run:
     losses: Tensor
     gradient: list[Tensor | None]
     state: dict[str, Tensor]
-    calls: list[Call]
+    calls: list[ModuleCall]
     dtypes: set[torch.dtype]
     randomness: Randomness
 
 
 @contextmanager
-def preserved_randomness(module: nn.Module) -> Iterator[Callable[[int], None]]:
+def preserve_randomness(module: nn.Module) -> Iterator[Callable[[int], None]]:
     """Hand out a function that seeds torch, NumPy and Python alike; put their generators back at the end."""
     accelerators = {p.device.type for p in module.parameters()} - {"cpu", "meta"}
 
@@ -100,9 +102,9 @@ def preserved_randomness(module: nn.Module) -> Iterator[Callable[[int], None]]:
 
 
 @contextmanager
-def preserved_model(objective: Objective) -> Iterator[Objective]:
+def preserve_model(objective: Objective) -> Iterator[Objective]:
     """Hand out a pristine copy; at the end undo what a loss that ignores the model it is given did to the original."""
-    pristine = _copied(objective)
+    pristine = _copy_sharing(objective)
     flags = [(module, module.training) for module in objective.modules()]
     buffers = [(module, dict(module._buffers)) for module in objective.modules()]
     gradients = [(parameter, parameter.grad) for parameter in objective.parameters()]
@@ -117,12 +119,12 @@ def preserved_model(objective: Objective) -> Iterator[Objective]:
         for parameter, gradient in gradients:
             parameter.grad = gradient
         with torch.no_grad():
-            for tensor, original in zip(tensors(objective).values(), tensors(pristine).values(), strict=True):
+            for tensor, original in zip(list_tensors(objective).values(), list_tensors(pristine).values(), strict=True):
                 if not torch.equal(tensor, original):
                     tensor.copy_(original)
 
 
-def _copied(objective: Objective, shared: dict[int, Any] | None = None) -> Objective:
+def _copy_sharing(objective: Objective, shared: dict[int, Any] | None = None) -> Objective:
     """A deep copy that has the `shared` tensors, by identity, in common with the original."""
     try:
         return copy.deepcopy(objective, shared)
@@ -133,7 +135,7 @@ def _copied(objective: Objective, shared: dict[int, Any] | None = None) -> Objec
 COPY_ADVICE = "keep no tensors with a graph on modules, use torch.nn.utils.parametrizations for weight norms"
 
 
-def tensors(module: nn.Module) -> dict[str, Tensor]:
+def list_tensors(module: nn.Module) -> dict[str, Tensor]:
     """All parameters and buffers by name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
@@ -156,7 +158,7 @@ class Tracer:
     size: int
     watched: Sequence[int]
     record: bool
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
     dtypes: set[torch.dtype] = field(default_factory=set)
     open: list[tuple[str, list[Tensor]]] = field(default_factory=list)
 
@@ -177,7 +179,7 @@ class Tracer:
                 self.open.append((name, self.rows((inputs, options))))
 
             def after(_: nn.Module, __: Any, output: Any) -> None:
-                self.calls.append(Call(*self.open.pop(), self.rows(output)))
+                self.calls.append(ModuleCall(*self.open.pop(), self.rows(output)))
 
             part.register_forward_pre_hook(before, with_kwargs=True)
             part.register_forward_hook(after)
@@ -209,7 +211,7 @@ class Prober:
         how: How = AS_GIVEN,
         record: bool = False,
         after: tuple[Any, int] | None = None,
-    ) -> Run:
+    ) -> ProbeRun:
         """One run; with `watched` also the gradient of those losses; with `after` on a model that saw other data."""
         objective = self._copy()
         configure(objective, how.mode)
@@ -219,21 +221,21 @@ class Prober:
         tracer.attach(objective)
         losses = self._losses(objective, data, size, tracer, randomness)
         gradient = self._gradient(objective, losses, watched) if watched else []
-        state = {} if self.light else {name: tensor.detach() for name, tensor in tensors(objective).items()}
-        return Run(losses.detach(), gradient, state, tracer.calls, tracer.dtypes, randomness)
+        state = {} if self.light else {name: tensor.detach() for name, tensor in list_tensors(objective).items()}
+        return ProbeRun(losses.detach(), gradient, state, tracer.calls, tracer.dtypes, randomness)
 
     def _copy(self) -> Objective:
         if not self.light:
             return copy.deepcopy(self.pristine)
         held = tree_leaves([vars(module) for module in self.pristine.modules()])
         graphs = (x for x in held if isinstance(x, Tensor) and x.grad_fn is not None)  # such as kept activations
-        return _copied(self.pristine, {id(tensor): tensor for tensor in (*self.pristine.parameters(), *graphs)})
+        return _copy_sharing(self.pristine, {id(tensor): tensor for tensor in (*self.pristine.parameters(), *graphs)})
 
     def _losses(self, objective: Objective, data: Any, size: int, tracer: Tracer, randomness: Randomness) -> Tensor:
         self.seed(randomness.seed)
         try:
             # One way for attention, the one whose random numbers can be seen; and no compiled code, which hides them.
-            with uncompiled(), plain_attention(), randomness:
+            with disable_compilation(), use_plain_attention(), randomness:
                 return objective.losses(copy.deepcopy(data), size)
         except UnsupportedModel as error:
             raise ProbeFailed("shape", "loss", str(error)) from error
@@ -260,8 +262,8 @@ def translate(error: Exception, objective: Objective, data: Any, name: str) -> P
     """One line for what torch or the user's code said, without its words: they may name labels, values and sizes."""
     where = describe(objective, name)
     text = str(error)
-    model_types = dtype_names(objective.model.parameters())
-    data_types = dtype_names(tree_leaves(data))
+    model_types = list_dtypes(objective.model.parameters())
+    data_types = list_dtypes(tree_leaves(data))
     if model_types != data_types and re.search(r"dtype|scalar type|same type|Input type|not implemented for", text):
         advice = "convert the data or the model, e.g. model.to(dtype) or x.to(dtype)"
         return ProbeFailed("dtype", where, f"{where}: model is {model_types}, batch is {data_types}; {advice}")
@@ -283,7 +285,7 @@ def describe(objective: Objective, name: str) -> str:
     return f"model {kind}" if name == "model" else f"{kind} '{name.removeprefix('model.')}'"
 
 
-def dtype_names(values: Any) -> str:
+def list_dtypes(values: Any) -> str:
     """The dtypes of the tensors among `values`, e.g. ``float32 and int64``."""
     names = {str(x.dtype).removeprefix("torch.") for x in values if isinstance(x, Tensor)}
     return " and ".join(sorted(names)) or "without tensors"

@@ -34,16 +34,16 @@ class Randomness(TorchDispatchMode):
         self.drawn: list[tuple[str, tuple[int, ...]]] = []
         self.unshared: set[str] = set()
         self._row = torch.rand(WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        self._start = self.outside = _others()
+        self._start = self.outside = _read_generators()
 
     def __enter__(self) -> Randomness:
-        self._start = self.outside = _others()
+        self._start = self.outside = _read_generators()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self.outside = _others()
+        self.outside = _read_generators()
 
     @property
     def used(self) -> bool:
@@ -71,7 +71,7 @@ class Randomness(TorchDispatchMode):
         first = result if isinstance(result, Tensor) else result[0]
         self.drawn.append((name, tuple(first.shape)))
         if self.shared and name != "randperm":  # a permutation of equal coins would be none
-            self._share(name, _named(func, args, kwargs), result)
+            self._share(name, _name_arguments(func, args, kwargs), result)
         return result
 
     def _share(self, name: str, given: dict[str, Any], result: Any) -> None:
@@ -114,14 +114,14 @@ class Randomness(TorchDispatchMode):
         return (row if like.dim() else row[0]).to(like.device).expand(like.shape)
 
 
-def _named(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _name_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """What an operation was given, by the names of its schema."""
     wanted = func._schema.arguments
     defaults = {argument.name: argument.default_value for argument in wanted if argument.has_default_value()}
     return {**defaults, **{argument.name: value for argument, value in zip(wanted, args, strict=False)}, **kwargs}
 
 
-def _others() -> tuple[Any, ...]:
+def _read_generators() -> tuple[Any, ...]:
     """Where Python's and NumPy's generators stand."""
     state: Any = np.random.get_state()  # noqa: NPY002 - users draw from it
     return hash(random.getstate()), state[1].tobytes(), *state[2:]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
-from sordino.validation.comparing import Rows, differs, distance, noise_floor, relative_tolerance
-from sordino.validation.probing import AS_GIVEN, How, ProbeFailed, Prober, Run, describe
+from sordino.validation.probing import AS_GIVEN, How, ProbeFailed, Prober, ProbeRun, describe
 
 SEEDS = 8
 """How many seeds a model with randomness is tried with: what it does every other time is missed once in 256."""
@@ -40,7 +43,31 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Change:
+class Rows:
+    """Examples as one batch, however they were put together."""
+
+    data: Any
+    size: int
+
+    def take(self, rows: Sequence[int]) -> Rows:
+        index = list(rows)
+        return Rows(tree_map(lambda x: x[index], self.data), len(index))
+
+    def shift(self, row: int, scale: float, offset: float) -> Rows:
+        """The same examples, with the floating inputs of one of them rescaled."""
+
+        def shifted(x: Tensor) -> Tensor:
+            if not x.is_floating_point():
+                return x
+            x = x.clone()
+            x[row] = scale * x[row] + offset
+            return x
+
+        return Rows(tree_map(shifted, self.data), self.size)
+
+
+@dataclass(frozen=True)
+class Swap:
     """Another batch of the same size with the `watched` examples in their places.
 
     `summed` are those of them whose gradient is compared. An `optional` change may be one that the loss cannot take.
@@ -57,8 +84,8 @@ class Trial:
 
     def __init__(self, prober: Prober, rows: Rows) -> None:
         self.prober, self.rows = prober, rows
-        self._references: dict[tuple[How, Watched], Run] = {}
-        self._repeats: dict[tuple[How, Watched], Run] = {}
+        self._references: dict[tuple[How, Watched], ProbeRun] = {}
+        self._repeats: dict[tuple[How, Watched], ProbeRun] = {}
 
     @property
     def size(self) -> int:
@@ -76,19 +103,19 @@ class Trial:
         how: How = AS_GIVEN,
         record: bool = False,
         after: Rows | None = None,
-    ) -> Run:
+    ) -> ProbeRun:
         past = (after.data, after.size) if after else None
         return self.prober.run(rows.data, rows.size, watched=watched, how=how, record=record, after=past)
 
-    def reference(self, how: How = AS_GIVEN, watched: Watched | None = None) -> Run:
+    def reference(self, how: How = AS_GIVEN, watched: Watched | None = None) -> ProbeRun:
         """The unchanged examples, run once; with the gradient of the `watched` ones, or of any or none."""
         return self._once(self._references, how, watched)
 
-    def again(self, how: How = AS_GIVEN, watched: Watched | None = None) -> Run:
+    def again(self, how: How = AS_GIVEN, watched: Watched | None = None) -> ProbeRun:
         """The unchanged examples once more, once something differs: what differs here too is noise of the kernels."""
         return self._once(self._repeats, how, watched)
 
-    def _once(self, runs: dict[tuple[How, Watched], Run], how: How, watched: Watched | None) -> Run:
+    def _once(self, runs: dict[tuple[How, Watched], ProbeRun], how: How, watched: Watched | None) -> ProbeRun:
         if watched is None:
             watched = next((summed for other, summed in runs if other == how), ())
         if (how, watched) not in runs:
@@ -115,21 +142,21 @@ class Trial:
         if not differs(before, after, self.relative, 0.0):
             return False
         noise = noise_floor(self.reference(how).losses, self.again(how).losses)
-        return self.restless(how) or differs(before, after, self.relative, noise)  # large noise excuses nothing
+        return self.is_restless(how) or differs(before, after, self.relative, noise)  # large noise excuses nothing
 
-    def disagree(self, before: Run, after: Run, change: Change, how: How) -> bool:
+    def disagree(self, before: ProbeRun, after: ProbeRun, swap: Swap, how: How) -> bool:
         """Whether a watched example has another loss, or the sum of the watched gradients differs."""
-        rows = list(change.watched)
+        rows = list(swap.watched)
         if self.differ(before.losses[rows], after.losses[rows], how):
             return True
         gap, length = distance(before.gradient, after.gradient)
         allowed = self.relative * (length + 0.01)
         if gap <= allowed:
             return False
-        floor, _ = distance(self.reference(how, change.summed).gradient, self.again(how, change.summed).gradient)
+        floor, _ = distance(self.reference(how, swap.summed).gradient, self.again(how, swap.summed).gradient)
         return gap > allowed + 10 * floor
 
-    def judge(self, change: Change, how: How = AS_GIVEN) -> Iterator[Finding]:
+    def judge(self, swap: Swap, how: How = AS_GIVEN) -> Iterator[Finding]:
         """What a change of the others shows: nothing, if the watched examples and all state stay as they were.
 
         Where they do not, their random numbers may have moved from one example to another, as they do behind a router
@@ -137,60 +164,60 @@ class Trial:
         that all examples share decide.
         """
         try:
-            before, after = self.reference(how, change.summed), self.run(change.after, change.summed, how)
+            before, after = self.reference(how, swap.summed), self.run(swap.after, swap.summed, how)
         except ProbeFailed:
-            if change.optional:
+            if swap.optional:
                 return
             raise
-        found = list(self.state(before, after))
-        if self.disagree(before, after, change, how):
-            if self.restless(how):
+        found = list(self.judge_state(before, after))
+        if self.disagree(before, after, swap, how):
+            if self.is_restless(how):
                 found.insert(0, RESTLESS)
             elif before.randomness.equals(after.randomness):
-                found.insert(0, self.blame(change, how))
+                found.insert(0, self.blame(swap, how))
             elif how.shared:
-                found.insert(0, self.blame(change, how) if comparable(before, after) else UNDECIDED)
+                found.insert(0, self.blame(swap, how) if comparable(before, after) else UNDECIDED)
             else:
-                shared = (self.judge(change, replace(how, seed=seed, shared=True)) for seed in range(SEEDS))
+                shared = (self.judge(swap, replace(how, seed=seed, shared=True)) for seed in range(SEEDS))
                 yield from next(filter(None, map(list, shared)), [])
         yield from found
 
-    def alone(self, pick: Callable[[Sequence[int]], Rows], watched: Watched, how: How) -> Iterator[Finding]:
+    def judge_alone(self, pick: Callable[[Sequence[int]], Rows], watched: Watched, how: How) -> Iterator[Finding]:
         """The watched examples by themselves, as `pick` makes a batch of them: same losses.
 
         All examples share their coins. Where that cannot be, as many examples from the beginning are taken instead:
         numbers that are drawn for one example after another are the same for them.
         """
         shared = replace(how, shared=self.reference(how).randomness.used)
-        found = list(self.smaller(pick(watched), watched, shared, SIZE))
+        found = list(self.judge_smaller(pick(watched), watched, shared, SIZE))
         if UNDECIDED in found:
             first = range(len(watched))
-            found = list(self.smaller(pick(first), first, shared, SIZE))
+            found = list(self.judge_smaller(pick(first), first, shared, SIZE))
         yield from found
 
-    def smaller(self, few: Rows, places: Sequence[int], how: How, finding: Finding) -> Iterator[Finding]:
+    def judge_smaller(self, few: Rows, places: Sequence[int], how: How, finding: Finding) -> Iterator[Finding]:
         """The examples at `places` as a batch of their own: same losses, and nothing that counted the examples.
 
         `finding` is what a difference means. Where examples cannot have the same coins in both, dropout goes off.
         """
         whole, part = self.reference(how), self.run(few, how=how)
-        yield from self.state(whole, part)
+        yield from self.judge_state(whole, part)
         if not self.differ(whole.losses[list(places)], part.losses, how):
             return
-        if self.restless(how):
+        if self.is_restless(how):
             yield RESTLESS
         elif comparable(whole, part):
             yield finding
         elif how.mode == "given":
-            yield from self.smaller(few, places, replace(how, mode="without dropout"), finding)
+            yield from self.judge_smaller(few, places, replace(how, mode="without dropout"), finding)
         else:
             yield UNDECIDED
 
-    def restless(self, how: How) -> bool:
+    def is_restless(self, how: How) -> bool:
         """Whether the same examples with the same seeds have clearly other losses: then nothing can be compared."""
         return differs(self.reference(how).losses, self.again(how).losses, 10 * self.relative, 0.0)
 
-    def state(self, before: Run, after: Run) -> Iterator[Finding]:
+    def judge_state(self, before: ProbeRun, after: ProbeRun) -> Iterator[Finding]:
         """Parameters and buffers that remember data; a step counter changes too, but always in the same way."""
         owners: dict[str, list[str]] = {}
         for name in before.state.keys() | after.state.keys():
@@ -199,7 +226,7 @@ class Trial:
                 owners.setdefault(owner, []).append(own)
         for owner, names in sorted(owners.items()):
             where = describe(self.prober.pristine, owner)
-            advice = advice_for(self.prober.pristine.get_submodule(owner))
+            advice = advise(self.prober.pristine.get_submodule(owner))
             what = ", ".join(sorted(names))
             yield Finding("state", where, f"{where} keeps unnoised data of the batch in {what}: {advice}")
 
@@ -212,9 +239,9 @@ class Trial:
         noise = noise_floor(first[name], again[name]) if name in first and name in again else 0.0
         return differs(before[name], after[name], 0.0, noise)
 
-    def blame(self, change: Change, how: How) -> Finding:
+    def blame(self, swap: Swap, how: How) -> Finding:
         """The first module whose output changed although its input did not; else the loss or the collate function."""
-        before, after = (self.run(r, change.watched, how, record=True) for r in (self.rows, change.after))
+        before, after = (self.run(r, swap.watched, how, record=True) for r in (self.rows, swap.after))
         untouched: dict[str, bool] = {}
         culprit = ""
         for old, new in zip(before.calls, after.calls, strict=False):
@@ -226,7 +253,7 @@ class Trial:
         if not culprit and not untouched.get("", True):
             return COMPANY
         where = describe(self.prober.pristine, culprit)
-        advice = advice_for(self.prober.pristine.get_submodule(culprit))
+        advice = advise(self.prober.pristine.get_submodule(culprit))
         return Finding("mixing", where, f"{where} mixes examples, one changed the loss of another: {advice}")
 
     def _changed(self, before: list[Tensor], after: list[Tensor]) -> bool:
@@ -234,7 +261,7 @@ class Trial:
         return len(before) != len(after) or any(self.differ(x, y) for x, y in pairs)
 
 
-def comparable(before: Run, after: Run) -> bool:
+def comparable(before: ProbeRun, after: ProbeRun) -> bool:
     """Whether an example had the same shared coins in both runs."""
     return before.randomness.comparable(after.randomness)
 
@@ -268,10 +295,56 @@ UNDECIDED = Finding(
 )
 
 
-def advice_for(module: nn.Module) -> str:
+def advise(module: nn.Module) -> str:
     """The way out for the module that broke the rule."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm):
         return "call sordino.fix(model), or put the layer in eval() mode"
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return "set max_norm=None"
     return "compute every example from itself alone, e.g. GroupNorm or LayerNorm, and keep no statistics of the data"
+
+
+def relative_tolerance(dtypes: Iterable[torch.dtype]) -> float:
+    """1e-4 in float32, and scaled by the root of the machine epsilon for the coarsest of the dtypes."""
+    coarsest = max((torch.finfo(d).eps for d in dtypes if d.is_floating_point), default=0.0)
+    single = torch.finfo(torch.float32).eps
+    return 1e-4 * math.sqrt((coarsest or single) / single)
+
+
+def differs(a: Tensor, b: Tensor, relative: float, noise: float) -> bool:
+    """Whether values differ by more than ``relative * (|value| + 0.01) + noise``; a bad value equals a bad value."""
+    if a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()):
+        return True
+    a, b = (torch.view_as_real(x) if x.is_complex() else x for x in (a, b))
+    a, b = (x[x.isfinite()].double() for x in (a, b))
+    return bool(((a - b).abs() > relative * (torch.maximum(a.abs(), b.abs()) + 0.01) + noise).any())
+
+
+def noise_floor(a: Tensor, b: Tensor) -> float:
+    """Ten times the largest difference of two runs that should be equal: what kernels that vary may do to others."""
+    if a.shape != b.shape or a.numel() == 0 or a.is_complex():
+        return 0.0
+    gap = (a.double() - b.double()).abs()
+    return 10.0 * float(gap.nan_to_num(0.0, 0.0, 0.0).max())
+
+
+def distance(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> tuple[float, float]:
+    """Euclidean distance of two gradients and the length of the first; both 0 where that is not finite.
+
+    A bad example with weight 0 still makes ``0 * inf`` in a shared parameter, so bad values here say nothing.
+    """
+    gap = length = 0.0
+    for x, y in zip(a, b, strict=True):
+        left, right = (torch.zeros(()) if g is None else g.to_dense().double().cpu() for g in (x, y))
+        gap += float((left - right).square().sum())
+        length += float(left.square().sum())
+    return (math.sqrt(gap), math.sqrt(length)) if math.isfinite(gap + length) else (0.0, 0.0)
+
+
+def are_same(a: Any, b: Any) -> bool:
+    """Whether two collated batches hold the same values."""
+    left, right = tree_leaves(a), tree_leaves(b)
+    return len(left) == len(right) and all(
+        not differs(x, y, 0.0, 0.0) if isinstance(x, Tensor) and isinstance(y, Tensor) else type(x) is type(y)
+        for x, y in zip(left, right, strict=True)
+    )

@@ -29,9 +29,8 @@ from sordino.accounting.ledger import Ledger
 from sordino.distributed.team import Team
 from sordino.errors import UnsupportedModel
 from sordino.gradients.engine import Batch, Objective
-from sordino.validation.comparing import Rows
-from sordino.validation.probing import How, Mode, ProbeFailed, Prober, preserved_randomness
-from sordino.validation.trial import Change, Finding, Trial
+from sordino.validation.probing import How, Mode, ProbeFailed, Prober, preserve_randomness
+from sordino.validation.trial import Finding, Rows, Swap, Trial
 
 SUMMED = 4
 """How many examples' gradients are compared; losses are compared for all that are watched."""
@@ -75,7 +74,7 @@ class Watch:
             self.unchecked = (UNSLICEABLE,)
             return
         try:
-            with preserved_randomness(objective) as seed:
+            with preserve_randomness(objective) as seed:
                 start = int(torch.randint(2**31, ())) + self.attempts
                 seed(start)
                 names = {id(p): name for name, p in objective.named_parameters()}
@@ -107,18 +106,18 @@ def _examine(prober: Prober, batch: Batch, how: How, thorough: bool) -> Finding 
     watched: list[int] = order[: (batch.size + 1) // 2].sort().values.tolist()
     places = torch.full((batch.size,), int(order[0]))
     places[watched] = torch.tensor(watched)
-    trial = Trial(prober, _regrouped(batch, range(batch.size)))
+    trial = Trial(prober, _regroup(batch, range(batch.size)))
     summed = tuple(watched[-SUMMED:]) if thorough else ()
     found = None
     if thorough or trial.reference(how, summed).randomness.used:
-        change = Change(_regrouped(batch, places.tolist()), tuple(watched), summed)
-        found = next(trial.judge(change, how), None)
+        swap = Swap(_regroup(batch, places.tolist()), tuple(watched), summed)
+        found = next(trial.judge(swap, how), None)
     if thorough or not trial.reference(how, summed).randomness.used:
-        found = found or next(trial.alone(lambda some: _regrouped(batch, some), tuple(watched), how), None)
+        found = found or next(trial.judge_alone(lambda some: _regroup(batch, some), tuple(watched), how), None)
     return found
 
 
-def _regrouped(batch: Batch, places: Sequence[int]) -> Rows:
+def _regroup(batch: Batch, places: Sequence[int]) -> Rows:
     if batch.sliceable:
         return Rows(batch.data, batch.size).take(places)
     assert batch.regroup is not None

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from sordino.gradients.rules import (
     attention,
     conv,
-    conv_transpose,
     elementwise,
     embedding,
-    embedding_bag,
     linear,
-    norms,
+    normalisation,
     recurrent,
 )
+from sordino.gradients.rules.base import Rules
 
-RULES: dict[Callable[..., Any], Callable[..., Any]] = {
+RULES: Rules = {
     **linear.RULES,
     **conv.RULES,
-    **conv_transpose.RULES,
     **elementwise.RULES,
-    **norms.RULES,
+    **normalisation.RULES,
     **embedding.RULES,
-    **embedding_bag.RULES,
     **attention.RULES,
     **recurrent.RULES,
 }

@@ -6,15 +6,13 @@ The function arrives whole. Written again with the examples first, its projectio
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.rules.base import Call, NoRule
+from sordino.gradients.rules.base import Call, NoRule, Rules
 
 
 @dataclass(frozen=True)
@@ -76,17 +74,17 @@ def attention(
         raise NoRule("multi_head_attention_forward: unbatched input or static keys")
     if query.shape[-1] != embed_dim_to_check or embed_dim_to_check % num_heads:
         raise NoRule("multi_head_attention_forward: features do not fit the heads")
-    q, k, v = examples_first(query, key, value)
+    q, k, v = move_examples_first(query, key, value)
     projections = Projections(
         None if use_separate_proj_weight else in_proj_weight, in_proj_bias, q_proj_weight, k_proj_weight, v_proj_weight
     )
     q, k, v = projections.apply(call, q, k, v)
-    k, v, extra = with_extra_steps(call, k, v, bias_k, bias_v, add_zero_attn)
-    mask = merged_mask(q, num_heads, key_padding_mask, attn_mask, extra)
+    k, v, extra = append_extra_steps(call, k, v, bias_k, bias_v, add_zero_attn)
+    mask = merge_masks(q, num_heads, key_padding_mask, attn_mask, extra)
     q, k, v = (each.unflatten(-1, (num_heads, -1)).transpose(1, 2) for each in (q, k, v))
     dropout = dropout_p if training else 0.0
     if need_weights:
-        mixed, weights = explicit_attention(q, k, v, mask, dropout)
+        mixed, weights = attend_explicitly(q, k, v, mask, dropout)
     else:
         causal = is_causal and key_padding_mask is None
         mixed, weights = F.scaled_dot_product_attention(q, k, v, None if causal else mask, dropout, causal), None
@@ -96,14 +94,14 @@ def attention(
     return output.transpose(0, 1), weights
 
 
-def examples_first(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def move_examples_first(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """[examples, time, features]; what was one tensor stays one tensor."""
     q = query.transpose(0, 1)
     k = q if key is query else key.transpose(0, 1)
     return q, k, k if value is key else value.transpose(0, 1)
 
 
-def with_extra_steps(
+def append_extra_steps(
     call: Call, k: Tensor, v: Tensor, bias_k: Tensor | None, bias_v: Tensor | None, zero: bool
 ) -> tuple[Tensor, Tensor, int]:
     """Keys and values with a learned step (bias_k, bias_v) and a zero step appended, and how many those are."""
@@ -119,28 +117,28 @@ def with_extra_steps(
     return k, v, extra
 
 
-def merged_mask(
+def merge_masks(
     q: Tensor, heads: int, key_padding_mask: Tensor | None, attn_mask: Tensor | None, extra: int
 ) -> Tensor | None:
     """One additive mask that broadcasts to [examples, heads, targets, sources]; extra steps are always seen."""
     merged = None
     if attn_mask is not None:
-        additive = F.pad(as_additive(attn_mask, q), (0, extra))
+        additive = F.pad(make_additive(attn_mask, q), (0, extra))
         merged = additive if additive.dim() == 2 else additive.unflatten(0, (len(q), heads))
     if key_padding_mask is not None:
-        padding = F.pad(as_additive(key_padding_mask, q), (0, extra))[:, None, None, :]
+        padding = F.pad(make_additive(key_padding_mask, q), (0, extra))[:, None, None, :]
         merged = padding if merged is None else merged + padding
     return merged
 
 
-def as_additive(mask: Tensor, like: Tensor) -> Tensor:
+def make_additive(mask: Tensor, like: Tensor) -> Tensor:
     """A boolean mask (True: not seen) as zeros and minus infinities."""
     if mask.dtype is not torch.bool:
         return mask.to(like.dtype)
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -math.inf)
 
 
-def explicit_attention(
+def attend_explicitly(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float
 ) -> tuple[Tensor, Tensor | None]:
     """Attention that also returns its weights."""
@@ -149,4 +147,4 @@ def explicit_attention(
     return weights @ v, weights
 
 
-RULES: dict[Callable[..., Any], Callable[..., Any]] = {F.multi_head_attention_forward: attention}
+RULES: Rules = {F.multi_head_attention_forward: attention}

@@ -1,8 +1,12 @@
-"""What a rule is, and the forms in which per-example gradients are kept without being formed.
+"""What a rule is, where the examples are in what it kept, and how gradients are kept without being formed.
 
 A rule is looked up by function and has that function's own signature after `call`. It runs the operation with plain
 (detached) parameters, so that autograd computes input gradients only, and says for each parameter how the output
 gradient becomes that parameter's per-example gradients.
+
+An operation may see the examples in its first dimension, in another one (sequence first), or folded with others into
+the first (``x.reshape(-1, features)``). Shapes alone cannot tell these apart when two sizes coincide, so a layout
+counts as proven only after a backward pass of one example's loss touched no other example's entries.
 """
 
 from __future__ import annotations
@@ -10,16 +14,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sordino.gradients.bookkeeping_layout import Examples
-
 BLOCK_BYTES = 32 * 2**20
 """Per-example gradients that must be formed are formed for so many examples at once that they fit in this."""
-
 
 RUN = 256
 """Squares are added up naively over so many entries only: 2**7 more would cost a relative error of 1e-3."""
@@ -31,6 +33,83 @@ class NoRule(Exception):
 
 class Unproven(NoRule):
     """This batch alone cannot be book-kept; another one may be."""
+
+
+class Kind(Enum):
+    """How a tensor holds the examples."""
+
+    DIMENSION = "one dimension counts them"
+    MAJOR = "dimension 0 is examples × others, row = example * others + other"
+    MINOR = "dimension 0 is others × examples, row = other * examples + example"
+    WHOLE = "there is one example and the tensor is its"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A kind, and the dimension for the first of them."""
+
+    kind: Kind = Kind.DIMENSION
+    dim: int = 0
+
+    def fits(self, shape: tuple[int, ...], size: int) -> bool:
+        """Whether a tensor of this shape can hold `size` examples so."""
+        if self.kind is Kind.DIMENSION:
+            return len(shape) > self.dim and shape[self.dim] == size
+        return size == 1 if self.kind is Kind.WHOLE else len(shape) > 1 and shape[0] % size == 0
+
+    def first(self, tensor: Tensor, size: int) -> Tensor:
+        """The tensor with the examples as dimension 0; kinds other than DIMENSION gain a dimension."""
+        if self.kind is Kind.DIMENSION:
+            return tensor.movedim(self.dim, 0) if self.dim else tensor
+        if self.kind is Kind.WHOLE:
+            return tensor.unsqueeze(0)
+        if self.kind is Kind.MAJOR:
+            return tensor.reshape(size, -1, *tensor.shape[1:])
+        return tensor.reshape(-1, size, *tensor.shape[1:]).transpose(0, 1)
+
+
+def list_layouts(shape: tuple[int, ...], size: int, batch_dims: int) -> list[Layout]:
+    """The layouts that a shape allows, most likely first; the examples are among its first `batch_dims` dimensions."""
+    if size == 1:
+        return [Layout(Kind.WHOLE)]
+    plain = [layout for layout in (Layout(dim=dim) for dim in range(batch_dims)) if layout.fits(shape, size)]
+    if (plain and plain[0].dim == 0) or batch_dims == 0:
+        return plain
+    folded = [Layout(kind) for kind in (Kind.MAJOR, Kind.MINOR)]
+    return [layout for layout in folded if layout.fits(shape, size)] + plain
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A layout for a batch of `size` examples: how a rule looks at the tensors it kept."""
+
+    layout: Layout
+    size: int
+
+    def first(self, tensor: Tensor) -> Tensor:
+        """[size, ...]: see `Layout.first`."""
+        return self.layout.first(tensor, self.size)
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """[size, rows, features]: every dimension between the examples and the last one becomes rows."""
+        first = self.first(tensor)
+        return first.unsqueeze(1) if first.dim() == 2 else first.flatten(1, -2)
+
+    def items(self, tensor: Tensor) -> Tensor:
+        """[size, items, ...]: the entries of dimension 0 that belong to each example, for operations on [N, C, ...]."""
+        first = self.first(tensor)
+        return first.unsqueeze(1) if self.layout.kind is Kind.DIMENSION else first
+
+    def owners(self, like: Tensor) -> Tensor:
+        """Which example every entry belongs to, in a shape that broadcasts to that of `like`."""
+        kind, numbers = self.layout.kind, torch.arange(self.size, device=like.device)
+        if kind is Kind.WHOLE:
+            return numbers.reshape([1] * like.dim())
+        if kind is Kind.DIMENSION:
+            return numbers.reshape([-1 if dim == self.layout.dim else 1 for dim in range(like.dim())])
+        others = len(like) // self.size
+        rows = numbers.repeat_interleave(others) if kind is Kind.MAJOR else numbers.repeat(others)
+        return rows.reshape(-1, *[1] * (like.dim() - 1))
 
 
 class PerExample(ABC):
@@ -66,6 +145,10 @@ class PerExample(ABC):
         For what is kept formed it is the norm itself: the weighted sum adds up what was measured.
         """
         return self.squared_norms().sqrt()
+
+    def measure_formed(self) -> Tensor:
+        """Squared norms of formed gradients, a block at a time."""
+        return torch.cat([squares(self.form(*block).reshape(block[1] - block[0], -1)) for block in self.blocks()])
 
     def sum_formed(self, weights: Tensor) -> Tensor:
         """The weighted sum of formed gradients, a block at a time: of exactly what was measured."""
@@ -103,15 +186,18 @@ class Formed(PerExample):
         return self.gradients[start:stop]
 
     def without(self, bad: Tensor) -> Formed:
-        return Formed(zeroed(self.gradients, bad))
+        return Formed(zero_rows(self.gradients, bad))
 
+
+Rules = dict[Callable[..., Any], Callable[..., Any]]
+"""From a torch function to its rule."""
 
 Settle = Callable[[Tensor, Examples], PerExample]
 """From the output gradient and where the examples are in it to one parameter's per-example gradients."""
 
 
 @dataclass(frozen=True)
-class Share:
+class ParameterShare:
     """One parameter's part in one operation."""
 
     parameter: Tensor | None
@@ -132,7 +218,9 @@ class Call(ABC):
         """Whether this is the same for every example by where it came from: parameters, buffers, made from those."""
 
     @abstractmethod
-    def keep(self, output: Tensor, inputs: Sequence[Tensor], shares: Sequence[Share], batch_dims: int) -> Tensor:
+    def keep(
+        self, output: Tensor, inputs: Sequence[Tensor], shares: Sequence[ParameterShare], batch_dims: int
+    ) -> Tensor:
         """Remember the operation; the returned tensor is its output, from which the gradient will be taken.
 
         `inputs` are what the shares look at later and must not be changed in place until then. The examples are among
@@ -141,7 +229,7 @@ class Call(ABC):
 
     @abstractmethod
     def receive(
-        self, shape: tuple[int, ...], inputs: Sequence[Tensor], shares: Sequence[Share], batch_dims: int
+        self, shape: tuple[int, ...], inputs: Sequence[Tensor], shares: Sequence[ParameterShare], batch_dims: int
     ) -> Callable[[Tensor], None]:
         """Like `keep`, for an operation with a backward of its own, which calls what is returned with its gradient."""
 
@@ -174,6 +262,21 @@ class Call(ABC):
         """The tracked tensors among the arguments, once each."""
 
 
+Normalise = Callable[[], Tensor]
+"""Recomputes the normalised input, without scale and shift."""
+
+
+def sum_channels(normalised: Normalise | None = None) -> Settle:
+    """Share of a scale (or of a bias, without `normalised`) per channel of [N, C, ...]: sum of G ∘ normalised."""
+
+    def settle(g: Tensor, at: Examples) -> PerExample:
+        values = precise(g) if normalised is None else precise(g) * precise(normalised())
+        items = at.items(values)
+        return Formed(items.sum([1, *range(3, items.dim())]))
+
+    return settle
+
+
 def name_of(function: Callable[..., Any]) -> str:
     """A readable name of a torch function."""
     name = getattr(function, "__name__", repr(function))
@@ -201,6 +304,6 @@ def squares(rows: Tensor) -> Tensor:
     return runs.square_().sum(1).add_(rest)
 
 
-def zeroed(tensor: Tensor, bad: Tensor) -> Tensor:
+def zero_rows(tensor: Tensor, bad: Tensor) -> Tensor:
     """A copy whose entries along dimension 0 are zero where `bad`; 0 * NaN is no way to do this."""
     return tensor.masked_fill(bad.reshape(-1, *[1] * (tensor.dim() - 1)), 0)

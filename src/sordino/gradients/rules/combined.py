@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sordino.gradients.rules.base import Formed, PerExample, squares
+from sordino.gradients.rules.base import Formed, PerExample
 from sordino.gradients.rules.embedding import Looked
-from sordino.gradients.rules.linear import Outer, inner_products
-from sordino.gradients.rules.ways import FORM_BYTES, bounded, drift, trusted
+from sordino.gradients.rules.linear import FORM_BYTES, Outer, drift, inner_products, remeasure_cancelled, round_up
 
 
 class Summed(PerExample):
@@ -28,8 +27,7 @@ class Summed(PerExample):
             return torch.stack([part.squared_norms() for part in self.parts]).sum(0)
         if all(has_inner(part) for part in self.parts):
             return self.by_inner_products()
-        formed = torch.cat([squares(self.form(*block).reshape(block[1] - block[0], -1)) for block in self.blocks()])
-        return bounded(formed, self.mass())
+        return round_up(self.measure_formed(), self.mass())
 
     def mass(self) -> Tensor:
         return torch.stack([part.mass() for part in self.parts]).sum(0)
@@ -41,7 +39,7 @@ class Summed(PerExample):
         crossed = [2 * inner(left, right) for left, right in pairs]  # first: measuring may let go of the factors
         squares = torch.stack([*crossed, *(part.squared_norms() for part in self.parts)]).sum(0)
         lost = 2 * sum(drift(mass.new_empty(0, length)) for length in self.shape) * mass.square()
-        return bounded(trusted(squares, lost, self.form), mass)
+        return round_up(remeasure_cancelled(squares, lost, self.form), mass)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total = self.parts[0].weighted_sum(weights)
@@ -81,7 +79,7 @@ class Pulled(PerExample):
             self.formed = Formed(self.form(0, self.size))
         if self.formed is not None:
             return self.formed.squared_norms()
-        return torch.cat([squares(self.form(*block).reshape(block[1] - block[0], -1)) for block in self.blocks()])
+        return self.measure_formed()
 
     def mass(self) -> Tensor:
         return self.inner.mass() if self.isometric else super().mass()
@@ -137,7 +135,7 @@ def combine(parts: Sequence[PerExample]) -> PerExample:
     for transposed in (False, True):
         same = [part for part in outers if part.transposed is transposed]
         if same:
-            others.append(joined(same))
+            others.append(join_rows(same))
     if len(looked) > 1:
         tokens, g = torch.cat([part.tokens for part in looked], 1), torch.cat([part.g for part in looked], 1)
         looked = [Looked(tokens, g, looked[0].shape[0])]
@@ -145,7 +143,7 @@ def combine(parts: Sequence[PerExample]) -> PerExample:
     return others[0] if len(others) == 1 else Summed(others)
 
 
-def joined(parts: list[Outer]) -> Outer:
+def join_rows(parts: list[Outer]) -> Outer:
     """A matrix used several times is used once on all the rows together."""
     if len(parts) == 1:
         return parts[0]

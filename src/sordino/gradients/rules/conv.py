@@ -1,19 +1,29 @@
-"""Convolutions: gradient_i = sum over positions of G_i[position] ⊗ patch_i[position], an outer product per position."""
+"""Convolutions, also transposed ones: gradient_i = sum over positions of G_i[position] ⊗ patch_i[position]."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.bookkeeping_layout import Examples
-from sordino.gradients.rules.base import Call, Formed, NoRule, PerExample, Share, precise, squares, zeroed
-from sordino.gradients.rules.ways import Way, bounded, cheapest, gram_norms
+from sordino.gradients.rules.base import (
+    Call,
+    Examples,
+    Formed,
+    NoRule,
+    ParameterShare,
+    PerExample,
+    Rules,
+    precise,
+    squares,
+    sum_channels,
+    zero_rows,
+)
+from sordino.gradients.rules.linear import Way, choose_way, gram_norms, round_up
 
 CACHED = 2**19
 """Entries of patches that are copied at a time, 2 MB: they are used while a cache still has them."""
@@ -68,7 +78,7 @@ class Convolved(PerExample):
         self.size, self.items = x.shape[:2]
         self.formed: Formed | None = None
         groups, self.positions = geometry.groups, self.items * prod(g.shape[3:])
-        self.way = cheapest(self.size * groups, self.positions, shape.numel() // shape[0], shape[0] // groups)
+        self.way = choose_way(self.size * groups, self.positions, shape.numel() // shape[0], shape[0] // groups)
         # Formed gradients that are kept lie as the weight does: turning them costs what longer runs save.
         self.channels_last = groups == 1 and self.way is not Way.FORM and x.shape[2] > g.shape[-1]
 
@@ -78,12 +88,12 @@ class Convolved(PerExample):
         size, positions = len(x), g.shape[3:]
         gradients = g.reshape(size * self.items, self.geometry.groups, -1, prod(positions))
         if self.items > 1:
-            gradients = joined(gradients, size)
+            gradients = join_items(gradients, size)
         if self.channels_last:
             rows = self.geometry.rows(x.flatten(0, 1), positions)
             return rows.reshape(size, 1, self.positions, -1), gradients
         patches = self.geometry.patches(x.flatten(0, 1), positions)
-        return (patches if self.items == 1 else joined(patches, size)).mT, gradients
+        return (patches if self.items == 1 else join_items(patches, size)).mT, gradients
 
     @property
     def manner(self) -> str:
@@ -94,7 +104,7 @@ class Convolved(PerExample):
             return torch.cat([self.gram(start, stop) for start, stop in self.ranges()])
         if self.way is Way.PASS:
             formed = torch.cat([self.form(*some).flatten(1).square().sum(1) for some in self.ranges()])
-            return bounded(formed, self.mass())
+            return round_up(formed, self.mass())
         self.formed = Formed(self.form_all())
         del self.x, self.g
         return self.formed.squared_norms()
@@ -147,10 +157,10 @@ class Convolved(PerExample):
     def without(self, bad: Tensor) -> PerExample:
         if self.formed is not None:
             return self.formed.without(bad)
-        return Convolved(zeroed(self.x, bad), zeroed(self.g, bad), self.shape, self.geometry)
+        return Convolved(zero_rows(self.x, bad), zero_rows(self.g, bad), self.shape, self.geometry)
 
 
-def joined(part: Tensor, size: int) -> Tensor:
+def join_items(part: Tensor, size: int) -> Tensor:
     """[size * items, groups, features, L] as [size, groups, features, items * L]."""
     apart = part.reshape(size, -1, *part.shape[1:])
     return apart.permute(0, 2, 3, 1, 4).flatten(3)
@@ -204,15 +214,37 @@ def conv(
     def settle(g: Tensor, at: Examples) -> PerExample:
         return Convolved(precise(at.items(input)), precise(at.items(g)), shape, geometry)
 
-    return call.keep(output, (input,), [Share(weight, settle), Share(bias, channel_sum)], 1)
+    return call.keep(output, (input,), [ParameterShare(weight, settle), ParameterShare(bias, sum_channels())], 1)
 
 
-def channel_sum(g: Tensor, at: Examples) -> PerExample:
-    """The share of a bias per channel: the sum of G over items and positions."""
-    items = at.items(precise(g))
-    return Formed(items.sum([1, *range(3, items.dim())]))
+def conv_transpose(
+    call: Call,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+) -> Tensor:
+    """torch.conv_transpose1d, 2d and 3d: adjoints of convolutions, so their weight gradients have G and X swapped."""
+    call.only(weight, bias)
+    space = weight.dim() - 2
+    if input.dim() != weight.dim():
+        raise NoRule("transposed convolution: the input has no dimension for examples")
+    plain = (call.plain(weight), call.plain(bias))
+    output = call.function(input, *plain, stride, padding, output_padding, groups, dilation)
+    strides, paddings, dilations = (per_dimension(each, space) for each in (stride, padding, dilation))
+    geometry = Geometry(tuple(weight.shape[2:]), strides, paddings, dilations, groups)
+
+    def settle(g: Tensor, at: Examples) -> PerExample:
+        return Convolved(precise(at.items(g)), precise(at.items(input)), weight.shape, geometry)
+
+    return call.keep(output, (input,), [ParameterShare(weight, settle), ParameterShare(bias, sum_channels())], 1)
 
 
-RULES: dict[Callable[..., Any], Callable[..., Any]] = {
+RULES: Rules = {
     **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d, F.conv1d, F.conv2d, F.conv3d), conv),
+    **dict.fromkeys((torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), conv_transpose),
 }

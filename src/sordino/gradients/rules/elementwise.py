@@ -8,8 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sordino.gradients.bookkeeping_layout import Examples, Kind
-from sordino.gradients.rules.base import Call, Formed, NoRule, PerExample, Settle, Share, precise
+from sordino.gradients.rules.base import (
+    Call,
+    Examples,
+    Formed,
+    Kind,
+    NoRule,
+    ParameterShare,
+    PerExample,
+    Rules,
+    precise,
+)
 
 
 def reduce_to(values: Tensor, shape: torch.Size, at: Examples) -> Tensor:
@@ -25,16 +34,16 @@ def reduce_to(values: Tensor, shape: torch.Size, at: Examples) -> Tensor:
     return summed.reshape(at.size, *shape)
 
 
-def broadcast(parameter: Tensor, factor: Callable[[Tensor], Tensor]) -> Settle:
+def share_broadcast(parameter: Tensor, factor: Callable[[Tensor], Tensor]) -> ParameterShare:
     """The share of a parameter whose output gradient reaches it through an elementwise factor."""
 
     def settle(g: Tensor, at: Examples) -> PerExample:
         return Formed(reduce_to(factor(precise(g)), parameter.shape, at))
 
-    return settle
+    return ParameterShare(parameter, settle)
 
 
-def operands(call: Call, left: Any, right: Any) -> tuple[Any, Any, bool]:
+def split_operands(call: Call, left: Any, right: Any) -> tuple[Any, Any, bool]:
     """Both operands plain, and whether the left one is the parameter."""
     if call.tracks(left) and call.tracks(right):
         raise NoRule("elementwise: two parameters in one operation with data")
@@ -43,10 +52,10 @@ def operands(call: Call, left: Any, right: Any) -> tuple[Any, Any, bool]:
 
 def add(call: Call, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
     """input + alpha * other."""
-    left, right, is_left = operands(call, input, other)
+    left, right, is_left = split_operands(call, input, other)
     parameter, scale = (input, 1.0) if is_left else (other, alpha)
     output = torch.add(left, right, alpha=alpha)
-    share = Share(parameter, broadcast(parameter, lambda g: g if scale == 1 else g * scale))
+    share = share_broadcast(parameter, lambda g: g if scale == 1 else g * scale)
     return call.keep(output, (), [share], output.dim())
 
 
@@ -62,22 +71,22 @@ def rsub(call: Call, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
 
 def mul(call: Call, input: Any, other: Any) -> Tensor:
     """input * other."""
-    left, right, is_left = operands(call, input, other)
+    left, right, is_left = split_operands(call, input, other)
     parameter, factor = (input, right) if is_left else (other, left)
     output = torch.mul(left, right)
-    return call.keep(output, (factor,), [Share(parameter, broadcast(parameter, lambda g: g * factor))], output.dim())
+    return call.keep(output, (factor,), [share_broadcast(parameter, lambda g: g * factor)], output.dim())
 
 
 def div(call: Call, input: Any, other: Any, *, rounding_mode: None = None) -> Tensor:
     """input / other: the gradient of the divisor p is -G ∘ input / p²."""
-    left, right, is_left = operands(call, input, other)
+    left, right, is_left = split_operands(call, input, other)
     if rounding_mode is not None:
         raise NoRule("div: rounding has no gradient")
     parameter = input if is_left else other
     output = torch.div(left, right)
     factor = (lambda g: g / right) if is_left else (lambda g: -g * left / right.square())
     data = right if is_left else left
-    return call.keep(output, (data,), [Share(parameter, broadcast(parameter, factor))], output.dim())
+    return call.keep(output, (data,), [share_broadcast(parameter, factor)], output.dim())
 
 
 def add_(call: Call, input: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
@@ -86,7 +95,7 @@ def add_(call: Call, input: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
     if not input.requires_grad or input.is_leaf:
         raise NoRule("add_: modifies in place a tensor that is not an activation")
     output = input.add_(call.plain(other), alpha=alpha)
-    share = Share(other, broadcast(other, lambda g: g if alpha == 1 else g * alpha))
+    share = share_broadcast(other, lambda g: g if alpha == 1 else g * alpha)
     return call.keep(output, (), [share], output.dim())
 
 
@@ -94,7 +103,7 @@ def expand(call: Call, input: Tensor, *sizes: Any, **named: Any) -> Tensor:
     """A parameter repeated for every example, such as a class token."""
     call.only(input)
     output = call.function(call.plain(input), *sizes, **named)
-    return call.keep(output, (), [Share(input, broadcast(input, lambda g: g))], output.dim())
+    return call.keep(output, (), [share_broadcast(input, lambda g: g)], output.dim())
 
 
 EXPANSIONS = frozenset(
@@ -119,10 +128,10 @@ def repeat(call: Call, input: Tensor, *sizes: Any, **named: Any) -> Tensor:
     aligned = [1] * (output.dim() - input.dim()) + list(input.shape)
     if any(was not in (1, now) for was, now in zip(aligned, output.shape, strict=True)):
         raise NoRule("repeat: repeats a dimension longer than 1")
-    return call.keep(output, (), [Share(input, broadcast(input, lambda g: g))], output.dim())
+    return call.keep(output, (), [share_broadcast(input, lambda g: g)], output.dim())
 
 
-RULES: dict[Callable[..., Any], Callable[..., Any]] = {
+RULES: Rules = {
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), add),
     **dict.fromkeys((torch.sub, Tensor.sub, Tensor.__sub__, torch.subtract, Tensor.subtract), sub),
     **dict.fromkeys((torch.rsub, Tensor.__rsub__), rsub),

@@ -22,20 +22,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from sordino.gradients.bookkeeping_layout import Examples, Kind
 from sordino.gradients.rules.base import (
     BLOCK_BYTES,
     Call,
+    Examples,
+    Kind,
     NoRule,
+    ParameterShare,
     PerExample,
     Settle,
-    Share,
     Unproven,
     is_in_place,
     name_of,
     precise,
-    squares,
-    zeroed,
+    zero_rows,
 )
 
 STIR = 1e-2
@@ -98,7 +98,7 @@ class _Formed(PerExample):
     """Gradients that are formed a block of examples at a time, for norms and again for the sum."""
 
     def squared_norms(self) -> Tensor:
-        return torch.cat([squares(self.form(*block).reshape(block[1] - block[0], -1)) for block in self.blocks()])
+        return self.measure_formed()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.sum_formed(weights)
@@ -175,8 +175,8 @@ class Replayed(_Formed):
         return precise(formed)
 
     def without(self, bad: Tensor) -> Replayed:
-        batched = [zeroed(tensor, bad) for tensor in self.batched]
-        return Replayed(self.run, self.parameter, batched, zeroed(self.g, bad))
+        batched = [zero_rows(tensor, bad) for tensor in self.batched]
+        return Replayed(self.run, self.parameter, batched, zero_rows(self.g, bad))
 
 
 def replay(call: Call, *args: Any, **kwargs: Any) -> Tensor:
@@ -203,7 +203,7 @@ def replay(call: Call, *args: Any, **kwargs: Any) -> Tensor:
         operation = Operation(call.function, kept, spec, positions, data, autocast)
         return lambda g, at: settle_replayed(operation, output.detach(), g, at)
 
-    shares = [Share(parameter, settle_for(parameter)) for parameter in call.tracked()]
+    shares = [ParameterShare(parameter, settle_for(parameter)) for parameter in call.tracked()]
     return call.keep(output, [leaf for leaf in plain if isinstance(leaf, Tensor)], shares, output.dim())
 
 
@@ -245,7 +245,7 @@ def treats_alone(operation: Operation, places: list[int], output: Tensor) -> boo
     key = operation.shapes() if multilinear else None
     if key is not None and (key, tuple(places)) in KNOWN:
         return KNOWN[key, tuple(places)]
-    leaves = [stirred(leaf, i) if isinstance(leaf, Tensor) else leaf for i, leaf in enumerate(operation.leaves)]
+    leaves = [stir(leaf, i) if isinstance(leaf, Tensor) else leaf for i, leaf in enumerate(operation.leaves)]
     answer = alone_equals_together(replace(operation, leaves=leaves), places, output)
     if key is not None:
         if len(KNOWN) > 1000:
@@ -271,7 +271,7 @@ def alone_equals_together(moved: Operation, places: list[int], output: Tensor) -
     return torch.allclose(alone, together, rtol=1e-9, atol=1e-12 * largest, equal_nan=True)
 
 
-def stirred(tensor: Tensor, place: int) -> Tensor:
+def stir(tensor: Tensor, place: int) -> Tensor:
     """In double precision, with every entry moved by chance; numbers that count or choose as they are."""
     if not tensor.is_floating_point():
         return tensor

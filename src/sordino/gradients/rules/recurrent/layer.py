@@ -1,15 +1,21 @@
-"""One recurrent layer as a differentiable function of its input and initial state, its weights left out."""
+"""One recurrent layer as a differentiable function of its input and initial state, its weights left out.
+
+The per-example gradients of its parameters are pieces of one product of gates and what the steps saw (`Products`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sordino.gradients.rules.recurrent_cells import Cell, Trace
+from sordino.gradients.rules.base import RUN, Examples, Formed, PerExample, Settle, precise, squares, zero_rows
+from sordino.gradients.rules.linear import Outer, Way, choose_way
+from sordino.gradients.rules.recurrent.cells import RecurrentCell, Unrolled
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Weights:
     size: int
 
     @staticmethod
-    def of(cell: Cell, parameters: Sequence[Sequence[Tensor]], has_biases: bool) -> Weights:
+    def of(cell: RecurrentCell, parameters: Sequence[Sequence[Tensor]], has_biases: bool) -> Weights:
         first = parameters[0][0]
         inputs, size = first.shape[1], len(first) // len(cell.input_blocks)
         into, onto = list(cell.input_blocks), list(cell.state_blocks)
@@ -81,12 +87,12 @@ class Weights:
         return Weights(full.flatten(1, 2).transpose(1, 2).contiguous(), to_input, to_state, project, inputs, size)
 
 
-class Layer:
+class RecurrentLayer:
     """Runs a cell over time and keeps what its parameters' gradients are made of."""
 
-    trace: Trace
+    trace: Unrolled
 
-    def __init__(self, cell: Cell, weights: Weights, order: Order) -> None:
+    def __init__(self, cell: RecurrentCell, weights: Weights, order: Order) -> None:
         self.cell, self.weights, self.order = cell, weights, order
         self.on_gates: Callable[[Tensor], None] = lambda g: None
         self.on_states: Callable[[Tensor], None] | None = None
@@ -107,7 +113,7 @@ class Layer:
         seen[..., inputs] = 1
         states = seen[..., inputs + 1 :]
         states[0] = state
-        self.trace = Trace(seen, seen.new_empty(time, directions, examples, gates), states)
+        self.trace = Unrolled(seen, seen.new_empty(time, directions, examples, gates), states)
         if cell_state is not None:
             self.trace.cells = seen.new_empty(time + 1, directions, examples, weights.size)
             torch.mul(cell_state, 2, out=self.trace.cells[0])
@@ -180,7 +186,7 @@ class OverTime(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, steps: Tensor, state: Tensor, cell: Tensor | None, anchor: Tensor, layer: Layer
+        ctx: Any, steps: Tensor, state: Tensor, cell: Tensor | None, anchor: Tensor, layer: RecurrentLayer
     ) -> tuple[Tensor, Tensor | None]:
         ctx.layer = layer
         ctx.set_materialize_grads(False)
@@ -193,3 +199,108 @@ class OverTime(torch.autograd.Function):
         needs = ctx.needs_input_grad
         d_steps = ctx.layer.d_input(gates) if needs[0] else None
         return d_steps, d_state if needs[1] else None, d_cell if needs[2] else None, None, None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter's gradient is in [directions, inputs + 1 + state, blocks, size]; biases are one row."""
+
+    direction: int
+    blocks: tuple[int, ...]
+    seen: slice
+    squeeze: bool = False
+
+    def of(self, products: Tensor) -> Tensor:
+        """The piece of [..., directions, seen, blocks, size], as the parameter [..., blocks * size, seen] or a bias."""
+        mine = products.select(-4, self.direction)[..., self.seen, :, :]
+        if self.blocks != tuple(range(mine.shape[-2])):
+            mine = mine[..., list(self.blocks), :]
+        piece = mine.flatten(-2)
+        return piece.squeeze(-2) if self.squeeze else piece.transpose(-2, -1)
+
+
+class Products:
+    """S_iᵀ G_i for every example, S what the steps saw: one batched product for all parameters of the layer.
+
+    Formed for a few examples at a time, whose gates are copied side by side and stay in the cache meanwhile.
+    """
+
+    def __init__(self, layer: RecurrentLayer) -> None:
+        self.layer = layer
+        self.formed: dict[int, tuple[Tensor, Joint]] = {}
+
+    def settle(self, place: Place) -> Settle:
+        """The share of the parameter at this place, given the gates' gradients [examples, time, directions, gates]."""
+
+        def settle(g: Tensor, at: Examples) -> PerExample:
+            width = self.layer.weights.forth.shape[1]
+            if choose_way(len(g), g.shape[1], width, g.shape[-1]) is not Way.FORM:
+                return self.outer(place, g, at)
+            if id(g) not in self.formed:
+                self.formed = {id(g): (g, Joint(self.form(g, at)))}
+            return Piece(self.formed[id(g)][1], place)
+
+        return settle
+
+    def form(self, g: Tensor, at: Examples) -> Tensor:
+        """[examples, directions, width, blocks, size] from gate gradients and what was seen."""
+        cell, seen = self.layer.cell, self.layer.seen()
+        rows, directions, width = len(g), g.shape[2], seen.shape[-1]
+        products = g.new_empty(rows, directions, width, g.shape[-1])
+        step = max(1, 2**18 // max(1, prod(g.shape[1:])))
+        for start in range(0, rows, step):
+            some = slice(start, start + step)
+            gates = g[some].transpose(1, 2).contiguous().flatten(0, 1)
+            inputs = seen[some].transpose(1, 2).contiguous().flatten(0, 1)
+            torch.bmm(inputs.transpose(1, 2), gates, out=products[some].flatten(0, 1))
+        items = at.items(products.unflatten(3, (cell.blocks, -1)))
+        return precise(items[:, 0] if items.shape[1] == 1 else items.sum(1))
+
+    def outer(self, place: Place, g: Tensor, at: Examples) -> PerExample:
+        """For long weights and short sequences: rows of gates and of what was seen, for Gram matrices."""
+        gates = g[:, :, place.direction].unflatten(-1, (self.layer.cell.blocks, -1))
+        mine = precise(at.rows(gates[:, :, list(place.blocks)].flatten(2)))
+        if place.squeeze:
+            return Formed(mine.sum(1))
+        return Outer(precise(at.rows(self.layer.seen()[:, :, place.direction, place.seen])), mine)
+
+
+class Joint:
+    """Formed products of a whole layer, whose weighted sum is computed once for all of its parameters."""
+
+    def __init__(self, products: Tensor) -> None:
+        self.products = products
+        self.last: tuple[Tensor, Tensor] | None = None
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self.last is None or self.last[0] is not weights:
+            flat = self.products.flatten(1)
+            self.last = (weights, (weights.to(flat.dtype) @ flat).reshape(self.products.shape[1:]))
+        return self.last[1]
+
+
+class Piece(PerExample):
+    """One parameter's gradients within the products of its layer."""
+
+    manner = "gates: formed"
+
+    def __init__(self, joint: Joint, place: Place) -> None:
+        self.joint, self.place = joint, place
+        self.size = len(joint.products)
+        self.shape = place.of(joint.products[0]).shape
+
+    def squared_norms(self) -> Tensor:
+        piece = self.place.of(self.joint.products)
+        if piece.dim() > 2:
+            runs = piece.split(RUN, 1)  # an entry's gates are side by side in memory
+            piece = torch.cat([torch.linalg.vector_norm(run, dim=1) for run in runs], 1)
+        return squares(piece)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.place.of(self.joint.weighted_sum(weights))
+
+    def form(self, start: int, stop: int) -> Tensor:
+        return self.place.of(self.joint.products[start:stop])
+
+    def without(self, bad: Tensor) -> Piece:
+        return Piece(Joint(zero_rows(self.joint.products, bad)), self.place)

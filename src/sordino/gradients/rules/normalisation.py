@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.bookkeeping_layout import Examples
-from sordino.gradients.rules.base import Call, Formed, NoRule, PerExample, Settle, Share, precise
+from sordino.gradients.rules.base import (
+    Call,
+    Examples,
+    Formed,
+    Normalise,
+    NoRule,
+    ParameterShare,
+    PerExample,
+    Rules,
+    Settle,
+    precise,
+    sum_channels,
+)
 
-Normalise = Callable[[], Tensor]
-"""Recomputes the normalised input, without scale and shift."""
 
-
-def trailing(shape: Sequence[int], normalised: Normalise | None) -> Settle:
+def sum_trailing(shape: Sequence[int], normalised: Normalise | None = None) -> Settle:
     """Share of a scale (or of a shift, without `normalised`) over the last dimensions: sum_rows G ∘ normalised."""
 
     def settle(g: Tensor, at: Examples) -> PerExample:
@@ -24,17 +31,6 @@ def trailing(shape: Sequence[int], normalised: Normalise | None) -> Settle:
         first = at.first(values)
         middle = list(range(1, first.dim() - len(shape)))
         return Formed(first.sum(middle) if middle else first)
-
-    return settle
-
-
-def channels(normalised: Normalise | None) -> Settle:
-    """Share of a scale or shift per channel of [N, C, ...]: sum over items and positions of G ∘ normalised."""
-
-    def settle(g: Tensor, at: Examples) -> PerExample:
-        values = precise(g) if normalised is None else precise(g) * precise(normalised())
-        items = at.items(values)
-        return Formed(items.sum([1, *range(3, items.dim())]))
 
     return settle
 
@@ -50,8 +46,8 @@ def layer_norm(
     """F.layer_norm."""
     call.only(weight, bias)
     output = F.layer_norm(input, normalized_shape, call.plain(weight), call.plain(bias), eps)
-    scale = trailing(normalized_shape, lambda: F.layer_norm(precise(input.detach()), normalized_shape, eps=eps))
-    shares = [Share(weight, scale), Share(bias, trailing(normalized_shape, None))]
+    scale = sum_trailing(normalized_shape, lambda: F.layer_norm(precise(input.detach()), normalized_shape, eps=eps))
+    shares = [ParameterShare(weight, scale), ParameterShare(bias, sum_trailing(normalized_shape))]
     return call.keep(output, (input,), shares, output.dim() - len(normalized_shape))
 
 
@@ -61,8 +57,8 @@ def rms_norm(
     """F.rms_norm."""
     call.only(weight)
     output = F.rms_norm(input, normalized_shape, call.plain(weight), eps)
-    scale = trailing(normalized_shape, lambda: F.rms_norm(input.detach(), normalized_shape, eps=eps))
-    return call.keep(output, (input,), [Share(weight, scale)], output.dim() - len(normalized_shape))
+    scale = sum_trailing(normalized_shape, lambda: F.rms_norm(input.detach(), normalized_shape, eps=eps))
+    return call.keep(output, (input,), [ParameterShare(weight, scale)], output.dim() - len(normalized_shape))
 
 
 def group_norm(
@@ -76,8 +72,8 @@ def group_norm(
     """F.group_norm."""
     call.only(weight, bias)
     output = F.group_norm(input, num_groups, call.plain(weight), call.plain(bias), eps)
-    scale = channels(lambda: F.group_norm(precise(input.detach()), num_groups, eps=eps))
-    return call.keep(output, (input,), [Share(weight, scale), Share(bias, channels(None))], 1)
+    scale = sum_channels(lambda: F.group_norm(precise(input.detach()), num_groups, eps=eps))
+    return call.keep(output, (input,), [ParameterShare(weight, scale), ParameterShare(bias, sum_channels())], 1)
 
 
 def instance_norm(
@@ -97,8 +93,10 @@ def instance_norm(
         raise NoRule("instance_norm: running statistics are updated from private records")
     statistics = (running_mean, running_var)
     output = F.instance_norm(input, *statistics, call.plain(weight), call.plain(bias), use_input_stats, momentum, eps)
-    scale = channels(lambda: F.instance_norm(input.detach(), *statistics, None, None, use_input_stats, momentum, eps))
-    return call.keep(output, (input,), [Share(weight, scale), Share(bias, channels(None))], 1)
+    scale = sum_channels(
+        lambda: F.instance_norm(input.detach(), *statistics, None, None, use_input_stats, momentum, eps)
+    )
+    return call.keep(output, (input,), [ParameterShare(weight, scale), ParameterShare(bias, sum_channels())], 1)
 
 
 def batch_norm(
@@ -117,11 +115,13 @@ def batch_norm(
     if training or running_mean is None:
         raise NoRule("batch_norm: batch statistics mix examples; use GroupNorm or put the layer in eval mode")
     output = F.batch_norm(input, running_mean, running_var, call.plain(weight), call.plain(bias), False, momentum, eps)
-    scale = channels(lambda: F.batch_norm(input.detach(), running_mean, running_var, None, None, False, momentum, eps))
-    return call.keep(output, (input,), [Share(weight, scale), Share(bias, channels(None))], 1)
+    scale = sum_channels(
+        lambda: F.batch_norm(input.detach(), running_mean, running_var, None, None, False, momentum, eps)
+    )
+    return call.keep(output, (input,), [ParameterShare(weight, scale), ParameterShare(bias, sum_channels())], 1)
 
 
-RULES: dict[Callable[..., Any], Callable[..., Any]] = {
+RULES: Rules = {
     F.layer_norm: layer_norm,
     torch.layer_norm: layer_norm,
     F.rms_norm: rms_norm,

@@ -7,23 +7,24 @@ touched: no hooks on modules, no attributes on parameters, nothing to undo after
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from sordino.errors import UnsupportedModel
-from sordino.gradients.bookkeeping_book import Book
-from sordino.gradients.bookkeeping_costs import Row
-from sordino.gradients.bookkeeping_proof import Knowledge, Shared, arrange
-from sordino.gradients.bookkeeping_singly import OneByOne
+from sordino.gradients.bookkeeping.book import Book, OneByOne
+from sordino.gradients.bookkeeping.proof import Knowledge, SharedCalls, arrange
+from sordino.gradients.bookkeeping.recording import Recording, Use
 from sordino.gradients.engine import Batch, Differentiated, Objective
-from sordino.gradients.looped import Looped, detached_from
-from sordino.gradients.recording import Recording, Use
+from sordino.gradients.looped import Looped, require_graph
 from sordino.gradients.rules.base import NoRule, PerExample, Unproven
 from sordino.gradients.vmapped import Vmapped
 
@@ -38,7 +39,7 @@ SMALL = 24 * 2**20
 INPUTS = 64 * 2**20
 """Bytes of inputs up to which examples that keep little are taken at once: a wide first layer keeps few of its own."""
 
-Watch = Callable[[Use, Tensor, PerExample], None]
+OnUse = Callable[[Use, Tensor, PerExample], None]
 
 
 class BookKeeping:
@@ -58,7 +59,7 @@ class BookKeeping:
     def differentiate(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Differentiated:
         knowledge = self._knowledge.setdefault(objective, Knowledge())
         if batch.size == 0:
-            return Book(parameters, recording_of(objective, 0, knowledge), 0).close()
+            return Book(parameters, prepare_recording(objective, 0, knowledge), 0).close()
         if not knowledge.refused:
             try:
                 return self._keep(objective, parameters, batch, knowledge)
@@ -81,19 +82,19 @@ class BookKeeping:
         parameters: list[nn.Parameter],
         batch: Batch,
         knowledge: Knowledge,
-        watch: Watch | None = None,
+        watch: OnUse | None = None,
     ) -> Differentiated:
-        recording = recording_of(objective, batch.size, knowledge)
-        with torch.enable_grad(), uncompiled(), recording:
+        recording = prepare_recording(objective, batch.size, knowledge)
+        with torch.enable_grad(), disable_compilation(), recording:
             losses = objective.losses(batch.data, batch.size)
         try:
-            book = settle(recording, losses, parameters, knowledge, watch)
+            book = run_backward(recording, losses, parameters, knowledge, watch)
             # Inputs and whatever activations need are about twice what the output gradients take.
             self._bytes_per_example = 3 * book.bytes // max(1, batch.size)
             self._input_bytes = batch.bytes // max(1, batch.size)
             self._enough = 512 if book.recurrent else 128
             return book
-        except Shared as found:
+        except SharedCalls as found:
             if found.calls <= knowledge.shared:
                 raise NoRule("an operation on constants is neither per example nor shared") from found
             knowledge.shared |= found.calls
@@ -102,7 +103,7 @@ class BookKeeping:
     def record(self, objective: Objective, parameters: list[nn.Parameter]) -> BookRecorder:
         """A context for a forward pass that the user runs; its result is differentiated by the context's method."""
         knowledge = self._knowledge.setdefault(objective, Knowledge())
-        return BookRecorder(recording_of(objective, None, knowledge, lenient=True), parameters, knowledge)
+        return BookRecorder(prepare_recording(objective, None, knowledge, lenient=True), parameters, knowledge)
 
     def microbatch(self, parameters: list[nn.Parameter]) -> int:
         """A power of two from what an example of the last batch took, 64 before the first one.
@@ -118,44 +119,43 @@ class BookKeeping:
         small = min(SMALL // self._bytes_per_example, INPUTS // max(1, self._input_bytes))
         return 1 << (int(min(2048, max(16, min(self._enough, fitting), small))).bit_length() - 1)
 
-    def describe(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[Row]:
+    def describe(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[UseCost]:
         """One row for each use of a parameter: how its gradients are measured and what that costs."""
         knowledge = self._knowledge.setdefault(objective, Knowledge())
         names = {id(p): name.removeprefix("model.") for name, p in objective.named_parameters()}
-        rows: list[Row] = []
+        rows: list[UseCost] = []
 
         def watch(use: Use, parameter: Tensor, kept: PerExample) -> None:
-            rows.append(Row.of(names.get(id(parameter), "(made from parameters)"), use.name, kept))
+            rows.append(UseCost.of(names.get(id(parameter), "(made from parameters)"), use.name, kept))
 
         try:
             self._keep(objective, parameters, batch, knowledge, watch)
         except NoRule as reason:
             knowledge.refused = str(reason)
-            return [Row("(whole model)", str(reason), "vmap, or a loop", 0, 0.0)]
+            return [UseCost("(whole model)", str(reason), "vmap, or a loop", 0, 0.0)]
         return rows[::-1]
 
 
-def recording_of(objective: Objective, size: int | None, knowledge: Knowledge, lenient: bool = False) -> Recording:
+def prepare_recording(objective: Objective, size: int | None, knowledge: Knowledge, lenient: bool = False) -> Recording:
     """A recording of every trainable parameter; whatever else the model owns is the same for every example."""
     trainable = [p for p in objective.parameters() if p.requires_grad]
     constants = [*(p for p in objective.parameters() if not p.requires_grad), *objective.buffers()]
     return Recording(trainable, constants, size, knowledge.shared, lenient)
 
 
-def settle(
+def run_backward(
     recording: Recording,
     losses: Tensor,
     parameters: list[nn.Parameter],
     knowledge: Knowledge,
-    watch: Watch | None = None,
+    watch: OnUse | None = None,
 ) -> Book:
     """Find the examples in what was recorded, then run the one backward pass."""
     if recording.failure is not None:
         raise recording.failure
     if id(losses) in recording.tracked:
         raise NoRule("the loss: computed from parameters without an operation per example")
-    if not losses.requires_grad:
-        raise detached_from(parameters)
+    require_graph(losses, parameters)
     arrange(recording, losses, knowledge)
     book = Book(parameters, recording, len(losses))
     book.watch = watch or book.watch
@@ -168,7 +168,7 @@ def settle(
     return book.close()
 
 
-def uncompiled() -> AbstractContextManager[object]:
+def disable_compilation() -> AbstractContextManager[object]:
     """Compiled modules run as they were written: a recording must see their operations."""
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
@@ -184,7 +184,7 @@ class BookRecorder:
 
     def __init__(self, recording: Recording, parameters: list[nn.Parameter], knowledge: Knowledge) -> None:
         self._recording, self._parameters, self._knowledge = recording, parameters, knowledge
-        self._uncompiled = uncompiled()
+        self._uncompiled = disable_compilation()
 
     def __enter__(self) -> BookRecorder:
         self._uncompiled.__enter__()
@@ -198,8 +198,8 @@ class BookRecorder:
     def differentiate(self, losses: Tensor) -> Book | OneByOne:
         """The recorded batch; if the result is not `isolated`, a bad example spoiled the others' gradients."""
         try:
-            return settle(self._recording, losses, self._parameters, self._knowledge)
-        except (NoRule, Shared) as reason:
+            return run_backward(self._recording, losses, self._parameters, self._knowledge)
+        except (NoRule, SharedCalls) as reason:
             told = f"book-keeping cannot run this model ({reason}): one backward pass per example"
             if not self._knowledge.told:
                 _log.warning(told)
@@ -208,3 +208,33 @@ class BookRecorder:
             return OneByOne(self._recording, losses, self._parameters)
         except NoRule as reason:
             raise UnsupportedModel(f"{reason}: in a loop of your own use engine='loop'") from reason
+
+
+@dataclass(frozen=True)
+class UseCost:
+    """One use of one parameter: how it is measured, bytes kept per example, and milliseconds for norms and sum."""
+
+    parameter: str
+    operation: str
+    rule: str
+    bytes_per_example: int
+    milliseconds: float
+
+    @staticmethod
+    def of(parameter: str, operation: str, kept: PerExample) -> UseCost:
+        """Measure one use by doing it once on the side; on a copy, as a measured one lets go of what it held."""
+        manner, trial = kept.manner, copy.copy(kept)
+        before = time.perf_counter()
+        trial.squared_norms()
+        trial.weighted_sum(torch.ones(kept.size))
+        spent = 1000 * (time.perf_counter() - before)
+        return UseCost(parameter, operation, manner, tensor_bytes(kept) // max(1, kept.size), spent)
+
+
+def tensor_bytes(holder: object, depth: int = 2) -> int:
+    """Bytes of the tensors that an object holds, itself or one level down."""
+    if isinstance(holder, Tensor):
+        return holder.numel() * holder.element_size()
+    if depth == 0 or not hasattr(holder, "__dict__"):
+        return 0
+    return sum(tensor_bytes(value, depth - 1) for value in vars(holder).values())

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from sordino.errors import UnsupportedModel
 from sordino.gradients.bookkeeping import BookKeeping
 from sordino.gradients.engine import Batch, Objective
+from tests.gradients.bookkeeping.test_bookkeeping import MODELS, Apply
 from tests.gradients.oracle import assert_matches, assert_same_state, batch_of, check, singles, squared, state_of
-from tests.gradients.test_bookkeeping import MODELS, Apply
 
 CONTINUOUS = [
     "linear",

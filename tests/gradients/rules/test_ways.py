@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from sordino.gradients.rules.conv import Convolved, Geometry
 from sordino.gradients.rules.embedding import Looked
-from sordino.gradients.rules.linear import Outer
-from sordino.gradients.rules.ways import CANCELLED, FORM_BYTES, Way, cheapest, gram_norms
+from sordino.gradients.rules.linear import CANCELLED, FORM_BYTES, Outer, Way, choose_way, gram_norms
 
 
 @pytest.mark.parametrize("way", Way)
@@ -136,9 +135,9 @@ def test_cancelling_rows_are_not_measured_too_short() -> None:
 
 
 def test_choice_follows_shapes() -> None:
-    assert cheapest(64, 4, 512 * 9, 512) is Way.GRAM
-    assert cheapest(64, 1024, 9 * 64, 64) is Way.FORM
-    assert cheapest(64, 80, 65, 128) is Way.FORM
+    assert choose_way(64, 4, 512 * 9, 512) is Way.GRAM
+    assert choose_way(64, 1024, 9 * 64, 64) is Way.FORM
+    assert choose_way(64, 80, 65, 128) is Way.FORM
     for size, rows, inputs, outputs in product((1, 256), (2, 2000), (8, 512), (8, 8000)):
-        kept = cheapest(size, rows, inputs, outputs) is Way.FORM
+        kept = choose_way(size, rows, inputs, outputs) is Way.FORM
         assert not kept or 4 * size * inputs * outputs <= FORM_BYTES

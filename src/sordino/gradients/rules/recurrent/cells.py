@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 @dataclass
-class Trace:
+class Unrolled:
     """What a pass over time leaves behind.
 
     `seen` [time + 1, …, inputs + 1 + state] is what each step saw, the last one only for its state. An LSTM also has
@@ -41,7 +41,7 @@ class Trace:
             yield max(0, stop - count), stop
 
 
-class Cell(Protocol):
+class RecurrentCell(Protocol):
     """A recurrence over `blocks` gates: where torch's input blocks go, which the state enters, which a tanh follows."""
 
     blocks: int
@@ -49,12 +49,12 @@ class Cell(Protocol):
     state_blocks: tuple[int, ...]
     doubled: tuple[int, ...]
 
-    def forward(self, trace: Trace, weights: Tensor, project: Tensor | None) -> None:
+    def forward(self, trace: Unrolled, weights: Tensor, project: Tensor | None) -> None:
         """Fill states, gates and cells; `weights` is [directions, inputs + 1 + state, blocks * size]."""
         ...
 
     def backward(
-        self, trace: Trace, back: Tensor, project: Tensor | None, d_states: Tensor, d_cells: Tensor | None
+        self, trace: Unrolled, back: Tensor, project: Tensor | None, d_states: Tensor, d_cells: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Overwrite gates by their gradients, `d_states` by their totals; return the initial state's gradients."""
         ...
@@ -71,14 +71,14 @@ class Rnn:
         self.relu = relu
         self.doubled: tuple[int, ...] = () if relu else (0,)
 
-    def forward(self, trace: Trace, weights: Tensor, project: Tensor | None) -> None:
+    def forward(self, trace: Unrolled, weights: Tensor, project: Tensor | None) -> None:
         states = trace.states.unbind()
         for t, (seen, gate) in enumerate(zip(trace.seen[:-1].unbind(), trace.gates.unbind(), strict=True)):
             torch.bmm(seen, weights, out=gate)
             states[t + 1].copy_(gate.relu_() if self.relu else gate.sigmoid_().mul_(2).sub_(1))
 
     def backward(
-        self, trace: Trace, back: Tensor, project: Tensor | None, d_states: Tensor, d_cells: Tensor | None
+        self, trace: Unrolled, back: Tensor, project: Tensor | None, d_states: Tensor, d_cells: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         gates, d_state = trace.gates.unbind(), d_states.unbind()
         for start, stop in trace.blocks():
@@ -99,7 +99,7 @@ class Lstm:
     state_blocks: tuple[int, ...] = (0, 1, 2, 3)
     doubled: tuple[int, ...] = (2,)
 
-    def forward(self, trace: Trace, weights: Tensor, project: Tensor | None) -> None:
+    def forward(self, trace: Unrolled, weights: Tensor, project: Tensor | None) -> None:
         assert trace.cells is not None
         trace.squashed = torch.empty_like(trace.cells[1:])
         trace.raw = trace.states[1:] if project is None else torch.empty_like(trace.squashed)
@@ -116,7 +116,7 @@ class Lstm:
                 states[t + 1].copy_(raws[t] @ project)
 
     def backward(
-        self, trace: Trace, back: Tensor, project: Tensor | None, d_states: Tensor, d_cells: Tensor | None
+        self, trace: Unrolled, back: Tensor, project: Tensor | None, d_states: Tensor, d_cells: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         assert trace.cells is not None
         size = trace.cells.shape[-1]
@@ -140,7 +140,7 @@ class Lstm:
                 d_cell.mul_(keep[t - start])
         return gates[0] @ back, d_cell
 
-    def factors(self, trace: Trace, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def factors(self, trace: Unrolled, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Overwrite a block of gates by d(gate)/d(cell or state); return f and d(state)/d(cell), which the loop needs.
 
         With s = σ(2z): tanh(z) = 2s - 1 and its slope is 4 s (1 - s).
@@ -169,7 +169,7 @@ class Gru:
     state_blocks: tuple[int, ...] = (1, 2, 3)
     doubled: tuple[int, ...] = (0, 3)
 
-    def forward(self, trace: Trace, weights: Tensor, project: Tensor | None) -> None:
+    def forward(self, trace: Unrolled, weights: Tensor, project: Tensor | None) -> None:
         size, states = trace.states.shape[-1], trace.states.unbind()
         for t, (seen, gate) in enumerate(zip(trace.seen[:-1].unbind(), trace.gates.unbind(), strict=True)):
             n, r, z, m = torch.bmm(seen, weights, out=gate).split(size, -1)
@@ -178,7 +178,7 @@ class Gru:
             torch.lerp(n, states[t], z, out=states[t + 1])
 
     def backward(
-        self, trace: Trace, back: Tensor, project: Tensor | None, d_states: Tensor, d_cells: Tensor | None
+        self, trace: Unrolled, back: Tensor, project: Tensor | None, d_states: Tensor, d_cells: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         size = trace.states.shape[-1]
         gates, given = trace.gates.unbind(), d_states.unbind()
@@ -195,7 +195,7 @@ class Gru:
                 d_state.mul_(keep[t - start]).baddbmm_(gates[t][..., size:], back)
         return d_state, None
 
-    def factors(self, trace: Trace, start: int, stop: int) -> Tensor:
+    def factors(self, trace: Unrolled, start: int, stop: int) -> Tensor:
         """Overwrite a block's n, z by d/d(state) and its r, m by d/d(n's pre-activation); return z for the loop."""
         n, r, z, m = trace.gates[start:stop].split(trace.states.shape[-1], -1)
         keep: Tensor = z.clone()

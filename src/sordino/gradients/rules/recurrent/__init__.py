@@ -14,12 +14,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.bookkeeping_layout import Examples
-from sordino.gradients.rules.base import Call, NoRule, PerExample, Settle, Share, name_of, precise
+from sordino.gradients.rules.base import (
+    Call,
+    Examples,
+    NoRule,
+    ParameterShare,
+    PerExample,
+    Rules,
+    Settle,
+    name_of,
+    precise,
+)
 from sordino.gradients.rules.linear import Outer
-from sordino.gradients.rules.recurrent_cells import Cell, Gru, Lstm, Rnn
-from sordino.gradients.rules.recurrent_layer import Layer, Order, Weights
-from sordino.gradients.rules.recurrent_products import Place, Products
+from sordino.gradients.rules.recurrent.cells import Gru, Lstm, RecurrentCell, Rnn
+from sordino.gradients.rules.recurrent.layer import Order, Place, Products, RecurrentLayer, Weights
 
 
 @dataclass(frozen=True)
@@ -37,32 +45,38 @@ class Options:
         return 2 if self.bidirectional else 1
 
 
-def recurrent(cell: Cell) -> Callable[..., Any]:
+def make_rule(cell: RecurrentCell) -> Callable[..., Any]:
     """The rule of one recurrent function; its padded and packed forms differ in their arguments."""
 
     def rule(call: Call, data: Tensor, second: Any, third: Any, fourth: Any, *rest: Any) -> Any:
         if isinstance(fourth, bool):
             options, batch_first = Options(fourth, *rest[:4]), rest[4]
             steps = data.transpose(0, 1) if batch_first else data
-            output, *last = layers(call, cell, steps, Order(None), second, third, options)
+            output, *last = run_layers(call, cell, steps, Order(None), second, third, options)
             return (output.transpose(0, 1) if batch_first else output, *last)
-        return packed(call, cell, data, second, third, fourth, Options(*rest))
+        return run_packed(call, cell, data, second, third, fourth, Options(*rest))
 
     return rule
 
 
-def packed(
-    call: Call, cell: Cell, data: Tensor, batch_sizes: Tensor, hx: Any, weights: Sequence[Tensor], options: Options
+def run_packed(
+    call: Call,
+    cell: RecurrentCell,
+    data: Tensor,
+    batch_sizes: Tensor,
+    hx: Any,
+    weights: Sequence[Tensor],
+    options: Options,
 ) -> Any:
     """Packed sequences, run as padded ones: what follows a sequence's end reaches no loss and so has no gradient."""
     padded, lengths = torch._VF._pad_packed_sequence(data, batch_sizes, False, 0.0, len(batch_sizes))
     order = Order(lengths, call.order_of(batch_sizes))
-    output, *last = layers(call, cell, padded, order, hx, weights, options)
+    output, *last = run_layers(call, cell, padded, order, hx, weights, options)
     return (torch._VF._pack_padded_sequence(output, lengths, False)[0], *last)
 
 
-def layers(
-    call: Call, cell: Cell, steps: Tensor, order: Order, hx: Any, weights: Sequence[Tensor], options: Options
+def run_layers(
+    call: Call, cell: RecurrentCell, steps: Tensor, order: Order, hx: Any, weights: Sequence[Tensor], options: Options
 ) -> Any:
     """All layers on [time, examples, features]: the output, the last states and, for an LSTM, the last cells."""
     call.only(*weights)
@@ -86,7 +100,7 @@ def layers(
 
 def run_layer(
     call: Call,
-    cell: Cell,
+    cell: RecurrentCell,
     steps: Tensor,
     order: Order,
     state: Tensor,
@@ -97,19 +111,21 @@ def run_layer(
     """One layer in all its directions, with the shares of its parameters."""
     plain = [[call.plain(parameter) for parameter in one] for one in parameters]
     weights = Weights.of(cell, plain, has_biases)
-    layer = Layer(cell, weights, order)
+    layer = RecurrentLayer(cell, weights, order)
     products = Products(layer)
-    shares = [share for d, one in enumerate(parameters) for share in shares_of(products, d, one, has_biases)]
+    shares = [share for d, one in enumerate(parameters) for share in make_shares(products, d, one, has_biases)]
     shape = (steps.shape[1], len(steps), len(parameters))
     layer.on_gates = call.receive((*shape, weights.forth.shape[-1]), (), shares, 1)
     if weights.project is not None:
-        projected = [Share(one[-1], projection(layer, d)) for d, one in enumerate(parameters)]
+        projected = [ParameterShare(one[-1], share_projection(layer, d)) for d, one in enumerate(parameters)]
         layer.on_states = call.receive((*shape, weights.project.shape[-1]), (), projected, 1)
     layer.final = call.final
     return layer.run(steps, state, cell_state, call.anchor)
 
 
-def shares_of(products: Products, direction: int, parameters: Sequence[Tensor], has_biases: bool) -> list[Share]:
+def make_shares(
+    products: Products, direction: int, parameters: Sequence[Tensor], has_biases: bool
+) -> list[ParameterShare]:
     """Input weight, state weight and, if there are, both biases of one direction."""
     cell, inputs = products.layer.cell, products.layer.weights.inputs
     from_input, one, from_state = slice(0, inputs), slice(inputs, inputs + 1), slice(inputs + 1, None)
@@ -120,10 +136,10 @@ def shares_of(products: Products, direction: int, parameters: Sequence[Tensor], 
         Place(direction, cell.state_blocks, one, squeeze=True),
     ]
     kept = zip(parameters[: 4 if has_biases else 2], places, strict=False)
-    return [Share(parameter, products.settle(place)) for parameter, place in kept]
+    return [ParameterShare(parameter, products.settle(place)) for parameter, place in kept]
 
 
-def projection(layer: Layer, direction: int) -> Settle:
+def share_projection(layer: RecurrentLayer, direction: int) -> Settle:
     """The share of an LSTM's projection: it maps raw states to states."""
 
     def settle(g: Tensor, at: Examples) -> PerExample:
@@ -133,7 +149,7 @@ def projection(layer: Layer, direction: int) -> Settle:
     return settle
 
 
-def cell_by_linear(function: Callable[..., Any]) -> Callable[..., Any]:
+def make_cell_rule(function: Callable[..., Any]) -> Callable[..., Any]:
     """torch.lstm_cell and its like: one step written with F.linear, each of which is book-kept by its own rule."""
 
     def rule(call: Call, x: Tensor, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
@@ -157,15 +173,15 @@ def gru_step(from_input: Tensor, from_state: Tensor, hx: Tensor) -> Tensor:
     return torch.lerp(new, hx, torch.sigmoid(z + sz))
 
 
-RULES: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.lstm: recurrent(Lstm()),
-    torch.gru: recurrent(Gru()),
-    torch.rnn_tanh: recurrent(Rnn(relu=False)),
-    torch.rnn_relu: recurrent(Rnn(relu=True)),
-    torch.lstm_cell: cell_by_linear(lstm_step),
-    torch.gru_cell: cell_by_linear(gru_step),
-    torch.rnn_tanh_cell: cell_by_linear(lambda x, h, hx: torch.tanh(x + h)),
-    torch.rnn_relu_cell: cell_by_linear(lambda x, h, hx: torch.relu(x + h)),
+RULES: Rules = {
+    torch.lstm: make_rule(Lstm()),
+    torch.gru: make_rule(Gru()),
+    torch.rnn_tanh: make_rule(Rnn(relu=False)),
+    torch.rnn_relu: make_rule(Rnn(relu=True)),
+    torch.lstm_cell: make_cell_rule(lstm_step),
+    torch.gru_cell: make_cell_rule(gru_step),
+    torch.rnn_tanh_cell: make_cell_rule(lambda x, h, hx: torch.tanh(x + h)),
+    torch.rnn_relu_cell: make_cell_rule(lambda x, h, hx: torch.relu(x + h)),
 }
 
 OVER_TIME = frozenset(name_of(function) for function in RULES)

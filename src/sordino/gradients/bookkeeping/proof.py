@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sordino.gradients.bookkeeping_layout import Layout, candidates
-from sordino.gradients.recording import Recording, Use
-from sordino.gradients.rules.base import NoRule, Unproven
+from sordino.gradients.bookkeeping.recording import Recording, Use
+from sordino.gradients.rules.base import Layout, NoRule, Unproven, list_layouts
 
 _log = logging.getLogger("sordino")
 
@@ -26,7 +25,7 @@ EXACT = 1e-5
 """Relative difference that counts as equal: powers of two leave none, but some devices add up in any order."""
 
 
-class Shared(Exception):
+class SharedCalls(Exception):
     """Some operations on constants looked like one row per example and are shared by all; run again with `calls`."""
 
     def __init__(self, calls: frozenset[tuple[int, str]]) -> None:
@@ -59,13 +58,13 @@ def arrange(recording: Recording, losses: Tensor, knowledge: Knowledge) -> None:
     size, uses, trace = len(losses), recording.uses, recording.trace
     if size == 1:
         for use in uses:
-            (use.layout,) = candidates(use.shape, size, use.batch_dims)
+            (use.layout,) = list_layouts(use.shape, size, use.batch_dims)
         return
     if trace.origin(losses) is None:
         trace.reorders = True  # something that no mode sees made the losses
     key = (*((use.name, use.call, use.batch_dims) for use in uses), *trace.key(size))
     if trace.reorders or key not in knowledge.proven:
-        probe = Probe({id(use): candidates(use.shape, size, use.batch_dims) for use in uses}, size)
+        probe = Probe({id(use): list_layouts(use.shape, size, use.batch_dims) for use in uses}, size)
         probe.run(recording, losses)
         layouts = [probe.layout(use) for use in uses]
         misplaced = [use for use in uses if not probe.left[id(use)]]
@@ -90,7 +89,7 @@ def refuse_or_share(misplaced: list[Use], recomputes: bool) -> None:
     if mixed:
         dims = len(mixed[0].shape)
         raise NoRule(f"{mixed[0].name}: none of the {dims} dimensions of its output holds one example each")
-    raise Shared(frozenset((use.call, use.name) for use in misplaced))
+    raise SharedCalls(frozenset((use.call, use.name) for use in misplaced))
 
 
 @dataclass

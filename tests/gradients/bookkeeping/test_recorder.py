@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from sordino.gradients.bookkeeping import BookKeeping
 from sordino.gradients.engine import Objective
+from tests.gradients.bookkeeping.test_bookkeeping import MODELS, Apply
 from tests.gradients.oracle import assert_matches, assert_same_state, batch_of, singles, squared, state_of
-from tests.gradients.test_bookkeeping import MODELS, Apply
 
 
 def check(model: nn.Module, data: Any, size: int) -> None:

@@ -16,21 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from sordino.gradients.bookkeeping_functions import (
+from sordino.gradients.bookkeeping.operations import (
     FOLLOWED,
     REARRANGE,
+    Trace,
     accepts,
+    find_tensors,
     is_metadata,
     keeps_lengths,
     refuse_derivatives,
     refuse_statistics,
-    tensors_in,
 )
-from sordino.gradients.bookkeeping_layout import Layout
-from sordino.gradients.bookkeeping_tap import Tap
-from sordino.gradients.bookkeeping_trace import Trace
 from sordino.gradients.rules import RULES, generic
-from sordino.gradients.rules.base import Call, NoRule, Share, is_in_place, name_of
+from sordino.gradients.rules.base import Call, Layout, NoRule, ParameterShare, is_in_place, name_of
 from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples
 
 
@@ -40,7 +38,7 @@ class Use:
 
     name: str
     shape: tuple[int, ...]
-    shares: list[Share]
+    shares: list[ParameterShare]
     batch_dims: int
     versions: list[tuple[Tensor, int]]
     call: int
@@ -124,7 +122,7 @@ class Recording(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.left:
             return func(*args, **kwargs)
-        tensors = list(tensors_in(args, kwargs))
+        tensors = list(find_tensors(args, kwargs))
         tracked = [tensor for tensor in tensors if id(tensor) in self.tracked]
         refuse_statistics(func, args, kwargs)
         refuse_derivatives(func, tracked, kwargs, self.lenient)
@@ -273,13 +271,15 @@ class Recorded(Call):
     def tracked(self) -> list[Tensor]:
         return list({id(tensor): tensor for tensor in self._tracked}.values())
 
-    def keep(self, output: Tensor, inputs: Sequence[Tensor], shares: Sequence[Share], batch_dims: int) -> Tensor:
+    def keep(
+        self, output: Tensor, inputs: Sequence[Tensor], shares: Sequence[ParameterShare], batch_dims: int
+    ) -> Tensor:
         if output.is_complex():
             raise NoRule(f"{name_of(self.function)}: complex numbers have no rule")
         return self.recording.tap(output, self.receive(output.shape, inputs, shares, batch_dims))
 
     def receive(
-        self, shape: tuple[int, ...], inputs: Sequence[Tensor], shares: Sequence[Share], batch_dims: int
+        self, shape: tuple[int, ...], inputs: Sequence[Tensor], shares: Sequence[ParameterShare], batch_dims: int
     ) -> Callable[[Tensor], None]:
         mine = [share for share in shares if self.tracks(share.parameter)]
         versions = [(tensor, tensor._version) for tensor in inputs]
@@ -290,7 +290,7 @@ class Recorded(Call):
         return lambda gradient: self.recording.on_gradient(use, gradient)
 
     def use(self, function: Callable[..., Any], *args: Any) -> Any:
-        tensors = list(tensors_in(args, {}))
+        tensors = list(find_tensors(args, {}))
         tracked = [tensor for tensor in tensors if self.tracks(tensor)]
         return self.recording.use(function, args, {}, tensors, tracked) if tracked else function(*args)
 
@@ -302,3 +302,18 @@ class Recorded(Call):
         if packed is None:
             raise NoRule("packed sequence: packed outside of the loss, so the order of its examples is unknown")
         return packed[1]
+
+
+class Tap(torch.autograd.Function):
+    """Gives an output that depends on nothing trainable a gradient, so that in-place operations may follow."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, anchor: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
+        ctx.receive = receive
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        ctx.receive(gradients[0])
+        return None, None, None

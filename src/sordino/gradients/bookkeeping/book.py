@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from sordino.gradients.bookkeeping_layout import Examples, Layout
+from sordino.gradients.bookkeeping.recording import Recording, Tracked, Use
 from sordino.gradients.engine import FullPrecision, accumulation_dtype
-from sordino.gradients.recording import Recording, Tracked, Use
-from sordino.gradients.rules.base import NoRule, PerExample
+from sordino.gradients.looped import require_graph
+from sordino.gradients.rules.base import Examples, Kind, Layout, NoRule, PerExample
 from sordino.gradients.rules.combined import Pulled, Summed, combine
 from sordino.gradients.rules.recurrent import OVER_TIME
+from sordino.gradients.vmapped import InChunks, choose_microbatch
 
 
 class Book:
@@ -34,12 +35,12 @@ class Book:
         self.precisely = FullPrecision(self.squares.device)
         self.kept: dict[int, list[PerExample]] = defaultdict(list)
         self.wanted = {id(p) for p in parameters}
-        self.single = self.measured_alone()
+        self.single = self._find_single()
         self.totals: list[PerExample | None] = []
         self.bytes, self.recurrent = 0, False
         self.watch: Callable[[Use, Tensor, PerExample], None] = lambda use, parameter, kept: None
 
-    def measured_alone(self) -> set[int]:
+    def _find_single(self) -> set[int]:
         """Tracked tensors whose one use is all there is of their parameter, or a piece apart from all other uses."""
         uses: dict[int, int] = defaultdict(int)
         for use in self.recording.uses:
@@ -48,7 +49,7 @@ class Book:
         alone: set[int] = set()
         for parameter in self.parameters:
             made = [self.recording.tracked[key] for key in uses if self.made_from(key, parameter)]
-            if pieces_apart(made) and all(uses[id(each.handle)] == 1 for each in made):
+            if are_apart(made) and all(uses[id(each.handle)] == 1 for each in made):
                 alone.update(id(each.handle) for each in made)
         return alone
 
@@ -83,7 +84,7 @@ class Book:
             combined = {key: combine(parts) for key, parts in self.kept.items()}
             for parameter in self.parameters:
                 made = [self.recording.tracked[key] for key in combined if self.made_from(key, parameter)]
-                total = total_of(parameter, made, combined)
+                total = combine_pieces(parameter, made, combined)
                 self.totals.append(total)
                 if total is not None and not all(id(each.handle) in self.single for each in made):
                     self.squares += total.squared_norms()
@@ -114,14 +115,14 @@ class Book:
             yield found
 
 
-def pieces_apart(made: list[Tracked]) -> bool:
+def are_apart(made: list[Tracked]) -> bool:
     """Whether these are one tensor, or different pieces of cuts of one parameter, rearranged at most."""
     if any(each.path is None for each in made):
         return False
     return all(left.apart_from(right) for i, left in enumerate(made) for right in made[:i])
 
 
-def total_of(parameter: Tensor, made: list[Tracked], combined: dict[int, PerExample]) -> PerExample | None:
+def combine_pieces(parameter: Tensor, made: list[Tracked], combined: dict[int, PerExample]) -> PerExample | None:
     """A parameter's gradients from all tensors that were made from it, itself included."""
     parts = [
         combined[id(each.handle)]
@@ -131,4 +132,46 @@ def total_of(parameter: Tensor, made: list[Tracked], combined: dict[int, PerExam
     ]
     if len(parts) < 2:
         return parts[0] if parts else None
-    return Summed(parts, pieces_apart(made))
+    return Summed(parts, are_apart(made))
+
+
+class OneByOne:
+    """A recorded loss vector (`engine.Differentiated`) that cannot be book-kept whole: one backward pass per example.
+
+    In the backward pass of one loss every recorded output belongs to one example, so rules need no layout; parameters
+    that were left to autograd get their gradients from it.
+    """
+
+    def __init__(self, recording: Recording, losses: Tensor, parameters: list[nn.Parameter]) -> None:
+        require_graph(losses, parameters)
+        self.recording, self.losses, self.parameters = recording, losses, parameters
+        self.rows = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
+        self.gradients = InChunks(len(losses), choose_microbatch(parameters), self.compute)
+        self.norms = self.gradients.norms
+
+    def compute(self, chunk: range) -> list[Tensor]:
+        """[examples, *shape] for each parameter."""
+        with torch.autocast(self.losses.device.type, enabled=False):
+            each = [self.gradient(row) for row in self.rows[chunk.start : chunk.stop]]
+        return [torch.stack(column) for column in zip(*each, strict=True)]
+
+    def gradient(self, row: Tensor) -> list[Tensor]:
+        """The gradient of the loss that `row` of the identity picks, by one backward pass."""
+        book = Book(self.parameters, self.recording, 1, Layout(Kind.WHOLE))
+        self.recording.on_gradient = book.receive
+        made = [each.handle for each in self.recording.tracked.values() if each.handle is not each.attached]
+        inputs = [*self.parameters, self.recording.anchor, *made]
+        left = torch.autograd.grad(self.losses, inputs, row, retain_graph=True, allow_unused=True)
+        if any(gradient is not None for gradient in left[len(self.parameters) + 1 :]):
+            raise NoRule("autograd.Function: a tensor made from parameters is used by a custom function")
+        kept = book.close().weighted_sum(torch.ones(1, device=row.device))
+        pairs = zip(kept, left, strict=False)
+        return [mine if theirs is None else mine + theirs.to(accumulation_dtype(theirs)) for mine, theirs in pairs]
+
+    @property
+    def isolated(self) -> bool:
+        """Whether every example is finite; in a graph of the user's a NaN reaches the other examples' gradients."""
+        return bool(torch.isfinite(self.norms).all())
+
+    def weighted_sum(self, weights: Tensor) -> list[Tensor]:
+        return self.gradients.weighted_sum(weights)
