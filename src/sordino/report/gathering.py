@@ -13,6 +13,7 @@ from sordino.accounting import Guarantee, plans
 from sordino.accounting.guarantee import CONDITION, UNPROTECTED
 from sordino.accounting.plans import Plan
 from sordino.accounting.pricing import Basis
+from sordino.books import find_plans
 from sordino.errors import InvalidInput
 from sordino.names import fits
 from sordino.noise import Secure, Seeded
@@ -21,7 +22,7 @@ from sordino.report import prices
 from sordino.report.facts import Facts, Proof, Setting
 from sordino.report.folder import Folder
 from sordino.report.prices import Points, Runs, Tariff
-from sordino.run import FIXED_IN_ADVANCE, HELD_OUT, assemble, find_plans, list_assumptions, weaken
+from sordino.run import FIXED_IN_ADVANCE, HELD_OUT, assemble, list_assumptions, weaken
 from sordino.schedules import factor_at
 from sordino.versions import versions
 
