@@ -30,9 +30,6 @@ from torch.nn import functional as F
 from sordino import models
 from sordino.accounting import pricing
 from sordino.accounting.jl_gaussian import ProjectedGaussian
-from sordino.gradients import Batch, Objective, engine_named
-from sordino.gradients.projected import Projected
-from sordino.accounting.projected import ProjectedGaussian
 from sordino.gradients import Batch, Objective, find_engine
 from sordino.gradients.projected import ProjectedEngine
 from sordino.noise import Secure

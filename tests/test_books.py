@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,12 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "made")) / "run"
+
+
+def test_a_folder_is_read_without_torch() -> None:
+    """`sordino account` and `verify` need not wait for it."""
+    program = "import sys, sordino.books; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def _refusals(run: Path) -> list[BaseException]:
@@ -108,7 +116,7 @@ def test_every_file_that_knows_more_is_heard(run: Path, file: str, content: str)
 def test_damaged_files_know_nothing(run: Path, content: str) -> None:
     for file in ("history.jsonl", "outcome.json"):
         (run / file).write_text(content)
-    books.check(Ledger.read(run / "ledger.sqlite"), books.claims(run))
+    books.check(Ledger.read(run / "ledger.sqlite"), books.read_sightings(run))
 
 
 @pytest.mark.parametrize("left", ["checkpoint-*.pt", "history.jsonl", "outcome.json"])
@@ -196,7 +204,7 @@ def test_a_malformed_checkpoint_with_a_valid_checksum_is_one_line(run: Path, nam
         again.load(run)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
-    assert again.run is None
+    assert again.run.folder is None
     assert again.position == 0
 
 

@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from sordino import Budget, Private, Recipe, recipes
 from sordino import step as steps
 from sordino.accounting.ledger import Ledger, Receipt
-from sordino.claims import announce_together
 from sordino.distributed import Ranks
 from sordino.errors import BudgetExhausted, SordinoError
 from sordino.noise import Seeded, Source
+from sordino.run import announce_together
 from sordino.sampling import Foreign, Shuffled
 from tests.helpers import budgeted, calibrated, classification, cross_entropy, mlp, private
 
@@ -128,7 +128,7 @@ def noise(directory: Path) -> dict[str, Tensor]:
     run = private(recipe, model=model, dataset=records, loss=loss, validate=False)
     found = {"right": released(run)}
     if run.bench.team.size > 1:
-        run.bench.team = Everybody(dist.group.WORLD)
+        run.run.team = Everybody(dist.group.WORLD)
         found["wrong"] = released(run)
     return found
 

@@ -31,8 +31,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from sordino.errors import InvalidInput, UnsupportedModel, locate_error
-from sordino.gradients.bookkeeping_functions import tensors_in
-from sordino.errors import InvalidInput, UnsupportedModel, kept_back
 from sordino.gradients.bookkeeping.operations import find_tensors
 from sordino.gradients.engine import Batch, Objective, accumulation_dtype
 from sordino.gradients.looped import fill_unused, require_graph

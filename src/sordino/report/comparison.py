@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.accounting.guarantee import read_versions
+from sordino.accounting.guarantee import label_method, read_versions
 from sordino.errors import InvalidInput
 from sordino.report import page
 from sordino.report.charts import Chart, Series
 from sordino.report.prices import thinned
 from sordino.report.scales import Axis, percent, plain, whole
-from sordino.standing import named
 
 MOST_TICKS = 7
 MOST_POINTS = 60
@@ -74,7 +73,7 @@ class _Row:
             basis, accounting = str(result.get("basis", "")), str(result.get("accounting", "proven"))
             return cls(
                 dataset=str(result["dataset"]),
-                method=named(str(result["method"]), basis, accounting),
+                method=label_method(str(result["method"]), basis, accounting),
                 epsilon=None if epsilon in (None, math.inf, "infinity") else _positive(epsilon),
                 seed=str(result["seed"]),
                 accuracy=_finite(result["accuracy"]),

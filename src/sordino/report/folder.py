@@ -15,9 +15,9 @@ from typing import Any
 
 from sordino import toml
 from sordino.accounting.events import fits
+from sordino.books import LEDGER
 from sordino.errors import InvalidInput, SordinoError
 
-LEDGER = "ledger.sqlite"
 MOST_BYTES = 8_000_000
 """No file that a report reads is larger by itself: a recipe has one kilobyte, a history of 10,000 lines one million."""
 _UNFORESEEN = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)

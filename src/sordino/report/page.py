@@ -19,7 +19,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sordino.accounting.guarantee import round_up
-from sordino.checkpoint import write_durably
+from sordino.books import write_durably
 from sordino.errors import InvalidInput
 from sordino.report import scales
 

@@ -12,9 +12,10 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sordino.books import LEDGER
 from sordino.errors import InvalidInput
 from sordino.report.facts import Facts
-from sordino.report.folder import LEDGER, Folder
+from sordino.report.folder import Folder
 from sordino.serve import reader
 from sordino.serve.reader import Reader
 

@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from sordino.errors import UnsupportedModel, locate_error
-from sordino.gradients.bookkeeping import uncompiled
-from sordino.errors import UnsupportedModel, kept_back
 from sordino.gradients.bookkeeping.keeper import disable_compilation
 from sordino.gradients.engine import Objective
 from sordino.gradients.projected import use_plain_attention

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sordino import saving
 from sordino.accounting.budget import Budget
 from sordino.accounting.erasure import AnnealedErasure, Erasure
 from sordino.audit.conformance.comparing import Passes, different
@@ -129,10 +128,8 @@ def _public(private: Private) -> dict[str, Any]:
     bench = private.bench
     groups = [{key: value for key, value in group.items() if key != "params"} for group in bench.optimizer.param_groups]
     schedules = [scheduler.state_dict() for scheduler in bench.schedulers]
-    state = saving.state_of(bench, private.position, {})
-    named = ("run_id", "head")  # of this run alone: a random number, and the chain that begins with it
     return {
-        "saved": {key: value for key, value in state.items() if key not in named},
+        "saved": {**private.state_dict(), "position": private.position, "events": len(bench.ledger)},
         "groups": groups,
         "by": schedules,
     }
