@@ -91,7 +91,7 @@ class Private:
         self.run = Run(
             recipe,
             population=records.count,
-            assumptions=(*(() if validate else UNPROBED), *agreement.assumptions(team)),
+            assumptions=(*(() if validate else UNPROBED), *agreement.list_assumptions(team)),
             conditions=() if validate else ALONE,
             setting="the model was probed" if validate else "the model was NOT probed",
             ledger=ledger,
