@@ -23,8 +23,8 @@ from sordino.accounting.step_length import NoisyMinimum
 from sordino.cli import config
 from sordino.cli.commands import app
 from sordino.data.tabular_labels import Unlisted
+from sordino.mechanisms.dynamic import Levels, PerEpoch
 from sordino.names import EVENTS, PARTS
-from sordino.schedules import Levels, PerEpoch
 
 GOLDEN = Path(__file__).parent / "golden"
 FINGERPRINTS: dict[str, str] = json.loads((GOLDEN / "recipes" / "fingerprints.json").read_text())

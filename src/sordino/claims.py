@@ -12,8 +12,8 @@ from sordino.accounting.guarantee import UNPROTECTED as UNPROTECTED
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger
 from sordino.accounting.pricing import Basis
+from sordino.parts import Foreign
 from sordino.recipe import Recipe
-from sordino.sampling import Foreign
 from sordino.step import Bench
 
 FIXED_IN_ADVANCE = "hyperparameters were fixed in advance, not tuned on these records"

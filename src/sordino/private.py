@@ -26,9 +26,9 @@ from sordino.gradients import Objective
 from sordino.gradients.engine import Loss
 from sordino.loops import UserLoop
 from sordino.noise import Secure, Seeded, Source
+from sordino.parts import evaluating
 from sordino.recipe import Recipe
 from sordino.records import Collate, Records
-from sordino.selection.energy import evaluating
 from sordino.step import Bench
 from sordino.validation.binding import check_ledger, check_length, check_optimizer
 from sordino.validation.watching import Watch
@@ -77,7 +77,7 @@ class Private:
     ) -> None:
         if microbatch is not None and microbatch < 1:
             raise InvalidInput(f"microbatch={microbatch} must be >= 1: it is how many examples are processed at once")
-        recipe.terms(0, {})  # refuses a recipe that is not calibrated
+        recipe.terms(0)  # refuses a recipe that is not calibrated
         records = Records(dataset, collate)
         check_length(records.count, recipe.records)
         check_optimizer(model, optimizer)

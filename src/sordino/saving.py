@@ -86,7 +86,7 @@ def state_of(bench: Bench, position: int, extra: dict[str, Any]) -> dict[str, An
         "position": position,
         "model": gathered(bench.objective.model.state_dict()),
         "optimizer": gathered(bench.optimizer.state_dict()),
-        "released": bench.memory.get("released", {}),  # nothing else of the memory is public (law 7)
+        "released": bench.states.save(),  # nothing else of what the parts remember is public (law 7)
         "extra": extra,
     }
 
@@ -96,4 +96,5 @@ def restore(bench: Bench, state: dict[str, Any]) -> None:
     with checkpoint.one_line("does not fit this model and optimizer"):
         bench.objective.model.load_state_dict(scattered(state["model"], bench.objective.model))
         bench.optimizer.load_state_dict(scattered_optimizer(state["optimizer"], bench.optimizer))
-    bench.memory = {"released": state["released"]} if state.get("released") else {}
+    bench.states = bench.recipe.start()
+    bench.states.restore(state.get("released") or {})

@@ -12,7 +12,7 @@ from dp_accounting import GaussianDpEvent
 from randomgen import AESCounter
 from torch import Tensor, nn
 
-from sordino import recipes
+from sordino import noise, recipes
 from sordino.accounting import Budget, Ledger
 from sordino.audit import conformance
 from sordino.audit.conformance import Neighbours, Tape, replaying
@@ -20,7 +20,6 @@ from sordino.data import tabular_labels, tabular_release
 from sordino.data.tabular import Table
 from sordino.data.tabular_schema import Schema, for_header
 from sordino.features import normalising
-from sordino.federated import mechanism as rounds
 from sordino.federated.account import Account
 from sordino.federated.mechanism import Mechanism, Round
 from sordino.federated.quantile import Quantile
@@ -209,7 +208,7 @@ class FreeVotes(Mechanism):
     """Votes are noised, but their share is not taken from the updates' noise."""
 
     def terms(self) -> Any:
-        return replace(self.recipe.terms(self.account.position, {}), clip=self.clip)
+        return replace(self.recipe.terms(self.account.position), clip=self.clip)
 
 
 class QuietVotes(Mechanism):
@@ -239,8 +238,8 @@ def test_every_sabotage_of_a_round_is_found(name: str) -> None:
 
 
 def test_half_the_noise_of_a_round_is_found(monkeypatch: Patch) -> None:
-    healthy = rounds.perturb
-    monkeypatch.setattr(rounds, "perturb", lambda source, receipt, sums, std: healthy(source, receipt, sums, std / 2))
+    healthy = noise.perturb
+    monkeypatch.setattr(noise, "perturb", lambda source, receipt, sums, std: healthy(source, receipt, sums, std / 2))
     assert not conforms(federated(Mechanism, None), FEDERATED).passed
 
 

@@ -16,7 +16,7 @@ from sordino.gradients.bookkeeping_singly import OneByOne
 from sordino.gradients.engine import Differentiated, Objective
 from sordino.gradients.looped import Looped
 from sordino.gradients.vmapped import Vmapped
-from sordino.weighing import Flat
+from sordino.parts import Flat
 from tests.gradients.oracle import batch_of
 from tests.gradients.test_bookkeeping import Apply
 

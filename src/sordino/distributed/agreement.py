@@ -20,9 +20,8 @@ from sordino.accounting.ledger import Ledger
 from sordino.distributed.sharding import is_shard, is_sharded, mesh_size
 from sordino.distributed.team import Team
 from sordino.errors import InvalidInput
-from sordino.recipe import stable
+from sordino.names import spell
 from sordino.records import Records
-from sordino.selection import Always
 
 if TYPE_CHECKING:
     from sordino.step import Bench
@@ -67,7 +66,7 @@ def require(bench: Bench, ledger: Ledger | None, validate: bool) -> None:
         return
     _require_parts(bench, team.gather(ledger is not None))
     mine = {
-        **{f"{_RECIPE} {field.name}": stable(getattr(bench.recipe, field.name)) for field in fields(bench.recipe)},
+        **{f"{_RECIPE} {field.name}": spell(getattr(bench.recipe, field.name)) for field in fields(bench.recipe)},
         "number of records": str(bench.records.count),
         "records": _records(bench.records),
         **_settings(bench),
@@ -147,19 +146,11 @@ def _require_shards(bench: Bench, validate: bool) -> None:
         raise InvalidInput(
             f"model is sharded over {over} processes, but {bench.team.size} train it: give group= the same ones"
         )
-    if not isinstance(bench.recipe.selection, Always):
-        raise InvalidInput(
-            f"selection={type(bench.recipe.selection).__name__} cannot be used on a sharded model: it compares losses "
-            "before and after a step and keeps both models whole, which no shard can; give the bare model"
-        )
+    bench.recipe.require("sharded")
 
 
 def _require_parts(bench: Bench, ledgers: list[bool]) -> None:
-    if not bench.recipe.amplifies:
-        raise InvalidInput(
-            f"sampler=Foreign() cannot be used by {len(ledgers)} processes: whether their loaders deal the same record "
-            "to two of them cannot be seen, and it would count twice; leave sampler out to have Poisson draws"
-        )
+    bench.recipe.require("several processes", processes=len(ledgers))
     if any(isinstance(module, DistributedDataParallel) for module in bench.objective.modules()):
         raise InvalidInput(
             "model is wrapped in DistributedDataParallel, which averages gradients before they are weighed: "

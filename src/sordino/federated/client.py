@@ -16,9 +16,8 @@ from sordino.federated import work
 from sordino.federated.mechanism import norm_of
 from sordino.federated.messages import ARRAYS, CONFIG, reply
 from sordino.gradients.engine import Loss
+from sordino.parts import Draw, Flat
 from sordino.records import Collate, Records
-from sordino.sampling import Draw
-from sordino.weighing import Flat
 
 
 def client_app(

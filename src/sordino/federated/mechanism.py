@@ -18,16 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from sordino.accounting.ledger import Receipt
-from sordino.errors import BudgetExhausted, InvalidInput, SordinoError
+from sordino.errors import BudgetExhausted, SordinoError
 from sordino.federated.account import Account
 from sordino.federated.quantile import SENSITIVITY, Quantile
 from sordino.federated.work import trainable
-from sordino.noise import noised, perturb
-from sordino.norms import Exact
+from sordino.noise import noised
+from sordino.parts import Draw, Terms
 from sordino.recipe import Recipe
-from sordino.sampling import Draw, Poisson
-from sordino.selection import Always
-from sordino.terms import Terms
 
 
 @dataclass
@@ -68,14 +65,15 @@ class Mechanism:
         self.model, self.recipe, self.optimizer, self.account = model, recipe, optimizer, account
         self.adaptive = adaptive
         self.clip = recipe.clip
+        self.states = recipe.start()
 
     def terms(self) -> Terms:
         """The public terms of the next round."""
-        whole = self.recipe.terms(self.account.position, {})
+        whole = self.recipe.terms(self.account.position)
         return whole if self.adaptive is None else self.adaptive.share(whole, self.clip)
 
     def _count_noise(self) -> float:
-        whole = self.recipe.terms(self.account.position, {})
+        whole = self.recipe.terms(self.account.position)
         return 0.0 if self.adaptive is None else self.adaptive.deviation(whole)
 
     def begin(self, users: Sequence[int]) -> Round:
@@ -88,7 +86,7 @@ class Mechanism:
         receipt = self.account.charge(terms.event)
         population = sorted(set(users))
         assert self.recipe.sampler is not None
-        draw = self.recipe.sampler.draw(len(population), self.account.source, {})
+        draw = self.recipe.sampler.draw(len(population), self.account.source, self.states.sampler)
         drawn = tuple(population[i] for i in draw.indices.tolist())
         total = {
             n: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for n, p in trainable(self.model).items()
@@ -123,7 +121,8 @@ class Mechanism:
             raise SordinoError("this round was released already: a second noise on it would halve the protection")
         current.released = True
         terms, parameters = current.terms, trainable(self.model)
-        perturb(self.account.source, current.receipt, [current.total[name] for name in parameters], terms.noise_std)
+        totals = [current.total[name] for name in parameters]
+        self.recipe.noise.add(self.account.source, current.receipt, totals, terms.noise_std, self.states.noise)
         self.optimizer.zero_grad(set_to_none=True)
         for name, parameter in parameters.items():
             parameter.grad = (current.total[name] / terms.divisor).to(parameter.dtype)
@@ -145,18 +144,5 @@ def norm_of(update: Mapping[str, Tensor]) -> Tensor:
 
 def check_recipe(recipe: Recipe) -> None:
     """Refuse what has no meaning or no proof when the records stay with their users."""
-    recipe.terms(0, {})  # refuses a recipe that is not calibrated
-    if type(recipe.sampler) is not Poisson:
-        raise InvalidInput(
-            f"sampler={recipe.sampler!r} must be Poisson: the server draws users and sees no records; leave sampler out"
-        )
-    if not isinstance(recipe.norms, Exact):
-        raise InvalidInput(f"norms={recipe.norms!r} must be Exact(): the server has whole updates and measures them")
-    if not isinstance(recipe.selection, Always):
-        raise InvalidInput(
-            f"selection={recipe.selection!r} must be Always(): a test needs private losses, which stay on the clients"
-        )
-    if recipe.rdp_filter is not None:
-        raise InvalidInput(
-            f"rdp_filter={recipe.rdp_filter!r} must be None: the noise of every round is fixed in advance"
-        )
+    recipe.terms(0)  # refuses a recipe that is not calibrated
+    recipe.require("federated")

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sordino.errors import InvalidInput
-from sordino.schedules import Constant
-from sordino.terms import Terms
+from sordino.parts import Constant, Terms
 
 if TYPE_CHECKING:
     from sordino.recipe import Recipe
@@ -82,4 +81,4 @@ class Quantile:
                 f"adaptive=Quantile() with clip_schedule={recipe.clip_schedule!r}: both would move the bound; drop one"
             )
         for step in range(recipe.steps or 0):
-            self.share(recipe.terms(step, {}), recipe.clip)
+            self.share(recipe.terms(step), recipe.clip)

@@ -1,7 +1,8 @@
 """The mechanisms: one file per paper, found by looking into this folder.
 
-A file offers its mechanisms as ``MECHANISMS``, a tuple of `Mechanism`. The command line, completion, the report, the
-index of the documentation and the conformance tests read them from here, so that a new file needs no other change.
+A file offers its mechanisms as ``MECHANISMS``, a tuple of `Mechanism`; one with parts that any recipe may be given
+offers those as ``PARTS``. The command line, completion, the report, the index of the documentation, the names on disk
+and the conformance tests read them from here, so that a new file needs no other change.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sordino.errors import InvalidInput
@@ -51,10 +53,10 @@ def find_all() -> dict[str, Mechanism]:
     'DP-SGD'
     """
     found: dict[str, Mechanism] = {}
-    for file in _files():
-        for mechanism in getattr(import_module(f"{__name__}.{file.name}"), "MECHANISMS", ()):
+    for module in _modules():
+        for mechanism in getattr(module, "MECHANISMS", ()):
             if mechanism.name in found:
-                raise InvalidInput(f"two mechanisms are called {mechanism.name!r}: rename the one in {file.name}.py")
+                raise InvalidInput(f"two mechanisms are called {mechanism.name!r}: rename that of {module.__name__}")
             found[mechanism.name] = mechanism
     return dict(sorted(found.items()))
 
@@ -68,9 +70,24 @@ def find(name: str) -> Mechanism:
     return mechanism
 
 
+def find_parts() -> dict[str, dict[str, type]]:
+    """Every part that is not a plain one: by the type of its slot, and by its name on disk."""
+    found: dict[str, dict[str, type]] = {}
+    for module in _modules():
+        own = (mechanism.parts for mechanism in getattr(module, "MECHANISMS", ()))
+        for slots in (getattr(module, "PARTS", {}), *own):
+            for slot, parts in slots.items():
+                found.setdefault(slot, {}).update(parts)
+    return found
+
+
 def list_names() -> list[str]:
     """The names of all mechanisms, read from the files' text: a shell that completes a line cannot wait for torch."""
     return sorted(name for file in _files() for name in _written_names(file))
+
+
+def _modules() -> list[ModuleType]:
+    return [import_module(f"{__name__}.{file.name}") for file in _files()]
 
 
 def _files() -> list[pkgutil.ModuleInfo]:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sordino import toml
 from sordino.errors import InvalidInput, SordinoError
-from sordino.names import fits
+from sordino.names import fits, parse_toml
 
 LEDGER = "ledger.sqlite"
 MOST_BYTES = 8_000_000
@@ -64,7 +63,7 @@ class Folder:
 
     def toml(self, name: str) -> dict[str, Any]:
         """A TOML file of the folder; empty where there is none."""
-        return toml.parse(self.text(name) or "", str(self.path / name))
+        return parse_toml(self.text(name) or "", str(self.path / name))
 
     def json(self, name: str) -> dict[str, Any] | None:
         """A JSON object of the folder, or None where there is none."""

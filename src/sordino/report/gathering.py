@@ -16,12 +16,12 @@ from sordino.claims import CONDITION, FIXED_IN_ADVANCE, HELD_OUT, UNPROTECTED, a
 from sordino.errors import InvalidInput
 from sordino.names import fits
 from sordino.noise import Secure, Seeded
+from sordino.parts import factor_at
 from sordino.recipe import Recipe
 from sordino.report import prices
 from sordino.report.facts import Facts, Proof, Setting
 from sordino.report.folder import Folder
 from sordino.report.prices import Points, Runs, Tariff
-from sordino.schedules import factor_at
 from sordino.versions import versions
 
 MOST_POINTS = 120

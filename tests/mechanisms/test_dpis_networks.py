@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import Budget, models, recipes
-from sordino.sampling.importance import measure
+from sordino.mechanisms.dpis import measure
 from tests.helpers import batch_of, classification, cross_entropy, loop_oracle, oracle_norms, private
 
 RECORDS = 48
@@ -59,8 +59,8 @@ def test_few_and_many_records_can_be_trained_on(records: int) -> None:
     run = private(recipe, dataset=classification(records), loss=cross_entropy, microbatch=50_000)
     for _ in range(3):
         run.step()
-    bounds = run.bench.memory["bounds"]
+    bounds = run.bench.states.sampler.bounds
     assert bounds.shape == (records,)
     assert bounds.element_size() == 4
-    released = run.bench.memory["released"]
+    released = run.bench.states.save()
     assert released["records"] == pytest.approx(records, abs=5 * recipe.sampler.release_noise)

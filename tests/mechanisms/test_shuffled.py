@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch.utils.data import DataLoader, Dataset, SequentialSampler, SubsetRandomSampler, TensorDataset
 
-from sordino import Budget, InvalidInput, Private, Recipe, recipes
-from sordino import step as steps
+from sordino import Budget, InvalidInput, Private, Recipe, noise, recipes
 from sordino.accounting.epoch import PaidByEpoch
 from sordino.accounting.events import GaussianDpEvent, from_json, to_json
 from sordino.accounting.gdp import gaussian_delta, gaussian_epsilon
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.audit import conformance
 from sordino.audit.witness import Witness
+from sordino.mechanisms.dynamic import ExponentialDecay
+from sordino.mechanisms.shuffled import Shuffled, ShuffledLoader
 from sordino.noise import Seeded, Source
-from sordino.sampling import Draw, Shuffled, ShuffledLoader
-from sordino.schedules import ExponentialDecay
+from sordino.parts import Draw
 from tests.helpers import calibrated, classification, cross_entropy, private
 
 FALSE_ALARM = 1e-4
@@ -51,7 +51,7 @@ def epochs(records: int, batches: int, count: int, seed: int = 1) -> Iterator[li
         drawn = []
         for step in range(sampler.covers):
             sampler.prepare(bench, step)
-            drawn.append(sampler.draw(records, source, bench.memory).indices.tolist())
+            drawn.append(sampler.draw(records, source, bench.states.sampler).indices.tolist())
         yield drawn
 
 
@@ -105,7 +105,7 @@ def test_the_price_grows_with_every_epoch_and_a_begun_one_counts() -> None:
 
 def test_the_least_noise_of_an_epoch_prices_it() -> None:
     decaying = recipes.noise_decay(batch_size=16, epochs=2, noise_multiplier=2.0, sampler=Shuffled()).for_records(64)
-    sigmas = [decaying.terms(step, {}).noise_multiplier for step in range(8)]
+    sigmas = [decaying.terms(step).noise_multiplier for step in range(8)]
     assert sigmas[0] > sigmas[-1]
     paid = [event for event, _ in decaying.plan() if isinstance(event, GaussianDpEvent)]
     assert [event.noise_multiplier for event in paid] == [min(sigmas[:4]), min(sigmas[4:])]
@@ -157,8 +157,8 @@ def test_the_witness_notices_half_the_noise_within_an_epoch(monkeypatch: pytest.
     def quieter(source: Any, receipt: Receipt, total: Any, std: float) -> None:
         perturb(source, receipt, total, std / 2)
 
-    perturb = steps.perturb
-    monkeypatch.setattr(steps, "perturb", quieter)
+    perturb = noise.perturb
+    monkeypatch.setattr(noise, "perturb", quieter)
     witness = Witness(Seeded(1))
     run = private(shuffled(steps=4, noise_multiplier=2.0), source=witness)
     witness.watch(run)
@@ -220,7 +220,7 @@ def test_a_resumed_run_begins_a_new_epoch_and_pays_for_it(tmp_path: Path) -> Non
     first.close()
     second = private(shuffled(steps=8))
     second.load(tmp_path / "run")
-    assert "shuffled.dealt" not in second.bench.memory, "coins are private and are not kept"
+    assert second.bench.states.sampler.dealt is None, "coins are private and are not kept"
     for _ in second.steps():
         pass
     second.close()
@@ -299,8 +299,8 @@ def test_shuffled_epochs_conform_and_a_record_in_two_batches_is_found(monkeypatc
     recipe, true = shuffled(), Shuffled.draw
     assert not conformance.check(recipe, price=False).findings
 
-    def twice(self: Shuffled, records: int, source: Source, memory: dict[str, Any]) -> Draw:
-        drawn = true(self, records, source, memory).indices
+    def twice(self: Shuffled, records: int, source: Source, state: Any) -> Draw:
+        drawn = true(self, records, source, state).indices
         return Draw(torch.cat([drawn, torch.tensor([records - 1])]).unique())
 
     monkeypatch.setattr(Shuffled, "draw", twice)
@@ -375,7 +375,7 @@ def test_combinations_without_a_proof_are_refused() -> None:
         with pytest.raises(InvalidInput, match="DPIS is a way to sample"):
             recipes.dpis(batch_size=16, epochs=3, sampler=sampler)
     with pytest.raises(InvalidInput, match="how many batches"):
-        recipes.dpsgd(batch_size=16, steps=4, noise_multiplier=1.0, sampler=Shuffled()).terms(0, {})
+        recipes.dpsgd(batch_size=16, steps=4, noise_multiplier=1.0, sampler=Shuffled()).terms(0)
     with pytest.raises(InvalidInput, match="batches=0"):
         Shuffled(0)
     with pytest.raises(InvalidInput, match="num_workers"):

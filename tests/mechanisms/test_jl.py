@@ -17,22 +17,19 @@ from sordino import Budget, Recipe
 from sordino.accounting.projected import ProjectedGaussian
 from sordino.errors import InvalidInput
 from sordino.gradients import Objective
+from sordino.mechanisms.dpis import Importance
+from sordino.mechanisms.dpsur import Selective
+from sordino.mechanisms.dynamic import GrowingMu, Levels
+from sordino.mechanisms.jl import CHOICES, ProjectedNorms, jl
 from sordino.noise import Seeded
-from sordino.norms import Exact, Norms
-from sordino.projection import CHOICES, Projected
-from sordino.recipes.projected import jl
-from sordino.sampling import Draw, Foreign
-from sordino.sampling.importance import Importance
-from sordino.schedules import GrowingMu, Levels
-from sordino.selection.selective import Selective
-from sordino.weighing import Automatic, Flat
+from sordino.parts import Automatic, Draw, Exact, Flat, Foreign, Norms
 from tests.helpers import batch_of, classification, private
 
 BUDGET = Budget(epsilon=3.0, delta=1e-5)
 
 
 def calibrate(recipe: Recipe, budget: Budget = BUDGET, records: int = 2000) -> Recipe:
-    assert isinstance(recipe.norms, Projected)
+    assert isinstance(recipe.norms, ProjectedNorms)
     return recipe.norms.calibrated(recipe.for_records(records), budget)
 
 
@@ -99,19 +96,19 @@ def test_auto_takes_the_fewest_projections_near_exact_noise() -> None:
     assert number in CHOICES
     assert spent(found) <= BUDGET.epsilon
     assert exact < found.noise_multiplier <= 1.05 * exact * 1.001
-    fewer = Projected(CHOICES[CHOICES.index(number) - 1])
+    fewer = ProjectedNorms(CHOICES[CHOICES.index(number) - 1])
     assert spent(replace(found, norms=fewer, noise_multiplier=1.05 * exact)) > BUDGET.epsilon
 
 
 def test_a_looser_factor_takes_fewer_projections() -> None:
     recipe = jl(batch_size=100, epochs=3)
-    loose = calibrate(replace(recipe, norms=Projected("auto", factor=1.3)))
+    loose = calibrate(replace(recipe, norms=ProjectedNorms("auto", factor=1.3)))
     assert loose.norms.projections < calibrate(recipe).norms.projections
 
 
 def test_a_factor_out_of_reach_is_refused() -> None:
     with pytest.raises(InvalidInput, match="out of reach"):
-        calibrate(replace(jl(batch_size=100, epochs=3), norms=Projected("auto", factor=1.0001)))
+        calibrate(replace(jl(batch_size=100, epochs=3), norms=ProjectedNorms("auto", factor=1.0001)))
 
 
 @pytest.mark.slow
@@ -183,7 +180,7 @@ def detections(norms: Norms, runs: int) -> int:
     model = nn.Linear(10, 1, bias=False)
     objective = Objective(model, lambda m, batch: m(batch[0]).squeeze(1))
     record = batch_of(20 * torch.eye(10)[:1], torch.zeros(1))
-    engine = norms.engine("jvp" if isinstance(norms, Projected) else "auto", Seeded(5))
+    engine = norms.engine("jvp" if isinstance(norms, ProjectedNorms) else "auto", Seeded(5))
     coins = np.random.default_rng(5)
     threshold = NOISE * stats.norm.isf(FALSE_ALARMS / STEPS)
 
@@ -213,12 +210,12 @@ def printed(norms: Norms) -> float:
 
 
 def test_one_projection_leaks_far_more_than_the_paper_prints_and_we_say_so() -> None:
-    bound = certified(detections(Projected(1), runs=150), 150)
+    bound = certified(detections(ProjectedNorms(1), runs=150), 150)
     assert bound > 10 * PAPERS_EPSILON
-    assert printed(Projected(1)) > bound
+    assert printed(ProjectedNorms(1)) > bound
 
 
-@pytest.mark.parametrize("norms", [Projected(24), Exact()], ids=["24 projections", "exact"])
+@pytest.mark.parametrize("norms", [ProjectedNorms(24), Exact()], ids=["24 projections", "exact"])
 def test_the_same_attack_finds_nothing_where_the_price_is_small(norms: Norms) -> None:
     assert certified(detections(norms, runs=30), 30) == 0.0
     assert printed(norms) < 1

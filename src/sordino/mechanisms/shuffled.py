@@ -16,14 +16,10 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from sordino.accounting.epoch import PaidByEpoch
 from sordino.errors import InvalidInput
 from sordino.noise import Source
-from sordino.sampling.draw import Draw, Sampler
-from sordino.sampling.foreign import Foreign
-from sordino.terms import Terms
+from sordino.parts import Draw, Foreign, Sampler, State, Terms
 
 if TYPE_CHECKING:
     from sordino.step import Bench
-
-_DEALT, _OPENS, _PASS = "shuffled.dealt", "shuffled.opens", "shuffled.pass"
 
 
 @dataclass(frozen=True)
@@ -33,6 +29,11 @@ class _Dealt:
     batch_of: Tensor
     number: int = 0
     drawn: bool = True
+
+
+@dataclass
+class _Epoch(State):
+    dealt: _Dealt | None = None
 
 
 @dataclass(frozen=True)
@@ -60,27 +61,36 @@ class Shuffled(Sampler):
     def covers(self) -> int:
         return _known(self, self.batches)
 
+    def start(self) -> _Epoch:
+        return _Epoch()
+
     def prepare(self, bench: Bench, step: int) -> None:
         """Go on to the next batch once the last one was drawn, whatever became of it; forget an epoch that is over."""
-        dealt = bench.memory.get(_DEALT)
+        dealt = bench.states.sampler.dealt
         if dealt is None or not dealt.drawn:
             return
-        if dealt.number + 1 == self.covers:
-            del bench.memory[_DEALT]
-        else:
-            bench.memory[_DEALT] = replace(dealt, number=dealt.number + 1, drawn=False)
+        last = dealt.number + 1 == self.covers
+        bench.states.sampler.dealt = None if last else replace(dealt, number=dealt.number + 1, drawn=False)
 
-    def terms(self, terms: Terms, memory: dict[str, Any]) -> Terms:
-        dealt = memory.get(_DEALT)
-        return _priced(self, terms, opens=dealt is None or dealt.number == 0, sensitivity=1.0)
+    def terms(self, terms: Terms, state: _Epoch) -> Terms:
+        opens = state.dealt is None or state.dealt.number == 0
+        return _price_epoch(self, terms, opens, sensitivity=1.0)
 
-    def draw(self, records: int, source: Source, memory: dict[str, Any]) -> Draw:
-        dealt = memory.get(_DEALT)
+    def draw(self, records: int, source: Source, state: _Epoch) -> Draw:
+        dealt = state.dealt
         if dealt is None:
             coins = np.minimum(np.floor(source.uniform(records) * self.covers), self.covers - 1)
             dealt = _Dealt(torch.from_numpy(coins.astype(np.int64)))
-        memory[_DEALT] = replace(dealt, drawn=True)
+        state.dealt = replace(dealt, drawn=True)
         return Draw((dealt.batch_of == dealt.number).nonzero().squeeze(1))
+
+
+@dataclass
+class _Pass(State):
+    """Whether the next batch opens a pass that has to be charged, and which pass the last batch was of."""
+
+    opens: bool = True
+    last: object = None
 
 
 @dataclass(frozen=True)
@@ -117,8 +127,11 @@ class ShuffledLoader(Foreign):
             "the foreign loader's dataset holds every record once",
         )
 
-    def terms(self, terms: Terms, memory: dict[str, Any]) -> Terms:
-        return _priced(self, terms, opens=memory.get(_OPENS, True), sensitivity=math.sqrt(5))
+    def start(self) -> _Pass:
+        return _Pass()
+
+    def terms(self, terms: Terms, state: _Pass) -> Terms:
+        return _price_epoch(self, terms, state.opens, sensitivity=math.sqrt(5))
 
     def passes(self, loader: Any, bench: Bench) -> Iterator[Any]:
         """One pass over the user's loader: its batches in a fresh secret order, None for each that is missing."""
@@ -137,11 +150,11 @@ class ShuffledLoader(Foreign):
             multiprocessing_context=loader.multiprocessing_context,
             prefetch_factor=loader.prefetch_factor,
         )
-        mine = object()
+        mine, state = object(), bench.states.sampler
         for number, batch in enumerate(_padded(dealt, self.covers)):
             # Steps of another pass in between move this one to later steps, whose noise its event does not know.
-            bench.memory[_OPENS] = number == 0 or bench.memory.get(_PASS) is not mine
-            bench.memory[_PASS] = mine
+            state.opens = number == 0 or state.last is not mine
+            state.last = mine
             yield batch
 
     def _check(self, loader: Any, batch_size: int) -> None:
@@ -173,7 +186,7 @@ def _padded(batches: DataLoader[Any], count: int) -> Iterator[Any]:
         yield None
 
 
-def _priced(sampler: Sampler, terms: Terms, opens: bool, sensitivity: float) -> Terms:
+def _price_epoch(sampler: Sampler, terms: Terms, opens: bool, sensitivity: float) -> Terms:
     """The whole epoch at its first batch, nothing more at the others; ``terms.event`` has the epoch's least noise."""
     if not isinstance(terms.event, GaussianDpEvent):
         raise InvalidInput(
@@ -200,3 +213,7 @@ def _known(sampler: Sampler, batches: int | None) -> int:
             "call recipe.calibrate(budget, records=N) or recipe.for_records(N)"
         )
     return batches
+
+
+PARTS = {"Sampler": {"shuffled": Shuffled, "shuffled-loader": ShuffledLoader}}
+"""What recipes on disk call them; a recipe is given them, so there is no mechanism of their own."""

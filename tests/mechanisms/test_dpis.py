@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -24,14 +24,13 @@ from sordino.accounting.allowance import Unlimited
 from sordino.accounting.events import GaussianDpEvent, PoissonSampledDpEvent
 from sordino.accounting.filter import Filter, Filtered
 from sordino.errors import InvalidInput
+from sordino.mechanisms import dpis as plan
+from sordino.mechanisms.dpis import Epoch, Importance, Learnt, measure
+from sordino.mechanisms.dpis import ImportanceWeights as Weights
+from sordino.mechanisms.dynamic import SensitivityDecay
+from sordino.mechanisms.jl import ProjectedNorms
 from sordino.noise import Seeded
-from sordino.projection import Projected
-from sordino.sampling import Draw, Foreign
-from sordino.sampling import importance_plan as plan
-from sordino.sampling.importance import Epoch, Importance, measure
-from sordino.schedules import SensitivityDecay
-from sordino.weighing import Flat, Weighing
-from sordino.weighing import Importance as Weights
+from sordino.parts import Draw, Flat, Foreign, Weighing
 from tests.helpers import classification, mlp, private
 
 RECORDS = 120
@@ -49,8 +48,8 @@ def run(chosen: Recipe | None = None, **options: Any) -> Private:
     return private(chosen or recipe(), **options)
 
 
-def noise_free(sampler: Importance, epoch: Epoch, bounds: Tensor) -> dict[str, Any]:
-    return {"released": asdict(epoch), "bounds": bounds.clone(), "noise": 1.0}
+def noise_free(sampler: Importance, epoch: Epoch, bounds: Tensor) -> Learnt:
+    return Learnt(epoch, noise=1.0, bounds=bounds.clone())
 
 
 # -- unbiased -----------------------------------------------------------------------------------------------------
@@ -62,8 +61,8 @@ def draws(
     """What `trials` steps would release without noise, with bounds from `stale` norms, one row each."""
     norms, source, rows = gradients.norm(dim=1), Seeded(3), []
     for _ in range(trials):
-        memory = noise_free(sampler, epoch, sampler.bounds(stale, epoch.clip))
-        draw = sampler.draw(len(gradients), source, memory)
+        state = noise_free(sampler, epoch, sampler.bounds(stale, epoch.clip))
+        draw = sampler.draw(len(gradients), source, state)
         weights = weighing.weights(norms[draw.indices], epoch.sensitivity, draw)
         rows.append(weights @ gradients[draw.indices] / epoch.batch_size)
     return torch.stack(rows).double()
@@ -121,7 +120,7 @@ def test_the_step_itself_is_unbiased() -> None:
     bench = run(recipe(60, clip=0.5), dataset=classification(60)).bench
     bench.recipe.sampler.prepare(bench, 0)
     bench.allowance = Unlimited()
-    epoch, parameters = Epoch(**bench.memory["released"]), bench.parameters()
+    epoch, parameters = bench.states.sampler.epoch, bench.parameters()
     batch = bench.records.fetch(torch.arange(60), bench.device)
     whole = bench.engine.differentiate(bench.objective, parameters, batch)
     expected = torch.cat([s.flatten() for s in whole.weighted_sum((0.5 / whole.norms).clamp(max=1.0))]) / epoch.records
@@ -154,8 +153,8 @@ def test_no_contribution_exceeds_its_bound_and_no_record_its_rate(
 ) -> None:
     stale, fresh = (torch.tensor(column) for column in zip(*norms, strict=True))
     sampler, epoch = Importance(k, floor), Epoch.bounded(0, records, total, clip, batch)
-    memory = noise_free(sampler, epoch, sampler.bounds(stale, clip))
-    draw = sampler.draw(len(stale), Seeded(1), memory)
+    state = noise_free(sampler, epoch, sampler.bounds(stale, clip))
+    draw = sampler.draw(len(stale), Seeded(1), state)
     weights = Weights().weights(fresh[draw.indices], epoch.sensitivity, draw)
     used = fresh[draw.indices][weights > 0]
     assert (weights[weights > 0] * used <= epoch.sensitivity).all()
@@ -163,20 +162,20 @@ def test_no_contribution_exceeds_its_bound_and_no_record_its_rate(
     assert not weights[~torch.isfinite(fresh[draw.indices])].any()
     # A record is used where its coin lies below its bound, so that it is used no more often than b·C/K̃ < 1.
     rate = epoch.event(1.0).sampling_probability
-    assert (memory["bounds"].double() / epoch.reach <= rate * (1 + 1e-6)).all()
+    assert (state.bounds.double() / epoch.reach <= rate * (1 + 1e-6)).all()
     assert rate < 1
     assert epoch.total <= epoch.records * clip
-    sampler.observe(draw, fresh[draw.indices], memory)
-    assert (memory["bounds"] <= clip * (1 + 1e-6)).all()
-    assert (memory["bounds"] > 0).all()
+    sampler.observe(draw, fresh[draw.indices], state)
+    assert (state.bounds <= clip * (1 + 1e-6)).all()
+    assert (state.bounds > 0).all()
 
 
 def test_one_coin_is_the_papers_two() -> None:
     """P(drawn) = b·ĝ/K̃ and P(used | drawn) = ‖ḡ‖/ĝ (Sec. 3.4, steps 2 and 3), by counting."""
     epoch, sampler = Epoch.bounded(0, 1000.0, 100.0, 1.0, 20), Importance(3.0)
     stale, fresh = torch.full((20_000,), 0.2), torch.full((20_000,), 0.45)
-    memory = noise_free(sampler, epoch, sampler.bounds(stale, 1.0))
-    draw = sampler.draw(20_000, Seeded(5), memory)
+    state = noise_free(sampler, epoch, sampler.bounds(stale, 1.0))
+    draw = sampler.draw(20_000, Seeded(5), state)
     used = int((Weights().weights(fresh[draw.indices], epoch.sensitivity, draw) > 0).sum())
     assert len(draw) / 20_000 == pytest.approx(20 * 0.6 / 100, abs=0.01)
     assert used / len(draw) == pytest.approx(0.45 / 0.6, abs=0.04)
@@ -186,8 +185,8 @@ def test_memory_is_one_float_per_record() -> None:
     trained = run()
     trained.step()
     bench = trained.bench
-    assert {key for key, value in bench.memory.items() if isinstance(value, Tensor)} == {"bounds"}
-    assert (bench.memory["bounds"].dtype, bench.memory["bounds"].shape) == (torch.float32, (RECORDS,))
+    assert {key for key, value in vars(bench.states.sampler).items() if isinstance(value, Tensor)} == {"bounds"}
+    assert (bench.states.sampler.bounds.dtype, bench.states.sampler.bounds.shape) == (torch.float32, (RECORDS,))
 
 
 # -- accounted for ------------------------------------------------------------------------------------------------
@@ -225,10 +224,10 @@ def test_the_reference_noise() -> None:
     sampler, rdp_filter = chosen.sampler, chosen.rdp_filter
     assert isinstance(sampler, Importance)
     epoch = replace(sampler.worst(1.0, 512), total=0.2 * 60_000)
-    found = plan.noise(sampler, rdp_filter, rdp_filter.limit, epoch, 0, chosen.steps)
+    found = plan.find_noise(sampler, rdp_filter, rdp_filter.limit, epoch, 0, chosen.steps)
     assert found == pytest.approx(0.498, rel=0.01)
     # In the first phase the rest of the run is assumed to be the worst case: σ_G stays about where DP-SGD has it.
-    saving = plan.noise(replace(sampler, divider=1.0), rdp_filter, rdp_filter.limit, epoch, 0, chosen.steps)
+    saving = plan.find_noise(replace(sampler, divider=1.0), rdp_filter, rdp_filter.limit, epoch, 0, chosen.steps)
     assert saving == pytest.approx(0.81, rel=0.02)
 
 
@@ -258,7 +257,7 @@ def test_noise_falls_where_the_norms_fall() -> None:
     for number in range(10):
         epoch = Epoch.bounded(number, 1000, 300, 1.0, 50)
         left -= rdp_filter.cost(GaussianDpEvent(sampler.release_noise)) * (2 if number == 0 else 1)
-        sigma.append(plan.noise(sampler, rdp_filter, left, epoch, 20 * number, 200))
+        sigma.append(plan.find_noise(sampler, rdp_filter, left, epoch, 20 * number, 200))
         left -= 20 * rdp_filter.cost(epoch.event(sigma[-1]))
     assert all(later <= earlier * (1 + 1e-5) for earlier, later in pairwise(sigma))
     assert sigma[4] > 0.85 * sigma[0]
@@ -299,13 +298,13 @@ def test_the_sampling_variance_is_smaller_than_poissons_on_a_trained_model() -> 
         optimizer.step()
     bench = run(model=model).bench
     bench.recipe.sampler.prepare(bench, 0)
-    norms, epoch = measure(bench).clamp(max=1.0), Epoch(**bench.memory["released"])
-    ours = torch.minimum(norms.clamp(min=0.01), bench.memory["bounds"]) / epoch.total
+    norms, epoch = measure(bench).clamp(max=1.0), bench.states.sampler.epoch
+    ours = torch.minimum(norms.clamp(min=0.01), bench.states.sampler.bounds) / epoch.total
     poisson = torch.full_like(norms, 1 / RECORDS)
     first_term = [float((norms**2 / p).sum()) / (12 * RECORDS**2) for p in (ours, poisson)]
     assert first_term[0] < 0.8 * first_term[1]
     assert epoch.total < 0.8 * epoch.records  # and the noise is smaller, too
-    assert bench.memory["noise"] <= recipe().noise_multiplier
+    assert bench.states.sampler.noise <= recipe().noise_multiplier
 
 
 # -- attacked -----------------------------------------------------------------------------------------------------
@@ -318,9 +317,9 @@ SMALLEST = Epoch.bounded(0, 8.0, 0.0, 1.0, 4)
 def releases(canary: float, stale: float, sampler: Importance, weighing: Weighing, seed: int) -> np.ndarray:
     """Noisy sums over seven records without gradient and the canary, in one dimension."""
     fresh, known, source = torch.tensor([canary] + [0.0] * 7), torch.tensor([stale] + [0.0] * 7), Seeded(seed)
-    memory, sums = noise_free(sampler, SMALLEST, sampler.bounds(known, 1.0)), []
+    state, sums = noise_free(sampler, SMALLEST, sampler.bounds(known, 1.0)), []
     for _ in range(TRIALS):
-        draw = sampler.draw(8, source, memory)
+        draw = sampler.draw(8, source, state)
         weights = weighing.weights(fresh[draw.indices], SMALLEST.sensitivity, draw)
         sums.append(float(weights @ fresh[draw.indices]))
     return np.array(sums) + SIGMA * np.random.default_rng(seed).standard_normal(TRIALS)
@@ -359,10 +358,10 @@ class Uncapped(Importance):
     def bounds(self, norms: Tensor, clip: float) -> Tensor:
         return self.multiplier * norms.clamp(min=self.floor * clip, max=clip)
 
-    def draw(self, records: int, source: Seeded, memory: dict[str, Any]) -> Draw:
-        drawn = torch.from_numpy(source.uniform(records)) < memory["bounds"] / SMALLEST.reach
+    def draw(self, records: int, source: Seeded, state: Learnt) -> Draw:
+        drawn = torch.from_numpy(source.uniform(records)) < state.bounds / SMALLEST.reach
         indices = drawn.nonzero().squeeze(1)
-        return Draw(indices, torch.from_numpy(source.uniform(len(indices))) * memory["bounds"][indices], self.floor)
+        return Draw(indices, torch.from_numpy(source.uniform(len(indices))) * state.bounds[indices], self.floor)
 
 
 @dataclass(frozen=True)
@@ -394,17 +393,19 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     for _ in range(14):
         first.step()
     first.save()
-    released, left = first.bench.memory["released"], first.bench.allowance.left
+    released, left = first.bench.states.save(), first.bench.allowance.left
     first.close()
 
     second = run(seed=2)
     second.load(tmp_path / "run")
-    assert second.bench.memory == {"released": released}  # public numbers only: law 7 keeps norms off the disk
+    assert second.bench.states.sampler == Learnt(
+        Epoch(**released)
+    )  # public numbers only: law 7 keeps norms off the disk
     assert second.bench.allowance.left == pytest.approx(left, rel=1e-9)
     second.step()
-    assert {**released} == second.bench.memory["released"]  # still the same epoch, nothing released again
+    assert {**released} == second.bench.states.save()  # still the same epoch, nothing released again
     fresh = second.bench.recipe.sampler.bounds(measure(second.bench), released["clip"])
-    untouched = torch.isclose(second.bench.memory["bounds"], fresh, atol=0.5)
+    untouched = torch.isclose(second.bench.states.sampler.bounds, fresh, atol=0.5)
     assert untouched.float().mean() > 0.9  # measured anew, at the model of the checkpoint
     assert len(list(second.steps())) == 30 - 15
     assert second.guarantee().epsilon == pytest.approx(BUDGET.epsilon)
@@ -416,7 +417,7 @@ def test_work_lost_in_a_crash_stays_paid_for_and_the_rest_gets_noisier(tmp_path:
         first.step()
     first.save()
     first.step()  # opens the second epoch
-    noise = first.bench.memory["noise"]
+    noise = first.bench.states.sampler.noise
     for _ in range(8):
         first.step()
     first.close()  # killed: nine steps and one release of K are in the ledger and nowhere else
@@ -424,7 +425,7 @@ def test_work_lost_in_a_crash_stays_paid_for_and_the_rest_gets_noisier(tmp_path:
     second = run(seed=2)
     second.load(tmp_path / "run")
     second.step()
-    assert second.bench.memory["noise"] > 1.05 * noise
+    assert second.bench.states.sampler.noise > 1.05 * noise
     assert len(list(second.steps())) == 19
     chosen = second.bench.recipe.rdp_filter
     assert sum(n * chosen.cost(event) for event, n in second.bench.ledger.events()) <= chosen.limit * (1 + 1e-12)
@@ -482,14 +483,14 @@ def test_a_bad_record_changes_at_most_its_own_contribution() -> None:
     for _ in range(5):
         trained.step()
     assert all(torch.isfinite(p).all() for p in trained.bench.parameters())
-    assert math.isfinite(trained.bench.memory["released"]["total"])
+    assert math.isfinite(trained.bench.states.save()["total"])
 
 
 def test_the_clipping_bound_follows_the_mean_norm() -> None:
     trained = run(recipe(budget=Budget(200.0, 1e-3), clip=0.05, adaptive=True))
     for _ in range(11):
         trained.step()
-    clip, mean = trained.bench.memory["released"]["clip"], float(measure(trained.bench).clamp(max=0.2).mean())
+    clip, mean = trained.bench.states.save()["clip"], float(measure(trained.bench).clamp(max=0.2).mean())
     assert clip == pytest.approx(mean, rel=0.2)
     assert 0.05 < clip <= 4 * 0.05 * (1 + 1e-9)
 
@@ -512,7 +513,7 @@ def test_parts_without_a_proof_are_refused(changes: dict[str, Any], reason: str)
 
 def test_estimated_norms_are_refused_when_the_recipe_is_made() -> None:
     with pytest.raises(InvalidInput, match="proof"):
-        replace(recipes.dpis(batch_size=12, epochs=3), norms=Projected(24))
+        replace(recipes.dpis(batch_size=12, epochs=3), norms=ProjectedNorms(24))
 
 
 def test_a_run_without_a_filter_is_refused() -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from sordino import Budget, InvalidInput, Private, Recipe, recipes
 from sordino.accounting import pricing
 from sordino.accounting.step_length import NoisyMinimum
-from sordino.selection.step_length import StepLength
+from sordino.mechanisms.dpagd import StepLength
 from tests.helpers import classification, cross_entropy, mlp, private
 
 DELTA = 1e-5
@@ -122,7 +122,7 @@ def test_without_noise_the_best_length_is_taken() -> None:
     run, data = private(recipe), classification()
     for _ in run.steps():
         pass
-    chosen = run.bench.memory["selection.chosen_lengths"]
+    chosen = run.bench.states.selection.chosen
     assert chosen
     assert set(np.round(np.array(chosen) / 0.1, 6) % 1) <= {0.0}, "21 candidates between 0 and 2"
     with torch.no_grad():
@@ -142,7 +142,7 @@ def test_where_no_step_helps_the_model_stays_and_gradients_add_up() -> None:
     for count in (1, 2, 3):
         run.step()
         assert model.weight.item() == 0
-        assert run.bench.memory["selection.rejected_gradients"][1] == count
+        assert run.bench.states.selection.averaged == count
 
 
 def test_a_step_has_the_chosen_length() -> None:
@@ -162,7 +162,7 @@ def test_the_longest_step_follows_the_last_ten() -> None:
     selection = StepLength(longest=2.0)
     run = private(dpagd())
     attempt: Any = type("Attempt", (), {"bench": run.bench})
-    chosen = run.bench.memory.setdefault("selection.chosen_lengths", [])
+    chosen = run.bench.states.selection.chosen
     chosen += [0.5] * 9
     assert selection._longest(attempt) == 2.0
     chosen += [0.6]
@@ -181,4 +181,4 @@ def test_recipes_survive_toml() -> None:
 )
 def test_impossible_choices_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
-        dpagd(**changes).terms(0, {})
+        dpagd(**changes).terms(0)

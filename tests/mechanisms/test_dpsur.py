@@ -21,16 +21,13 @@ from sordino.accounting import pricing
 from sordino.accounting.erasure import Erasure
 from sordino.accounting.ledger import Receipt
 from sordino.errors import UnsupportedModel
+from sordino.mechanisms.dpsur import Selective
+from sordino.mechanisms.dynamic import ExponentialDecay, GrowingMu
+from sordino.mechanisms.jl import ProjectedNorms
+from sordino.mechanisms.noisy_test import NoisyTest, bounded, difference, losses
+from sordino.mechanisms.rejecting import Attempts, Rollback, average_with_rejected, shorten
 from sordino.noise import Seeded
-from sordino.projection import Projected
 from sordino.records import Records
-from sordino.schedules import ExponentialDecay, GrowingMu
-from sordino.selection.energy import bounded, difference, losses
-from sordino.selection.line import shorten
-from sordino.selection.noisy_test import NoisyTest
-from sordino.selection.reuse import average_with_rejected
-from sordino.selection.rollback import Rollback
-from sordino.selection.selective import Selective
 from tests.helpers import classification, cross_entropy, mlp, private
 
 FALSE_ALARM = 1e-4
@@ -192,7 +189,7 @@ def test_the_energy_divides_by_a_public_number_and_survives_bad_records(bad: flo
     before = Rollback(bench)
     with torch.no_grad():
         model.weight += 1
-    attempt = SimpleNamespace(bench=bench, terms=recipe.terms(0, {}), receipt=receipt())
+    attempt = SimpleNamespace(bench=bench, terms=recipe.terms(0), receipt=receipt())
     assert recipe.selection.test.energy(attempt, before) == pytest.approx(expected)
 
 
@@ -308,7 +305,7 @@ def test_published_counts_accepted_updates_and_cautions() -> None:
     recipe = dpsur(accounting="published", steps=6)
     run = private(recipe)
     attempts = sum(1 for _ in run.steps())
-    pair = recipe.terms(0, {}).event
+    pair = recipe.terms(0).event
     spent = {event: count for event, count in run.bench.ledger.events() if event == pair}
     assert spent == {pair: 6}
     assert attempts > 6, "rejected attempts are repeated for free, which is what is wrong with it"
@@ -320,12 +317,12 @@ def test_published_counts_accepted_updates_and_cautions() -> None:
 def test_a_published_selection_cannot_pass_for_proven() -> None:
     honest = dpsur()
     with pytest.raises(InvalidInput, match="must agree"):
-        replace(honest, selection=Selective(accounting="published")).terms(0, {})
+        replace(honest, selection=Selective(accounting="published")).terms(0)
 
 
 def test_estimated_norms_are_refused_with_a_reason() -> None:
     with pytest.raises(InvalidInput, match=r"use (exact norms|norms=Exact)"):
-        replace(dpsur(), norms=Projected(24)).terms(0, {})
+        replace(dpsur(), norms=ProjectedNorms(24)).terms(0)
 
 
 # -- beyond the paper -----------------------------------------------------------------------------------------
@@ -333,7 +330,9 @@ def test_estimated_norms_are_refused_with_a_reason() -> None:
 
 def test_reuse_averages_what_was_rejected_at_this_model() -> None:
     weight = nn.Parameter(torch.zeros(2))
-    attempt: Any = SimpleNamespace(bench=SimpleNamespace(memory={}), parameters=[weight])
+    attempt: Any = SimpleNamespace(
+        bench=SimpleNamespace(states=SimpleNamespace(selection=Attempts())), parameters=[weight]
+    )
     for gradient, mean in (([2.0, 0.0], [2.0, 0.0]), ([0.0, 4.0], [1.0, 2.0]), ([1.0, 2.0], [1.0, 2.0])):
         weight.grad = torch.tensor(gradient)
         average_with_rejected(attempt)
@@ -381,7 +380,7 @@ def test_a_line_search_halves_the_step() -> None:
 def test_blocks_are_tested_and_rolled_back_together() -> None:
     recipe = dpsur(test_every=3, threshold=-1e3, steps=8, validation_noise=200.0)
     proposal = PoissonSampledDpEvent(0.25, GaussianDpEvent(1.0))
-    events = [recipe.terms(step, {}).event for step in range(8)]
+    events = [recipe.terms(step).event for step in range(8)]
     assert [event == proposal for event in events] == [True, True, False, True, True, False, True, False]
     run = private(recipe)
     start = nn.utils.parameters_to_vector(run.bench.objective.model.parameters()).detach().clone()
@@ -443,7 +442,7 @@ def test_recipes_survive_toml() -> None:
 )
 def test_impossible_choices_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
-        dpsur(**changes).terms(0, {})
+        dpsur(**changes).terms(0)
 
 
 def test_autocast_around_a_step_does_not_reach_the_losses_of_the_test() -> None:

@@ -12,24 +12,25 @@ from hypothesis import strategies as st
 
 from sordino.accounting import Budget
 from sordino.errors import InvalidInput
-from sordino.recipe import Recipe
-from sordino.recipes import dpsgd
-from sordino.recipes.common import Common
-from sordino.recipes.scheduled import DECAYS, dynamic, growing_mu, noise_decay, sensitivity_decay
-from sordino.schedules import (
-    Constant,
+from sordino.mechanisms.dynamic import (
+    DECAYS,
     ExponentialDecay,
     GrowingMu,
     Levels,
     PerEpoch,
     PolynomialDecay,
-    Schedule,
     SensitivityDecay,
     StepDecay,
     TimeDecay,
     VarianceDecay,
-    factor_at,
+    dynamic,
+    growing_mu,
+    noise_decay,
+    sensitivity_decay,
 )
+from sordino.parts import Constant, Schedule, factor_at
+from sordino.recipe import Common, Recipe
+from sordino.recipes import dpsgd
 
 ALL: list[Schedule] = [
     Constant(),
@@ -112,7 +113,7 @@ def _halving(step: int, steps: int) -> float:
 
 def test_a_function_is_a_schedule() -> None:
     recipe = replace(dpsgd(batch_size=10, steps=50, noise_multiplier=2.0), noise_schedule=_halving).for_records(1000)
-    assert recipe.terms(25, {}).noise_multiplier == pytest.approx(2 * 0.5**0.5)
+    assert recipe.terms(25).noise_multiplier == pytest.approx(2 * 0.5**0.5)
     assert len(recipe.plan()) == 50
     assert Levels(_halving, 4)(0, 50) == 1.0
 
@@ -146,7 +147,7 @@ def test_more_impossible_constants() -> None:
 
 def test_dynamic_is_algorithm_2() -> None:
     recipe = dynamic(mu_ratio=2, clip_ratio=4, clip=1.5, batch_size=10, steps=100, noise_multiplier=3.0)
-    terms = recipe.for_records(1000).terms(50, {})
+    terms = recipe.for_records(1000).terms(50)
     assert terms.clip == pytest.approx(1.5 * 4**-0.5)
     assert terms.noise_std == pytest.approx(1.5 * 3.0 * 8**-0.5)
 
@@ -190,7 +191,7 @@ def test_calibration_of_a_staircase_and_of_a_schedule_come_out_alike() -> None:
     staircase = replace(recipe, noise_schedule=Levels(GrowingMu(1.5), 16)).calibrate(budget, records=10_000)
     for found in (exact, staircase):
         assert 0.99 * 0.4 <= found.price(1e-5) <= 0.4
-    spent = [sum(found.terms(t, {}).noise_multiplier ** -2 for t in range(400)) for found in (exact, staircase)]
+    spent = [sum(found.terms(t).noise_multiplier ** -2 for t in range(400)) for found in (exact, staircase)]
     assert spent[0] == pytest.approx(spent[1], rel=0.02)
 
 

@@ -16,9 +16,9 @@ from scipy.special import ndtr, ndtri
 from sordino import recipes
 from sordino.accounting import pricing
 from sordino.accounting.composition import Array
-from sordino.selection.annealing import Annealing
-from sordino.selection.noisy_test import NoisyTest
-from sordino.selection.selective import Selective
+from sordino.mechanisms.dpsur import Selective
+from sordino.mechanisms.noisy_test import NoisyTest
+from sordino.mechanisms.screening import Annealing
 
 DELTA, ERROR = 1e-5, 0.0005
 SIGMA, TEST, BETA, ACCEPTED = 8.0, 4.0, -16.0, 16

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sordino import Private, Recipe
-from sordino.selection import Selector, Snapshot
-from sordino.selection.rollback import Rollback
+from sordino.mechanisms.rejecting import Rollback
+from sordino.parts import Selector, Snapshot
 from sordino.step import Attempt
 from tests.helpers import calibrated, cross_entropy, mlp, private
 

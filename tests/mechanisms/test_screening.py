@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sordino import InvalidInput, Private, Recipe, recipes
 from sordino.accounting.erasure import AnnealedErasure, annealed_acceptance
-from sordino.selection.annealing import Annealing
+from sordino.mechanisms.screening import Annealing
 from tests.helpers import classification, cross_entropy, private
 
 PUBLIC = classification(32, seed=5)
@@ -97,7 +97,7 @@ def test_private_energy_is_noised_before_it_decides(sign: float) -> None:
     run = private(recipe, model=model, dataset=torch.ones(8, 1), loss=loss, validate=False, engine="loop")
     for _ in range(steps):
         nn.init.zeros_(model.weight)
-        run.bench.memory.clear()
+        run.bench.states = recipe.start()
         run.step()
         accepted += int(model.weight.item() != 0)
     true, other = (annealed_acceptance(10.0 * 0.1, energy, 1.0) for energy in (sign, -sign))
@@ -136,7 +136,7 @@ def test_impossible_choices_are_refused(changes: dict[str, Any]) -> None:
 
 def test_published_screening_cannot_pass_for_proven() -> None:
     with pytest.raises(InvalidInput, match="must agree"):
-        replace(screening(accounting="published"), basis="proven").terms(0, {})
+        replace(screening(accounting="published"), basis="proven").terms(0)
 
 
 def test_a_recipe_with_public_records_stays_in_code() -> None:
