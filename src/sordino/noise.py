@@ -165,11 +165,11 @@ class Independent(Noise):
         perturb(source, receipt, sums, std)
 
 
-def noised(source: Gaussians, receipt: Receipt, value: Tensor, std: float) -> Tensor:
+def add_noise(source: Gaussians, receipt: Receipt, value: Tensor, std: float) -> Tensor:
     """`value` with one independent normal of deviation `std` on every entry, in float64."""
     exact = value.double()
     noise = source.gaussian(receipt, value.numel(), std).to(exact.device)
-    return settled(source, receipt, exact, exact + noise.view(value.shape))
+    return settle(source, receipt, exact, exact + noise.view(value.shape))
 
 
 def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: float) -> None:
@@ -182,12 +182,12 @@ def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: fl
         for piece, drawn in zip(pieces, noise.split(sizes), strict=True):
             piece += drawn.to(device=piece.device, dtype=piece.dtype)
     if before is not None:
-        released = settled(source, receipt, before, _flat(held))
+        released = settle(source, receipt, before, _flat(held))
         for tensor, piece in zip(held, released.split([tensor.numel() for tensor in held]), strict=True):
             tensor.copy_(piece.view(tensor.shape))
 
 
-def settled(source: Gaussians, receipt: Receipt, value: Tensor, released: Tensor) -> Tensor:
+def settle(source: Gaussians, receipt: Receipt, value: Tensor, released: Tensor) -> Tensor:
     """What leaves in place of `value`: `released`, which every place that adds noise passes through here.
 
     A `Settling` source sees both and decides: that of `sordino.audit.conformance`, which records the releases of a run

@@ -132,7 +132,7 @@ class Sampler(Protocol):
         """How many steps in a row one event pays for: 1, or an epoch's where a record is in one batch of it."""
         return 1
 
-    def calibrated(self, recipe: Recipe, budget: Budget) -> Recipe | None:
+    def calibrate(self, recipe: Recipe, budget: Budget) -> Recipe | None:
         """`recipe` made ready for `budget` in this sampler's own way; None to have its plan priced as usual."""
         return None
 
@@ -239,7 +239,7 @@ class Norms(Protocol):
         """Called once before every draw, for engines that need fresh randomness."""
         return
 
-    def calibrated(self, recipe: Recipe, budget: Budget) -> Recipe | None:
+    def calibrate(self, recipe: Recipe, budget: Budget) -> Recipe | None:
         """The recipe with its noise found by these norms themselves; None where the ordinary search will do."""
         return None
 

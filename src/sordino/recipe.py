@@ -187,7 +187,7 @@ class Recipe:
         )
         recipe = replace(self.for_records(records), budget=budget)
         assert recipe.sampler is not None
-        if (by_sampler := recipe.sampler.calibrated(recipe, budget)) is not None:
+        if (by_sampler := recipe.sampler.calibrate(recipe, budget)) is not None:
             return by_sampler
         if recipe.noise_multiplier is None:
             return recipe._with_noise_for(budget)
@@ -203,7 +203,7 @@ class Recipe:
 
     def _with_noise_for(self, budget: Budget) -> Recipe:
         _require(self.steps is not None, "neither steps nor epochs is set: give the length of training")
-        if (by_norms := self.norms.calibrated(self, budget)) is not None:
+        if (by_norms := self.norms.calibrate(self, budget)) is not None:
             return by_norms
 
         def plan(sigma: float) -> list[tuple[DpEvent, int]]:

@@ -416,7 +416,7 @@ def restless(self: Annealing, attempt: Attempt, before: Rollback, temperature: f
 class NoNoise(StepLength):
     """Takes the smallest total itself; the noise is drawn for nothing."""
 
-    def noised(self, totals: Any, normals: Any) -> Any:
+    def add_noise(self, totals: Any, normals: Any) -> Any:
         return totals
 
 
@@ -432,7 +432,7 @@ class NotEvenDrawn(StepLength):
 
 @dataclass(frozen=True, kw_only=True)
 class HalfTheScale(StepLength):
-    def noised(self, totals: Any, normals: Any) -> Any:
+    def add_noise(self, totals: Any, normals: Any) -> Any:
         return np.asarray(totals - self.loss_clip / self.epsilon / 2 * (normals**2).sum(axis=0) / 2)
 
 
@@ -595,7 +595,7 @@ BROKEN: dict[str, dict[str, Twist]] = {
     },
     "dpsur": {
         "half the noise of a test": tests_changed(energy=half_the_test),
-        "the test's value is not clipped": tests_changed(noised=lambda self, means, noise: means + noise),
+        "the test's value is not clipped": tests_changed(add_noise=lambda self, means, noise: means + noise),
         "tests on the training draw": Twist(patch=on_the_training_draw),
         "tests on everybody": Twist(patch=on_everybody),
         "momentum keeps rejected gradients": parts(selection=sabotage.KeepsMomentum(test=DPSUR.selection.test)),  # type: ignore[attr-defined]
@@ -624,7 +624,7 @@ BROKEN: dict[str, dict[str, Twist]] = {
     "screening, noised": {
         "the forced interval is not priced": Twist(patch=without_forced),
         "half the noise of a test": tests_changed(energy=half_the_test),
-        "the test's value is not clipped": tests_changed(noised=lambda self, means, noise: means + noise),
+        "the test's value is not clipped": tests_changed(add_noise=lambda self, means, noise: means + noise),
         "tests on everybody": Twist(patch=on_everybody),
         "tests on the training draw": Twist(patch=on_the_training_draw),
         "half the noise of a step": Twist(patch=halving_noise),

@@ -23,7 +23,7 @@ from sordino.features import normalising
 from sordino.federated.account import Account
 from sordino.federated.mechanism import Mechanism, Round
 from sordino.federated.quantile import Quantile
-from sordino.noise import Secure, Seeded, noised
+from sordino.noise import Secure, Seeded, add_noise
 from tests.audit import sabotage
 
 Patch = pytest.MonkeyPatch
@@ -31,7 +31,7 @@ Sabotage = Callable[[Patch], None]
 
 
 def half_noise(module: Any) -> Sabotage:
-    return lambda patch: patch.setattr(module, "noised", lambda s, r, value, std: noised(s, r, value, std / 2))
+    return lambda patch: patch.setattr(module, "add_noise", lambda s, r, value, std: add_noise(s, r, value, std / 2))
 
 
 # -- tables ---------------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def mean_of(records: list[float], tape: Tape, bound: float = 1.0, note: str = ""
     total = torch.tensor([sum(max(-bound, min(bound, value)) for value in records)], dtype=torch.float64)
     if note:
         raise ValueError(f"{note}: {records[-1]}")
-    return noised(tape, receipt, total, 2.0).item() / 10
+    return add_noise(tape, receipt, total, 2.0).item() / 10
 
 
 LOUD = Neighbours("loud", [0.5, -0.5], [0.5, -0.5, 40.0])
@@ -323,6 +323,6 @@ def test_an_event_that_nobody_knows_is_said() -> None:
     def run(records: list[float], tape: Tape) -> None:
         ledger = Ledger.in_memory()
         tape.watch(ledger)
-        noised(tape, ledger.charge(LaplaceDpEvent(1.0)), torch.zeros(1), 1.0)
+        add_noise(tape, ledger.charge(LaplaceDpEvent(1.0)), torch.zeros(1), 1.0)
 
     assert "unknown to the conformance suite" in str(conformance.replay(run, LOUD).findings)

@@ -24,7 +24,7 @@ from sordino.errors import UnsupportedModel
 from sordino.mechanisms.dpsur import Selective
 from sordino.mechanisms.dynamic import ExponentialDecay, GrowingMu
 from sordino.mechanisms.jl import ProjectedNorms
-from sordino.mechanisms.noisy_test import NoisyTest, bounded, difference, losses
+from sordino.mechanisms.noisy_test import NoisyTest, clip_energy, difference, losses
 from sordino.mechanisms.rejecting import Attempts, Rollback, average_with_rejected, shorten
 from sordino.noise import Seeded
 from sordino.records import Records
@@ -65,9 +65,9 @@ def test_acceptance_frequencies_are_equations_11_and_12(beta: float, sigma: floa
     assert (low, high) == pytest.approx((ndtr((beta - 1) / (2 * sigma)), ndtr((beta + 1) / (2 * sigma))))
     for energy, probability in ((-1.0, high), (1.0, low)):
         noise = Seeded(3).gaussian(receipt(), tries, sigma * 2 * test.clip).numpy()
-        accepted = int(test.passes(test.noised(np.full(tries, energy), noise)).sum())
+        accepted = int(test.passes(test.add_noise(np.full(tries, energy), noise)).sum())
         assert not objects(accepted, tries, probability)
-        halved = int(test.passes(test.noised(np.full(tries, energy), noise / 2)).sum())
+        halved = int(test.passes(test.add_noise(np.full(tries, energy), noise / 2)).sum())
         if probability != 0.5:  # a threshold at the clipped energy itself is passed half the time at any noise
             assert objects(halved, tries, probability), "half the noise must be noticed"
 
@@ -199,7 +199,7 @@ def test_a_proposal_that_breaks_the_model_looks_as_bad_as_can_be() -> None:
     with torch.no_grad():
         next(run.bench.objective.model.parameters()).fill_(math.nan)
     worse = difference(before, run.bench, run.bench.records, torch.arange(8))
-    assert bounded(np.array([worse]), 0.001)[0] == 0.001
+    assert clip_energy(np.array([worse]), 0.001)[0] == 0.001
 
 
 # -- each record's share of the test ------------------------------------------------------------------------------

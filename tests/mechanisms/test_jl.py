@@ -30,7 +30,7 @@ BUDGET = Budget(epsilon=3.0, delta=1e-5)
 
 def calibrate(recipe: Recipe, budget: Budget = BUDGET, records: int = 2000) -> Recipe:
     assert isinstance(recipe.norms, ProjectedNorms)
-    return recipe.norms.calibrated(recipe.for_records(records), budget)
+    return recipe.norms.calibrate(recipe.for_records(records), budget)
 
 
 def spent(recipe: Recipe, budget: Budget = BUDGET) -> float:

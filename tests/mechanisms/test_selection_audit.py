@@ -61,7 +61,7 @@ def attempts(test: NoisyTest, present: bool, count: int, rng: np.random.Generato
     moves = rng.normal(0.0 if present else 1.0, SIGMA, count)
     energies = np.where(moves > 0, 1.0, -1.0) if present else np.where(moves > 0, -1.0, 1.0)
     noise = std * ndtri(rng.uniform(0, bound, count))
-    return moves, test.passes(test.noised(1e6 * energies, noise)).astype(np.float64)
+    return moves, test.passes(test.add_noise(1e6 * energies, noise)).astype(np.float64)
 
 
 def until_accepted(test: NoisyTest, present: bool, runs: int, rng: np.random.Generator) -> Array:

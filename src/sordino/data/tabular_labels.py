@@ -23,7 +23,7 @@ from sordino.accounting.ledger import Receipt
 from sordino.accounting.pld import pld
 from sordino.data.tabular_encoding import label
 from sordino.errors import InvalidInput
-from sordino.noise import Source, noised
+from sordino.noise import Source, add_noise
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def released(
     spelled = {cell: label(cell) for cell in set(cells)}
     counts = Counter(name for cell in cells if (name := spelled[cell]) is not None)
     exact = torch.tensor(list(counts.values()), dtype=torch.float64)
-    noisy = noised(source, receipt, exact, noise_multiplier).tolist()
+    noisy = add_noise(source, receipt, exact, noise_multiplier).tolist()
     least = threshold(noise_multiplier, unlisted)
     named = [name for name, count in zip(counts, noisy, strict=True) if count > least]
     if len(named) < 2:

@@ -22,7 +22,7 @@ from sordino.errors import BudgetExhausted, SordinoError
 from sordino.federated.account import Account
 from sordino.federated.quantile import SENSITIVITY, Quantile
 from sordino.federated.work import trainable
-from sordino.noise import noised
+from sordino.noise import add_noise
 from sordino.parts import Draw, Terms
 from sordino.recipe import Recipe
 
@@ -130,7 +130,7 @@ class Mechanism:
         self.optimizer.zero_grad(set_to_none=True)
         if self.adaptive is not None:
             exact = torch.tensor(current.votes, dtype=torch.float64)
-            votes = noised(self.account.source, current.receipt, exact, current.count_noise).item()
+            votes = add_noise(self.account.source, current.receipt, exact, current.count_noise).item()
             self.clip = self.adaptive.following(self.clip, self.adaptive.fraction(votes, terms.divisor))
         self.account.position += 1
 

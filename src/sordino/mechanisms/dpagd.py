@@ -26,7 +26,7 @@ from sordino.mechanisms.rejecting import (
     together,
     validation_rate,
 )
-from sordino.noise import settled
+from sordino.noise import settle
 from sordino.parts import Snapshot
 from sordino.recipe import Common, Optimizer, Recipe
 
@@ -104,11 +104,11 @@ class StepLength(Rejecting):
             totals.append(self._total(attempt, draw.indices))
         normals = attempt.bench.source.gaussian(attempt.receipt, 2 * len(lengths), 1.0).numpy().reshape(2, -1)
         exact = np.array(totals)
-        noisy = settled(
+        noisy = settle(
             attempt.bench.source,
             attempt.receipt,
             torch.from_numpy(exact),
-            torch.from_numpy(self.noised(exact, normals)),
+            torch.from_numpy(self.add_noise(exact, normals)),
         )
         chosen = int(np.argmin(noisy.numpy()))
         move_to(attempt.parameters, start, movement, float(lengths[chosen]) / norm)
@@ -117,7 +117,7 @@ class StepLength(Rejecting):
             forget_rejected(attempt)
         return chosen > 0
 
-    def noised(self, totals: Array, normals: Array) -> Array:
+    def add_noise(self, totals: Array, normals: Array) -> Array:
         """Totals from which exponential noise of scale C/ε was subtracted.
 
         The noise is half the sum of two squared standard `normals` (first axis): exponential with mean 1.
@@ -127,7 +127,7 @@ class StepLength(Rejecting):
 
     def choose(self, totals: Array, normals: Array) -> NDArray[np.intp]:
         """The candidate (last axis) whose noised total is the smallest."""
-        chosen: NDArray[np.intp] = np.argmin(self.noised(totals, normals), axis=-1)
+        chosen: NDArray[np.intp] = np.argmin(self.add_noise(totals, normals), axis=-1)
         return chosen
 
     def _total(self, attempt: Attempt, indices: torch.Tensor) -> float:

@@ -30,7 +30,7 @@ from sordino.combinations import Needs
 from sordino.distributed.sharding import whole
 from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.mechanisms import Mechanism
-from sordino.noise import Independent, Source, noised
+from sordino.noise import Independent, Source, add_noise
 from sordino.parts import ROUNDING, Always, Constant, Draw, Exact, Sampler, State, Terms, drop_not_finite
 from sordino.recipe import Common, Optimizer, Recipe
 
@@ -132,7 +132,7 @@ class Importance(Sampler):
     which all gradients count alike; `divider` is a_E, the share of epochs that save for a later K̃ as bad as Ñ·C
     (Sec. 4.2). `external` is C*/C_1 and turns the adaptive clipping bound on, C_e = `quantile`·K̃*/Ñ (Eqs. 16-17).
     `release_noise` is σ_N = σ_K: noise over sensitivity of Ñ, K̃ and K̃*. It and the public number of `records` are set
-    by `calibrated`.
+    by `calibrate`.
 
     Guarantees: given Ñ, K̃ and C, one step is SGM(b·C/K̃, σ_G·Ñ·C/K̃). Bounds depend on a record's own past coins; those
     only change at which length it is clipped, so that they average out.
@@ -172,7 +172,7 @@ class Importance(Sampler):
     def start(self) -> Learnt:
         return Learnt()
 
-    def calibrated(self, recipe: Recipe, budget: Budget) -> Recipe:
+    def calibrate(self, recipe: Recipe, budget: Budget) -> Recipe:
         """Fix the filter, the noise of K̃ and Ñ, and the σ_G that the worst case would need."""
         return _calibrate(self, recipe, budget)
 
@@ -235,7 +235,7 @@ class Importance(Sampler):
         assert self.release_noise is not None
         receipt = bench.charge(GaussianDpEvent(self.release_noise))
         exact = torch.tensor(value, dtype=torch.float64)
-        return noised(bench.source, receipt, exact, self.release_noise * sensitivity).item()
+        return add_noise(bench.source, receipt, exact, self.release_noise * sensitivity).item()
 
     def _noise(self, bench: Bench, step: int) -> float:
         """σ_G from here on: the smallest that what is left pays for, if later epochs turn out as assumed (Sec. 4.2)."""

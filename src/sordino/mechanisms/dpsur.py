@@ -128,7 +128,7 @@ class Selective(Rejecting):
         if not self._tests_at(attempt.terms.step, attempt.bench.recipe):
             return True
         attempt.bench.states.selection.block = None
-        kept = self._searched(attempt, before) if self.line_search else self._passes(attempt, before)
+        kept = self._search_line(attempt, before) if self.line_search else self._passes(attempt, before)
         if kept:
             forget_rejected(attempt)
         return kept
@@ -136,7 +136,7 @@ class Selective(Rejecting):
     def _passes(self, attempt: Attempt, before: Rollback) -> bool:
         return bool(self.test.passes(np.array([self.test.energy(attempt, before)]))[0])
 
-    def _searched(self, attempt: Attempt, before: Rollback) -> bool:
+    def _search_line(self, attempt: Attempt, before: Rollback) -> bool:
         """Test the whole step, half of it, a quarter, ..., as far as paid verdicts reach."""
         state: Tested = attempt.bench.states.selection
         state.tests += self.tests

@@ -221,7 +221,7 @@ def dynamic(
     >>> round(recipe.noise_schedule(50, 100) * recipe.clip_schedule(50, 100), 4)  # 8 ** -0.5
     0.3536
     """
-    return _scheduled("dynamic", GrowingMu(mu_ratio), SensitivityDecay(clip_ratio), clip, lr, per_epoch, common)
+    return _make_recipe("dynamic", GrowingMu(mu_ratio), SensitivityDecay(clip_ratio), clip, lr, per_epoch, common)
 
 
 def growing_mu(
@@ -233,7 +233,7 @@ def growing_mu(
     >>> recipes.growing_mu(ratio=2, batch_size=256, epochs=20).noise_schedule
     GrowingMu(ratio=2)
     """
-    return _scheduled("growing_mu", GrowingMu(ratio), Constant(), clip, lr, per_epoch, common)
+    return _make_recipe("growing_mu", GrowingMu(ratio), Constant(), clip, lr, per_epoch, common)
 
 
 def sensitivity_decay(
@@ -245,7 +245,7 @@ def sensitivity_decay(
     >>> recipes.sensitivity_decay(ratio=4, clip=1.5, batch_size=256, epochs=20).clip_schedule(50, 100)
     0.5
     """
-    return _scheduled("sensitivity_decay", Constant(), SensitivityDecay(ratio), clip, lr, per_epoch, common)
+    return _make_recipe("sensitivity_decay", Constant(), SensitivityDecay(ratio), clip, lr, per_epoch, common)
 
 
 def noise_decay(
@@ -269,14 +269,14 @@ def noise_decay(
         raise InvalidInput(f"kind={kind!r} is unknown: use one of {', '.join(DECAYS)}")
     make, constant = DECAYS[kind]
     schedule = make(constant if rate is None else rate)
-    return _scheduled("noise_decay", schedule, Constant(), clip, lr, True, common)
+    return _make_recipe("noise_decay", schedule, Constant(), clip, lr, True, common)
 
 
-def _scheduled(
+def _make_recipe(
     name: str, noise: Schedule, bound: Schedule, clip: float, lr: float, per_epoch: bool, common: Common
 ) -> Recipe:
     if per_epoch:
-        noise, bound = _stepped(noise, common), _stepped(bound, common)
+        noise, bound = _change_per_epoch(noise, common), _change_per_epoch(bound, common)
     return Recipe(
         name=name,
         clip=clip,
@@ -288,7 +288,7 @@ def _scheduled(
     )
 
 
-def _stepped(schedule: Schedule, common: Common) -> Schedule:
+def _change_per_epoch(schedule: Schedule, common: Common) -> Schedule:
     if isinstance(schedule, Constant):
         return schedule
     epochs = common.get("epochs")

@@ -65,7 +65,7 @@ class ProjectedNorms(Norms):
         assert isinstance(engine, projected.Projected)
         engine.renew()
 
-    def calibrated(self, recipe: Recipe, budget: Budget) -> Recipe:
+    def calibrate(self, recipe: Recipe, budget: Budget) -> Recipe:
         """`recipe` with the smallest noise that the budget allows, and with a number of projections for "auto"."""
         _require_few_events(recipe)
         if self.projections == "auto":

@@ -17,7 +17,7 @@ from sordino.accounting.erasure import Erasure
 from sordino.errors import InvalidInput
 from sordino.gradients.engine import FullPrecision
 from sordino.mechanisms.rejecting import Rollback, proposal_noise, validation_rate
-from sordino.noise import settled
+from sordino.noise import settle
 from sordino.parts import Constant, Draw, Poisson, Schedule, evaluating, factor_at
 from sordino.records import Records
 
@@ -117,12 +117,12 @@ class NoisyTest:
         mean = difference(before, bench, bench.records, draw.indices, self.record_clip) / self.size
         std = self.noise_at(attempt.terms.step, _steps(bench.recipe)) * 2 * self.clip
         noise = bench.source.gaussian(attempt.receipt, 1, std)
-        exact, released = (self.noised(np.array([mean]), drawn) for drawn in (np.zeros(1), noise.numpy()))
-        return settled(bench.source, attempt.receipt, torch.from_numpy(exact), torch.from_numpy(released)).item()
+        exact, released = (self.add_noise(np.array([mean]), drawn) for drawn in (np.zeros(1), noise.numpy()))
+        return settle(bench.source, attempt.receipt, torch.from_numpy(exact), torch.from_numpy(released)).item()
 
-    def noised(self, means: Array, noise: Array) -> Array:
+    def add_noise(self, means: Array, noise: Array) -> Array:
         """Clip, then add noise: nothing else of the records reaches the decision."""
-        return bounded(means, self.clip) + noise
+        return clip_energy(means, self.clip) + noise
 
     def passes(self, noised: Array) -> NDArray[np.bool_]:
         """Whether noisy energies are below β·C_v."""
@@ -185,7 +185,7 @@ def difference(
     return total if total == total else float("inf")
 
 
-def bounded(energy: Array, clip: float) -> Array:
+def clip_energy(energy: Array, clip: float) -> Array:
     """Clip to ±C_v: whatever the records, the result moves by at most 2·C_v (DPSUR, Alg. 2, line 12)."""
     return np.clip(energy, -clip, clip)
 

@@ -37,7 +37,7 @@ class Rejecting(Selector):
     """A selector that may roll a proposal back.
 
     With accounting="proven" every attempt is a step of the recipe and is charged. "published" charges a step once,
-    however many attempts it takes until one is accepted, as papers 001 and 003 do: that is no guarantee.
+    however many attempts it takes until one is accepted, as DPSUR and noise screening do: that is no guarantee.
     """
 
     accounting: str = "proven"

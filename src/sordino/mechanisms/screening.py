@@ -47,7 +47,7 @@ class Screened(Attempts):
 
 @dataclass(frozen=True, kw_only=True)
 class Annealing(Rejecting):
-    """Accept with probability min(1, exp(−ΔE·Q0·τ)), τ accepted so far, and always after μ0 rejections (001, Alg. 2).
+    """Accept with probability min(1, exp(−ΔE·Q0·τ)), τ accepted so far, and always after μ0 rejections (Alg. 2).
 
     Before the first acceptance τ counts as 1. Where the energy comes from decides what an attempt costs:
     - `public` records: the decision is post-processing of the released gradient, each attempt costs its proposal;
