@@ -35,7 +35,7 @@ from torch.nn import functional as F
 from sordino import Budget, Recipe, data, recipes
 from sordino.experiments.store import keep, read_lines
 from sordino.federated import FedSGD, InProcessGrid, PrivateStrategy, client_app
-from sordino.propose import Optimizer
+from sordino.recipe import Optimizer
 
 app = typer.Typer(add_completion=False)
 RESULTS = Path(__file__).parent / "results" / "federated.jsonl"

@@ -81,9 +81,9 @@ def _dpis_run(clip: float, epsilon: float, epochs: int) -> tuple[list[float], li
     private = Private(model, torch.optim.SGD(model.parameters(), lr=0.5 / clip), train, _losses, recipe)
     seen: dict[int, tuple[float, float]] = {}
     for _ in private.steps():
-        epoch = private.bench.memory["released"]
+        epoch = private.bench.states.save()
         kappa = epoch["total"] / (epoch["records"] * epoch["clip"])
-        seen[epoch["number"]] = (kappa, private.bench.memory["noise"] / base)
+        seen[epoch["number"]] = (kappa, private.bench.states.sampler.noise / base)
     kappas, noises = zip(*seen.values(), strict=True)
     return list(kappas), list(noises)
 

@@ -33,8 +33,7 @@ from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.gradients import Batch, Objective, find_engine
 from sordino.gradients.projected import ProjectedEngine
 from sordino.noise import Secure
-from sordino.sampling import Draw
-from sordino.weighing import Flat
+from sordino.parts import Draw, Flat
 
 app = typer.Typer(add_completion=False)
 FIGURE = Path(__file__).parent.parent / "docs" / "mechanisms" / "img" / "jl_epsilon.svg"

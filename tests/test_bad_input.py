@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sordino import Budget, InvalidInput, Private, Recipe, SordinoError, recipes
 from sordino.accounting.ledger import Ledger
-from sordino.sampling import Foreign
+from sordino.parts import Foreign
 from tests.helpers import calibrated, classification, cross_entropy, mlp, private
 
 X, Y = classification()
@@ -201,7 +201,7 @@ def test_numeric_edges_give_a_finite_recipe_or_one_line(
 
     possible = 1 <= batch_size <= records and 0 < clip < math.inf and 0 < sigma < math.inf and steps >= 1
     if possible:
-        terms = build().terms(0, {})
+        terms = build().terms(0)
         assert (terms.clip, terms.noise_multiplier, terms.divisor) == (clip, sigma, batch_size)
     else:
         with pytest.raises(InvalidInput) as caught:

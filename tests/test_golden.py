@@ -23,8 +23,8 @@ from sordino.accounting.noisy_minimum import NoisyMinimum
 from sordino.accounting.unlisted import Unlisted
 from sordino.cli import config
 from sordino.cli.commands import app
+from sordino.mechanisms.dynamic import Levels, PerEpoch
 from sordino.names import PARTS
-from sordino.schedules import Levels, PerEpoch
 
 GOLDEN = Path(__file__).parent / "golden"
 FINGERPRINTS: dict[str, str] = json.loads((GOLDEN / "recipes" / "fingerprints.json").read_text())

@@ -20,8 +20,7 @@ from sordino import BudgetExhausted, Private, recipes
 from sordino.accounting import events, pricing
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.noise import Seeded
-from sordino.sampling import Foreign
-from sordino.selection import Selector, Snapshot
+from sordino.parts import Foreign, Selector, Snapshot
 from sordino.step import Attempt
 from tests.helpers import budgeted, calibrated, classification, cross_entropy, mlp, private
 

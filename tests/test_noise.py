@@ -9,7 +9,7 @@ from scipy import stats
 from sordino import InvalidInput
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.audit.conformance.tape import Tape
-from sordino.noise import PIECE, Secure, Seeded, noised, perturb
+from sordino.noise import PIECE, Secure, Seeded, add_noise, perturb
 
 
 @pytest.fixture
@@ -93,11 +93,11 @@ def test_a_method_that_is_called_settle_by_chance_decides_nothing(receipt: Recei
         def settle(self, receipt: Receipt, value: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
             return value
 
-    value, true = torch.zeros(5), noised(Seeded(3), receipt, torch.zeros(5), 2.0)
+    value, true = torch.zeros(5), add_noise(Seeded(3), receipt, torch.zeros(5), 2.0)
     hooked = Secure()
     hooked.settle = lambda receipt, value, released: value  # type: ignore[attr-defined]
-    assert torch.equal(noised(Mine(3), receipt, value, 2.0), true)
-    assert not (noised(hooked, receipt, value, 2.0) == 0).any()
+    assert torch.equal(add_noise(Mine(3), receipt, value, 2.0), true)
+    assert not (add_noise(hooked, receipt, value, 2.0) == 0).any()
     perturb(Mine(3), receipt, [total := torch.zeros(5, dtype=torch.float64)], 2.0)
     assert torch.equal(total, true)
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 from sordino import Budget, BudgetExhausted, InvalidInput, SordinoError, UnsupportedModel, recipes
 from sordino.accounting.ledger import Ledger
 from sordino.noise import Secure
-from sordino.sampling import Foreign
+from sordino.parts import Foreign
 from tests.helpers import budgeted, calibrated, classification, cross_entropy, mlp, private
 
 
@@ -64,7 +64,7 @@ def test_loading_a_run_does_not_forget_what_was_spent_before(tmp_path: Path) -> 
 
 def test_a_foreign_batch_is_charged_for_two_changed_records() -> None:
     recipe = calibrated(sampler=Foreign())
-    assert recipe.terms(0, {}).event == GaussianDpEvent(0.5)
+    assert recipe.terms(0).event == GaussianDpEvent(0.5)
 
 
 def test_a_loader_that_draws_with_replacement_is_refused() -> None:

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from sordino import InvalidInput, Private, UnsupportedModel, recipes
 from sordino.accounting.ledger import Ledger
+from sordino.mechanisms.dynamic import StepDecay
 from sordino.recipe import Recipe
-from sordino.schedules import StepDecay
 
 X, Y = torch.randn(60, 3, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 2
 

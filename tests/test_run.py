@@ -18,10 +18,9 @@ from sordino.data.tabular import Table
 from sordino.data.tabular_schema import Category, Schema
 from sordino.errors import InvalidInput
 from sordino.noise import Seeded
+from sordino.parts import Draw, Flat
 from sordino.report.gathering import gather
 from sordino.run import HELD_OUT, announce_together
-from sordino.sampling.draw import Draw
-from sordino.weighing import Flat
 from tests.helpers import budgeted, private
 from tests.runs import make_run
 

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from sordino import Private, Recipe
 from sordino.accounting.ledger import Receipt
 from sordino.noise import Seeded
-from sordino.sampling import Draw
+from sordino.parts import Automatic, Draw, Flat
 from sordino.step import add, begin, propose
-from sordino.weighing import Automatic, Flat
 from tests.helpers import (
     batch_of,
     calibrated,

@@ -20,7 +20,7 @@ from sordino import Recipe
 from sordino.accounting import pricing
 from sordino.accounting.ledger import Receipt
 from sordino.noise import Seeded
-from sordino.sampling import Draw
+from sordino.parts import Draw
 from tests.helpers import calibrated, private
 
 TRIALS, DELTA, RECORDS, ERROR = 600, 1e-5, 2, 0.0005
@@ -98,7 +98,7 @@ def audited(recipe: Recipe, source: Callable[[int], Seeded]) -> float:
 
 
 def claim() -> float:
-    return pricing.epsilon([(HONEST.terms(0, {}).event, 1)], DELTA)
+    return pricing.epsilon([(HONEST.terms(0).event, 1)], DELTA)
 
 
 def test_the_honest_step_stays_below_its_claim_and_the_audit_has_power() -> None:

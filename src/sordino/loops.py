@@ -22,10 +22,8 @@ from sordino.errors import BudgetExhausted, InvalidInput, SordinoError
 from sordino.gradients import BookKeeping
 from sordino.gradients.engine import Batch, Differentiated, Recorder, describe_kind
 from sordino.gradients.looped import backpropagate
-from sordino.norms import Exact
+from sordino.parts import Draw, Exact, Foreign, Snapshot
 from sordino.records import Records
-from sordino.sampling import Draw, Foreign, Poisson, ShuffledLoader
-from sordino.selection import Snapshot
 
 GIVEN = "private.backward was given the losses that were probed, one per example"
 
@@ -102,22 +100,16 @@ class UserLoop:
     ) -> Iterator[tuple[Draw | None, Callable[[Draw], Batch]]]:
         """Each step's draw, where it is known beforehand, and how to fetch parts of it."""
         bench, sampler = self.bench, self.bench.recipe.sampler
-        if isinstance(sampler, Foreign) != (foreign is not None):
-            raise InvalidInput(
-                "a loader of your own goes with sampler=Foreign(), priced without amplification: "
-                "give both, or neither to have Poisson draws"
-            )
+        bench.recipe.require("loop" if foreign is None else "loop over a foreign loader")
         if foreign is not None:
             if getattr(getattr(foreign, "sampler", None), "replacement", False):
                 raise InvalidInput("the foreign loader draws with replacement: a record may count twice in a batch")
-            batches = sampler.passes(foreign, bench) if isinstance(sampler, ShuffledLoader) else foreign
+            assert isinstance(sampler, Foreign)
+            batches = sampler.passes(foreign, bench)
             return ((_take_whole(data), _slice_in_order(data, bench.device)) for data in batches)
         if num_workers == 0:
             return iter(lambda: (None, lambda part: bench.records.fetch(part.indices, bench.device)), None)
-        if not isinstance(sampler, Poisson):
-            raise InvalidInput(
-                f"num_workers={num_workers} needs Poisson draws: others depend on the model or on what was paid; use 0"
-            )
+        bench.recipe.require("loop with workers", workers=num_workers)
         return self._prefetch(num_workers)
 
     def _prefetch(self, num_workers: int) -> Iterator[tuple[Draw, Callable[[Draw], Batch]]]:

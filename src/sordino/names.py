@@ -1,58 +1,51 @@
-"""Names on disk are not places in code: what a recipe's TOML calls its parts (events: `sordino.accounting.events`).
+"""Names on disk are not places in code: what recipes call their parts, and frozen parts to TOML and back.
 
-A file may come from anybody. It can therefore only say a name that stands in the tables below; nothing is imported
-because a file names it. A class that moves changes the right-hand side of its line; a name, once written, stays
-readable for ever. Version 0.1 wrote the dotted path of the class: those names are in `PARTS_OF_0_1`.
+A file may come from anybody. It can therefore only say a name that stands in the tables below or that a mechanism
+declares for a part of its own; nothing is imported because a file names it. A class that moves keeps its name; a name,
+once written, stays readable for ever. Version 0.1 wrote the dotted path of the class: those names are in
+`PARTS_OF_0_1`. What a ledger calls its events is in `sordino.accounting.events`.
+
+A part is a frozen dataclass; in TOML it is a table whose `part` is its name, such as ``part = "automatic"``. A document
+can say nothing else: a name that is not known is refused unread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import math
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
+import tomli_w
+
+from sordino.accounting.events import fits
 from sordino.errors import InvalidInput
 
-SLOTS: dict[str, dict[str, str]] = {
+MOST_CHARACTERS = 1_000_000
+"""A recipe has one thousand, the schema of a table with 1,000 columns a hundred thousand."""
+UNWRITTEN = {"unwritten": True}
+"""Metadata of a field that is left out where it has its default: documents and fingerprints are older than it."""
+DEEPEST = 32
+"""Tables within tables; a recipe has four."""
+_SHOWN = 60
+
+PLAIN: dict[str, dict[str, str]] = {
     "Recipe": {"recipe": "sordino.recipe:Recipe"},
     "Budget": {"budget": "sordino.accounting.budget:Budget"},
     "Filter": {"rdp-filter": "sordino.accounting.filtered:Filter"},
-    "Optimizer": {"optimizer": "sordino.propose:Optimizer"},
-    "Schedule": {
-        "constant": "sordino.schedules:Constant",
-        "growing-mu": "sordino.schedules:GrowingMu",
-        "sensitivity-decay": "sordino.schedules:SensitivityDecay",
-        "exponential-decay": "sordino.schedules:ExponentialDecay",
-        "time-decay": "sordino.schedules:TimeDecay",
-        "step-decay": "sordino.schedules:StepDecay",
-        "polynomial-decay": "sordino.schedules:PolynomialDecay",
-        "variance-decay": "sordino.schedules:VarianceDecay",
-        "per-epoch": "sordino.schedules:PerEpoch",
-        "levels": "sordino.schedules:Levels",
-    },
-    "Sampler": {
-        "poisson": "sordino.sampling.poisson:Poisson",
-        "foreign": "sordino.sampling.foreign:Foreign",
-        "importance": "sordino.sampling.importance:Importance",
-        "shuffled": "sordino.sampling.shuffled:Shuffled",
-        "shuffled-loader": "sordino.sampling.shuffled:ShuffledLoader",
-    },
-    "Norms": {"exact": "sordino.norms:Exact", "jl": "sordino.projection:Projected"},
-    "Weighing": {
-        "flat": "sordino.weighing:Flat",
-        "automatic": "sordino.weighing:Automatic",
-        "importance-weights": "sordino.weighing:Importance",
-    },
-    "Selector": {
-        "always": "sordino.selection.always:Always",
-        "annealing": "sordino.selection.annealing:Annealing",
-        "selective": "sordino.selection.selective:Selective",
-        "step-length": "sordino.selection.step_length:StepLength",
-    },
-    "NoisyTest": {"noisy-test": "sordino.selection.noisy_test:NoisyTest"},
+    "Optimizer": {"optimizer": "sordino.recipe:Optimizer"},
+    "Schedule": {"constant": "sordino.parts:Constant"},
+    "Sampler": {"poisson": "sordino.parts:Poisson", "foreign": "sordino.parts:Foreign"},
+    "Norms": {"exact": "sordino.parts:Exact"},
+    "Weighing": {"flat": "sordino.parts:Flat", "automatic": "sordino.parts:Automatic"},
+    "Selector": {"always": "sordino.parts:Always"},
+    "Noise": {"independent": "sordino.noise:Independent"},
 }
-"""Where a recipe has a part of this type, these may stand."""
+"""Where a recipe has a part of this type, these may stand; those of the mechanisms are declared in their files."""
 
 PARTS_OF_0_1 = {
     "recipe.Recipe": "recipe",
@@ -90,12 +83,12 @@ class Names:
     """One table of names: `places` says where each class lives now, `old` what version 0.1 called it."""
 
     kind: str
-    places: Mapping[str, str]
+    places: Callable[[], Mapping[str, str]]
     old: Mapping[str, str]
 
     def place(self, name: object) -> str | None:
         """Where the class of this name lives, or None for a name that is in neither table; nothing is imported."""
-        return self.places.get(self.old.get(name, name)) if isinstance(name, str) else None
+        return self.places().get(self.old.get(name, name)) if isinstance(name, str) else None
 
     def find(self, name: object) -> type:
         """The class of this name; any other name is refused."""
@@ -110,7 +103,7 @@ class Names:
 
     def name(self, cls: type) -> str:
         """What to write for a class; one that is not in the table could not be read back, and is refused."""
-        found = self._by_place.get(f"{cls.__module__}:{cls.__qualname__}")
+        found = {place: name for name, place in self.places().items()}.get(_place_of(cls))
         if found is None:
             raise InvalidInput(
                 f"{cls.__module__}.{cls.__qualname__} has no name on disk, so it cannot be written as {self.kind}: "
@@ -121,15 +114,149 @@ class Names:
     def first(self, cls: type) -> str:
         """What version 0.1 wrote for a class: fingerprints are of that text, so that they stay what they were."""
         name = self.name(cls)
-        return self._in_0_1.get(name, name)
-
-    @cached_property
-    def _by_place(self) -> dict[str, str]:
-        return {place: name for name, place in self.places.items()}
-
-    @cached_property
-    def _in_0_1(self) -> dict[str, str]:
-        return {name: old for old, name in self.old.items()}
+        return next((old for old, now in self.old.items() if now == name), name)
 
 
-PARTS = Names("part", {name: place for slot in SLOTS.values() for name, place in slot.items()}, PARTS_OF_0_1)
+def list_slots() -> dict[str, dict[str, str]]:
+    """Where each part may stand: by the type of its slot and by its name, the plain ones first.
+
+    A mechanism cannot take a name that is taken: a file would then mean something else than it did.
+    """
+    found = {slot: dict(places) for slot, places in PLAIN.items()}
+    for slot, parts in import_module("sordino.mechanisms").find_parts().items():  # by name: they stand above this file
+        for name, cls in parts.items():
+            if any(name in places for places in found.values()):
+                raise InvalidInput(f"two parts are called {name!r} on disk: give {_place_of(cls)} another name")
+            found.setdefault(slot, {})[name] = _place_of(cls)
+    return found
+
+
+def _place_of(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _list_parts() -> dict[str, str]:
+    return {name: place for places in list_slots().values() for name, place in places.items()}
+
+
+PARTS = Names("part", _list_parts, PARTS_OF_0_1)
+
+
+# -- to TOML and back -------------------------------------------------------------------------------------------------
+
+
+def to_toml(part: Any, name: Callable[[type], str] = PARTS.name) -> str:
+    """A part as a TOML document; fields that are None are left out."""
+    return tomli_w.dumps(_table(part, name))
+
+
+def from_toml(text: str, default: type) -> Any:
+    """The part that a TOML document describes; its class is `default` where the document names none."""
+    return _part(parse_toml(text, "this"), default)
+
+
+def read_toml(path: Path, what: str = "configuration") -> dict[str, Any]:
+    """The tables of a TOML file that a user wrote; every mistake is named in one line."""
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            raise InvalidInput(f"cannot read {what} {path}: it is no file")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_CHARACTERS + 1)
+    except OSError as error:
+        raise InvalidInput(f"cannot read {what} {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{what} {path} is not a TOML document: {error}") from None
+    return parse_toml(text, f"{what} {path}")
+
+
+def parse_toml(text: str, what: str) -> dict[str, Any]:
+    """The tables of a TOML document of whatever origin; its size, its depth and its numbers are bounded."""
+    if len(text) > MOST_CHARACTERS:
+        raise InvalidInput(f"{what} has more than {MOST_CHARACTERS:,} characters: it is no document of Sordino")
+    try:
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError of its own
+        reason = " ".join(str(error).split())[:200]
+        raise InvalidInput(f"{what} is not a TOML document: {reason}") from None
+    _require_shallow(tables, what)
+    return tables
+
+
+def _require_shallow(tables: dict[str, Any], what: str) -> None:
+    level: list[Any] = [tables]
+    for _ in range(DEEPEST):
+        held = (list(value.values()) if isinstance(value, dict) else value for value in level)
+        level = [item for items in held for item in items if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise InvalidInput(f"{what} has tables more than {DEEPEST} deep: it is no document of Sordino")
+
+
+def _table(part: Any, name: Callable[[type], str]) -> dict[str, Any]:
+    table: dict[str, Any] = {"part": name(type(part))}
+    for f in dataclasses.fields(part):
+        value = getattr(part, f.name)
+        plain = "unwritten" in f.metadata and value == _default(f)
+        if value is not None and not plain:
+            table[f.name] = _table(value, name) if dataclasses.is_dataclass(value) else _plain(value, f.name)
+    return table
+
+
+def _default(f: dataclasses.Field[Any]) -> Any:
+    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+
+
+def _plain(value: Any, name: str) -> Any:
+    if isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(v, name) for v in value]
+    raise InvalidInput(f"{name}={value!r} cannot be written to TOML: keep this recipe in code")
+
+
+def _part(table: dict[str, Any], default: type | None) -> Any:
+    named = table.get("part")
+    cls = PARTS.find(named) if named is not None else default
+    if cls is None:
+        raise InvalidInput(f'table with {", ".join(map(repr, table))[:_SHOWN]} must name its part: part = "flat"')
+    fields = {f.name: str(f.type) for f in dataclasses.fields(cls)}
+    given = {key: value for key, value in table.items() if key != "part"}
+    if unknown := sorted(set(given) - set(fields)):
+        raise InvalidInput(f"{cls.__name__} has no field {unknown[0][:_SHOWN]!r}: it has {', '.join(sorted(fields))}")
+    values = {key: _value(value, fields[key], f"{cls.__name__}.{key}") for key, value in given.items()}
+    try:
+        return cls(**values)
+    except (TypeError, ArithmeticError) as error:
+        raise InvalidInput(f"{cls.__name__}: {error}") from None
+
+
+def _value(value: Any, kind: str, where: str) -> Any:
+    """What stands in a field annotated with `kind`: a part that its slot allows, or a plain value."""
+    slot = kind.removesuffix(" | None")
+    if (allowed := list_slots().get(slot)) is not None:
+        if not isinstance(value, dict):
+            raise InvalidInput(f'{where}={repr(value)[:_SHOWN]} must be a table with part = "{next(iter(allowed))}"')
+        if "part" in value and PARTS.place(value["part"]) not in allowed.values():
+            shown = repr(value["part"])[:_SHOWN]
+            raise InvalidInput(f"{where} has part={shown}: it must be one of {', '.join(allowed)}")
+        return _part(value, PARTS.find(next(iter(allowed))) if len(allowed) == 1 else None)
+    infinite = isinstance(value, float) and math.isinf(value)
+    if infinite or not fits(value, "str" if slot == "Basis" else kind):
+        raise InvalidInput(f"{where}={repr(value)[:_SHOWN]} must be {'finite' if infinite else 'of type ' + kind}")
+    return value
+
+
+def spell(value: object) -> str:
+    """A text that is the same in every process: plain values as they are, of anything else its class and its fields."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(spell, value))}]"
+    held = (
+        {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        if dataclasses.is_dataclass(value)
+        else {}
+    )
+    return f"{type(value).__qualname__}({', '.join(f'{name}={spell(part)}' for name, part in held.items())})"

@@ -1,5 +1,6 @@
-"""Where randomness comes from: secure by default, seeded for experiments, never torch's global generator.
+"""Where randomness comes from, and which shape noise has.
 
+Sources are secure by default, seeded for experiments, never torch's global generator; the plain noise is `Independent`.
 Gaussian noise can only be drawn against a ledger receipt, so that nothing is released that was not recorded first
 (law 5), and a receipt older than the last one used is refused (law 10).
 """
@@ -11,10 +12,12 @@ import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import NoReturn, Protocol
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
+from dp_accounting import DpEvent
 from numpy.typing import NDArray
 from randomgen import AESCounter
 from torch import Tensor
@@ -132,11 +135,41 @@ class Seeded(_Stream):
         self.assumption = f"noise is SEEDED (seed {seed}): an experiment, no protection against whoever knows the seed"
 
 
-def noised(source: Gaussians, receipt: Receipt, value: Tensor, std: float) -> Tensor:
+class Noise(Protocol):
+    """The noise of a recipe: its shape over the entries of a sum and over the steps of a run, and what that costs.
+
+    Whoever takes a step passes it the exact sums and the receipt; nothing leaves but what `add` makes of them.
+    """
+
+    def start(self) -> Any:
+        """What it remembers from step to step; a resumed run gets a fresh one (law 10)."""
+        return None
+
+    def event(self, answer: DpEvent) -> DpEvent:
+        """What an answer costs that would cost `answer` with independent noise of the same deviation."""
+        ...
+
+    def add(self, source: Source, receipt: Receipt, sums: list[Tensor], std: float, state: Any) -> None:
+        """Add noise of deviation `std` to every entry of the sums, in place."""
+        ...
+
+
+@dataclass(frozen=True)
+class Independent(Noise):
+    """One independent normal on every entry, fresh at every step: the Gaussian mechanism."""
+
+    def event(self, answer: DpEvent) -> DpEvent:
+        return answer
+
+    def add(self, source: Source, receipt: Receipt, sums: list[Tensor], std: float, state: Any) -> None:
+        perturb(source, receipt, sums, std)
+
+
+def add_noise(source: Gaussians, receipt: Receipt, value: Tensor, std: float) -> Tensor:
     """`value` with one independent normal of deviation `std` on every entry, in float64."""
     exact = value.double()
     noise = source.gaussian(receipt, value.numel(), std).to(exact.device)
-    return settled(source, receipt, exact, exact + noise.view(value.shape))
+    return settle(source, receipt, exact, exact + noise.view(value.shape))
 
 
 def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: float) -> None:
@@ -149,12 +182,12 @@ def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: fl
         for piece, drawn in zip(pieces, noise.split(sizes), strict=True):
             piece += drawn.to(device=piece.device, dtype=piece.dtype)
     if before is not None:
-        released = settled(source, receipt, before, _flat(held))
+        released = settle(source, receipt, before, _flat(held))
         for tensor, piece in zip(held, released.split([tensor.numel() for tensor in held]), strict=True):
             tensor.copy_(piece.view(tensor.shape))
 
 
-def settled(source: Gaussians, receipt: Receipt, value: Tensor, released: Tensor) -> Tensor:
+def settle(source: Gaussians, receipt: Receipt, value: Tensor, released: Tensor) -> Tensor:
     """What leaves in place of `value`: `released`, which every place that adds noise passes through here.
 
     A `Settling` source sees both and decides: that of `sordino.audit.conformance`, which records the releases of a run

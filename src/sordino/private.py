@@ -22,12 +22,12 @@ from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.gradients import Objective
 from sordino.gradients.engine import Loss
 from sordino.loops import UserLoop
+from sordino.names import spell
 from sordino.noise import Source
-from sordino.recipe import Recipe, stable
+from sordino.parts import evaluating
+from sordino.recipe import Recipe
 from sordino.records import Collate, Records
 from sordino.run import Run, Stopped
-from sordino.selection import Always
-from sordino.selection.energy import evaluating
 from sordino.step import Bench
 from sordino.validation import check_ledger, check_length, check_optimizer
 from sordino.validation.watching import Watch
@@ -81,7 +81,7 @@ class Private:
     ) -> None:
         if microbatch is not None and microbatch < 1:
             raise InvalidInput(f"microbatch={microbatch} must be >= 1: it is how many examples are processed at once")
-        recipe.terms(0, {})  # refuses a recipe that is not calibrated
+        recipe.terms(0)  # refuses a recipe that is not calibrated
         records = Records(dataset, collate)
         check_length(records.count, recipe.records)
         check_optimizer(model, optimizer)
@@ -110,11 +110,12 @@ class Private:
             watch=Watch(recipe.selection.evaluates) if validate else None,
         )
         recipe.selection.check(self.bench)
-        team, selector = self.bench.team, recipe.selection
-        agreement.require_shards(
-            team, objective, validate, None if isinstance(selector, Always) else type(selector).__name__
-        )
-        agreement.require_shareable(team, objective, ledger is not None, recipe.amplifies)
+        agreement.require_shards(team, objective, validate)
+        if sharding.is_sharded(objective):
+            recipe.require("sharded")
+        if team.size > 1:
+            recipe.require("several processes", processes=team.size)
+        agreement.require_shareable(team, objective, ledger is not None)
         agreement.require_same(team, lambda: _shared_by_all(self.bench, validate))
         self._probed: set[tuple[bool, ...]] = set()
         self._probe()
@@ -246,7 +247,7 @@ class Private:
         return {
             "model": sharding.gather_state(self.bench.objective.model.state_dict()),
             "optimizer": sharding.gather_state(self.bench.optimizer.state_dict()),
-            "released": self.bench.memory.get("released", {}),
+            "released": self.bench.states.save(),
         }
 
     def load(self, run: str | Path) -> dict[str, Any]:
@@ -288,7 +289,8 @@ class Private:
         with checkpoint.one_line("does not fit this model and optimizer"):
             bench.objective.model.load_state_dict(sharding.scatter_state(state["model"], bench.objective.model))
             bench.optimizer.load_state_dict(sharding.scatter_optimizer(state["optimizer"], bench.optimizer))
-        bench.memory = {"released": state["released"]} if state.get("released") else {}
+        bench.states = bench.recipe.start()
+        bench.states.restore(state.get("released") or {})
 
     def close(self) -> None:
         """Take the hooks off the optimizer and close the ledger."""
@@ -307,7 +309,7 @@ class Private:
 def _shared_by_all(bench: Bench, validate: bool) -> dict[str, str]:
     """What every process must hold alike, by the names that an error shows."""
     return {
-        **{f"recipe's {each.name}": stable(getattr(bench.recipe, each.name)) for each in fields(bench.recipe)},
+        **{f"recipe's {each.name}": spell(getattr(bench.recipe, each.name)) for each in fields(bench.recipe)},
         "number of records": str(bench.records.count),
         "records": agreement.digest_records(bench.records.count, bench.records.raw),
         **agreement.describe_settings(bench.optimizer, bench.schedulers),

@@ -4,29 +4,107 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypedDict, get_args
 
+import torch
 from dp_accounting import DpEvent
+from torch import nn
 
-from sordino import toml
+from sordino import combinations, names
 from sordino.accounting import calibration, gaussian, pricing
 from sordino.accounting.budget import Budget
 from sordino.accounting.filtered import Filter
 from sordino.accounting.paid_by_epoch import PaidByEpoch
 from sordino.accounting.pricing import Basis
 from sordino.errors import InvalidInput
-from sordino.names import PARTS
-from sordino.norms import Exact, Norms
-from sordino.propose import Optimizer
-from sordino.sampling import Foreign, Poisson, Sampler
-from sordino.schedules import Constant, Schedule, factor_at
-from sordino.selection import Always, Selector
-from sordino.terms import Terms
-from sordino.weighing import Flat, Weighing
+from sordino.noise import Independent, Noise
+from sordino.parts import (
+    Always,
+    Constant,
+    Exact,
+    Flat,
+    Foreign,
+    Norms,
+    Poisson,
+    Sampler,
+    Schedule,
+    Selector,
+    State,
+    Terms,
+    Weighing,
+    factor_at,
+)
+
+_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+
+
+class Common(TypedDict, total=False):
+    """What every constructor of a recipe takes besides its own arguments; see `Recipe` for the defaults."""
+
+    batch_size: int
+    epochs: float
+    steps: int
+    noise_multiplier: float
+    sampler: Sampler
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """A torch.optim optimizer by name. A hint for `sordino train`: `Private` takes any optimizer that you build."""
+
+    kind: str = "sgd"
+    lr: float = 0.5
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in _OPTIMIZERS:
+            raise InvalidInput(f"optimizer={self.kind!r} must be one of {', '.join(_OPTIMIZERS)}")
+        if not self.lr > 0:
+            raise InvalidInput(f"lr={self.lr} must be > 0")
+        if self.momentum and self.kind != "sgd":
+            raise InvalidInput(f"momentum={self.momentum} belongs to sgd, not to {self.kind}: leave it at 0")
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer over these parameters."""
+        options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
+        if self.kind == "sgd":
+            options["momentum"] = self.momentum
+        return _OPTIMIZERS[self.kind](parameters, **options)
+
+
+@dataclass
+class States:
+    """What the parts of a run remember, one state for each slot. Private, but for what `save` gives (law 7)."""
+
+    sampler: Any
+    noise: Any
+    selection: Any
+
+    def save(self) -> dict[str, Any]:
+        """The values that were released and paid for: all that a checkpoint may hold.
+
+        Those of the sampler come first and by their own names, as version 0.1 wrote them; of other slots under theirs.
+        """
+        saved = {slot: state.save() for slot, state in vars(self).items() if isinstance(state, State)}
+        own = saved.pop("sampler", {})
+        return own | {slot: values for slot, values in saved.items() if values}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on with the released values of a checkpoint."""
+        left = dict(saved)
+        given = {"noise": left.pop("noise", {}), "selection": left.pop("selection", {}), "sampler": left}
+        for slot, state in vars(self).items():
+            if isinstance(state, State):
+                state.restore(given[slot])
 
 
 @dataclass(frozen=True)
@@ -35,9 +113,9 @@ class Recipe:
 
     `batch_size` is the expected size of a draw and the public divisor of every sum (law 1). The length of training is
     `steps`, or `epochs` until the number of records is known; `sampler` is then Poisson at rate batch_size / records,
-    unless another one is given. `noise_multiplier` is noise over sensitivity at the
-    first step, or None until calibrated. `clip` and noise are multiplied by their schedules. `rdp_filter` prices a
-    recipe that chooses its noise as it goes.
+    unless another one is given. `noise_multiplier` is noise over sensitivity at the first step, or None until
+    calibrated. `clip` and noise are multiplied by their schedules. `rdp_filter` prices a recipe that chooses its noise
+    as it goes. `noise` is the shape of the noise.
     """
 
     name: str = "dpsgd"
@@ -57,6 +135,7 @@ class Recipe:
     budget: Budget | None = None
     rdp_filter: Filter | None = None
     basis: Basis = "proven"
+    noise: Noise = field(default_factory=Independent, metadata=names.UNWRITTEN)
 
     def __post_init__(self) -> None:
         _require(self.batch_size >= 1, f"batch_size={self.batch_size} must be >= 1: it is the expected size of a draw")
@@ -73,7 +152,11 @@ class Recipe:
             f"noise_multiplier={sigma} must be > 0 and finite: without noise there is no privacy",
         )
         _require(self.basis in get_args(Basis), f"basis={self.basis!r} must be one of {', '.join(get_args(Basis))}")
-        self.norms.check(self)
+        self.require()
+
+    def require(self, setting: combinations.Setting | None = None, **facts: object) -> None:
+        """Refuse parts that are not proven together, or not in this setting; `facts` are for its message."""
+        combinations.require(self, setting, **facts)
 
     def for_records(self, records: int) -> Recipe:
         """Fix the sampling rate and the number of steps for a data set of about `records` records.
@@ -104,7 +187,7 @@ class Recipe:
         )
         recipe = replace(self.for_records(records), budget=budget)
         assert recipe.sampler is not None
-        if (by_sampler := recipe.sampler.calibrated(recipe, budget)) is not None:
+        if (by_sampler := recipe.sampler.calibrate(recipe, budget)) is not None:
             return by_sampler
         if recipe.noise_multiplier is None:
             return recipe._with_noise_for(budget)
@@ -120,7 +203,7 @@ class Recipe:
 
     def _with_noise_for(self, budget: Budget) -> Recipe:
         _require(self.steps is not None, "neither steps nor epochs is set: give the length of training")
-        if (by_norms := self.norms.calibrated(self, budget)) is not None:
+        if (by_norms := self.norms.calibrate(self, budget)) is not None:
             return by_norms
 
         def plan(sigma: float) -> list[tuple[DpEvent, int]]:
@@ -136,11 +219,21 @@ class Recipe:
             self._constant,
             "neither steps nor epochs is set, and the noise changes over the run: give the length of training",
         )
-        event = replace(self, steps=1).terms(0, {}).event
+        event = replace(self, steps=1).terms(0).event
         return replace(self, steps=self._covers * calibration.steps_for(budget, event))
 
-    def terms(self, step: int, memory: dict[str, Any]) -> Terms:
-        """The public terms of a step: schedules, then the sampler's and the selector's say on the price."""
+    def start(self) -> States:
+        """What the parts remember at the beginning of a run."""
+        parts = (self.sampler, self.noise, self.selection)
+        return States(
+            *(getattr(part, "start", State)() for part in parts)
+        )  # a part of the user's own need not remember
+
+    def terms(self, step: int, states: States | None = None) -> Terms:
+        """The public terms of a step: schedules, then what noise, sampler and selector say on the price.
+
+        Without `states` those of a run that has not begun: what the step costs as far as it is known in advance.
+        """
         if self.noise_multiplier is None or self.steps is None or self.sampler is None:
             raise InvalidInput(
                 f"recipe {self.name!r} is not calibrated: "
@@ -148,9 +241,11 @@ class Recipe:
             )
         clip = self.clip * factor_at(self.clip_schedule, step, self.steps)
         least = min(map(self._noise, self._covered(step)))
-        terms = Terms(step, clip, self._noise(step), self.batch_size, self.norms.event(least))
-        terms = self.sampler.terms(terms, memory)
-        terms = self.selection.terms(terms, self, memory)
+        event = self.noise.event(self.norms.event(least))
+        terms = Terms(step, clip, self._noise(step), self.batch_size, event)
+        states = states or self.start()
+        terms = self.sampler.terms(terms, states.sampler)
+        terms = self.selection.terms(terms, self, states.selection)
         return terms if self.rdp_filter is None else replace(terms, event=self.rdp_filter.event(terms.event))
 
     def _noise(self, step: int) -> float:
@@ -167,14 +262,14 @@ class Recipe:
     def plan(self, start: int = 0) -> list[tuple[DpEvent, int]]:
         """Every event from step `start` to the end, equal neighbours counted together."""
         if self._constant and self._covers == 1 and start < (self.steps or 0):
-            return [(self.terms(start, {}).event, (self.steps or 0) - start)]
+            return [(self.terms(start).event, (self.steps or 0) - start)]
         return [(event, sum(1 for _ in run)) for event, run in groupby(self._events(start))]
 
     def _events(self, start: int) -> Iterator[DpEvent]:
         event: DpEvent | None = None
         for step in range(start, self.steps or 0):
             if event is None or not self._constant:
-                event = self.terms(step, {}).event
+                event = self.terms(step).event
             yield event if (step - start) % self._covers == 0 else PaidByEpoch(self._noise(step))
 
     @property
@@ -197,20 +292,20 @@ class Recipe:
 
     def to_toml(self) -> str:
         """The recipe as a TOML document that `from_toml` reads back to an equal recipe."""
-        return toml.dumps(self)
+        return names.to_toml(self)
 
     def fingerprint(self) -> str:
         """A short hash that tells whether two runs follow the same recipe: of its text as version 0.1 wrote it."""
         try:
-            text = toml.dumps(self, PARTS.first)
+            text = names.to_toml(self, names.PARTS.first)
         except InvalidInput:  # parts of the user's own have no stable text: what is left are their plain fields
-            text = stable(self)
+            text = names.spell(self)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @staticmethod
     def from_toml(text: str) -> Recipe:
         """Read what `to_toml` wrote, or what a user wrote by hand; only parts of Sordino can be named."""
-        recipe = toml.loads(text, Recipe)
+        recipe = names.from_toml(text, Recipe)
         if not isinstance(recipe, Recipe):
             raise InvalidInput(f'this is a {type(recipe).__name__}, not a recipe: it must begin with part = "recipe"')
         return recipe
@@ -219,16 +314,6 @@ class Recipe:
     def from_file(path: str | Path) -> Recipe:
         """Read a recipe from a file."""
         return Recipe.from_toml(Path(path).read_text())
-
-
-def stable(value: object) -> str:
-    """A text that is the same in every process: plain values as they are, of anything else its class and its fields."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return repr(value)
-    if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(stable, value))}]"
-    held = {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else {}
-    return f"{type(value).__qualname__}({', '.join(f'{name}={stable(part)}' for name, part in held.items())})"
 
 
 def _require(condition: bool, message: str) -> None:

@@ -26,8 +26,8 @@ from sordino.accounting.pricing import Basis, require_accountant
 from sordino.distributed.team import Team, mirror_ledger
 from sordino.errors import CheckpointError, InvalidInput, LedgerError
 from sordino.noise import Secure, Seeded, Source
+from sordino.parts import Foreign
 from sordino.recipe import Recipe
-from sordino.sampling import Foreign
 
 _log = logging.getLogger("sordino")
 

@@ -5,16 +5,15 @@
     records -> sample -> differentiate -> weigh -> sum + noise -> propose -> select -> model
                   \\____________ one event, recorded before anything is released ___________/
 
-`take` reads top to bottom. What it calls are parts: a sampler (`sordino.sampling`), an engine (`sordino.gradients`),
-a weighing (`sordino.weighing`), schedules behind ``recipe.terms``, a noise source (`sordino.noise`) and a selector
-(`sordino.selection`). A new mechanism is a new part; this file does not change.
+`take` reads top to bottom. What it calls are parts (`sordino.parts`): a sampler, an engine (`sordino.gradients`), a
+weighing, schedules behind ``recipe.terms``, noise from a source (`sordino.noise`) and a selector. A new mechanism
+(`sordino.mechanisms`) is a new part; this file does not change.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
 import torch
 from dp_accounting import DpEvent
@@ -27,16 +26,12 @@ from sordino.distributed.sharding import shard_like, unshard
 from sordino.distributed.team import Team
 from sordino.errors import SordinoError, UnsupportedModel
 from sordino.gradients.engine import Differentiated, Engine, Objective, total_dtype
-from sordino.noise import Source, perturb
+from sordino.noise import Source
+from sordino.parts import Draw, Snapshot, Terms
+from sordino.recipe import Recipe, States
 from sordino.records import Records
 from sordino.run import Run
-from sordino.sampling.draw import Draw
-from sordino.selection.selector import Snapshot
-from sordino.terms import Terms
 from sordino.validation.watching import Watch
-
-if TYPE_CHECKING:
-    from sordino.recipe import Recipe
 
 
 @dataclass
@@ -46,6 +41,7 @@ class Bench:
     The processes of the run's team take the step together; each of them has a bench of its own.
     `schedulers` of the learning rate belong to the proposal: they step with it, and go back when it is rejected.
     `watch` holds examples of real draws against themselves in other company, now and then.
+    `states` are what the parts remember: each its own.
     """
 
     recipe: Recipe
@@ -55,9 +51,12 @@ class Bench:
     engine: Engine
     microbatch: int | None
     run: Run
-    memory: dict[str, Any] = field(default_factory=dict)
     schedulers: list[LRScheduler] = field(default_factory=list)
     watch: Watch | None = None
+    states: States = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.states = self.recipe.start()
 
     @property
     def source(self) -> Source:
@@ -83,7 +82,7 @@ class Bench:
     def draw(self) -> Draw:
         """This process's part of a fresh draw, of which all processes see the same coins."""
         assert self.recipe.sampler is not None
-        draw = self.recipe.sampler.draw(self.records.count, self.source, self.memory)
+        draw = self.recipe.sampler.draw(self.records.count, self.source, self.states.sampler)
         return draw[self.team.own(len(draw))]
 
     def versions(self) -> list[int]:
@@ -145,7 +144,7 @@ def begin(bench: Bench, step: int, draw: Draw | None = None) -> Attempt:
     assert recipe.sampler is not None
     recipe.norms.prepare(bench.engine)
     recipe.sampler.prepare(bench, step)
-    terms = bench.team.lead(lambda: recipe.terms(step, bench.memory))  # one bound and one price for all processes
+    terms = bench.team.lead(lambda: recipe.terms(step, bench.states))  # one bound and one price for all processes
     receipt = bench.charge(terms.event)
     if bench.watch is not None:
         bench.watch.begin()
@@ -162,29 +161,30 @@ def add(attempt: Attempt, part: Draw, differentiated: Differentiated) -> None:
         total += next(sums)  # zip would hold one sum while the next is formed
     assert next(sums, None) is None, "an engine has exactly one sum for every parameter"
     assert recipe.sampler is not None
-    recipe.sampler.observe(part, differentiated.norms, attempt.bench.memory)
+    recipe.sampler.observe(part, differentiated.norms, attempt.bench.states.sampler)
 
 
 def propose(attempt: Attempt) -> None:
     """Noise. Release ``(sum + noise) / divisor``: over all processes, noised once, by a public divisor (law 1)."""
-    terms, parameters, team = attempt.terms, attempt.parameters, attempt.bench.team
+    bench, terms, team = attempt.bench, attempt.terms, attempt.bench.team
     if attempt.released:
         raise SordinoError("this draw was released already: a second noise on it would halve the protection; draw anew")
-    if attempt.versions != attempt.bench.versions():
+    if attempt.versions != bench.versions():
         raise UnsupportedModel(
             "the loss changed a parameter in place, as nn.Embedding(max_norm=...) does: "
             "records would leak into it without noise"
         )
-    if attempt.bench.watch is not None:  # all processes refuse a model that mixes examples, or none
-        attempt.bench.watch.settle(team, attempt.bench.ledger)
+    if bench.watch is not None:  # all processes refuse a model that mixes examples, or none
+        bench.watch.settle(team, bench.ledger)
     attempt.released = True
-    attempt.bench.optimizer.zero_grad(set_to_none=True)  # no gradient but the released one may reach the optimizer
+    bench.optimizer.zero_grad(set_to_none=True)  # no gradient but the released one may reach the optimizer
     if team.leads:  # exactly one process adds the noise, to its own part of the sum
-        perturb(team.secret(attempt.bench.source), attempt.receipt, attempt.total, terms.noise_std)
-    for parameter, noisy in zip(parameters, team.sum(attempt.total), strict=True):
+        noise, secret = bench.recipe.noise, team.secret(bench.source)
+        noise.add(secret, attempt.receipt, attempt.total, terms.noise_std, bench.states.noise)
+    for parameter, noisy in zip(attempt.parameters, team.sum(attempt.total), strict=True):
         parameter.grad = shard_like(noisy.div_(terms.divisor).to(parameter.dtype), parameter)
     attempt.total = []
-    attempt.bench.recipe.selection.refine(attempt)
+    bench.recipe.selection.refine(attempt)
 
 
 def conclude(attempt: Attempt, before: Snapshot | None) -> bool:

@@ -22,7 +22,7 @@ from sordino.accounting.erasure import (
 from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, from_json, to_json
 from sordino.accounting.grids import Array
 from sordino.errors import InvalidInput
-from sordino.selection.rejecting import together
+from sordino.mechanisms.rejecting import together
 
 DELTA = 1e-5
 GRID = 1e-6  # what sums over cells of z may differ from integrals
@@ -301,5 +301,5 @@ def test_with_released_statistics_the_rest_of_the_table_follows(name: str) -> No
             batch_size=batch, noise_multiplier=sigma, validation_noise=test_sigma, steps=1, accounting="published"
         ).for_records(records)
         budget = Budget(epsilon=epsilon, delta=DELTA, accountant="rdp")
-        steps = steps_for(budget, recipe.terms(0, {}).event, spent=[(GaussianDpEvent(8.0), 2)])
+        steps = steps_for(budget, recipe.terms(0).event, spent=[(GaussianDpEvent(8.0), 2)])
         assert steps == pytest.approx(updates, rel=0.01, abs=1)

@@ -22,20 +22,17 @@ from sordino.accounting import erasure, grids, jl_gaussian
 from sordino.accounting.pld import PrivacyLossDistribution
 from sordino.gradients import Engine
 from sordino.gradients import projected as projected_engine
+from sordino.mechanisms import noisy_test as noisy_tests
+from sordino.mechanisms.dpagd import StepLength
+from sordino.mechanisms.dpis import Importance, Learnt
+from sordino.mechanisms.jl import ProjectedNorms
+from sordino.mechanisms.noisy_test import NoisyTest, difference, losses
+from sordino.mechanisms.rejecting import Rollback
+from sordino.mechanisms.screening import Annealing
 from sordino.noise import Source
-from sordino.projection import Projected
-from sordino.sampling import Draw, Poisson
-from sordino.sampling.importance import Importance
-from sordino.selection import Always, Snapshot
-from sordino.selection import noisy_test as noisy_tests
-from sordino.selection.annealing import Annealing
-from sordino.selection.energy import difference, losses
-from sordino.selection.noisy_test import NoisyTest
-from sordino.selection.rollback import Rollback
-from sordino.selection.step_length import StepLength
+from sordino.parts import Always, Draw, Flat, Poisson, Snapshot, Terms
+from sordino.recipe import States
 from sordino.step import Attempt, Bench
-from sordino.terms import Terms
-from sordino.weighing import Flat
 from tests.audit import sabotage
 
 COMMON: dict[str, Any] = {"batch_size": 4, "steps": 4, "noise_multiplier": 1.0}
@@ -129,7 +126,7 @@ def scaled_by_length(private: Private) -> None:
     bench.recipe = replace(bench.recipe, batch_size=max(1, bench.records.count // 2))
 
 
-def more_than_it_says(sampler: Poisson, records: int, source: Source, memory: dict[str, Any]) -> Draw:
+def more_than_it_says(sampler: Poisson, records: int, source: Source, state: Any) -> Draw:
     joined = source.uniform(records) < min(1.0, 1.5 * sampler.rate)
     return Draw(torch.from_numpy(joined.nonzero()[0]))
 
@@ -151,7 +148,7 @@ class _Clean:
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
         self.sums: list[Tensor] = []
-        attempt.bench.memory["clean"] = self
+        attempt.bench.states.selection = self
 
     def keep(self) -> None:
         for parameter, total in zip(self.attempt.parameters, self.sums, strict=True):
@@ -165,7 +162,7 @@ def squares_of_clean_gradients(patch: Patch) -> None:
     healthy = step.propose
 
     def propose(attempt: Attempt) -> None:
-        attempt.bench.memory["clean"].sums = [total.clone() for total in attempt.total]
+        attempt.bench.states.selection.sums = [total.clone() for total in attempt.total]
         healthy(attempt)
 
     patch.setattr(step, "propose", propose)
@@ -176,7 +173,7 @@ def rate_by_draw(private: Private) -> None:
 
     def scale(optimizer: Any, *_: Any) -> None:
         for group in optimizer.param_groups:
-            group["lr"] = 0.01 * private.bench.memory.get("drawn", 1)
+            group["lr"] = 0.01 * getattr(private.bench.states.selection, "drawn", 1)
 
     private.bench.optimizer.register_step_pre_hook(scale)
 
@@ -186,7 +183,7 @@ class Counts(Always):
     """Remembers how many records were drawn."""
 
     def snapshot(self, attempt: Attempt) -> Snapshot | None:
-        attempt.bench.memory["drawn"] = len(attempt.draw)
+        attempt.bench.states.selection.drawn = len(attempt.draw)
         return None
 
 
@@ -214,8 +211,8 @@ def ahead(recipe: Recipe, by: int = 1) -> Callable[[Patch], None]:
     """The noise of the step is that of the next one, the price its own."""
     healthy = Recipe.terms
 
-    def terms(self: Recipe, at: int, memory: dict[str, Any]) -> Terms:
-        own, later = healthy(self, at, memory), healthy(self, at + by, memory)
+    def terms(self: Recipe, at: int, states: States | None = None) -> Terms:
+        own, later = healthy(self, at, states), healthy(self, at + by, states)
         return replace(own, noise_multiplier=later.noise_multiplier)
 
     return lambda patch: patch.setattr(Recipe, "terms", terms)
@@ -225,8 +222,8 @@ def terms_changed(change: Callable[[Terms, Recipe], Terms]) -> Twist:
     """The terms of every step after its price was fixed."""
     healthy = Recipe.terms
 
-    def terms(self: Recipe, at: int, memory: dict[str, Any]) -> Terms:
-        return change(healthy(self, at, memory), self)
+    def terms(self: Recipe, at: int, states: States | None = None) -> Terms:
+        return change(healthy(self, at, states), self)
 
     return Twist(patch=lambda patch: patch.setattr(Recipe, "terms", terms))
 
@@ -246,9 +243,9 @@ def length_by_records(private: Private) -> None:
     healthy, bench = Recipe.terms, private.bench
 
     class Counting(Recipe):
-        def terms(self, at: int, memory: dict[str, Any]) -> Terms:
-            counted = healthy(replace(self, steps=bench.records.count - 7), at, memory)
-            return replace(healthy(self, at, memory), noise_multiplier=counted.noise_multiplier)
+        def terms(self, at: int, states: States | None = None) -> Terms:
+            counted = healthy(replace(self, steps=bench.records.count - 7), at, states)
+            return replace(healthy(self, at, states), noise_multiplier=counted.noise_multiplier)
 
     bench.recipe = Counting(**{name: getattr(bench.recipe, name) for name in bench.recipe.__dataclass_fields__})
 
@@ -257,7 +254,7 @@ def length_by_records(private: Private) -> None:
 
 
 @dataclass(frozen=True)
-class FewerThanPriced(Projected):
+class FewerThanPriced(ProjectedNorms):
     """One projection where twenty-four are charged."""
 
     def engine(self, name: str, source: Source) -> Engine:
@@ -265,7 +262,7 @@ class FewerThanPriced(Projected):
 
 
 @dataclass(frozen=True)
-class Stale(Projected):
+class Stale(ProjectedNorms):
     """The projections of the first draw serve all others."""
 
     def prepare(self, engine: Engine) -> None:
@@ -341,24 +338,24 @@ def prepared_by_length(self: Importance, bench: Bench, at: int) -> None:
     _prepare(replace(self, records=(bench.records.count - 11) * bench.recipe.batch_size), bench, at)
 
 
-def half_the_step(self: Importance, terms: Terms, memory: dict[str, Any]) -> Terms:
-    found = _terms(self, terms, memory)
+def half_the_step(self: Importance, terms: Terms, state: Learnt) -> Terms:
+    found = _terms(self, terms, state)
     return replace(found, noise_multiplier=found.noise_multiplier / 2)
 
 
-def oftener(self: Importance, records: int, source: Source, memory: dict[str, Any]) -> Draw:
+def oftener(self: Importance, records: int, source: Source, state: Learnt) -> Draw:
     """Records are used twice as often as charged."""
-    found = _draw(self, records, source, {**memory, "bounds": torch.full_like(memory["bounds"], math.inf)})
+    found = _draw(self, records, source, replace(state, bounds=torch.full_like(state.bounds, math.inf)))
     assert found.thresholds is not None
     return replace(found, thresholds=found.thresholds / 2)
 
 
 def unclipped_sum(patch: Patch) -> None:
-    patch.setattr("sordino.sampling.importance._clipped_sum", lambda norms, clip: float(norms.nan_to_num().sum()))
+    patch.setattr("sordino.mechanisms.dpis._clipped_sum", lambda norms, clip: float(norms.nan_to_num().sum()))
 
 
 def counting_what_is_no_number(patch: Patch) -> None:
-    patch.setattr("sordino.sampling.importance._finite", lambda norms: norms)
+    patch.setattr("sordino.mechanisms.dpis._finite", lambda norms: norms)
 
 
 # -- selection ------------------------------------------------------------------------------------------------------
@@ -419,7 +416,7 @@ def restless(self: Annealing, attempt: Attempt, before: Rollback, temperature: f
 class NoNoise(StepLength):
     """Takes the smallest total itself; the noise is drawn for nothing."""
 
-    def noised(self, totals: Any, normals: Any) -> Any:
+    def add_noise(self, totals: Any, normals: Any) -> Any:
         return totals
 
 
@@ -435,7 +432,7 @@ class NotEvenDrawn(StepLength):
 
 @dataclass(frozen=True, kw_only=True)
 class HalfTheScale(StepLength):
-    def noised(self, totals: Any, normals: Any) -> Any:
+    def add_noise(self, totals: Any, normals: Any) -> Any:
         return np.asarray(totals - self.loss_clip / self.epsilon / 2 * (normals**2).sum(axis=0) / 2)
 
 
@@ -463,7 +460,7 @@ class ByPrivateLoss(StepLength):
 
 
 def chooses_on_the_training_draw(patch: Patch) -> None:
-    patch.setattr("sordino.selection.step_length.validation_draw", lambda attempt, rate: attempt.draw)
+    patch.setattr("sordino.mechanisms.dpagd.validation_draw", lambda attempt, rate: attempt.draw)
 
 
 # -- the table ------------------------------------------------------------------------------------------------------
@@ -548,7 +545,7 @@ BROKEN: dict[str, dict[str, Twist]] = {
         "projections are used again": parts(norms=Stale(24)),
         "estimates are too short": Twist(patch=estimated_too_short),
         "the infinite stretch is not priced": Twist(
-            parts={"norms": Projected(2)}, patch=without_infinite_stretch, options={"steps": 2}
+            parts={"norms": ProjectedNorms(2)}, patch=without_infinite_stretch, options={"steps": 2}
         ),
         "half the noise": Twist(patch=halving_noise),
     },
@@ -598,7 +595,7 @@ BROKEN: dict[str, dict[str, Twist]] = {
     },
     "dpsur": {
         "half the noise of a test": tests_changed(energy=half_the_test),
-        "the test's value is not clipped": tests_changed(noised=lambda self, means, noise: means + noise),
+        "the test's value is not clipped": tests_changed(add_noise=lambda self, means, noise: means + noise),
         "tests on the training draw": Twist(patch=on_the_training_draw),
         "tests on everybody": Twist(patch=on_everybody),
         "momentum keeps rejected gradients": parts(selection=sabotage.KeepsMomentum(test=DPSUR.selection.test)),  # type: ignore[attr-defined]
@@ -627,7 +624,7 @@ BROKEN: dict[str, dict[str, Twist]] = {
     "screening, noised": {
         "the forced interval is not priced": Twist(patch=without_forced),
         "half the noise of a test": tests_changed(energy=half_the_test),
-        "the test's value is not clipped": tests_changed(noised=lambda self, means, noise: means + noise),
+        "the test's value is not clipped": tests_changed(add_noise=lambda self, means, noise: means + noise),
         "tests on everybody": Twist(patch=on_everybody),
         "tests on the training draw": Twist(patch=on_the_training_draw),
         "half the noise of a step": Twist(patch=halving_noise),

@@ -12,16 +12,12 @@ from torch import Tensor
 
 from sordino import Private
 from sordino.accounting.ledger import Ledger, Receipt
+from sordino.mechanisms.dpis import Importance
+from sordino.mechanisms.dpsur import Selective
+from sordino.mechanisms.jl import ProjectedNorms
 from sordino.noise import Seeded, Source
-from sordino.norms import Exact
-from sordino.projection import Projected
-from sordino.sampling import Draw, Poisson, Sampler
-from sordino.sampling.importance import Importance
-from sordino.selection import Always, Snapshot
-from sordino.selection.selective import Selective
+from sordino.parts import Always, Draw, Exact, Flat, Poisson, Sampler, Snapshot, State, Terms
 from sordino.step import Attempt
-from sordino.terms import Terms
-from sordino.weighing import Flat
 
 # -- noise ----------------------------------------------------------------------------------------------------------
 
@@ -114,21 +110,31 @@ class NothingFromABatchWithNaN(Flat):
 # -- draws ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class Deck(State):
+    """The records that are left of an epoch."""
+
+    left: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class Shuffled(Sampler):
     """Batches of a shuffled loader, each record exactly once per epoch, priced as if Poisson."""
 
     rate: float
 
-    def terms(self, terms: Terms, memory: dict[str, Any]) -> Terms:
-        return Poisson(self.rate).terms(terms, memory)
+    def start(self) -> Deck:
+        return Deck()
 
-    def draw(self, records: int, source: Source, memory: dict[str, Any]) -> Draw:
-        left = memory.get("left")
+    def terms(self, terms: Terms, state: Any) -> Terms:
+        return Poisson(self.rate).terms(terms, state)
+
+    def draw(self, records: int, source: Source, state: Deck) -> Draw:
+        left = state.left
         if left is None or not len(left):
             left = torch.from_numpy(np.argsort(source.uniform(records)))
         size = round(self.rate * records)
-        memory["left"] = left[size:]
+        state.left = left[size:]
         return Draw(left[:size])
 
 
@@ -136,8 +142,8 @@ class Shuffled(Sampler):
 class MoreThanItSays(Shuffled):
     """Draws at three times the rate that is charged."""
 
-    def draw(self, records: int, source: Source, memory: dict[str, Any]) -> Draw:
-        return Poisson(min(1.0, 3 * self.rate)).draw(records, source, memory)
+    def draw(self, records: int, source: Source, state: Any) -> Draw:
+        return Poisson(min(1.0, 3 * self.rate)).draw(records, source, state)
 
 
 @dataclass(frozen=True)
@@ -188,7 +194,7 @@ class LedgeredAtTheStart(Exact):
 
 
 @dataclass(frozen=True)
-class PricedAsExact(Projected):
+class PricedAsExact(ProjectedNorms):
     """Estimated norms at the price of exact ones."""
 
     def event(self, noise_multiplier: float) -> DpEvent:  # type: ignore[override]

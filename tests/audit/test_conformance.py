@@ -19,8 +19,8 @@ from sordino import Budget, Private, Recipe, UnsupportedModel, recipes
 from sordino.audit.instances import LOUD, Instance
 from sordino.audit.mechanisms import mechanism
 from sordino.audit.result import Audit, AuditFailed
+from sordino.mechanisms.dynamic import GrowingMu
 from sordino.noise import Seeded, Source
-from sordino.schedules import GrowingMu
 from tests.audit import sabotage
 from tests.helpers import calibrated, classification, cross_entropy
 

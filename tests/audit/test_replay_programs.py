@@ -12,7 +12,7 @@ from dp_accounting import GaussianDpEvent
 from randomgen import AESCounter
 from torch import Tensor, nn
 
-from sordino import recipes
+from sordino import noise, recipes
 from sordino.accounting import Budget, Ledger
 from sordino.audit import conformance
 from sordino.audit.conformance import Neighbours, Tape, replaying
@@ -20,9 +20,8 @@ from sordino.data import tabular_labels, tabular_release
 from sordino.data.tabular import Table
 from sordino.data.tabular_schema import Schema, for_header
 from sordino.features import normalising
-from sordino.federated import rounds
 from sordino.federated.rounds import Quantile, Round, Rounds
-from sordino.noise import Secure, Seeded, noised
+from sordino.noise import Secure, Seeded, add_noise
 from sordino.run import Run
 from tests.audit import sabotage
 
@@ -31,7 +30,7 @@ Sabotage = Callable[[Patch], None]
 
 
 def half_noise(module: Any) -> Sabotage:
-    return lambda patch: patch.setattr(module, "noised", lambda s, r, value, std: noised(s, r, value, std / 2))
+    return lambda patch: patch.setattr(module, "add_noise", lambda s, r, value, std: add_noise(s, r, value, std / 2))
 
 
 # -- tables ---------------------------------------------------------------------------------------------------------
@@ -209,7 +208,7 @@ class FreeVotes(Rounds):
     """Votes are noised, but their share is not taken from the updates' noise."""
 
     def terms(self) -> Any:
-        return replace(self.recipe.terms(self.run.position, {}), clip=self.clip)
+        return replace(self.recipe.terms(self.run.position), clip=self.clip)
 
 
 class QuietVotes(Rounds):
@@ -239,8 +238,8 @@ def test_every_sabotage_of_a_round_is_found(name: str) -> None:
 
 
 def test_half_the_noise_of_a_round_is_found(monkeypatch: Patch) -> None:
-    healthy = rounds.perturb
-    monkeypatch.setattr(rounds, "perturb", lambda source, receipt, sums, std: healthy(source, receipt, sums, std / 2))
+    healthy = noise.perturb
+    monkeypatch.setattr(noise, "perturb", lambda source, receipt, sums, std: healthy(source, receipt, sums, std / 2))
     assert not conforms(federated(Rounds, None), FEDERATED).passed
 
 
@@ -298,7 +297,7 @@ def mean_of(records: list[float], tape: Tape, bound: float = 1.0, note: str = ""
     total = torch.tensor([sum(max(-bound, min(bound, value)) for value in records)], dtype=torch.float64)
     if note:
         raise ValueError(f"{note}: {records[-1]}")
-    return noised(tape, receipt, total, 2.0).item() / 10
+    return add_noise(tape, receipt, total, 2.0).item() / 10
 
 
 LOUD = Neighbours("loud", [0.5, -0.5], [0.5, -0.5, 40.0])
@@ -324,6 +323,6 @@ def test_an_event_that_nobody_knows_is_said() -> None:
     def run(records: list[float], tape: Tape) -> None:
         ledger = Ledger.in_memory()
         tape.watch(ledger)
-        noised(tape, ledger.charge(LaplaceDpEvent(1.0)), torch.zeros(1), 1.0)
+        add_noise(tape, ledger.charge(LaplaceDpEvent(1.0)), torch.zeros(1), 1.0)
 
     assert "unknown to the conformance suite" in str(conformance.replay(run, LOUD).findings)

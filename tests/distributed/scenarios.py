@@ -17,9 +17,10 @@ from sordino import step as steps
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.distributed import Ranks
 from sordino.errors import BudgetExhausted, SordinoError
+from sordino.mechanisms.shuffled import Shuffled
 from sordino.noise import Seeded, Source
+from sordino.parts import Foreign
 from sordino.run import announce_together
-from sordino.sampling import Foreign, Shuffled
 from tests.helpers import budgeted, calibrated, classification, cross_entropy, mlp, private
 
 RECORDS = 64
@@ -166,9 +167,9 @@ def budget(directory: Path) -> tuple[int, bool, str]:
     """A ledger that holds most of a budget already: all ranks stop at the same step, with the same refusal."""
     recipe = budgeted(steps=8)
     spent = Ledger.in_memory()
-    announce_together(spent, recipe, [(recipe.terms(0, {}).event, 3)])
+    announce_together(spent, recipe, [(recipe.terms(0).event, 3)])
     for _ in range(3):
-        spent.charge(recipe.terms(0, {}).event)
+        spent.charge(recipe.terms(0).event)
     run = private(recipe, ledger=spent if rank() == 0 else None, validate=False)
     for _ in run.steps():
         pass

@@ -214,6 +214,6 @@ def test_ratios_are_those_of_the_schedules():
     assert case.recipe["clip_ratio"] == 10
     for (mu, clip), method in dynamic.CORNERS.items():
         terms = recipe_of(dynamic.at_ratios("mnist", 0.4, mu, clip), 60_000).terms
-        first, last = terms(0, {}), terms(4687, {})
+        first, last = terms(0), terms(4687)
         assert last.clip / first.clip == pytest.approx(clip, rel=1e-3), method
         assert last.noise_std / last.clip / (first.noise_std / first.clip) == pytest.approx(mu, rel=1e-3), method

@@ -26,7 +26,7 @@ def killed_at(steps: int, monkeypatch) -> None:
     def dying(self):
         taken[0] += 1
         if taken[0] == steps:
-            self.bench.charge(self.bench.recipe.terms(self.position, {}).event)
+            self.bench.charge(self.bench.recipe.terms(self.position).event)
             raise Killed
         return step(self)
 

@@ -47,7 +47,7 @@ def audited(kind: type[Rounds], canary: float) -> float:
 
 
 def claim() -> float:
-    return epsilon([(RECIPE.terms(0, {}).event, 1)], DELTA)
+    return epsilon([(RECIPE.terms(0).event, 1)], DELTA)
 
 
 class TrustsClients(Rounds):

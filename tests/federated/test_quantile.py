@@ -14,7 +14,7 @@ from scipy import stats
 from sordino import Budget, InvalidInput, recipes
 from sordino.accounting import merge
 from sordino.federated.rounds import SENSITIVITY, Quantile
-from sordino.terms import Terms
+from sordino.parts import Terms
 from tests.federated.common import QUIET_NOISE, mechanism, rounds, vector
 
 
@@ -86,7 +86,7 @@ def test_adaptive_clipping_charges_what_the_recipe_planned_and_the_noise_follows
     run = mechanism(recipe, adaptive=Quantile())
     for step in range(6):
         current = run.begin(range(40))
-        whole = recipe.terms(step, {})
+        whole = recipe.terms(step)
         assert current.terms.event == whole.event
         assert current.terms.noise_multiplier > whole.noise_multiplier
         assert current.terms.noise_std == pytest.approx(current.terms.noise_multiplier * run.clip)

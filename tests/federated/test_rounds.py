@@ -14,7 +14,7 @@ from sordino import BudgetExhausted, InvalidInput, Recipe, SordinoError, recipes
 from sordino.accounting.ledger import Receipt
 from sordino.federated.rounds import Round, Rounds
 from sordino.noise import Seeded
-from sordino.sampling import Draw, Foreign
+from sordino.parts import Draw, Foreign
 from tests.federated.common import QUIET_NOISE, mechanism, released, rounds, vector
 
 SIZE = 20_000
@@ -211,10 +211,10 @@ def test_the_ledger_holds_the_plan_of_the_recipe() -> None:
     run = mechanism(plan)
     for step in range(4):
         current = run.begin(range(8))
-        assert current.terms == plan.terms(step, {})
+        assert current.terms == plan.terms(step)
         run.release(current)
     assert run.run.ledger.events() == plan.plan()
-    assert plan.terms(0, {}).event == PoissonSampledDpEvent(0.5, GaussianDpEvent(1.5))
+    assert plan.terms(0).event == PoissonSampledDpEvent(0.5, GaussianDpEvent(1.5))
 
 
 def test_a_round_is_released_once_and_a_finished_recipe_goes_no_further() -> None:

@@ -16,7 +16,7 @@ from sordino.gradients.bookkeeping.proof import Knowledge
 from sordino.gradients.engine import Differentiated, Objective
 from sordino.gradients.looped import Looped, backpropagate
 from sordino.gradients.vmapped import Vmapped
-from sordino.weighing import Flat
+from sordino.parts import Flat
 from tests.gradients.bookkeeping.test_bookkeeping import Apply
 from tests.gradients.oracle import batch_of
 

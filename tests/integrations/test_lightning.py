@@ -170,7 +170,7 @@ def test_an_interrupted_run_is_saved(tmp_path: Path) -> None:
 def test_it_stops_where_the_budget_ends() -> None:
     spent = Ledger.in_memory()
     for _ in range(6):  # half of what the recipe plans, charged by somebody else
-        spent.charge(recipe().terms(0, {}).event)
+        spent.charge(recipe().terms(0).event)
     privacy = PrivateTraining(records(), loss, recipe(), ledger=spent)
     epochs = fit(Module(), privacy, max_epochs=20)
     assert privacy.private is not None

@@ -20,7 +20,7 @@ from sordino.accounting import Ledger
 from sordino.distributed import Team
 from sordino.errors import UnsupportedModel
 from sordino.gradients.engine import Batch, Objective
-from sordino.sampling import Foreign
+from sordino.parts import Foreign
 from sordino.validation.trial import Finding
 from sordino.validation.watching import UNSLICEABLE, Watch
 from tests.validation.probes import CLASSES, Centred, around, cross_entropy, findings, kinds, tokens, vectors

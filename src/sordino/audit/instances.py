@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import InvalidInput
+from sordino.mechanisms.dpis import Importance
+from sordino.parts import Always, Poisson, Selector
 from sordino.recipe import Recipe
-from sordino.sampling import Poisson
-from sordino.sampling.importance import Importance
-from sordino.selection import Always, Selector
 
 LOUD = 100.0
 """The canary's gradient over the clipping bound."""

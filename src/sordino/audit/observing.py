@@ -78,7 +78,7 @@ def observe(
             stage.run()
             tick()
     absent, present = (_stacked(stages, canary) for canary in (False, True))
-    noises = np.array([adapted.terms(step, {}).noise_multiplier for step in range(steps)])
+    noises = np.array([adapted.terms(step).noise_multiplier for step in range(steps)])
     findings = tuple(dict.fromkeys(finding for stage in stages for finding in stage.findings()))
     rate = adapted.batch_size / (adapted.records or 1)
     return Observed(absent, present, stages[-1].claim(), noises, rate, findings)
@@ -153,11 +153,11 @@ class _Stage:
             self.private = self._bound()
             return
         self.private.bench.optimizer.state.clear()
-        self.private.bench.memory.clear()
+        self.private.bench.states = self.recipe.start()
         self.private.run.position = 0
 
     def _step(self, step: int) -> tuple[Array, Array, Array]:
-        terms = self.recipe.terms(step, self.private.bench.memory)
+        terms = self.recipe.terms(step, self.private.bench.states)
         before, state = self.model.weight.detach().flatten().clone(), self._optimizer_state()
         self.private.step()
         moved = before - self.model.weight.detach().flatten()

@@ -65,7 +65,7 @@ class Witness:
     def gaussian(self, receipt: Receipt, size: int, std: float) -> Tensor:
         if self._private is not None:
             bench = self._private.bench
-            terms = bench.recipe.terms(self._private.position, bench.memory)
+            terms = bench.recipe.terms(self._private.position, bench.states)
             multiplier = std / terms.clip if terms.event == receipt.event else None
             self._noises.append(Drawn(receipt, multiplier, len(bench.ledger)))
         return self._source.gaussian(receipt, size, std)

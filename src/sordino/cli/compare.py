@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino import toml
 from sordino.cli import options
 from sordino.cli.common import FOUND, complain, console, print_json
 from sordino.errors import InvalidInput
+from sordino.names import read_toml
 
 if TYPE_CHECKING:
     from sordino.experiments import Case, Settings
@@ -102,7 +102,7 @@ def conclude(cases: list[Case], folder: Path, workers: int | None, evaluations: 
 
 def read_plan(path: Path) -> Plan:
     """The plan in a TOML file; every mistake is named in one line."""
-    table = toml.read(path)
+    table = read_toml(path)
     known = {f.name for f in fields(Plan)}
     if unknown := sorted(set(table) - known):
         raise InvalidInput(f"configuration {path} has no key {unknown[0]!r}: it has {', '.join(sorted(known))}")

@@ -39,10 +39,11 @@ from typing import Any, TypeVar
 
 import tomli_w
 
-from sordino import books, toml
+from sordino import books
 from sordino.data import LOADERS, tabular_schema
 from sordino.data.tabular_schema import Schema
 from sordino.errors import InvalidInput
+from sordino.names import parse_toml, read_toml
 from sordino.recipe import Recipe
 from sordino.report.folder import Folder
 
@@ -134,14 +135,14 @@ class Config:
 
 def read(path: Path) -> Config:
     """The configuration in a file, every mistake named in one line."""
-    return _config(toml.read(path), path)
+    return _config(read_toml(path), path)
 
 
 def of_run(directory: Path, name: str = FILE) -> Config | None:
     """The configuration in a run's folder, which may come from anybody; None where there is none."""
     text = Folder(directory).text(name)
     path = directory / name
-    return None if text is None else _config(toml.parse(text, f"configuration {path}"), path)
+    return None if text is None else _config(parse_toml(text, f"configuration {path}"), path)
 
 
 def _config(tables: dict[str, Any], path: Path) -> Config:

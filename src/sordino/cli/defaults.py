@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sordino.data import Data
 from sordino.data.tabular_sheet import Sheet
-from sordino.propose import Optimizer
+from sordino.recipe import Optimizer
 
 OPTIMIZERS = {
     "sgd": Optimizer("sgd", lr=0.25, momentum=0.9),

@@ -24,10 +24,10 @@ from sordino.data import Data, tabular_release, tabular_schema
 from sordino.data.tabular_schema import Schema
 from sordino.data.tabular_sheet import Sheet
 from sordino.errors import InvalidInput
+from sordino.mechanisms.dpis import Importance
 from sordino.models import parameter_count
 from sordino.private import Private
 from sordino.run import FIXED_IN_ADVANCE, HELD_OUT
-from sordino.sampling.importance import Importance
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Session:
         bench = self.private.bench
         if not isinstance(bench.recipe.sampler, Importance) or bench.recipe.sampler.external is None:
             return None
-        return float(bench.memory["released"]["clip"])
+        return float(bench.states.save()["clip"])
 
     def guarantee(self) -> Guarantee:
         """What was promised, with what the preparation of the data read beside it."""

@@ -16,7 +16,7 @@ from sordino.accounting.ledger import Receipt
 from sordino.accounting.unlisted import Unlisted
 from sordino.data.tabular_encoding import label
 from sordino.errors import InvalidInput
-from sordino.noise import Source, noised
+from sordino.noise import Source, add_noise
 
 
 def event(noise_multiplier: float, unlisted: float) -> DpEvent:
@@ -36,7 +36,7 @@ def released(
     spelled = {cell: label(cell) for cell in set(cells)}
     counts = Counter(name for cell in cells if (name := spelled[cell]) is not None)
     exact = torch.tensor(list(counts.values()), dtype=torch.float64)
-    noisy = noised(source, receipt, exact, noise_multiplier).tolist()
+    noisy = add_noise(source, receipt, exact, noise_multiplier).tolist()
     least = threshold(noise_multiplier, unlisted)
     named = [name for name, count in zip(counts, noisy, strict=True) if count > least]
     if len(named) < 2:

@@ -30,7 +30,7 @@ from sordino.data.tabular_encoding import scaled
 from sordino.data.tabular_schema import Column, Number, Schema
 from sordino.errors import InvalidInput
 from sordino.features.normalising import private_normalisation
-from sordino.noise import Source, noised
+from sordino.noise import Source, add_noise
 
 SHARE = 0.3
 """Of ε, for all releases together, unless another share is asked for."""
@@ -121,7 +121,7 @@ def released_counts(table: Table, chosen: Plan, ledger: Ledger, source: Source) 
     """One row per column: its histogram and half the number of its different values, all with noise."""
     receipt = ledger.charge(GaussianDpEvent(chosen.noise_multiplier), "kinds and ranges of the columns")
     rows = np.stack([counts(table.columns[name]) for name in chosen.columns])
-    released: tabular_kinds.Counts = noised(source, receipt, torch.from_numpy(rows), chosen.deviation).numpy()
+    released: tabular_kinds.Counts = add_noise(source, receipt, torch.from_numpy(rows), chosen.deviation).numpy()
     return released
 
 

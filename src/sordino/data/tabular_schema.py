@@ -28,8 +28,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from sordino import toml
 from sordino.errors import InvalidInput
+from sordino.names import read_toml
 
 FEWEST_BUCKETS, MOST_BUCKETS = 16, 64
 _IDENTIFIES = re.compile(r"(^|[_\W])(id|uuid|guid|ssn|mrn|e_?mail|phone|name|index|column \d+)$")
@@ -174,7 +174,7 @@ def _by_convention(name: str, bounds: tuple[float, float] | None) -> Column | No
 
 def read(path: Path) -> Schema:
     """The schema in a TOML file."""
-    table = toml.read(path, "schema")
+    table = read_toml(path, "schema")
     return from_table(table)
 
 

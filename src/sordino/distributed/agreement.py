@@ -72,8 +72,8 @@ def require_still(
         require_same(team, lambda: {**describe_settings(optimizer, schedulers), "weights": _digest(weights)})
 
 
-def require_shards(team: Team, model: nn.Module, validate: bool, selector: str | None) -> None:
-    """Refuse what a sharded model cannot do; `selector` names a part that compares losses around a step, if any."""
+def require_shards(team: Team, model: nn.Module, validate: bool) -> None:
+    """Refuse what a sharded model cannot do."""
     if not is_sharded(model):
         return
     if validate:
@@ -85,26 +85,13 @@ def require_shards(team: Team, model: nn.Module, validate: bool, selector: str |
         raise InvalidInput(
             f"model is sharded over {over} processes, but {team.size} train it: give group= the same ones"
         )
-    if selector is not None:
-        raise InvalidInput(
-            f"selection={selector} cannot be used on a sharded model: it compares losses "
-            "before and after a step and keeps both models whole, which no shard can; give the bare model"
-        )
 
 
-def require_shareable(team: Team, model: nn.Module, ledger_given: bool, draws: bool) -> None:
-    """Refuse, on every rank alike, what does not work with several processes.
-
-    `ledger_given` is whether the user gave this process a ledger, `draws` whether the recipe's own sampler draws.
-    """
+def require_shareable(team: Team, model: nn.Module, ledger_given: bool) -> None:
+    """Refuse, on every rank alike, what several processes cannot do; `ledger_given`: by the user, to this process."""
     if team.size == 1:
         return
     ledgers = team.gather(ledger_given)
-    if not draws:
-        raise InvalidInput(
-            f"sampler=Foreign() cannot be used by {team.size} processes: whether their loaders deal the same record "
-            "to two of them cannot be seen, and it would count twice; leave sampler out to have Poisson draws"
-        )
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise InvalidInput(
             "model is wrapped in DistributedDataParallel, which averages gradients before they are weighed: "

@@ -9,15 +9,14 @@ from typing import Any
 import tomli_w
 from dp_accounting import DpEvent
 
-from sordino import recipes, toml
+from sordino import recipes
 from sordino.accounting import Budget, calibration, pricing
 from sordino.errors import InvalidInput
 from sordino.experiments.case import ACCOUNTINGS, Case, Options
 from sordino.experiments.problem import Split, released_first
-from sordino.propose import Optimizer
-from sordino.recipe import Recipe
-from sordino.schedules import Constant
-from sordino.weighing import Flat
+from sordino.names import from_toml
+from sordino.parts import Constant, Flat
+from sordino.recipe import Optimizer, Recipe
 
 MOST_STEPS = 100_000
 SELECTIVE = ("dpsur", "screening")
@@ -79,7 +78,7 @@ def recipe_of(case: Case, records: int, public: Split | None = None) -> Recipe:
     if ready.steps is not None:
         return _quiet_enough(ready, budget, spent)
     if ready.selection.constant:
-        event = replace(ready, steps=1).terms(0, {}).event
+        event = replace(ready, steps=1).terms(0).event
         return replace(ready, steps=calibration.steps_for(budget, event, spent=spent))
     return _longest(ready, budget, spent)
 
@@ -138,4 +137,4 @@ def optimizer_of(case: Case) -> Optimizer:
 
 def _part(table: Any, default: type) -> Any:
     """A part that a configuration describes as a table, such as ``{part = "growing-mu", ratio = 2.0}``."""
-    return toml.loads(tomli_w.dumps(table), default)
+    return from_toml(tomli_w.dumps(table), default)

@@ -24,11 +24,11 @@ from sordino.experiments.case import EVALUATIONS, Case
 from sordino.experiments.methods import MOST_STEPS, recipe_of
 from sordino.experiments.problem import Problem, Split, model_of, normalised, problem_of
 from sordino.features import ChannelNorm, private_normalisation
+from sordino.mechanisms.dpis import Importance
 from sordino.noise import Secure
+from sordino.parts import Constant
 from sordino.private import Private
 from sordino.run import FIXED_IN_ADVANCE, announce_together
-from sordino.sampling.importance import Importance
-from sordino.schedules import Constant
 
 STATISTICS = "statistics.pt"
 CHOSEN = "hyperparameters are those of a configuration: what choosing them on these records may have cost is not in ε"
@@ -112,11 +112,16 @@ def _run(case: Case, folder: Path, problem: Problem, report: Report, most: int, 
             if extra:
                 progress = Progress(**extra["progress"])
                 average.restore(extra["average"])
-                private.bench.memory.update(progress.memory)
+                _go_on_counting(private, progress.memory)
         for reached in _epochs(case, private, progress, average, problem.test, most, evaluations):
             private.save(place, {"progress": vars(progress), "average": average.state()})
             report(private.position, private.total, reached)
         return _row(case, private, progress, average, problem)
+
+
+def _go_on_counting(private: Private, counted: dict[str, int]) -> None:
+    """Put the selector's counters back; version 0.1 wrote the slot before their names."""
+    vars(private.bench.states.selection).update({name.rpartition(".")[2]: n for name, n in counted.items()})
 
 
 def _prepared(case: Case, place: Path, problem: Problem) -> tuple[Problem, Ledger | None]:
@@ -170,7 +175,7 @@ def _epochs(
             reached = accuracy(model, test)
         point = {"step": private.position, "accuracy": reached, "seconds": progress.seconds}
         progress.curve = [*progress.curve, {**point, **_public_terms(private), **_spent(case, private)}]
-        progress.memory = {k: v for k, v in private.bench.memory.items() if isinstance(v, int)}
+        progress.memory = {k: v for k, v in vars(private.bench.states.selection).items() if isinstance(v, int)}
         yield reached
 
 
@@ -210,11 +215,11 @@ def _set_rate(case: Case, private: Private) -> None:
 
 def _public_terms(private: Private) -> dict[str, float]:
     """Noise multiplier and bound of the step just taken; DPIS chooses them from K̃, whose `share` of ÑC it released."""
-    recipe, memory = private.bench.recipe, private.bench.memory
-    if released := memory.get("released"):
+    recipe, states = private.bench.recipe, private.bench.states
+    if released := states.save():
         share = released["total"] / released["records"] / released["clip"]
-        return {"noise": float(memory["noise"]), "clip": float(released["clip"]), "share": float(share)}
-    terms = recipe.terms(max(0, private.position - 1), memory)
+        return {"noise": float(states.sampler.noise), "clip": float(released["clip"]), "share": float(share)}
+    terms = recipe.terms(max(0, private.position - 1), states)
     return {"noise": float(terms.noise_multiplier), "clip": float(terms.clip)}
 
 

@@ -40,9 +40,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sordino import toml
 from sordino.errors import InvalidInput
 from sordino.experiments.case import Case
+from sordino.names import read_toml
 
 _TABLES = ("data", "features", "model", "optimizer", "recipe")
 _CASE = ("average", "delta", "published")
@@ -79,7 +79,7 @@ class Settings:
 
 def read(path: Path) -> Settings:
     """The configuration in a file; every mistake is named in one line."""
-    tables = toml.read(path)
+    tables = read_toml(path)
     if unknown := sorted(set(tables) - {*_TABLES, *_VALUES}):
         raise InvalidInput(f"configuration {path} has no key {unknown[0]!r}: it has {', '.join((*_VALUES, *_TABLES))}")
     if missing := [key for key in ("method", "provenance", "data", "model", "recipe") if key not in tables]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sordino.accounting.ledger import Receipt
 from sordino.errors import InvalidInput
-from sordino.noise import Gaussians, noised
+from sordino.noise import Gaussians, add_noise
 
 
 class Ledger(Protocol):
@@ -79,7 +79,7 @@ def private_normalisation(
     released = []
     for what, total, bound in (("mean", values, clip), ("square", squares, square_clip)):
         receipt = ledger.charge(event, f"{what} of the features per channel")
-        released.append(noised(source, receipt, total, noise_multiplier * bound) / records)
+        released.append(add_noise(source, receipt, total, noise_multiplier * bound) / records)
     mean, square = released
     variance = (square - mean**2).clamp(min=noise_multiplier * square_clip / records)
     return ChannelNorm(mean.float(), variance.sqrt().float(), (event, event))

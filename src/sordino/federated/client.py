@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from sordino.errors import InvalidInput
 from sordino.federated import work
 from sordino.gradients.engine import Loss
+from sordino.parts import Draw, Flat
 from sordino.records import Collate, Records
-from sordino.sampling import Draw
-from sordino.weighing import Flat
 
 ARRAYS, CONFIG, UPDATE, REPORT, WITHIN = "arrays", "config", "update", "report", "within"
 """The names of what travels: model and settings to a client, its update and its report back."""

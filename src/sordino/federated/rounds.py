@@ -22,14 +22,10 @@ from torch import Tensor, nn
 from sordino.accounting.ledger import Receipt
 from sordino.errors import BudgetExhausted, InvalidInput, SordinoError
 from sordino.federated.work import find_trainable, measure
-from sordino.noise import noised, perturb
-from sordino.norms import Exact
+from sordino.noise import add_noise
+from sordino.parts import Constant, Draw, Terms
 from sordino.recipe import Recipe
 from sordino.run import FIXED_IN_ADVANCE, FLOATING_POINT, Run
-from sordino.sampling import Draw, Poisson
-from sordino.schedules import Constant
-from sordino.selection import Always
-from sordino.terms import Terms
 
 ASSUMPTIONS = (
     FIXED_IN_ADVANCE,
@@ -81,14 +77,15 @@ class Rounds:
         self.model, self.recipe, self.optimizer, self.run = model, recipe, optimizer, run
         self.adaptive = adaptive
         self.clip = recipe.clip
+        self.states = recipe.start()
 
     def terms(self) -> Terms:
         """The public terms of the next round."""
-        whole = self.recipe.terms(self.run.position, {})
+        whole = self.recipe.terms(self.run.position)
         return whole if self.adaptive is None else self.adaptive.share(whole, self.clip)
 
     def _count_noise(self) -> float:
-        whole = self.recipe.terms(self.run.position, {})
+        whole = self.recipe.terms(self.run.position)
         return 0.0 if self.adaptive is None else self.adaptive.deviation(whole)
 
     def begin(self, users: Sequence[int]) -> Round:
@@ -101,7 +98,7 @@ class Rounds:
         receipt = self.run.charge(terms.event)
         population = sorted(set(users))
         assert self.recipe.sampler is not None
-        draw = self.recipe.sampler.draw(len(population), self.run.source, {})
+        draw = self.recipe.sampler.draw(len(population), self.run.source, self.states.sampler)
         drawn = tuple(population[i] for i in draw.indices.tolist())
         total = {
             n: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for n, p in find_trainable(self.model).items()
@@ -136,7 +133,8 @@ class Rounds:
             raise SordinoError("this round was released already: a second noise on it would halve the protection")
         current.released = True
         terms, parameters = current.terms, find_trainable(self.model)
-        perturb(self.run.source, current.receipt, [current.total[name] for name in parameters], terms.noise_std)
+        totals = [current.total[name] for name in parameters]
+        self.recipe.noise.add(self.run.source, current.receipt, totals, terms.noise_std, self.states.noise)
         self.optimizer.zero_grad(set_to_none=True)
         for name, parameter in parameters.items():
             parameter.grad = (current.total[name] / terms.divisor).to(parameter.dtype)
@@ -144,28 +142,15 @@ class Rounds:
         self.optimizer.zero_grad(set_to_none=True)
         if self.adaptive is not None:
             exact = torch.tensor(current.votes, dtype=torch.float64)
-            votes = noised(self.run.source, current.receipt, exact, current.count_noise).item()
+            votes = add_noise(self.run.source, current.receipt, exact, current.count_noise).item()
             self.clip = self.adaptive.follow(self.clip, self.adaptive.fraction(votes, terms.divisor))
         self.run.position += 1
 
 
 def check_recipe(recipe: Recipe) -> None:
     """Refuse what has no meaning or no proof when the records stay with their users."""
-    recipe.terms(0, {})  # refuses a recipe that is not calibrated
-    if type(recipe.sampler) is not Poisson:
-        raise InvalidInput(
-            f"sampler={recipe.sampler!r} must be Poisson: the server draws users and sees no records; leave sampler out"
-        )
-    if not isinstance(recipe.norms, Exact):
-        raise InvalidInput(f"norms={recipe.norms!r} must be Exact(): the server has whole updates and measures them")
-    if not isinstance(recipe.selection, Always):
-        raise InvalidInput(
-            f"selection={recipe.selection!r} must be Always(): a test needs private losses, which stay on the clients"
-        )
-    if recipe.rdp_filter is not None:
-        raise InvalidInput(
-            f"rdp_filter={recipe.rdp_filter!r} must be None: the noise of every round is fixed in advance"
-        )
+    recipe.terms(0)  # refuses a recipe that is not calibrated
+    recipe.require("federated")
 
 
 # -- a clipping bound that finds itself -------------------------------------------------------------------------------
@@ -236,4 +221,4 @@ class Quantile:
                 f"adaptive=Quantile() with clip_schedule={recipe.clip_schedule!r}: both would move the bound; drop one"
             )
         for step in range(recipe.steps or 0):
-            self.share(recipe.terms(step, {}), recipe.clip)
+            self.share(recipe.terms(step), recipe.clip)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sordino import toml
 from sordino.accounting.events import fits
 from sordino.books import LEDGER
 from sordino.errors import InvalidInput, SordinoError
+from sordino.names import parse_toml
 
 MOST_BYTES = 8_000_000
 """No file that a report reads is larger by itself: a recipe has one kilobyte, a history of 10,000 lines one million."""
@@ -64,7 +64,7 @@ class Folder:
 
     def toml(self, name: str) -> dict[str, Any]:
         """A TOML file of the folder; empty where there is none."""
-        return toml.parse(self.text(name) or "", str(self.path / name))
+        return parse_toml(self.text(name) or "", str(self.path / name))
 
     def json(self, name: str) -> dict[str, Any] | None:
         """A JSON object of the folder, or None where there is none."""

@@ -17,13 +17,13 @@ from sordino.accounting.pricing import Basis
 from sordino.books import find_plans
 from sordino.errors import InvalidInput
 from sordino.noise import Secure, Seeded
+from sordino.parts import factor_at
 from sordino.recipe import Recipe
 from sordino.report import prices
 from sordino.report.facts import Facts, Proof, Setting
 from sordino.report.folder import Folder
 from sordino.report.prices import Points, Runs, Tariff
 from sordino.run import FIXED_IN_ADVANCE, HELD_OUT, assemble, list_assumptions, weaken
-from sordino.schedules import factor_at
 
 MOST_POINTS = 120
 """Of a schedule so many steps are drawn; a chart is not wider than a few hundred pixels."""

@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from sordino.accounting.events import fits
-from sordino.norms import Exact
+from sordino.parts import Always, Constant, Exact, Poisson
 from sordino.recipe import Recipe
 from sordino.report import page, run_charts, words
 from sordino.report.facts import Facts
 from sordino.report.folder import whatever_it_holds
 from sordino.report.gathering import gather
 from sordino.report.scales import Axis, percent, plain
-from sordino.sampling import Poisson
-from sordino.schedules import Constant
-from sordino.selection import Always
 
 
 def report(

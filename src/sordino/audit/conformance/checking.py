@@ -19,11 +19,11 @@ from sordino.audit.conformance.tape import Extra, Tape
 from sordino.audit.instances import shrunk
 from sordino.errors import InvalidInput
 from sordino.gradients.engine import Loss
+from sordino.mechanisms.screening import Annealing, Public
 from sordino.noise import Seeded, Source
 from sordino.private import Private
 from sordino.recipe import Recipe
 from sordino.records import Collate
-from sordino.selection.annealing import Annealing, Public
 
 Columns = tuple[Tensor, ...]
 STEPS = 6

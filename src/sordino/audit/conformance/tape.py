@@ -171,7 +171,7 @@ class Tape(Settling):
     def _drop_pending(self) -> None:
         self.findings.append(
             f"noise was drawn on receipt {self._pending[0].receipt.sequence} and nothing is known to have been "
-            "released with it: add it with sordino.noise.noised, perturb or settled"
+            "released with it: add it with sordino.noise.add_noise, perturb or settle"
         )
         self._pending = []
 

@@ -1,0 +1,127 @@
+"""Which parts are proven together, and why others are refused.
+
+A part that needs certain others says so in its `needs`, beside the proof of its price. What a setting needs, such as
+several processes or a federation, stands in `SETTINGS` below. `require` holds a recipe against both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from sordino.errors import InvalidInput
+from sordino.parts import Always, Exact, Foreign, Poisson
+
+if TYPE_CHECKING:
+    from sordino.recipe import Recipe
+
+Setting = Literal[
+    "federated", "sharded", "several processes", "loop", "loop over a foreign loader", "loop with workers"
+]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """One rule: a recipe's `slot` must hold one of `proven`, or must not hold one of `refused`.
+
+    `refusal` is the message, with ``{part}`` for what stands in the slot, ``{kind}`` for its class and ``{owner}`` for
+    the class whose rule this is. A subclass may do something else than what was proven and counts as another part,
+    unless `subclasses` is set.
+    """
+
+    slot: str
+    refusal: str
+    proven: tuple[type, ...] = ()
+    refused: tuple[type, ...] = ()
+    subclasses: bool = False
+
+    def allows(self, part: object) -> bool:
+        """Whether the rule lets `part` stand in its slot."""
+        if self.refused and isinstance(part, self.refused):
+            return False
+        if not self.proven:
+            return True
+        return isinstance(part, self.proven) if self.subclasses else type(part) in self.proven
+
+
+_OWN_LOADER = (
+    "a loader of your own goes with sampler=Foreign(), priced without amplification: "
+    "give both, or neither to have Poisson draws"
+)
+
+SETTINGS: dict[str, tuple[Needs, ...]] = {
+    "federated": (
+        Needs(
+            "sampler",
+            "sampler={part!r} must be Poisson: the server draws users and sees no records; leave sampler out",
+            proven=(Poisson,),
+        ),
+        Needs(
+            "norms",
+            "norms={part!r} must be Exact(): the server has whole updates and measures them",
+            proven=(Exact,),
+            subclasses=True,
+        ),
+        Needs(
+            "selection",
+            "selection={part!r} must be Always(): a test needs private losses, which stay on the clients",
+            proven=(Always,),
+            subclasses=True,
+        ),
+        Needs(
+            "rdp_filter",
+            "rdp_filter={part!r} must be None: the noise of every round is fixed in advance",
+            proven=(type(None),),
+        ),
+    ),
+    "sharded": (
+        Needs(
+            "selection",
+            "selection={kind} cannot be used on a sharded model: it compares losses "
+            "before and after a step and keeps both models whole, which no shard can; give the bare model",
+            proven=(Always,),
+            subclasses=True,
+        ),
+    ),
+    "several processes": (
+        Needs(
+            "sampler",
+            "sampler=Foreign() cannot be used by {processes} processes: whether their loaders deal the same record "
+            "to two of them cannot be seen, and it would count twice; leave sampler out to have Poisson draws",
+            refused=(Foreign,),
+        ),
+    ),
+    "loop": (Needs("sampler", _OWN_LOADER, refused=(Foreign,)),),
+    "loop over a foreign loader": (Needs("sampler", _OWN_LOADER, proven=(Foreign,), subclasses=True),),
+    "loop with workers": (
+        Needs(
+            "sampler",
+            "num_workers={workers} needs Poisson draws: others depend on the model or on what was paid; use 0",
+            proven=(Poisson,),
+            subclasses=True,
+        ),
+    ),
+}
+"""What each setting needs besides what the parts themselves do; a training in one process needs nothing."""
+
+
+def require(recipe: Recipe, setting: Setting | None = None, **facts: object) -> None:
+    """Refuse a recipe whose parts are not proven together, or not in this setting, of which `facts` tell the message.
+
+    A sampler that is not chosen yet will be Poisson, which every part is proven with.
+    """
+    for owner, rule in _list_rules(recipe, setting):
+        part = getattr(recipe, rule.slot)
+        if not (rule.allows(part) or (rule.slot == "sampler" and part is None)):
+            kinds = {"kind": type(part).__name__, "owner": owner}
+            raise InvalidInput(rule.refusal.format(slot=rule.slot, part=part, **kinds, **facts))
+
+
+def _list_rules(recipe: Recipe, setting: Setting | None) -> Iterator[tuple[str, Needs]]:
+    if setting is not None:
+        yield from (("", rule) for rule in SETTINGS[setting])
+        return
+    for slot in ("sampler", "norms", "weighing", "noise", "selection"):
+        part: Any = getattr(recipe, slot)
+        yield from ((type(part).__name__, rule) for rule in getattr(part, "needs", ()))

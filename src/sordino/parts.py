@@ -1,0 +1,427 @@
+"""The slots of a private step: what a part of each must do, what passes between them, and the plain part of each.
+
+::
+
+    sample -> differentiate -> weigh -> sum + noise -> propose -> select
+
+A part is a frozen dataclass: its fields are public, what it is given when it works is private. A mechanism
+(`sordino.mechanisms`) fills one slot or two with parts of its own and leaves the plain ones in the others. The plain
+noise is `sordino.noise.Independent`; a proposal is made by any optimizer of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise, starmap
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+from torch import Tensor, nn
+
+from sordino.errors import InvalidInput
+from sordino.gradients import Engine, find_engine
+from sordino.noise import Source
+
+if TYPE_CHECKING:
+    from sordino.accounting.budget import Budget
+    from sordino.recipe import Recipe
+    from sordino.step import Attempt, Bench
+
+
+# -- what passes between the slots -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a step will do and what it will cost: public, and fixed before any record is touched.
+
+    `clip` bounds every weighted gradient and so is the sensitivity of their sum; noise of deviation
+    ``noise_multiplier * clip`` is added to the sum, which is then divided by the public constant `divisor` (law 1).
+    """
+
+    step: int
+    clip: float
+    noise_multiplier: float
+    divisor: float
+    event: DpEvent
+
+    @property
+    def noise_std(self) -> float:
+        return self.noise_multiplier * self.clip
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The records of one step, by index. Private: its size too.
+
+    A sampler that draws more records than are used gives `thresholds`: a record is used if its gradient is longer than
+    its threshold, where gradients shorter than `floor` count as that long (importance sampling).
+    """
+
+    indices: Tensor
+    thresholds: Tensor | None = None
+    floor: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, part: slice) -> Draw:
+        thresholds = None if self.thresholds is None else self.thresholds[part]
+        return Draw(self.indices[part], thresholds, self.floor)
+
+    def split(self, size: int) -> Iterator[Draw]:
+        """The same draw in pieces of at most `size` records, as equal as can be: a small rest costs a whole pass."""
+        pieces = -(-len(self) // size)
+        edges = [len(self) * piece // pieces for piece in range(pieces + 1)] if pieces else []
+        for part in starmap(slice, pairwise(edges)):
+            yield self[part]
+
+
+# -- what a part remembers ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class State:
+    """What a part remembers from step to step. Private (law 7), but for a field with the metadata ``{"public": kind}``.
+
+    Such a field holds None or a dataclass `kind` of plain numbers that were released and paid for. It is all that a
+    checkpoint holds: the rest a resumed run must find out again. A part makes its own state with `start`, the bench
+    holds one for each slot, and only the part reads it.
+    """
+
+    def save(self) -> dict[str, Any]:
+        """The released values, as plain numbers by name."""
+        held = (getattr(self, f.name) for f in fields(self) if "public" in f.metadata)
+        return {name: value for one in held if one is not None for name, value in asdict(one).items()}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on with the released values of a checkpoint."""
+        for f in fields(self):
+            if saved and "public" in f.metadata:
+                try:
+                    setattr(self, f.name, f.metadata["public"](**saved))
+                except TypeError:
+                    raise InvalidInput(
+                        f"released values {', '.join(saved)[:60]} are not those of this recipe"
+                    ) from None
+
+
+# -- sample ------------------------------------------------------------------------------------------------------------
+
+
+class Sampler(Protocol):
+    """Decides which records a step sees, and what that does to the price.
+
+    A sampler that learns as it goes keeps what it learnt in a `State` of its own.
+    """
+
+    def start(self) -> Any:
+        """What it remembers at the beginning of a run; most samplers need nothing."""
+        return State()
+
+    def for_records(self, records: int, batch_size: int) -> Sampler:
+        """This sampler, made ready for a public number of `records` and an expected size of a draw."""
+        return self
+
+    @property
+    def covers(self) -> int:
+        """How many steps in a row one event pays for: 1, or an epoch's where a record is in one batch of it."""
+        return 1
+
+    def calibrate(self, recipe: Recipe, budget: Budget) -> Recipe | None:
+        """`recipe` made ready for `budget` in this sampler's own way; None to have its plan priced as usual."""
+        return None
+
+    def prepare(self, bench: Bench, step: int) -> None:
+        """Make releases of its own before a step, each charged; most samplers need none."""
+        return
+
+    def terms(self, terms: Terms, state: Any) -> Terms:
+        """The terms of a step whose answer costs ``terms.event`` on a known set of records, on a fresh draw instead.
+
+        Where one event `covers` several steps, ``terms.event`` has the least noise of all of them.
+        """
+        ...
+
+    def draw(self, records: int, source: Source, state: Any) -> Draw:
+        """The indices of this step's records; the data itself is not touched."""
+        ...
+
+    def observe(self, draw: Draw, norms: Tensor, state: Any) -> None:
+        """Learn from the norms of the drawn records; most samplers do not."""
+        return
+
+
+@dataclass(frozen=True)
+class Poisson(Sampler):
+    """Each record joins the draw independently with probability `rate`.
+
+    Guarantees: inclusions are independent of the data and of each other, so the draw amplifies
+    (Mironov, Talwar, Zhang 2019, Def. 3; Poisson-subsampled PLD).
+    Edge cases: an empty draw is a draw, and the step then releases noise alone; rate 1 is the full data.
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise InvalidInput(f"rate={self.rate} must lie in (0, 1]: it is the expected batch size over the records")
+
+    def for_records(self, records: int, batch_size: int) -> Poisson:
+        return Poisson(batch_size / records)
+
+    def terms(self, terms: Terms, state: Any) -> Terms:
+        return replace(terms, event=self.amplify(terms.event))
+
+    def amplify(self, event: DpEvent) -> DpEvent:
+        """The event of answering once about a fresh draw; several answers are merged before (law 3)."""
+        return PoissonSampledDpEvent(self.rate, event)
+
+    def draw(self, records: int, source: Source, state: Any) -> Draw:
+        joined = source.uniform(records) < self.rate
+        return Draw(torch.from_numpy(joined.nonzero()[0]))
+
+
+@dataclass(frozen=True)
+class Foreign(Sampler):
+    """A loader of the user's own, shuffled or not; nothing is known of how it chooses records.
+
+    Guarantees: no amplification. Without one record, its batch may hold another one instead and later batches may
+    shift by one, so that each sum changes by up to two contributions: every batch is charged as a plain Gaussian with
+    half the noise. A record must not occur twice in a batch, which the guarantee states as an assumption. A torch
+    DataLoader that shuffles is priced by the epoch with `sordino.mechanisms.shuffled.ShuffledLoader`.
+    """
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What a guarantee must say about the loader."""
+        return (
+            "batches came from a foreign loader, so no amplification by sampling is claimed",
+            "the foreign loader puts a record into a batch at most once, "
+            "and without one record each batch would differ by at most one other",
+        )
+
+    def terms(self, terms: Terms, state: Any) -> Terms:
+        if not isinstance(terms.event, GaussianDpEvent):
+            raise InvalidInput(f"sampler=Foreign() goes with exact norms, not with {terms.event}: use Poisson draws")
+        return replace(terms, event=GaussianDpEvent(terms.noise_multiplier / 2))
+
+    def passes(self, loader: Iterable[Any], bench: Bench) -> Iterable[Any]:
+        """The batches of the user's loader, as they come."""
+        return loader
+
+    def draw(self, records: int, source: Source, state: Any) -> Draw:
+        raise InvalidInput(
+            f"sampler={type(self).__name__}() does not draw: pass your loader to private.loader(yours), "
+            "or use sampler=Poisson to be priced with amplification"
+        )
+
+
+# -- differentiate ----------------------------------------------------------------------------------------------------
+
+
+class Norms(Protocol):
+    """Exact or estimated norms."""
+
+    def event(self, noise_multiplier: float) -> DpEvent:
+        """The event of one noised sum of gradients that were weighed by these norms."""
+        ...
+
+    def engine(self, name: str, source: Source) -> Engine:
+        """The engine that computes such norms; `name` is the user's choice among those that can."""
+        ...
+
+    def prepare(self, engine: Engine) -> None:
+        """Called once before every draw, for engines that need fresh randomness."""
+        return
+
+    def calibrate(self, recipe: Recipe, budget: Budget) -> Recipe | None:
+        """The recipe with its noise found by these norms themselves; None where the ordinary search will do."""
+        return None
+
+
+@dataclass(frozen=True)
+class Exact(Norms):
+    """Norms without error: clipping bounds every contribution, so one answer is a plain Gaussian mechanism."""
+
+    def event(self, noise_multiplier: float) -> DpEvent:
+        return GaussianDpEvent(noise_multiplier)
+
+    def engine(self, name: str, source: Source) -> Engine:
+        return find_engine(name)
+
+
+# -- weigh ------------------------------------------------------------------------------------------------------------
+
+ROUNDING = 5e-5
+"""Weights shrink by this much, so that rounding in float32 norms and sums moves no sum by more than the bound.
+
+What rounding does, and how much of it this covers: docs/proofs/rounding.md.
+"""
+
+
+class Weighing(Protocol):
+    """A function from norms to one weight per example."""
+
+    def weights(self, norms: Tensor, clip: float, draw: Draw) -> Tensor:
+        """Weights with ``weight * norm <= clip``; 0 where the norm is not finite (law 6)."""
+        ...
+
+
+def drop_not_finite(values: Tensor, norms: Tensor) -> Tensor:
+    """`values` with 0 where the norm is not finite: one bad record changes its own contribution alone (law 6)."""
+    return torch.where(torch.isfinite(norms), values, torch.zeros_like(values))
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Flat clipping: ``min(1, C / |g|)`` (Abadi et al. 2016, Alg. 1).
+
+    Guarantees: contributions no longer than C. Edge cases: a zero gradient has weight 1; a NaN or infinite one 0.
+    """
+
+    def weights(self, norms: Tensor, clip: float, draw: Draw) -> Tensor:
+        return drop_not_finite((clip * (1 - ROUNDING) / norms).clamp(max=1.0), norms)
+
+
+@dataclass(frozen=True)
+class Automatic:
+    """Automatic clipping, AUTO-S: ``C / (|g| + gamma)`` (Bu et al. 2023, Eq. 5), which spares the tuning of C.
+
+    Guarantees: contributions shorter than C, hence the sensitivity of flat clipping.
+    """
+
+    gamma: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not self.gamma > 0:
+            raise InvalidInput(f"gamma={self.gamma} must be > 0: it keeps tiny gradients tiny; 0.01 is the usual value")
+
+    def weights(self, norms: Tensor, clip: float, draw: Draw) -> Tensor:
+        return drop_not_finite(clip * (1 - ROUNDING) / (norms + self.gamma), norms)
+
+
+# -- schedule ---------------------------------------------------------------------------------------------------------
+
+
+class Schedule(Protocol):
+    """A positive factor for step `step` of `steps`, counted from 0."""
+
+    def __call__(self, step: int, steps: int) -> float: ...
+
+    def __hash__(self) -> int: ...
+
+
+def factor_at(schedule: Schedule, step: int, steps: int) -> float:
+    """The factor of a schedule, or an error where it is none: without noise or bound there is no privacy."""
+    factor = float(schedule(step, steps))
+    if not (factor > 0 and math.isfinite(factor)):
+        raise InvalidInput(
+            f"schedule {schedule!r} gives {factor} at step {step} of {steps}, must be > 0 and finite: "
+            "bound it from below"
+        )
+    return factor
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same value at every step."""
+
+    def __call__(self, step: int, steps: int) -> float:
+        return 1.0
+
+
+# -- select -----------------------------------------------------------------------------------------------------------
+
+
+class Snapshot(Protocol):
+    """The state before a proposal."""
+
+    def restore(self) -> None:
+        """Put everything back, bit for bit."""
+        ...
+
+
+class Selector(Protocol):
+    """Sees the model before and after a proposal, and keeps one of them.
+
+    What it must remember from attempt to attempt it keeps in a `State` of its own, ``attempt.bench.states.selection``.
+    """
+
+    def start(self) -> Any:
+        """What it remembers at the beginning of a run."""
+        return State()
+
+    def event(self, proposal: DpEvent) -> DpEvent:
+        """What an attempt costs: the proposal's own event and whatever the selector's test adds (law 4)."""
+        ...
+
+    def terms(self, terms: Terms, recipe: Recipe, state: Any) -> Terms:
+        """The terms of an attempt, for selectors whose price depends on more than the proposal's."""
+        return replace(terms, event=self.event(terms.event))
+
+    def check(self, bench: Bench) -> None:
+        """Refuse, before anything is spent, a model that the price does not hold for."""
+        return
+
+    def snapshot(self, attempt: Attempt) -> Snapshot | None:
+        """Remember what a rejection must restore, or nothing where nothing is ever rejected."""
+        ...
+
+    def refine(self, attempt: Attempt) -> None:
+        """Change the released gradient, now in the parameters, by what was released before; most leave it alone."""
+        return
+
+    def accepts(self, attempt: Attempt, before: Snapshot | None) -> bool:
+        """Decide on the proposal that now stands in the model."""
+        ...
+
+    @property
+    def constant(self) -> bool:
+        """Whether every attempt costs the same, as far as the selector is concerned."""
+        return True
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether its price needs losses that do not mix records in eval mode either."""
+        return False
+
+    @property
+    def counts_attempts(self) -> bool:
+        """Whether a rejected attempt is a step of the recipe (law 4); only published accounting says no."""
+        return True
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What a guarantee must say about the selection."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Always(Selector):
+    """Keep every proposal. Guarantees: post-processing alone, so it costs nothing."""
+
+    def event(self, proposal: DpEvent) -> DpEvent:
+        return proposal
+
+    def snapshot(self, attempt: Attempt) -> Snapshot | None:
+        return None
+
+    def accepts(self, attempt: Attempt, before: Snapshot | None) -> bool:
+        return True
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout, and with every module's mode as it was afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

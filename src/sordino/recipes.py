@@ -1,0 +1,48 @@
+"""The mechanisms by name, one constructor each: a paper is a choice of parts.
+
+A mechanism that is a file in `sordino.mechanisms` is offered here without being listed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sordino import mechanisms
+
+if TYPE_CHECKING:
+    from sordino.mechanisms.dpagd import dpagd
+    from sordino.mechanisms.dpis import dpis
+    from sordino.mechanisms.dpsgd import automatic, dpadam, dpsgd
+    from sordino.mechanisms.dpsur import dpsur
+    from sordino.mechanisms.dynamic import dynamic, growing_mu, noise_decay, sensitivity_decay
+    from sordino.mechanisms.jl import jl
+    from sordino.mechanisms.screening import screening
+
+    __all__ = [
+        "automatic",
+        "dpadam",
+        "dpagd",
+        "dpis",
+        "dpsgd",
+        "dpsur",
+        "dynamic",
+        "growing_mu",
+        "jl",
+        "noise_decay",
+        "screening",
+        "sensitivity_decay",
+    ]
+
+
+def __getattr__(name: str) -> Any:
+    """The constructor of a mechanism, or all their names."""
+    found = mechanisms.find_all()
+    if name == "__all__":
+        return list(found)
+    if name not in found:
+        raise AttributeError(f"module 'sordino.recipes' has no attribute {name!r}: it has {', '.join(found)}")
+    return found[name].recipe
+
+
+def __dir__() -> list[str]:
+    return list(mechanisms.find_all())
