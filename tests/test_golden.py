@@ -20,11 +20,10 @@ from sordino.accounting.events import DpEvent, from_json, to_json
 from sordino.accounting.filter import Filtered
 from sordino.accounting.projected import ProjectedGaussian
 from sordino.accounting.step_length import NoisyMinimum
-from sordino.cli import config
-from sordino.cli.commands import app
-from sordino.data.tabular_labels import Unlisted
+from sordino.cli import app, config
 from sordino.names import EVENTS, PARTS
 from sordino.schedules import Levels, PerEpoch
+from sordino.tables.labels import Unlisted
 
 GOLDEN = Path(__file__).parent / "golden"
 FINGERPRINTS: dict[str, str] = json.loads((GOLDEN / "recipes" / "fingerprints.json").read_text())

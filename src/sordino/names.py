@@ -109,7 +109,7 @@ _EVENTS = {
     "noisy-minimum": "sordino.accounting.step_length:NoisyMinimum",
     "filtered": "sordino.accounting.filter:Filtered",
     "jl-gaussian": "sordino.accounting.projected:ProjectedGaussian",
-    "unlisted": "sordino.data.tabular_labels:Unlisted",
+    "unlisted": "sordino.tables.labels:Unlisted",
 }
 
 EVENTS_OF_0_1 = {

@@ -162,7 +162,7 @@ def test_ctrl_c_before_the_first_step_is_one_line_and_130(sordino, small, tmp_pa
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sordino.cli.launch.choose", interrupted)
+    monkeypatch.setattr("sordino.cli.training.choose", interrupted)
     result = sordino(*small, "--epsilon", 3, "--run", tmp_path / "run")
     assert result.exit_code == 130
     assert result.stderr.startswith("error: interrupted at once")

@@ -13,7 +13,8 @@ import torch
 from sordino import Recipe, recipes
 from sordino.accounting import Ledger
 from sordino.cli import session
-from sordino.cli.choosing import Flags, choose
+from sordino.cli.choosing import choose
+from sordino.cli.train import Flags
 from sordino.report import gather
 from sordino.report.run_report import html
 

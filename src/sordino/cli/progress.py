@@ -1,11 +1,19 @@
-"""What is shown while a run goes on: steps, time left, ε spent, held-out accuracy. Nothing about private records."""
+"""How a run goes on, recorded and shown: steps, time left, ε spent, held-out accuracy. Nothing about private records.
+
+`history.jsonl` in a run's directory says how the model did on held-out records while it learnt, one line at a time. The
+held-out records are not protected by the guarantee. What is written about those that are was released and paid for. No
+times: how long a step took tells how large its draw was, and short runs write a line after every step.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
@@ -19,12 +27,86 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from sordino.cli.common import messages
-from sordino.cli.history import Entry
+from sordino import checkpoint
+from sordino.books import HISTORY
 from sordino.cli.session import Session
+from sordino.cli.terminal import messages
+from sordino.errors import InvalidInput
+from sordino.names import fits
 from sordino.printing import plain_number, rounded_up
+from sordino.report.folder import Folder
 
+EVALUATIONS = 20
 _BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """After `step` steps: the held-out accuracy and mean loss, None without any.
+
+    `clip` is the bound in force, where a mechanism chooses it on the way and has released it. `events` is how many the
+    ledger held: it must never hold fewer again.
+    """
+
+    step: int
+    accuracy: float | None
+    loss: float | None
+    clip: float | None = None
+    events: int | None = None
+
+
+class History:
+    """Appends to `history.jsonl`; what a crash lost of the run is cut off when it goes on."""
+
+    def __init__(self, run: Path, position: int) -> None:
+        self._path = run / HISTORY
+        self.entries = [entry for entry in read_history(run) if entry.step <= position]
+        text = "".join(_write_line(entry) for entry in self.entries)
+        try:
+            checkpoint.write_durably(self._path, text.encode())
+        except OSError as error:
+            raise InvalidInput(f"cannot write {self._path}: {error.strerror}") from error
+
+    @property
+    def last(self) -> Evaluation | None:
+        return self.entries[-1] if self.entries else None
+
+    def add(
+        self,
+        step: int,
+        accuracy: float | None,
+        loss: float | None,
+        clip: float | None = None,
+        events: int | None = None,
+    ) -> Evaluation:
+        """Write one line, at once."""
+        entry = Evaluation(step, accuracy, loss, clip, events)
+        self.entries.append(entry)
+        try:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            with os.fdopen(os.open(self._path, flags, 0o666), "a", encoding="utf-8") as file:
+                file.write(_write_line(entry))
+        except OSError as error:
+            raise InvalidInput(f"cannot write {self._path}: {error.strerror}; what was learnt is saved") from error
+        return entry
+
+
+def read_history(run: Path) -> Iterator[Evaluation]:
+    """The lines that are whole: a run may be writing, or have been killed while it wrote."""
+    for line in (Folder(run).text(HISTORY) or "").splitlines():
+        try:
+            said = json.loads(line)
+            entry = Evaluation(
+                **{name: value for name, value in said.items() if name != "seconds"}
+            )  # as version 0.1 wrote
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            continue
+        if all(fits(getattr(entry, f.name), str(f.type)) for f in fields(entry)):
+            yield entry
+
+
+def _write_line(entry: Evaluation) -> str:
+    return json.dumps(asdict(entry), allow_nan=False) + "\n"
 
 
 class Seldom:
@@ -56,7 +138,7 @@ class Display(Protocol):
         """A step was taken."""
         ...
 
-    def evaluated(self, entries: Sequence[Entry]) -> None:
+    def show_evaluation(self, entries: Sequence[Evaluation]) -> None:
         """The model was tried on held-out records."""
         ...
 
@@ -67,7 +149,7 @@ class Display(Protocol):
     ) -> None: ...
 
 
-def bar(title: str) -> Progress:
+def open_bar(title: str) -> Progress:
     """A progress bar on stderr; where that is no terminal, only its last state is printed."""
     return Progress(
         SpinnerColumn(),
@@ -120,11 +202,11 @@ class Bars:
             with self._seldom:
                 self._price()
 
-    def evaluated(self, entries: Sequence[Entry]) -> None:
+    def show_evaluation(self, entries: Sequence[Evaluation]) -> None:
         values = [entry.accuracy for entry in entries if entry.accuracy is not None]
         if not values:
             return
-        note = f"{values[-1]:.1%}  {sparkline(values)}"
+        note = f"{values[-1]:.1%}  {draw_sparkline(values)}"
         if self._accuracy is None:
             self._accuracy = self._progress.add_task("held-out accuracy", total=1.0, completed=0, note="")
         self._progress.update(self._accuracy, completed=values[-1], note=note)
@@ -132,8 +214,8 @@ class Bars:
     def _count(self, step: int) -> str:
         total, taken = self._session.private.total, step - self._from
         spent = time.monotonic() - self._began
-        left = f" · {clock(spent / taken * (total - step))} left" if taken > 0 and step < total else ""
-        return f"{step}/{total}{left or f' · {clock(spent)}'}"
+        left = f" · {format_clock(spent / taken * (total - step))} left" if taken > 0 and step < total else ""
+        return f"{step}/{total}{left or f' · {format_clock(spent)}'}"
 
     def _price(self) -> None:
         private = self._session.private
@@ -161,7 +243,7 @@ class Lines:
     def show(self, step: int) -> None:
         return
 
-    def evaluated(self, entries: Sequence[Entry]) -> None:
+    def show_evaluation(self, entries: Sequence[Evaluation]) -> None:
         private, last = self._session.private, entries[-1]
         taken = max(1, last.step - self._from)
         left = (time.monotonic() - self._began) / taken * (private.total - last.step)
@@ -176,7 +258,7 @@ class Lines:
         print(json.dumps(progress, allow_nan=False), file=sys.stderr, flush=True)
 
 
-def sparkline(values: Sequence[float]) -> str:
+def draw_sparkline(values: Sequence[float]) -> str:
     """The course of some values between their extremes, in as many characters."""
     low, high = min(values), max(values)
     if high == low:
@@ -184,7 +266,7 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_BARS[round((value - low) / (high - low) * (len(_BARS) - 1))] for value in values)
 
 
-def clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """1:05, or 1:02:05 from an hour on."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

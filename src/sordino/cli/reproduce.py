@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sordino.cli.common import FOUND, complain, console
+from sordino.cli.terminal import FOUND, complain, console
 from sordino.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def reproduce(
     chosen = paper_table(table)
     wanted = Wanted(chosen.require(dataset), out, seeds, quick, records, steps, workers, show)
     _require(chosen, wanted)
-    failed = {"seconds": _timed, "attack": _attacked}.get(chosen.kind, _trained)(chosen, wanted)
+    failed = {"seconds": _time, "attack": _attack}.get(chosen.kind, _train)(chosen, wanted)
     for line in failed:
         complain(line)
     if failed:
@@ -101,9 +101,9 @@ def _require(table: PaperTable, wanted: Wanted) -> None:
             )
 
 
-def _trained(table: PaperTable, wanted: Wanted) -> list[str]:
+def _train(table: PaperTable, wanted: Wanted) -> list[str]:
     """Tables of accuracy, and of the ε that reaches one: what failed, one line each."""
-    from sordino.cli.live import run_shown
+    from sordino.cli.compare import run_cases
     from sordino.experiments import catalogue, store
     from sordino.experiments.reproducing import cases_of, plan, side_by_side
 
@@ -116,12 +116,12 @@ def _trained(table: PaperTable, wanted: Wanted) -> list[str]:
         records=wanted.records,
         steps=wanted.steps,
     )
-    failed = [] if wanted.show else run_shown(cases_of(planned), wanted.out, wanted.workers)
-    _keep(side_by_side(table, planned, lambda label: store.find(wanted.out, label)), table, wanted)
+    failed = [] if wanted.show else run_cases(cases_of(planned), wanted.out, wanted.workers)
+    _save(side_by_side(table, planned, lambda label: store.find(wanted.out, label)), table, wanted)
     return failed
 
 
-def _timed(table: PaperTable, wanted: Wanted) -> list[str]:
+def _time(table: PaperTable, wanted: Wanted) -> list[str]:
     """Tables of speed."""
     from sordino.experiments import catalogue
     from sordino.experiments.reproducing import quick_cells
@@ -129,11 +129,11 @@ def _timed(table: PaperTable, wanted: Wanted) -> list[str]:
 
     cells = table.cells(wanted.datasets)
     cells = quick_cells(table, cells) if wanted.quick else cells
-    _keep(timed(table, cells, catalogue(), wanted.out, wanted.records, wanted.show), table, wanted)
+    _save(timed(table, cells, catalogue(), wanted.out, wanted.records, wanted.show), table, wanted)
     return []
 
 
-def _attacked(table: PaperTable, wanted: Wanted) -> list[str]:
+def _attack(table: PaperTable, wanted: Wanted) -> list[str]:
     """Tables of membership attacks, models without privacy included."""
     from sordino.experiments import catalogue
     from sordino.experiments.attacking import Attacks, attacked
@@ -142,23 +142,23 @@ def _attacked(table: PaperTable, wanted: Wanted) -> list[str]:
     cells = [*table.cells(wanted.datasets), *table.non_private(wanted.datasets)]
     cells = quick_cells(table, cells) if wanted.quick else cells
     attacks = Attacks(wanted.out, wanted.seeds or 1, wanted.records, wanted.steps, wanted.show)
-    _keep(attacked(table, cells, catalogue(), attacks), table, wanted)
+    _save(attacked(table, cells, catalogue(), attacks), table, wanted)
     return []
 
 
-def _keep(text: str, table: PaperTable, wanted: Wanted) -> None:
+def _save(text: str, table: PaperTable, wanted: Wanted) -> None:
     """Print a table with what is special about it and, unless it is only shown, keep it beside its runs."""
-    text = "\n\n".join([*_remarks(table, wanted), text])
+    text = "\n\n".join([*_list_remarks(table, wanted), text])
     if not wanted.show:
         wanted.out.mkdir(parents=True, exist_ok=True)
-        (wanted.out / _file_name(table, wanted)).write_text(text)
+        (wanted.out / _name_file(table, wanted)).write_text(text)
     console().print(text, markup=False)
 
 
-def _remarks(table: PaperTable, wanted: Wanted) -> list[str]:
+def _list_remarks(table: PaperTable, wanted: Wanted) -> list[str]:
     """What a reader must know who sees the table alone."""
     remarks = []
-    if short := _shortened(wanted):
+    if short := _list_limits(wanted):
         limits = " and ".join(f"{value} {name}" for name, value in short.items())
         remarks.append(f"SHORTENED to {limits} for a try: ours are not the paper's runs.")
     if wanted.quick:
@@ -168,13 +168,13 @@ def _remarks(table: PaperTable, wanted: Wanted) -> list[str]:
     return remarks
 
 
-def _file_name(table: PaperTable, wanted: Wanted) -> str:
+def _name_file(table: PaperTable, wanted: Wanted) -> str:
     """A part of a table, or a shortened one, does not take the place of the whole."""
     part = [] if wanted.datasets == list(table.printed) else wanted.datasets
-    short = [f"{name}{value}" for name, value in _shortened(wanted).items()]
+    short = [f"{name}{value}" for name, value in _list_limits(wanted).items()]
     return "-".join([table.name.replace(":", "-"), *part, *(["quick"] if wanted.quick else []), *short]) + ".md"
 
 
-def _shortened(wanted: Wanted) -> dict[str, int]:
+def _list_limits(wanted: Wanted) -> dict[str, int]:
     given = {"records": wanted.records, "steps": wanted.steps}
     return {name: value for name, value in given.items() if value is not None}

@@ -28,11 +28,13 @@ def resume(
 
     A run on a table that was killed while its ranges and classes were released is prepared again, at their price.
     """
-    from sordino.cli import session, training
+    from sordino.cli.announcing import report
+    from sordino.cli.session import reopen
+    from sordino.cli.training import finish
 
-    reopened = session.reopen(run, trust_code=trust_code)
+    session = reopen(run, trust_code=trust_code)
     try:
-        outcome = training.run(reopened, as_json=json)
+        outcome = finish(session, as_json=json)
     finally:
-        reopened.private.close()
-    training.report(outcome, as_json=json)
+        session.private.close()
+    report(outcome, as_json=json)

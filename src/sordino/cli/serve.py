@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sordino.cli import options
-from sordino.cli.common import console, print_json
+from sordino.cli.terminal import console, print_json
 
 EPILOG = """
 [bold]Example[/bold]: sordino serve runs/

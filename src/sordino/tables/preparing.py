@@ -1,34 +1,91 @@
-"""Before training on a table: release what its schema leaves open, charged to the ledger of the run."""
+"""Before training on a table: draft a schema, and release what a schema leaves open, charged to the run's ledger."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import tomli_w
 import torch
 from torch.utils.data import TensorDataset
 
-from sordino import checkpoint
-from sordino.accounting import Ledger
-from sordino.accounting.pricing import required_accountant
-from sordino.books import require_fresh
+from sordino.accounting import Budget, Ledger
+from sordino.accounting.events import DpEvent
+from sordino.accounting.pricing import Events, epsilon, required_accountant
+from sordino.books import LEDGER
 from sordino.claims import announce_together, weaker
-from sordino.cli.config import Config
-from sordino.cli.reserving import Reserving
-from sordino.data import Data, tabular_release
-from sordino.data.tabular_release import Plan
-from sordino.data.tabular_schema import Number, Schema, Skip
-from sordino.data.tabular_sheet import Sheet
 from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.noise import Secure, Seeded
 from sordino.recipe import Recipe
+from sordino.tables.dataset import Data
+from sordino.tables.reading import Sheet
+from sordino.tables.release import ReleasePlan, count_bins, count_different, infer_column, release
+from sordino.tables.schema import Column, Number, Schema, Skip, describe_header
+from sordino.tables.table import Table
 
-LEDGER = "ledger.sqlite"
-PREPARATION = "preparation.toml"
-"""The configuration of a run whose table is being prepared; `config.toml` takes its place when that is done."""
+_DRAFT = """\
+# What the columns mean. Everything in this file must be public: correct it, do not copy extremes from the records.
+# The kinds were guessed from the records. A number without low and high has its range released with noise,
+# at a share of epsilon; a category may list its values = ["a", "b"]; kind = "skip" leaves a column out.
+# Add classes = ["no", "yes"] on top, or have the names released with noise too.
+
+"""
 
 
-def stand_in(schema: Schema, records: int) -> Data:
+@dataclass(frozen=True)
+class Reserving(Budget):
+    """A budget of which a part is spoken for: what is calibrated with it leaves that part alone.
+
+    Everything is priced together with the `reserved` events, so that all of it stays within ε by one composition.
+    """
+
+    reserved: tuple[tuple[DpEvent, int], ...] = ()
+
+    @classmethod
+    def beside(cls, budget: Budget, reserved: Events) -> Reserving:
+        """The same budget, with these events to be paid from it too."""
+        return cls(budget.epsilon, budget.delta, budget.accountant, budget.adjacency, tuple(reserved))
+
+    def price(self, events: Events) -> float:
+        return epsilon([*self.reserved, *events], self.delta, self.accountant, self.adjacency)
+
+    def calibrate(self, recipe: Recipe, records: int) -> Recipe:
+        """`recipe` with the noise that this budget pays for beside what is reserved."""
+        calibrated = recipe.calibrate(self, records=records)
+        plain = Budget(self.epsilon, self.delta, self.accountant, self.adjacency)
+        if calibrated.rdp_filter is not None or not self.allows(calibrated.plan()):
+            raise InvalidInput(
+                f"recipe={recipe.name!r} cannot leave a part of its budget to the release of ranges and classes: "
+                "give --schema, or --bounds and --classes, or use another recipe"
+            )
+        return replace(calibrated, budget=plain)
+
+
+def draft_schema(table: Table, target: str, path: Path) -> None:
+    """Write a schema to start from: kinds alone, guessed for whoever holds the records, without a number of theirs."""
+    header = describe_header(Schema(), list(table.columns), target, None)
+    kinds = {name: column or _guess(table.columns[name]) for name, column in header.columns.items()}
+    drafted = Schema(kinds).to_table()
+    for column in drafted["columns"].values():
+        column.pop("buckets", None)  # the default, which a reader would take for something that was counted
+    text = _DRAFT + tomli_w.dumps(drafted)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise InvalidInput(f"{path} exists already: choose another file for the draft") from None
+    except OSError as error:
+        raise InvalidInput(f"cannot write {path}: {error.strerror}") from None
+
+
+def _guess(cells: Sequence[str]) -> Column:
+    found = infer_column(count_bins(cells), count_different(cells), 1e-9, len(cells), None)
+    # The kind alone: a range or a number of buckets would say something about the records, down to a single one.
+    return found if isinstance(found, Skip) else type(found)()
+
+
+def invent_records(schema: Schema, records: int) -> Data:
     """Random records of the shape that the real ones will about have: to try model and recipe before any is read."""
     columns = {
         name: Number(-1.0, 1.0) if column is None or not column.complete else column
@@ -42,46 +99,33 @@ def stand_in(schema: Schema, records: int) -> Data:
     return Data("stand-in", TensorDataset(inputs, classes), TensorDataset(inputs[:0], classes[:0]), shape.classes)
 
 
-def prepare(config: Config, sheet: Sheet, plan: Plan, directory: Path) -> Config:
-    """The configuration with a complete schema. All that a run needs is on disk before anything is released (law 5).
+def complete_schema(
+    sheet: Sheet, schema: Schema, plan: ReleasePlan, recipe: Recipe, directory: Path, seed: int | None
+) -> Schema:
+    """`schema` with everything that the plan releases, paid from the ledger of the run in `directory`.
 
-    Killed on the way, it is prepared again: what was released before stays in the ledger, and both together must be
-    within the budget. The complete schema is written at once, because what is lost would have to be paid for again.
+    A run that was killed on the way is prepared again: what was released before stays in the ledger, and both together
+    must be within the budget.
     """
-    recipe, schema = config.recipe, config.schema
-    assert recipe is not None
     assert recipe.budget is not None
-    assert schema is not None
-    basis = weaker(recipe.basis, required_accountant(recipe.budget.accountant).basis)
     header = {
         "recipe": recipe.fingerprint(),
         "unit": "record",
         "adjacency": recipe.budget.adjacency,
-        "basis": basis,
+        "basis": weaker(recipe.basis, required_accountant(recipe.budget.accountant).basis),
     }
-    if not (directory / LEDGER).exists():
-        require_fresh(directory)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        config.write(directory, PREPARATION)
-        checkpoint.write_durably(directory / "recipe.toml", recipe.to_toml().encode())
-    except OSError as error:
-        raise InvalidInput(f"cannot write to run directory {directory}: {error.strerror}") from error
     path = directory / LEDGER
     with Ledger.open(path) if path.exists() else Ledger.create(path, header=header) as ledger:
         _require_affordable(ledger, recipe, plan, directory)
         announce_together(ledger, recipe, plan.events())
-        source = Secure() if config.run.seed is None else Seeded(config.run.seed, ledger.incarnation)
-        complete = tabular_release.release(sheet.train, sheet.target, schema, plan, ledger, source)
+        source = Secure() if seed is None else Seeded(seed, ledger.incarnation)
+        complete = release(sheet.train, sheet.target, schema, plan, ledger, source)
     if all(isinstance(column, Skip) for column in complete.columns.values()):
         raise InvalidInput("no column could be told from the noise: give --schema or --bounds, or a larger epsilon")
-    settled = replace(config, schema=complete)
-    settled.write(directory)
-    (directory / PREPARATION).unlink(missing_ok=True)
-    return settled
+    return complete
 
 
-def _require_affordable(ledger: Ledger, recipe: Recipe, plan: Plan, directory: Path) -> None:
+def _require_affordable(ledger: Ledger, recipe: Recipe, plan: ReleasePlan, directory: Path) -> None:
     """Refuse a preparation that the budget cannot pay beside what earlier ones released."""
     theirs, ours = ledger.header.get("recipe"), recipe.fingerprint()
     if theirs != ours:

@@ -24,8 +24,8 @@ from sordino.accounting.events import (
 from sordino.accounting.filter import Filtered
 from sordino.accounting.projected import ProjectedGaussian
 from sordino.accounting.step_length import NoisyMinimum
-from sordino.data.tabular_labels import Unlisted
 from sordino.errors import InvalidInput
+from sordino.tables.labels import Unlisted
 
 MOST = 64
 """Equal answers beyond so many are not listed one by one."""

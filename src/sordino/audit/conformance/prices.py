@@ -23,8 +23,8 @@ from sordino.accounting.pld import pld
 from sordino.accounting.projected import ProjectedGaussian
 from sordino.accounting.rdp import rdp_curve
 from sordino.accounting.step_length import NoisyMinimum
-from sordino.data.tabular_labels import Unlisted
 from sordino.recipe import Recipe
+from sordino.tables.labels import Unlisted
 
 Array = NDArray[np.float64]
 EPSILONS = (0.0, 0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 20.0, 60.0)
