@@ -162,7 +162,7 @@ def test_history_is_written_while_training_and_goes_on_after_a_resumption(sordin
         file.write('{"step": 99, "accuracy": 0.5, "loss": 1.0, "seconds": 1.0}\n{"step": 1')
     reopened = progress.History(run, 10)
     assert [entry.step for entry in reopened.entries] == list(range(1, 11)), "what was lost is cut off"
-    reopened.add(11, None, None)
+    reopened.add(progress.Evaluation(11, None, None))
     assert '"seconds"' not in (run / "history.jsonl").read_text(), "times of steps tell the sizes of draws"
     assert len(list(progress.read_history(run))) == 11
 

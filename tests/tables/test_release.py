@@ -104,7 +104,7 @@ def test_every_event_is_in_the_ledger_before_its_noise_and_costs_its_share():
 
 def test_without_a_charge_there_is_no_release(tmp_path):
     table = patients(200)
-    chosen = ReleasePlan(("age",), True, True, 200, 1.0, 1e-6)
+    chosen = ReleasePlan(("age",), True, 200, 1.0, 1e-6)
     Ledger.create(tmp_path / "ledger.sqlite").close()
     with Ledger.read(tmp_path / "ledger.sqlite") as closed, pytest.raises(LedgerError):
         release(table, "outcome", Schema({"age": None}), chosen, closed, Watching(closed))
@@ -114,7 +114,7 @@ def test_without_a_charge_there_is_no_release(tmp_path):
 def test_the_noise_has_the_deviation_that_was_charged(factor, accepted):
     """Kolmogorov-Smirnov on the residuals; a deviation that is 10 % off, or forgets the number of columns, fails."""
     table = patients(300)
-    chosen = ReleasePlan(tuple(open_schema(table).columns), True, False, 300, 7.0, 1e-6)
+    chosen = ReleasePlan(tuple(open_schema(table).columns), False, 300, 7.0, 1e-6)
     truth = np.stack([count_cells(table.columns[name]) for name in chosen.columns])
     source, ledger = Seeded(11), Ledger.in_memory()
     residuals = [release_counts(table, chosen, ledger, source) - truth for _ in range(60)]

@@ -77,7 +77,8 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # a traceback's locals would print private records
 )
 for module in (train, resume, report, serve, compare, reproduce, account, verify, calibrate, audit, check, demo):
-    module.register(app)
+    command = getattr(module, module.__name__.rpartition(".")[2])  # a file has the name of its command
+    app.command(epilog=getattr(module, "EPILOG", None))(command)
 
 
 @app.callback(invoke_without_command=True)

@@ -31,11 +31,6 @@ _Run = Annotated[Path | None, typer.Argument(help="A run of `sordino train`; not
 _Adjacency = Annotated[str | None, typer.Option("--adjacency", help="add-or-remove-one (default) or replace-one.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(account)
-
-
 def account(
     run: _Run = None,
     rate: options.Rate = None,
@@ -73,7 +68,6 @@ class Statement:
     adjacency: str = "add-or-remove-one"
     basis: str = "proven"
     assumptions: list[str] = field(default_factory=list)
-    spent: Events = ()
     stages: plans.Bill | None = None
     prefix: plans.Bill | None = None
     unprotected: list[str] = field(default_factory=list)
@@ -116,7 +110,7 @@ def _bill_run(run: Path, delta: float | None, adjacency: str | None) -> Statemen
         raise InvalidInput(f"{run} has no budget that names a delta: use --delta")
     chosen = adjacency or header.get("adjacency", "add-or-remove-one")
     basis = header.get("basis", "proven")
-    return Statement(title, whole.events, delta, chosen, basis, said, events, whole, prefix, unprotected, conditions)
+    return Statement(title, whole.events, delta, chosen, basis, said, whole, prefix, unprotected, conditions)
 
 
 def _read_recipe(folder: Folder) -> Recipe | None:

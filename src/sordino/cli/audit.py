@@ -36,11 +36,6 @@ _Confidence = Annotated[float, typer.Option(help="Chance that an honest recipe p
 _Seed = Annotated[int | None, typer.Option(help="Make the audit repeatable.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(audit)
-
-
 def audit(
     run: _Run = None,
     recipe: _Recipe = None,

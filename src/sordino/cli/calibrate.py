@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import typer
-
 from sordino.cli import options
 from sordino.cli.options import choose_delta, count_steps, find_rate, require_one
 from sordino.cli.terminal import console, print_json
@@ -22,11 +20,6 @@ sordino calibrate --epsilon 3 --delta 1e-5 --batch-size 256 --records 60000 --ep
 
 sordino calibrate --epsilon 3 --delta 1e-5 --rate 0.01 --noise-multiplier 1.1 (how many steps)
 """
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(calibrate)
 
 
 def calibrate(

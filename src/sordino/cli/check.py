@@ -23,11 +23,6 @@ sordino check package.module:build (build() returns a model, a per-example loss 
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(check)
-
-
 def check(
     build: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="Returns a model, or (model, loss, batch).")],
     shape: Annotated[

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -46,11 +45,6 @@ class Comparison:
     records: int | None = None
     steps: int | None = None
     settings: tuple[str, ...] = ()
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(compare)
 
 
 def compare(
@@ -194,9 +188,7 @@ class LiveTable:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
 
     def tell(self, told: Told) -> None:

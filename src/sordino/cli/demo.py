@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import typer
-
 from sordino.cli import options
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(demo)
 
 
 def demo(run: options.RunDirectory = None, json: options.Json = False) -> None:

@@ -13,7 +13,7 @@ import typer
 from sordino import mechanisms
 from sordino.errors import InvalidInput
 
-_Options = TypeVar("_Options")
+_Fields = TypeVar("_Fields")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
 Epsilon = Annotated[float | None, typer.Option(help="What may be spent: 1 to 8 is usual, smaller is more private.")]
@@ -76,17 +76,20 @@ def describe_option(
     return found
 
 
-def take_fields(command: Callable[[_Options], None], options: type[_Options]) -> Callable[..., None]:
-    """The command for typer: its options are the fields of the dataclass that it takes, which list them once."""
+def take_fields(fields: type[_Fields]) -> Callable[[Callable[[_Fields], None]], Callable[..., None]]:
+    """For a command that takes a dataclass: its fields are the options, each listed once, as typer reads them."""
+    kinds = get_type_hints(fields, include_extras=True)
+    options = [each.replace(annotation=kinds[each.name]) for each in inspect.signature(fields).parameters.values()]
 
-    def called(**given: Any) -> None:
-        command(options(**given))
+    def wrap(command: Callable[[_Fields], None]) -> Callable[..., None]:
+        def called(**given: Any) -> None:
+            command(fields(**given))
 
-    kinds = get_type_hints(options, include_extras=True)
-    taken = [each.replace(annotation=kinds[each.name]) for each in inspect.signature(options).parameters.values()]
-    called.__name__, called.__doc__ = command.__name__, command.__doc__
-    called.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]  # typer reads it, functions may have it
-    return called
+        called.__name__, called.__doc__ = command.__name__, command.__doc__
+        called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]  # functions may have one
+        return called
+
+    return wrap
 
 
 def require_one(first: Any, second: Any, question: str) -> None:

@@ -14,8 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
 
 from rich.progress import (
     BarColumn,
@@ -37,6 +35,7 @@ from sordino.printing import plain_number, rounded_up
 from sordino.report.folder import Folder
 
 EVALUATIONS = 20
+_PAUSE, _SHARE = 0.5, 0.05
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -71,16 +70,8 @@ class History:
     def last(self) -> Evaluation | None:
         return self.entries[-1] if self.entries else None
 
-    def add(
-        self,
-        step: int,
-        accuracy: float | None,
-        loss: float | None,
-        clip: float | None = None,
-        events: int | None = None,
-    ) -> Evaluation:
+    def add(self, entry: Evaluation) -> None:
         """Write one line, at once."""
-        entry = Evaluation(step, accuracy, loss, clip, events)
         self.entries.append(entry)
         try:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
@@ -88,7 +79,6 @@ class History:
                 file.write(_write_line(entry))
         except OSError as error:
             raise InvalidInput(f"cannot write {self._path}: {error.strerror}; what was learnt is saved") from error
-        return entry
 
 
 def read_history(run: Path) -> Iterator[Evaluation]:
@@ -96,9 +86,8 @@ def read_history(run: Path) -> Iterator[Evaluation]:
     for line in (Folder(run).text(HISTORY) or "").splitlines():
         try:
             said = json.loads(line)
-            entry = Evaluation(
-                **{name: value for name, value in said.items() if name != "seconds"}
-            )  # as version 0.1 wrote
+            said.pop("seconds", None)  # as version 0.1 wrote
+            entry = Evaluation(**said)
         except (ValueError, TypeError, AttributeError, RecursionError):
             continue
         if all(fits(getattr(entry, f.name), str(f.type)) for f in fields(entry)):
@@ -107,46 +96,6 @@ def read_history(run: Path) -> Iterator[Evaluation]:
 
 def _write_line(entry: Evaluation) -> str:
     return json.dumps(asdict(entry), allow_nan=False) + "\n"
-
-
-class Seldom:
-    """Says when something is due again: at most every `pause` seconds, and never more than `share` of the time."""
-
-    def __init__(self, pause: float = 0.5, share: float = 0.05) -> None:
-        self._pause, self._share = pause, share
-        self._next = time.monotonic() + pause
-        self._started = 0.0
-
-    @property
-    def due(self) -> bool:
-        return time.monotonic() >= self._next
-
-    def __enter__(self) -> None:
-        self._started = time.monotonic()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        now = time.monotonic()
-        self._next = now + max(self._pause, (now - self._started) / self._share)
-
-
-class Display(Protocol):
-    """Shows a run to somebody."""
-
-    def show(self, step: int) -> None:
-        """A step was taken."""
-        ...
-
-    def show_evaluation(self, entries: Sequence[Evaluation]) -> None:
-        """The model was tried on held-out records."""
-        ...
-
-    def __enter__(self) -> Display: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 def open_bar(title: str) -> Progress:
@@ -167,7 +116,6 @@ class Bars:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._seldom = Seldom()
         private = session.private
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -183,24 +131,24 @@ class Bars:
         self._limit = budget.epsilon if budget else None
         self._epsilon = self._progress.add_task("[magenta]ε spent[/magenta]", total=self._limit, completed=0, note="")
         self._accuracy: TaskID | None = None
+        self._next_price = time.monotonic() + _PAUSE
 
     def __enter__(self) -> Bars:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self._price()
         self._progress.stop()
 
     def show(self, step: int) -> None:
-        """Count the step; price only now and then, because it takes time."""
+        """Count the step; price only now and then, and never for more than a share of the time, which it takes."""
         self._progress.update(self._steps, completed=step, note=self._count(step))
-        if self._seldom.due:
-            with self._seldom:
-                self._price()
+        if (began := time.monotonic()) >= self._next_price:
+            self._price()
+            now = time.monotonic()
+            self._next_price = now + max(_PAUSE, (now - began) / _SHARE)
 
     def show_evaluation(self, entries: Sequence[Evaluation]) -> None:
         values = [entry.accuracy for entry in entries if entry.accuracy is not None]
@@ -235,9 +183,7 @@ class Lines:
     def __enter__(self) -> Lines:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         sys.stderr.flush()
 
     def show(self, step: int) -> None:

@@ -30,11 +30,6 @@ _Outcome = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(report)
-
-
 def report(
     run: _Run,
     output: _Output = None,

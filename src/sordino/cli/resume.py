@@ -14,11 +14,6 @@ EPILOG = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(resume)
-
-
 def resume(
     run: Annotated[Path, typer.Argument(help="The directory that `sordino train` saved to.")],
     trust_code: options.TrustCode = False,

@@ -18,11 +18,6 @@ _Runs = Annotated[Path, typer.Argument(help="A folder that holds runs, or one ru
 _Port = Annotated[int, typer.Option(help="Default: one that is free.", min=0, max=65535)]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(serve)
-
-
 def serve(runs: _Runs, port: _Port = 0, json: options.Json = False) -> None:
     """Show runs and their budgets in a browser, on this machine alone; nothing is written. Ctrl-C ends it."""
     from sordino.serve import Server

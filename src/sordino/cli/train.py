@@ -125,11 +125,7 @@ class Flags:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(options.take_fields(train, Flags))
-
-
+@options.take_fields(Flags)
 def train(flags: Flags) -> None:
     """Train a classifier so that the model says almost nothing about any one record; options override --config."""
     try:

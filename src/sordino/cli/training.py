@@ -16,7 +16,7 @@ from sordino import heap
 from sordino.cli import announcing
 from sordino.cli.announcing import Outcome
 from sordino.cli.choosing import choose, read_sheet
-from sordino.cli.progress import EVALUATIONS, Bars, Display, History, Lines, open_bar
+from sordino.cli.progress import EVALUATIONS, Bars, Evaluation, History, Lines, open_bar
 from sordino.cli.session import Session, begin, compute_losses, measure_accuracy
 from sordino.cli.sources import build_model, is_benchmark
 from sordino.cli.terminal import caution, console
@@ -56,7 +56,7 @@ def finish(session: Session, *, as_json: bool = False) -> Outcome:
     share = max(1, private.total // EVALUATIONS)
     every = session.config.run.save_every or share
     history = History(session.run, private.position)
-    display: Display = Lines(session) if as_json else Bars(session)
+    display = Lines(session) if as_json else Bars(session)
     with stop_on_signal() as stop, display:
         for step in private.steps():
             display.show(step.number)
@@ -75,9 +75,10 @@ def finish(session: Session, *, as_json: bool = False) -> Outcome:
     return _sum_up(session, status, history.last.accuracy, time.monotonic() - started)
 
 
-def _evaluate(session: Session, history: History, display: Display) -> None:
-    clip, events = session.find_released_clip(), len(session.private.bench.ledger)
-    history.add(session.private.position, session.measure_accuracy(), session.measure_loss(), clip, events)
+def _evaluate(session: Session, history: History, display: Bars | Lines) -> None:
+    private = session.private
+    accuracy, loss = session.measure_accuracy(), session.measure_loss()
+    history.add(Evaluation(private.position, accuracy, loss, session.find_released_clip(), len(private.bench.ledger)))
     display.show_evaluation(history.entries)
 
 

@@ -33,11 +33,6 @@ _Head = Annotated[str | None, typer.Option("--head", help="A receipt that this c
 _Key = Annotated[Path | None, typer.Option("--key", help="File with the key. Default: SORDINO_LEDGER_KEY.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(verify)
-
-
 def verify(run: _Run, head: _Head = None, key: _Key = None, json: options.Json = False) -> None:
     """Say whether a run's ledger is intact, rolled back, forked or forged, and print a receipt to keep elsewhere."""
     from sordino.accounting.signing import find_key, read_key

@@ -62,7 +62,6 @@ class ReleasePlan:
     """What has to be released about a table, with how much noise: public, and known before anything is read."""
 
     columns: tuple[str, ...]
-    scales: bool
     classes: bool
     records: int
     noise_multiplier: float
@@ -70,7 +69,7 @@ class ReleasePlan:
 
     def events(self) -> list[tuple[DpEvent, int]]:
         """What it costs at most."""
-        return _list_events(self.noise_multiplier, bool(self.columns), self.scales, self.classes, self.unlisted)
+        return _list_events(self.noise_multiplier, bool(self.columns), self.classes, self.unlisted)
 
     @property
     def deviation(self) -> float:
@@ -91,17 +90,17 @@ def plan_release(schema: Schema, records: int, budget: Budget | None, share: flo
     if not 0 < share < 1:
         raise InvalidInput(f"prepare={share} must be in (0, 1): it is the share of epsilon for ranges and classes")
     columns, classes = tuple(schema.open), schema.classes is None
-    scales, unlisted = bool(columns), UNLISTED_SHARE * budget.delta
+    unlisted = UNLISTED_SHARE * budget.delta
     part = replace(budget, epsilon=share * budget.epsilon)
-    noise = noise_for(part, lambda noise: _list_events(noise, bool(columns), scales, classes, unlisted), start=10.0)
-    chosen = ReleasePlan(columns, scales, classes, records, noise.noise_multiplier, unlisted)
+    noise = noise_for(part, lambda noise: _list_events(noise, bool(columns), classes, unlisted), start=10.0)
+    chosen = ReleasePlan(columns, classes, records, noise.noise_multiplier, unlisted)
     _require_enough(chosen, needed)
     return chosen
 
 
-def _list_events(noise: float, kinds: bool, scales: bool, classes: bool, unlisted: float) -> list[tuple[DpEvent, int]]:
-    gaussian = GaussianDpEvent(noise)
-    events: list[tuple[DpEvent, int]] = [(gaussian, kinds + 2 * scales)]
+def _list_events(noise: float, ranges: bool, classes: bool, unlisted: float) -> list[tuple[DpEvent, int]]:
+    """Kinds, means and deviations are a Gaussian each."""
+    events: list[tuple[DpEvent, int]] = [(GaussianDpEvent(noise), 3 * ranges)]
     return [*events, (labels.build_event(noise, unlisted), 1)] if classes else events
 
 
