@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sordino.accounting import Ledger
-from sordino.cli.training import stop_on_signal
+from sordino.cli.launch import stop_on_signal
 from sordino.errors import LedgerError
 from sordino.report.gathering import gather
 
@@ -162,7 +162,7 @@ def test_ctrl_c_before_the_first_step_is_one_line_and_130(sordino, small, tmp_pa
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sordino.cli.training.choose", interrupted)
+    monkeypatch.setattr("sordino.cli.launch.choose", interrupted)
     result = sordino(*small, "--epsilon", 3, "--run", tmp_path / "run")
     assert result.exit_code == 130
     assert result.stderr.startswith("error: interrupted at once")

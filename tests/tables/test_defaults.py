@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from sordino import Budget, Private, recipes
-from sordino.cli.session import compute_losses, measure_accuracy
+from sordino.cli.session import compute_losses, measure
 from sordino.tables import defaults
 
 FEATURES = 20
@@ -34,7 +34,7 @@ def learnt(records: int, epsilon: float) -> tuple[float, str | None]:
         for _ in private.steps():
             pass
     said = defaults.judge_size(chosen, sum(p.numel() for p in model.parameters()))
-    return measure_accuracy(model, (x[records:], y[records:])), said
+    return measure(model, (x[records:], y[records:]))[0], said
 
 
 def test_enough_records_learn_and_are_not_warned_about():

@@ -16,9 +16,9 @@ from rich.text import Text
 from sordino.accounting import Guarantee
 from sordino.books import OUTCOME
 from sordino.cli.choosing import Chosen
+from sordino.cli.lookup import is_benchmark
 from sordino.cli.progress import format_clock
 from sordino.cli.session import Session
-from sordino.cli.sources import is_benchmark
 from sordino.cli.terminal import INTERRUPTED, console, messages, print_json, save_json
 from sordino.printing import plain_number, rounded_up
 from sordino.tables.defaults import count_parameters

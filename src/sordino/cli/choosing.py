@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sordino import mechanisms
 from sordino.accounting import Budget
-from sordino.cli import sources
+from sordino.cli import lookup
 from sordino.cli.config import Config, ModelChoice, name_classes, read_config
 from sordino.cli.options import choose_delta
 from sordino.cli.terminal import caution
@@ -41,9 +41,9 @@ def choose(flags: Flags) -> Chosen:
     """Read the records, and settle everything that is public about the run."""
     base = read_config(flags.config) if flags.config else Config()
     if flags.config is not None and flags.model is None:
-        sources.require_trusted(base.model, flags.trust_code, flags.config)
+        lookup.require_trusted(base.model, flags.trust_code, flags.config)
     data = _choose_data(base.data, flags)
-    records = sources.load_records(data)
+    records = lookup.load_records(data)
     count = require_count(data, records)
     data = replace(data, records=count)
     config = Config(
@@ -59,7 +59,7 @@ def choose(flags: Flags) -> Chosen:
         plan = plan_release(schema, count, _find_budget(base.recipe, flags, count), share)
         data = replace(data, prepare=share if plan else None, classes=None, bounds=None)  # the schema says it all
         config = replace(config, schema=schema, data=data)
-    defaults = BENCHMARK if sources.is_benchmark(data.source) else choose_defaults(records)
+    defaults = BENCHMARK if lookup.is_benchmark(data.source) else choose_defaults(records)
     shaped = _shape_recipe(base.recipe, flags, count, defaults)
     return Chosen(replace(config, recipe=_calibrate(shaped, flags, count, plan)), records, plan)
 
@@ -69,7 +69,7 @@ def read_sheet(flags: Flags) -> Sheet:
     choice = replace(_choose_data(DataChoice(), flags), held_out=0.0)
     if not is_table(choice.source):
         raise InvalidInput(f"data={choice.source} is no table: a schema describes the columns of a .csv or .tsv file")
-    records = sources.load_records(choice)
+    records = lookup.load_records(choice)
     assert isinstance(records, Sheet)
     return records
 
@@ -86,14 +86,14 @@ def _find_budget(recipe: Recipe | None, flags: Flags, records: int) -> Budget | 
 def _choose_data(base: DataChoice, flags: Flags) -> DataChoice:
     choice = replace(base, **flags.given("target", "scale", "held_out", "prepare", "image_size", "grey"))
     if flags.data is not None:
-        named = sources.is_benchmark(flags.data)
+        named = lookup.is_benchmark(flags.data)
         choice = replace(choice, source=flags.data if named else str(Path(flags.data).resolve()))
     if flags.classes is not None:
         given = flags.classes.strip()
         choice = replace(choice, classes=name_classes(int(given) if given.isdecimal() else given.split(",")))
     if flags.bounds:
         choice = replace(choice, bounds=_parse_common_bounds(flags.bounds) or choice.bounds)
-    if sources.is_benchmark(choice.source):
+    if lookup.is_benchmark(choice.source):
         ignored = flags.given(
             "target", "schema", "scale", "bounds", "held_out", "classes", "prepare", "image_size", "grey"
         )

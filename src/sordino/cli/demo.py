@@ -9,8 +9,8 @@ def demo(run: options.RunDirectory = None, json: options.Json = False) -> None:
     """Train on scikit-learn's bundled digits at epsilon 3 and compare with training without privacy."""
     import torch
 
+    from sordino.cli.launch import train_and_report
     from sordino.cli.train import Flags
-    from sordino.cli.training import train_and_report
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the model is tiny: on a busy machine a second thread costs far more than it brings

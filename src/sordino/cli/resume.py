@@ -24,8 +24,8 @@ def resume(
     A run on a table that was killed while its ranges and classes were released is prepared again, at their price.
     """
     from sordino.cli.announcing import report
+    from sordino.cli.launch import finish
     from sordino.cli.session import reopen
-    from sordino.cli.training import finish
 
     session = reopen(run, trust_code=trust_code)
     try:

@@ -17,7 +17,7 @@ from sordino import checkpoint
 from sordino.accounting import Guarantee
 from sordino.books import LEDGER, require_fresh
 from sordino.claims import FIXED_IN_ADVANCE, HELD_OUT, UNPROTECTED
-from sordino.cli import config, sources
+from sordino.cli import config, lookup
 from sordino.cli.choosing import Chosen
 from sordino.cli.config import Config
 from sordino.cli.terminal import caution
@@ -56,13 +56,9 @@ class Session:
     def has_held_out(self) -> bool:
         return len(self.data.test_set) > 0  # type: ignore[arg-type]  # Dataset does not promise a length
 
-    def measure_accuracy(self) -> float | None:
-        """Share of the held-out records that the model classifies rightly, or None without any."""
-        return measure_accuracy(self.model, self.data.test) if self.has_held_out else None
-
-    def measure_loss(self) -> float | None:
-        """Mean cross-entropy of the held-out records whose class is known, or None without any."""
-        return measure_loss(self.model, self.data.test) if self.has_held_out else None
+    def measure(self) -> tuple[float | None, float | None]:
+        """Accuracy and mean loss on the held-out records, None without any."""
+        return measure(self.model, self.data.test) if self.has_held_out else (None, None)
 
     def find_released_clip(self) -> float | None:
         """The clipping bound in force where DPIS adapts it, made from released values alone; else None."""
@@ -79,7 +75,7 @@ class Session:
             tuned = "the default settings of this command were found on these digits, which are public"
             said = tuple(tuned if line == FIXED_IN_ADVANCE else line for line in said)
         return replace(
-            spent, assumptions=(*said, *sources.list_assumptions(self.config.data.source), *self.data.caveats)
+            spent, assumptions=(*said, *lookup.list_assumptions(self.config.data.source), *self.data.caveats)
         )
 
 
@@ -90,27 +86,20 @@ def compute_losses(model: nn.Module, batch: Any) -> Tensor:
 
 
 @torch.no_grad()
-def measure_accuracy(model: nn.Module, records: tuple[Tensor, Tensor]) -> float:
-    """Share of `records` that are classified rightly, with the model in eval mode meanwhile."""
+def measure(model: nn.Module, records: tuple[Tensor, Tensor]) -> tuple[float, float | None]:
+    """The share of `records` that are classified rightly, and the mean cross-entropy of those whose class is known.
+
+    The model is in eval mode meanwhile. The loss is None where no class is known or it is not finite.
+    """
     inputs, classes = records
-    return float((_compute_outputs(model, inputs).argmax(1) == classes).double().mean())
-
-
-@torch.no_grad()
-def measure_loss(model: nn.Module, records: tuple[Tensor, Tensor]) -> float | None:
-    """Mean cross-entropy, with the model in eval mode meanwhile; None where no class is known or it is not finite."""
-    inputs, classes = records
-    loss = float(F.cross_entropy(_compute_outputs(model, inputs).double(), classes))
-    return loss if math.isfinite(loss) else None
-
-
-def _compute_outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     training = model.training
     model.eval()
     try:
-        return torch.cat([model(part) for part in inputs.split(1024)])
+        outputs = torch.cat([model(part) for part in inputs.split(1024)])
     finally:
         model.train(training)
+    loss = float(F.cross_entropy(outputs.double(), classes))
+    return float((outputs.argmax(1) == classes).double().mean()), loss if math.isfinite(loss) else None
 
 
 def begin(chosen: Chosen, run: Path | None, ready: Callable[[], None] = lambda: None) -> Session:
@@ -172,7 +161,7 @@ def _choose_model(public: Config, data: Data) -> Config:
     """The configuration with a model that fits the records: by name, or the default for such records."""
     sample = data.train_set[0][0]
     assert public.recipe is not None
-    chosen = sources.choose_architecture(
+    chosen = lookup.choose_architecture(
         public.model, public.data.source, sample.shape, len(data.classes), public.recipe
     )
     return replace(public, model=chosen)
@@ -212,10 +201,10 @@ def reopen(directory: Path, *, trust_code: bool = False, prepare: bool = True) -
     found = chosen or unprepared
     if found is None:
         raise InvalidInput(_explain_missing(directory))
-    sources.require_trusted(found.model, trust_code, directory / config.FILE)
+    lookup.require_trusted(found.model, trust_code, directory / config.FILE)
     if found.recipe is None:
         raise InvalidInput(f"{directory / config.FILE} has no [recipe]: give the directory of a run of `sordino train`")
-    records = sources.load_records(found.data)
+    records = lookup.load_records(found.data)
     require_count(found.data, records)
     if chosen is None:
         if not prepare:
@@ -277,7 +266,7 @@ def _encode(chosen: Config, records: Data | Sheet) -> Data:
 
 def _build(chosen: Config, data: Data, run: Path | None) -> Private:
     assert chosen.recipe is not None
-    model = sources.build_model(chosen.model, chosen.run.seed)
+    model = lookup.build_model(chosen.model, chosen.run.seed)
     return Private(
         model,
         chosen.recipe.optimizer.build(model.parameters()),

@@ -129,7 +129,7 @@ class Flags:
 def train(flags: Flags) -> None:
     """Train a classifier so that the model says almost nothing about any one record; options override --config."""
     try:
-        from sordino.cli.training import train_and_report
+        from sordino.cli.launch import train_and_report
 
         train_and_report(flags)
     except KeyboardInterrupt:  # before the first step, or a second time while a step is taken

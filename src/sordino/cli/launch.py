@@ -16,9 +16,9 @@ from sordino import heap
 from sordino.cli import announcing
 from sordino.cli.announcing import Outcome
 from sordino.cli.choosing import choose, read_sheet
+from sordino.cli.lookup import build_model, is_benchmark
 from sordino.cli.progress import EVALUATIONS, Bars, Evaluation, History, Lines, open_bar
-from sordino.cli.session import Session, begin, compute_losses, measure_accuracy
-from sordino.cli.sources import build_model, is_benchmark
+from sordino.cli.session import Session, begin, compute_losses, measure
 from sordino.cli.terminal import caution, console
 from sordino.cli.train import Flags
 from sordino.records import Records
@@ -77,8 +77,8 @@ def finish(session: Session, *, as_json: bool = False) -> Outcome:
 
 def _evaluate(session: Session, history: History, display: Bars | Lines) -> None:
     private = session.private
-    accuracy, loss = session.measure_accuracy(), session.measure_loss()
-    history.add(Evaluation(private.position, accuracy, loss, session.find_released_clip(), len(private.bench.ledger)))
+    clip, events = session.find_released_clip(), len(private.bench.ledger)
+    history.add(Evaluation(private.position, *session.measure(), clip, events))
     display.show_evaluation(history.entries)
 
 
@@ -125,7 +125,7 @@ def _train_twin(session: Session) -> float | None:
             compute_losses(model, batch.data).mean().backward()
             optimizer.step()
             progress.advance(task)
-    return measure_accuracy(model, session.data.test)
+    return measure(model, session.data.test)[0]
 
 
 @dataclass
