@@ -60,7 +60,7 @@ class History:
     def __init__(self, run: Path, position: int) -> None:
         self._path = run / HISTORY
         self.entries = [entry for entry in read_history(run) if entry.step <= position]
-        text = "".join(_write_line(entry) for entry in self.entries)
+        text = "".join(_format_line(entry) for entry in self.entries)
         try:
             checkpoint.write_durably(self._path, text.encode())
         except OSError as error:
@@ -76,7 +76,7 @@ class History:
         try:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
             with os.fdopen(os.open(self._path, flags, 0o666), "a", encoding="utf-8") as file:
-                file.write(_write_line(entry))
+                file.write(_format_line(entry))
         except OSError as error:
             raise InvalidInput(f"cannot write {self._path}: {error.strerror}; what was learnt is saved") from error
 
@@ -94,7 +94,7 @@ def read_history(run: Path) -> Iterator[Evaluation]:
             yield entry
 
 
-def _write_line(entry: Evaluation) -> str:
+def _format_line(entry: Evaluation) -> str:
     return json.dumps(asdict(entry), allow_nan=False) + "\n"
 
 
