@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sordino.cli import options
-from sordino.cli.options import describe_option
 from sordino.cli.terminal import INTERRUPTED, complain
 
 EPILOG = """
@@ -31,7 +31,9 @@ sordino train --config run.toml --run runs/first --json
 
 Ctrl-C finishes the step in hand, saves, and says what was spent; [bold]sordino resume[/bold] goes on from there.
 """
-_YOURS, _PRIVACY, _LEARNING, _RUNNING = "Your records", "Privacy", "Learning", "Running"
+_yours, _privacy, _learning, _running = (
+    partial(options.describe_option, panel) for panel in ("Your records", "Privacy", "Learning", "Running")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,82 +42,68 @@ class Flags:
 
     data: Annotated[
         str | None,
-        describe_option(
-            _YOURS,
+        _yours(
             "digits, mnist, ...; or a .csv or .tsv table, a .npz (arrays x, y), a folder. Default: digits.",
             among=options.DATA,
         ),
     ] = None
-    target: Annotated[str | None, describe_option(_YOURS, "The column of a table that holds the class.")] = None
-    schema: Annotated[
-        Path | None, describe_option(_YOURS, "TOML with the public kinds, bounds and classes of a table.")
-    ] = None
+    target: Annotated[str | None, _yours("The column of a table that holds the class.")] = None
+    schema: Annotated[Path | None, _yours("TOML with the public kinds, bounds and classes of a table.")] = None
     bounds: Annotated[
         list[str] | None,
-        describe_option(
-            _YOURS, "Public range of a number; may be repeated. Without a name: of all of them.", metavar="[NAME=]LO:HI"
-        ),
+        _yours("Public range of a number; may be repeated. Without a name: of all of them.", metavar="[NAME=]LO:HI"),
     ] = None
     classes: Annotated[
-        str | None, describe_option(_YOURS, "Public names of the classes, or their number.", metavar="NAME,NAME,...")
+        str | None,
+        _yours("Public names of the classes, or their number.", metavar="NAME,NAME,..."),
     ] = None
     held_out: Annotated[
-        float | None,
-        describe_option(_YOURS, "Share of your records to measure accuracy on, unprotected. Default: 0.2."),
+        float | None, _yours("Share of your records to measure accuracy on, unprotected. Default: 0.2.")
     ] = None
-    scale: Annotated[float | None, describe_option(_YOURS, "Divide the inputs of a .npz by this public number.")] = None
-    image_size: Annotated[
-        int | None, describe_option(_YOURS, "Pixels to which images of a folder are resized. Default: 32.")
-    ] = None
-    grey: Annotated[bool | None, describe_option(_YOURS, "Read images of a folder without colour.", "--grey")] = None
+    scale: Annotated[float | None, _yours("Divide the inputs of a .npz by this public number.")] = None
+    image_size: Annotated[int | None, _yours("Pixels to which images of a folder are resized. Default: 32.")] = None
+    grey: Annotated[bool | None, _yours("Read images of a folder without colour.", "--grey")] = None
     draft_schema: Annotated[
-        Path | None, describe_option(_YOURS, "Write a schema to start from, for your eyes, and do not train.")
+        Path | None,
+        _yours("Write a schema to start from, for your eyes, and do not train."),
     ] = None
     epsilon: options.Epsilon = None
     delta: options.Delta = None
     prepare: Annotated[
-        float | None,
-        describe_option(_PRIVACY, "Share of epsilon for releasing ranges and classes of a table. Default: 0.3."),
+        float | None, _privacy("Share of epsilon for releasing ranges and classes of a table. Default: 0.3.")
     ] = None
     noise_multiplier: options.NoiseMultiplier = None
     accountant: Annotated[
-        str | None,
-        describe_option(_PRIVACY, "Who prices the events: pld (default), rdp, ...", among=options.ACCOUNTANTS),
+        str | None, _privacy("Who prices the events: pld (default), rdp, ...", among=options.ACCOUNTANTS)
     ] = None
     adjacency: Annotated[
-        str | None, describe_option(_PRIVACY, "add-or-remove-one (default) or replace-one.", among=options.ADJACENCIES)
+        str | None, _privacy("add-or-remove-one (default) or replace-one.", among=options.ADJACENCIES)
     ] = None
     model: Annotated[
-        str | None,
-        describe_option(_LEARNING, "An architecture (linear, mlp, ...) or FILE.py:FUNCTION.", among=options.MODELS),
+        str | None, _learning("An architecture (linear, mlp, ...) or FILE.py:FUNCTION.", among=options.MODELS)
     ] = None
     recipe: Annotated[
         str | None,
-        describe_option(
-            _LEARNING, "dpsgd (default), dpadam, automatic, ...", "--method", "--recipe", among=options.list_methods
-        ),
+        _learning("dpsgd (default), dpadam, automatic, ...", "--method", "--recipe", among=options.list_methods),
     ] = None
     epochs: options.Epochs = None
     steps: options.Steps = None
     batch_size: options.BatchSize = None
-    clip: Annotated[float | None, describe_option(_LEARNING, "Clipping bound of each example's gradient.")] = None
-    lr: Annotated[float | None, describe_option(_LEARNING, "Learning rate.")] = None
-    momentum: Annotated[float | None, describe_option(_LEARNING, "Momentum of sgd.")] = None
-    optimizer: Annotated[str | None, describe_option(_LEARNING, "sgd, adam or adamw.", among=options.OPTIMIZERS)] = None
+    clip: Annotated[float | None, _learning("Clipping bound of each example's gradient.")] = None
+    lr: Annotated[float | None, _learning("Learning rate.")] = None
+    momentum: Annotated[float | None, _learning("Momentum of sgd.")] = None
+    optimizer: Annotated[str | None, _learning("sgd, adam or adamw.", among=options.OPTIMIZERS)] = None
     config: Annotated[
-        Path | None, describe_option(_RUNNING, "TOML with the tables data, schema, model, recipe and run.", "--config")
+        Path | None, _running("TOML with the tables data, schema, model, recipe and run.", "--config")
     ] = None
     run: options.RunDirectory = None
     save_every: options.SaveEvery = None
-    seed: Annotated[int | None, describe_option(_RUNNING, "Repeatable noise, for experiments only.")] = None
-    engine: Annotated[str | None, describe_option(_RUNNING, "How gradients are computed; changes no numbers.")] = None
-    microbatch: Annotated[int | None, describe_option(_RUNNING, "Examples at once; changes no numbers.")] = None
+    seed: Annotated[int | None, _running("Repeatable noise, for experiments only.")] = None
+    engine: Annotated[str | None, _running("How gradients are computed; changes no numbers.")] = None
+    microbatch: Annotated[int | None, _running("Examples at once; changes no numbers.")] = None
     trust_code: options.TrustCode = False
     non_private_twin: Annotated[
-        bool,
-        describe_option(
-            _RUNNING, "Also train without privacy, to compare. Its accuracy protects nobody.", "--non-private-twin"
-        ),
+        bool, _running("Also train without privacy, to compare. Its accuracy protects nobody.", "--non-private-twin")
     ] = False
     json: options.Json = False
 
