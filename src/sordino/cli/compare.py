@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino import toml
 from sordino.cli import options
 from sordino.cli.terminal import FOUND, INTERRUPTED, complain, console, messages, print_json
 from sordino.errors import InvalidInput
+from sordino.toml import read as read_toml
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -106,7 +106,7 @@ def run_and_publish(
 
 def read_comparison(path: Path) -> Comparison:
     """The plan in a TOML file; every mistake is named in one line."""
-    table = toml.read(path)
+    table = read_toml(path)
     known = {f.name for f in fields(Comparison)}
     if unknown := sorted(set(table) - known):
         raise InvalidInput(f"configuration {path} has no key {unknown[0]!r}: it has {', '.join(sorted(known))}")

@@ -39,13 +39,15 @@ from typing import Any, TypeVar
 
 import tomli_w
 
-from sordino import checkpoint, toml
+from sordino.checkpoint import write_durably
 from sordino.data import LOADERS
 from sordino.errors import InvalidInput
 from sordino.recipe import Recipe
 from sordino.report.folder import Folder
 from sordino.tables.reading import MOST_CLASSES, DataChoice
 from sordino.tables.schema import Schema, parse_schema
+from sordino.toml import parse as parse_toml
+from sordino.toml import read as read_toml
 
 FILE = "config.toml"
 MOST_STEPS = 10_000_000
@@ -108,21 +110,21 @@ class Config:
     def write(self, directory: Path, name: str = FILE) -> None:
         """Keep it beside the run that follows it."""
         try:
-            checkpoint.write_durably(directory / name, self.to_toml().encode())
+            write_durably(directory / name, self.to_toml().encode())
         except OSError as error:
             raise InvalidInput(f"cannot write to run directory {directory}: {name}: {error.strerror}") from error
 
 
 def read_config(path: Path) -> Config:
     """The configuration in a file, every mistake named in one line."""
-    return _parse(toml.read(path), path)
+    return _parse(read_toml(path), path)
 
 
 def read_run_config(directory: Path, name: str = FILE) -> Config | None:
     """The configuration in a run's folder, which may come from anybody; None where there is none."""
     text = Folder(directory).text(name)
     path = directory / name
-    return None if text is None else _parse(toml.parse(text, f"configuration {path}"), path)
+    return None if text is None else _parse(parse_toml(text, f"configuration {path}"), path)
 
 
 def _parse(tables: dict[str, Any], path: Path) -> Config:

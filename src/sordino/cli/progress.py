@@ -25,8 +25,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from sordino import checkpoint
 from sordino.books import HISTORY
+from sordino.checkpoint import write_durably
 from sordino.cli.session import Session
 from sordino.cli.terminal import messages
 from sordino.errors import InvalidInput
@@ -62,7 +62,7 @@ class History:
         self.entries = [entry for entry in read_history(run) if entry.step <= position]
         text = "".join(_format_line(entry) for entry in self.entries)
         try:
-            checkpoint.write_durably(self._path, text.encode())
+            write_durably(self._path, text.encode())
         except OSError as error:
             raise InvalidInput(f"cannot write {self._path}: {error.strerror}") from error
 

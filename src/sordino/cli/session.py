@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sordino import checkpoint
 from sordino.accounting import Guarantee
 from sordino.books import LEDGER, require_fresh
+from sordino.checkpoint import write_durably
 from sordino.claims import FIXED_IN_ADVANCE, HELD_OUT, UNPROTECTED
 from sordino.cli import config, lookup
 from sordino.cli.choosing import Chosen
@@ -180,7 +180,7 @@ def _prepare(public: Config, sheet: Sheet, plan: ReleasePlan, directory: Path) -
     try:
         directory.mkdir(parents=True, exist_ok=True)
         public.write(directory, PREPARATION)
-        checkpoint.write_durably(directory / "recipe.toml", public.recipe.to_toml().encode())
+        write_durably(directory / "recipe.toml", public.recipe.to_toml().encode())
     except OSError as error:
         raise InvalidInput(f"cannot write to run directory {directory}: {error.strerror}") from error
     complete = complete_schema(sheet, public.schema, plan, public.recipe, directory, public.run.seed)

@@ -28,8 +28,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from sordino import toml
 from sordino.errors import InvalidInput
+from sordino.toml import read as read_toml
 
 FEWEST_BUCKETS, MOST_BUCKETS = 16, 64
 _IDENTIFIES = re.compile(r"(^|[_\W])(id|uuid|guid|ssn|mrn|e_?mail|phone|name|index|column \d+)$")
@@ -176,7 +176,7 @@ def _guess_by_name(name: str, bounds: tuple[float, float] | None) -> Column | No
 
 def read_schema(path: Path) -> Schema:
     """The schema in a TOML file."""
-    return parse_schema(toml.read(path, "schema"))
+    return parse_schema(read_toml(path, "schema"))
 
 
 def parse_schema(table: Mapping[str, Any]) -> Schema:
