@@ -53,7 +53,7 @@ def test_history_keeps_the_bound_that_adaptive_dpis_released(sordino, tmp_path, 
         return
     assert bounds[0] == recipe.clip, "the first epoch has nothing to go by"
     assert len(set(bounds)) > 1, "it moved"
-    assert session.reopen(tmp_path / "run").released_clip() == bounds[-1], "a resumed run knows it"
+    assert session.reopen(tmp_path / "run").find_released_clip() == bounds[-1], "a resumed run knows it"
 
 
 def test_words_end_with_guarantee_accuracy_and_directory(sordino, small, tmp_path):
