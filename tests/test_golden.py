@@ -21,8 +21,7 @@ from sordino.accounting.filtered import Filtered
 from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.accounting.noisy_minimum import NoisyMinimum
 from sordino.accounting.unlisted import Unlisted
-from sordino.cli import config
-from sordino.cli.commands import app
+from sordino.cli import app, config
 from sordino.mechanisms.dynamic import Levels, PerEpoch
 from sordino.names import PARTS
 
@@ -98,11 +97,11 @@ def test_the_events_of_0_1_are_read() -> None:
 
 @pytest.mark.parametrize("name", ["finished/config.toml", "stopped/config.toml", "table.toml"])
 def test_a_configuration_of_0_1_is_read_and_written_with_stable_names(name: str, tmp_path: Path) -> None:
-    read = config.read(GOLDEN / name)
+    read = config.read_config(GOLDEN / name)
     assert read.recipe is not None
     read.write(tmp_path)
     assert "weighing.Flat" not in (tmp_path / config.FILE).read_text()
-    assert config.read(tmp_path / config.FILE) == replace(read, data=replace(read.data, source=read.data.source))
+    assert config.read_config(tmp_path / config.FILE) == replace(read, data=replace(read.data, source=read.data.source))
 
 
 def _command(*words: str) -> int:

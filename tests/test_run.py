@@ -12,15 +12,14 @@ from torch import Tensor
 from sordino import Budget
 from sordino.accounting import Ledger, plans
 from sordino.accounting.pricing import epsilon
-from sordino.cli import describing
-from sordino.data import tabular_release, tabular_schema
-from sordino.data.tabular import Table
-from sordino.data.tabular_schema import Category, Schema
 from sordino.errors import InvalidInput
 from sordino.noise import Seeded
 from sordino.parts import Draw, Flat
 from sordino.report.gathering import gather
 from sordino.run import HELD_OUT, announce_together
+from sordino.tables import preparing, release
+from sordino.tables.schema import Category, Schema, describe_header
+from sordino.tables.table import Table
 from tests.helpers import budgeted, private
 from tests.runs import make_run
 
@@ -133,7 +132,7 @@ def test_a_draft_of_a_schema_does_not_react_to_one_record(tmp_path: Path) -> Non
     for towns in (8, 9):
         cells, texts = [f"town{k % towns}" for k in range(99)], ["these are five words here"] * 99
         table = Table("t", {"town": cells, "notes": texts, "age": ["3"] * 99, "y": ["a", "b", "a"] * 33})
-        describing.draft(table, "y", tmp_path / f"{towns}.toml")
+        preparing.draft_schema(table, "y", tmp_path / f"{towns}.toml")
         drafts.append((tmp_path / f"{towns}.toml").read_text())
     assert drafts[0] == drafts[1]
     assert "buckets" not in drafts[0]
@@ -163,13 +162,13 @@ def test_a_table_without_numbers_pays_for_the_scales_it_might_have_needed() -> N
     """Whether a column holds numbers is read off noised counts: the releases that follow are planned before."""
     cells = [("red", "blue")[k % 2] for k in range(4_000)]
     table = Table("t", {"colour": cells, "y": ["a", "b"] * 2_000})
-    budget, schema = Budget(8.0, 1e-6), tabular_schema.for_header(Schema(), ["colour", "y"], "y", None)
-    chosen = tabular_release.plan(schema, 4_000, budget, 0.3)
+    budget, schema = Budget(8.0, 1e-6), describe_header(Schema(), ["colour", "y"], "y", None)
+    chosen = release.plan_release(schema, 4_000, budget, 0.3)
     recipe = replace(budgeted(), budget=None)
     assert chosen is not None
     ledger = Ledger.in_memory()
     announce_together(ledger, recipe, chosen.events())
-    complete = tabular_release.release(table, "y", schema, chosen, ledger, Seeded(0))
+    complete = release.release(table, "y", schema, chosen, ledger, Seeded(0))
     assert isinstance(complete.columns["colour"], Category)
     planned = sum(count for _, count in chosen.events())
     assert len(ledger) == planned - 2, "the scales were not needed"

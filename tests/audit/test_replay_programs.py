@@ -16,13 +16,12 @@ from sordino import noise, recipes
 from sordino.accounting import Budget, Ledger
 from sordino.audit import conformance
 from sordino.audit.conformance import Neighbours, Tape, replaying
-from sordino.data import tabular_labels, tabular_release
-from sordino.data.tabular import Table
-from sordino.data.tabular_schema import Schema, for_header
-from sordino.features import normalising
 from sordino.federated.rounds import Quantile, Round, Rounds
 from sordino.noise import Secure, Seeded, add_noise
 from sordino.run import Run
+from sordino.tables import labels, normalising, release
+from sordino.tables.schema import Schema, describe_header
+from sordino.tables.table import Table
 from tests.audit import sabotage
 
 Patch = pytest.MonkeyPatch
@@ -47,12 +46,12 @@ def table(*more: tuple[str, str, str]) -> Table:
 
 
 def releases(records: Table, tape: Tape) -> Schema:
-    schema = for_header(Schema(), list(records.columns), "outcome", None)
-    plan = tabular_release.plan(schema, RECORDS, Budget(epsilon=6.0, delta=1e-5), 0.5)
+    schema = describe_header(Schema(), list(records.columns), "outcome", None)
+    plan = release.plan_release(schema, RECORDS, Budget(epsilon=6.0, delta=1e-5), 0.5)
     assert plan is not None
     ledger = Ledger.in_memory()
     tape.watch(ledger)
-    return tabular_release.release(records, "outcome", schema, plan, ledger, tape)
+    return release.release(records, "outcome", schema, plan, ledger, tape)
 
 
 TABLES = [
@@ -64,8 +63,8 @@ TABLES = [
 
 
 def wider_counts(patch: Patch) -> None:
-    healthy = tabular_release.counts
-    patch.setattr(tabular_release, "counts", lambda cells: healthy(cells) * 2)
+    healthy = release.count_cells
+    patch.setattr(release, "count_cells", lambda cells: healthy(cells) * 2)
 
 
 def true_length(module: Any) -> Sabotage:
@@ -78,17 +77,17 @@ def true_length(module: Any) -> Sabotage:
 
 
 def low_threshold(patch: Patch) -> None:
-    healthy = tabular_labels.threshold
-    patch.setattr(tabular_labels, "threshold", lambda noise, unlisted: healthy(noise, 10 * unlisted))
+    healthy = labels.find_threshold
+    patch.setattr(labels, "find_threshold", lambda noise, unlisted: healthy(noise, 10 * unlisted))
 
 
 BROKEN_TABLES: dict[str, Sabotage] = {
-    "half the noise of class counts": half_noise(tabular_labels),
-    "half the noise of kinds": half_noise(tabular_release),
+    "half the noise of class counts": half_noise(labels),
+    "half the noise of kinds": half_noise(release),
     "half the noise of scales": half_noise(normalising),
     "a lower threshold for names": low_threshold,
     "counts by two": wider_counts,
-    "divided by the records there are": true_length(tabular_release),
+    "divided by the records there are": true_length(release),
 }
 
 

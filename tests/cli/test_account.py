@@ -10,7 +10,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from sordino.accounting import ACCOUNTANTS, Budget, calibrate_noise, calibrate_steps, epsilon, pricing
 from sordino.accounting.guarantee import round_up
-from sordino.cli.common import delta_for
+from sordino.cli.options import choose_delta
 
 EVENT = PoissonSampledDpEvent(256 / 60_000, GaussianDpEvent(1.3))
 DESCRIBED = ["account", "--batch-size", 256, "--records", 60_000, "--noise-multiplier", 1.3, "--delta", 1e-5]
@@ -101,8 +101,8 @@ def test_calibrated_steps(sordino):
 
 @pytest.mark.parametrize(("records", "delta"), [(60, 1e-5), (1438, 1e-5), (9_999, 1e-5), (60_000, 1e-6), (10**6, 1e-7)])
 def test_default_delta_is_at_most_a_tenth_of_one_record(records, delta):
-    assert delta_for(None, records) == pytest.approx(delta, rel=1e-12)
-    assert delta_for(None, records) <= 0.1 / records * (1 + 1e-9)
+    assert choose_delta(None, records) == pytest.approx(delta, rel=1e-12)
+    assert choose_delta(None, records) <= 0.1 / records * (1 + 1e-9)
 
 
 def test_epsilon_is_never_rounded_down():

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from sordino import recipes
+from sordino import mechanisms
 from sordino.accounting.events import require_adjacency
 from sordino.accounting.pricing import ACCOUNTANTS
-from sordino.cli import completing
-from sordino.cli.defaults import OPTIMIZERS
+from sordino.cli import options
 from sordino.data import LOADERS
 from sordino.models import ARCHITECTURES
+from sordino.tables.defaults import OPTIMIZERS
 
 SCRIPT = "import sys; sys.argv[0] = 'sordino'; from sordino.cli import main; main()"
 
@@ -31,7 +31,8 @@ def shell(**variables: str) -> str:
     [
         ("sordino tr", {"train"}),
         ("sordino train --dr", {"--draft-schema"}),
-        ("sordino train --recipe dps", {"dpsgd", "dpsur"}),
+        ("sordino train --method dps", {"dpsgd", "dpsur"}),
+        ("sordino train --recipe growing", {"growing-mu"}),
         ("sordino train --data mn", {"mnist"}),
         ("sordino train --data patients", set()),
     ],
@@ -48,9 +49,9 @@ def test_a_script_for_every_shell(name):
 
 
 def test_the_lists_are_up_to_date():
-    assert set(completing.DATA) == set(LOADERS)
-    assert set(completing.RECIPES) == {name.replace("_", "-") for name in recipes.__all__}
-    assert set(completing.MODELS) == {*ARCHITECTURES, "mlp", "small-cnn"}
-    assert set(completing.ACCOUNTANTS) == set(ACCOUNTANTS)
-    assert set(completing.OPTIMIZERS) == set(OPTIMIZERS)
-    assert [require_adjacency(name) for name in completing.ADJACENCIES] == list(completing.ADJACENCIES)
+    assert set(options.DATA) == set(LOADERS)
+    assert options.list_methods() == [name.replace("_", "-") for name in mechanisms.find_all()]
+    assert set(options.MODELS) == {*ARCHITECTURES, "mlp", "small-cnn"}
+    assert set(options.ACCOUNTANTS) == set(ACCOUNTANTS)
+    assert set(options.OPTIMIZERS) == set(OPTIMIZERS)
+    assert [require_adjacency(name) for name in options.ADJACENCIES] == list(options.ADJACENCIES)

@@ -13,7 +13,8 @@ from sordino import Budget, recipes
 from sordino.accounting import Ledger
 from sordino.accounting.events import PoissonSampledDpEvent
 from sordino.accounting.pricing import epsilon
-from sordino.cli import architectures, history
+from sordino.cli import progress
+from sordino.tables.defaults import choose_model
 
 RECORDS = 1500
 
@@ -159,11 +160,11 @@ def test_history_is_written_while_training_and_goes_on_after_a_resumption(sordin
     assert lines[-1]["accuracy"] == said["held_out_accuracy"]
     with (run / "history.jsonl").open("a") as file:
         file.write('{"step": 99, "accuracy": 0.5, "loss": 1.0, "seconds": 1.0}\n{"step": 1')
-    reopened = history.History(run, 10)
+    reopened = progress.History(run, 10)
     assert [entry.step for entry in reopened.entries] == list(range(1, 11)), "what was lost is cut off"
-    reopened.add(11, None, None)
+    reopened.add(progress.Evaluation(11, None, None))
     assert '"seconds"' not in (run / "history.jsonl").read_text(), "times of steps tell the sizes of draws"
-    assert len(list(history.read(run))) == 11
+    assert len(list(progress.read_history(run))) == 11
 
 
 def test_a_folder_of_images(sordino, tmp_path):
@@ -193,6 +194,15 @@ def test_a_hidden_layer_is_for_many_records():
         recipes.dpsgd(batch_size=records // 4, epochs=25).calibrate(Budget(2.0, 1e-6), records=records)
         for records in (400, 40_000)
     )
-    assert architectures.default("a.csv", (10,), 2, few) == "linear"
-    assert architectures.default("a.csv", (10,), 2, many) == "mlp"
-    assert architectures.default("a.csv", (1024,), 2, many) == "linear", "texts stay linear"
+    assert choose_model("a.csv", (10,), 2, few) == "linear"
+    assert choose_model("a.csv", (10,), 2, many) == "mlp"
+    assert choose_model("a.csv", (1024,), 2, many) == "linear", "texts stay linear"
+
+
+def test_a_single_class_is_refused_by_noised_counts_alone(sordino, tmp_path: Path) -> None:
+    """With names for the classes nothing about the labels decides whether training begins."""
+    path = tmp_path / "one.csv"
+    path.write_text("x,y\n" + "".join(f"{number},no\n" for number in range(300)))
+    public = ("--target", "y", "--epsilon", 3, "--bounds", "0,300", "--classes", "no,yes", "--steps", 2)
+    result = sordino("train", "--data", path, *public, "--run", tmp_path / "run", "--json")
+    assert result.exit_code == 0, result.output

@@ -13,7 +13,7 @@ import pytest
 
 from sordino.accounting import Ledger
 from sordino.accounting.pricing import epsilon
-from sordino.cli.preparing import PREPARATION
+from sordino.cli.session import PREPARATION
 
 RECORDS = 1500
 RELEASES = 4

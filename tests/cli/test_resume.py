@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sordino.accounting import Ledger
-from sordino.cli.training import stop_on_signal
+from sordino.cli.launch import stop_on_signal
 from sordino.errors import LedgerError
 from sordino.report.gathering import gather
 

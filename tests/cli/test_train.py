@@ -13,7 +13,8 @@ import torch
 from sordino import Recipe, recipes
 from sordino.accounting import Ledger
 from sordino.cli import session
-from sordino.cli.choosing import Flags, choose
+from sordino.cli.choosing import choose
+from sordino.cli.train import Flags
 from sordino.report import gather
 from sordino.report.run_report import html
 
@@ -52,7 +53,7 @@ def test_history_keeps_the_bound_that_adaptive_dpis_released(sordino, tmp_path, 
         return
     assert bounds[0] == recipe.clip, "the first epoch has nothing to go by"
     assert len(set(bounds)) > 1, "it moved"
-    assert session.reopen(tmp_path / "run").released_clip() == bounds[-1], "a resumed run knows it"
+    assert session.reopen(tmp_path / "run").find_released_clip() == bounds[-1], "a resumed run knows it"
 
 
 def test_words_end_with_guarantee_accuracy_and_directory(sordino, small, tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sordino.cli import progress
+
 MODEL = """
 import torch
 from torch import nn
@@ -59,3 +61,9 @@ def test_check_tells_no_words_either(sordino, tmp_path):
         result = sordino("check", f"{tmp_path / 'odd.py'}:at_once", *more)
         assert result.exit_code == 1
         assert "17171" not in result.output + result.stderr
+
+
+def test_small_things_of_the_display():
+    assert progress.draw_sparkline([0.1, 0.5, 0.9]) == "▁▅█"
+    assert progress.draw_sparkline([0.5, 0.5]) == "▁▁"
+    assert [progress.format_clock(s) for s in (0, 65, 3725)] == ["0:00", "1:05", "1:02:05"]

@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader
 
 from sordino import data
 from sordino.data import cifar10, glove, imdb, names, words
-from sordino.data.dataset import split, spread, tensors
 from sordino.data.download import DataUnavailable, Remote
 from sordino.data.images import read_idx
 from sordino.errors import InvalidInput
+from sordino.tables.dataset import split, spread, tensors
 
 
 def test_digits_are_here_without_any_download(empty_machine: Path) -> None:

@@ -165,13 +165,16 @@ def test_a_plan_may_be_a_file(tmp_path):
     )
     said = CliRunner().invoke(app, ["compare", "--config", str(tmp_path / "plan.toml")])
     assert "colour" in said.output + said.stderr
-    from sordino.cli.compare import Plan, cases_of, read_plan
+    from sordino.cli.compare import Comparison, list_cases, read_comparison
 
     (tmp_path / "plan.toml").write_text('dataset = "digits"\nmethods = ["dpsgd"]\nepsilons = [1.0]\nseeds = 2\n')
-    plan = read_plan(tmp_path / "plan.toml")
-    assert plan == Plan("digits", ("dpsgd",), (1.0,), 2)
-    assert [(case.method, case.epsilon, case.seed) for case in cases_of(plan)] == [("dpsgd", 1.0, 0), ("dpsgd", 1.0, 1)]
-    both = cases_of(replace(plan, accounting="both"))
+    plan = read_comparison(tmp_path / "plan.toml")
+    assert plan == Comparison("digits", ("dpsgd",), (1.0,), 2)
+    assert [(case.method, case.epsilon, case.seed) for case in list_cases(plan)] == [
+        ("dpsgd", 1.0, 0),
+        ("dpsgd", 1.0, 1),
+    ]
+    both = list_cases(replace(plan, accounting="both"))
     assert [case.accounting for case in both] == ["proven", "published", "proven", "published"]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from sordino import Budget, InvalidInput, Recipe, mechanisms, recipes
 from sordino.audit import conformance
-from sordino.cli.commands import app
+from sordino.cli import app
 from sordino.names import PARTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"

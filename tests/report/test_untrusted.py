@@ -93,7 +93,7 @@ def try_all(run: Path, output: Path, seed: int, per_file: int) -> tuple[int, int
         if isinstance(listed, str) and ("\n" in listed or "cannot be read: " in listed):
             faults.append(f"{what}: the list says {listed[:200]}")
         try:
-            config.of_run(run)
+            config.read_run_config(run)
         except SordinoError:
             pass
         except Exception as error:  # noqa: BLE001  # what resume and audit would end with

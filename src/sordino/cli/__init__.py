@@ -1,5 +1,103 @@
-"""The `sordino` command. Importing it loads neither torch nor the accounting: each command loads what it needs."""
+"""The `sordino` command: its commands, its exit codes, and how an error leaves it, as one line.
 
-from sordino.cli.commands import app, main
+Importing it loads neither torch nor the accounting: each command loads what it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any, NoReturn
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from sordino.cli import account, audit, calibrate, check, compare, demo, report, reproduce, resume, serve, train, verify
+from sordino.cli.terminal import BAD_INPUT, complain
+from sordino.errors import SordinoError, locate_error
 
 __all__ = ["app", "main"]
+
+TRACEBACK = "SORDINO_TRACEBACK"
+"""With this variable set, an error that nobody expected is shown in full."""
+
+EPILOG = """
+[bold]Exit codes[/bold]
+
+0 done
+
+1 check found something wrong, or an audit or verify did
+
+2 bad input: the error is one line on stderr
+
+130 interrupted: the run is saved and can be resumed
+"""
+
+
+class Commands(TyperGroup):
+    """Typer's group, but every error that is meant for the user is one line on stderr."""
+
+    def main(self, *args: Any, **options: Any) -> NoReturn:
+        """Run one command and exit with its code."""
+        options["standalone_mode"] = False
+        try:
+            code = super().main(*args, **options)
+        except SordinoError as error:
+            complain(str(error))
+            sys.exit(BAD_INPUT)
+        except click.ClickException as error:
+            complain(error.format_message())
+            sys.exit(error.exit_code)
+        except click.Abort:
+            raise
+        except Exception as error:
+            if os.environ.get(TRACEBACK):
+                raise
+            complain(_describe(error))
+            sys.exit(BAD_INPUT)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _describe(error: Exception) -> str:
+    """One line for an error that nobody meant for the user; the system's own words are about files, others' may not be.
+
+    A model's, a loss's or torch's may name a label, a value or the size of a draw, which are private.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return f"{type(error).__name__}: {error}: correct this and run the command again"
+    return (
+        f"{locate_error(error)}: its words may tell private values and are kept back; {TRACEBACK}=1 shows them to you"
+    )
+
+
+app = typer.Typer(
+    name="sordino",
+    cls=Commands,
+    rich_markup_mode="rich",
+    epilog=EPILOG,
+    pretty_exceptions_show_locals=False,  # a traceback's locals would print private records
+)
+for module in (train, resume, report, serve, compare, reproduce, account, verify, calibrate, audit, check, demo):
+    command = getattr(module, module.__name__.rpartition(".")[2])  # a file has the name of its command
+    app.command(epilog=getattr(module, "EPILOG", None))(command)
+
+
+@app.callback(invoke_without_command=True)
+def _sordino(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Train PyTorch models so that the model says almost nothing about any one record."""
+    if version:
+        from sordino import __version__
+
+        print(__version__)
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main() -> NoReturn:
+    """The entry point of the `sordino` script."""
+    app()
+    sys.exit(0)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino.accounting.events import fits
-from sordino.accounting.guarantee import round_up, round_up_digits, to_plain
 from sordino.cli import options
-from sordino.cli.common import UNSURE, caution, console, delta_for, print_json, sampling_rate, step_count
+from sordino.cli.options import choose_delta, count_steps, find_rate
+from sordino.cli.terminal import UNSURE, caution, console, print_json
 from sordino.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -28,11 +28,6 @@ sordino account runs/20260101-120000 (also while it is running)
 """
 _Run = Annotated[Path | None, typer.Argument(help="A run of `sordino train`; nothing is written.")]
 _Adjacency = Annotated[str | None, typer.Option("--adjacency", help="add-or-remove-one (default) or replace-one.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(account)
 
 
 def account(
@@ -55,15 +50,15 @@ def account(
         from sordino.report.folder import whatever_it_holds
 
         with whatever_it_holds(run):
-            _present(_of_run(run, delta, adjacency), json)
+            _present(_bill_run(run, delta, adjacency), json)
         return
-    bill = _of_steps(sampling_rate(rate, batch_size, records), noise_multiplier, steps, epochs)
-    bill.delta, bill.adjacency = delta_for(delta, records), adjacency or "add-or-remove-one"
-    _present(bill, json)
+    statement = _bill_steps(find_rate(rate, batch_size, records), noise_multiplier, steps, epochs)
+    statement.delta, statement.adjacency = choose_delta(delta, records), adjacency or "add-or-remove-one"
+    _present(statement, json)
 
 
 @dataclass
-class Bill:
+class Statement:
     """Events and the terms they are priced by."""
 
     title: str
@@ -72,14 +67,13 @@ class Bill:
     adjacency: str = "add-or-remove-one"
     basis: str = "proven"
     assumptions: list[str] = field(default_factory=list)
-    spent: Events = ()
     stages: plans.Bill | None = None
     prefix: plans.Bill | None = None
     unprotected: list[str] = field(default_factory=list)
     conditions: list[str] = field(default_factory=list)
 
 
-def _of_steps(rate: float, noise_multiplier: float | None, steps: int | None, epochs: float | None) -> Bill:
+def _bill_steps(rate: float, noise_multiplier: float | None, steps: int | None, epochs: float | None) -> Statement:
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
     if noise_multiplier is None:
@@ -88,16 +82,15 @@ def _of_steps(rate: float, noise_multiplier: float | None, steps: int | None, ep
         raise InvalidInput(f"rate={rate} must be in (0, 1]: give expected draw size / number of records")
     if not noise_multiplier > 0:
         raise InvalidInput(f"noise-multiplier={noise_multiplier} must be > 0: without noise there is no privacy")
-    count = step_count(steps, epochs, rate)
+    count = count_steps(steps, epochs, rate)
     title = f"{count:,} steps at rate {rate:.6g} with noise multiplier {noise_multiplier:g}"
-    return Bill(title, [(PoissonSampledDpEvent(rate, GaussianDpEvent(noise_multiplier)), count)])
+    return Statement(title, [(PoissonSampledDpEvent(rate, GaussianDpEvent(noise_multiplier)), count)])
 
 
-def _of_run(run: Path, delta: float | None, adjacency: str | None) -> Bill:
+def _bill_run(run: Path, delta: float | None, adjacency: str | None) -> Statement:
     from sordino import books
     from sordino.accounting import plans
     from sordino.accounting.guarantee import CONDITION, UNPROTECTED
-    from sordino.books import find_plans
     from sordino.report.folder import Folder
 
     folder = Folder(run)
@@ -107,19 +100,19 @@ def _of_run(run: Path, delta: float | None, adjacency: str | None) -> Bill:
             caution(UNSURE[ledger.signature])
         title = f"{run}: {len(ledger):,} events"
         unprotected, conditions = ledger.declared(UNPROTECTED), ledger.declared(CONDITION)
-        declared = plans.declared(ledger) or find_plans(_recipe_of(folder), header)
+        declared = plans.declared(ledger) or find_plans(_read_recipe(folder), header)
     whole = plans.bill(events, declared)
     prefix = plans.bill(events, declared, stopped_in_advance=True)
     if delta is None:
-        delta = _delta_of(folder)
+        delta = _read_delta(folder)
     if delta is None:
         raise InvalidInput(f"{run} has no budget that names a delta: use --delta")
     chosen = adjacency or header.get("adjacency", "add-or-remove-one")
     basis = header.get("basis", "proven")
-    return Bill(title, whole.events, delta, chosen, basis, said, events, whole, prefix, unprotected, conditions)
+    return Statement(title, whole.events, delta, chosen, basis, said, whole, prefix, unprotected, conditions)
 
 
-def _recipe_of(folder: Folder) -> Recipe | None:
+def _read_recipe(folder: Folder) -> Recipe | None:
     from sordino.recipe import Recipe
 
     try:
@@ -129,7 +122,7 @@ def _recipe_of(folder: Folder) -> Recipe | None:
         return None
 
 
-def _delta_of(folder: Folder) -> float | None:
+def _read_delta(folder: Folder) -> float | None:
     """That of the budget in the run's recipe, if it names one."""
     budget = folder.toml("recipe.toml").get("budget", {})
     delta = budget.get("delta") if isinstance(budget, dict) else None
@@ -147,75 +140,81 @@ class Price:
     prefix: float | None = None
 
 
-def _price(accountant: Accountant, bill: Bill, adjacency: Adjacency) -> Price:
+def _price(accountant: Accountant, statement: Statement, adjacency: Adjacency) -> Price:
     # A limit theorem stays one whatever the recipe claims, and a recipe without proof gains none by a good accountant.
-    basis = bill.basis if bill.basis != "proven" else accountant.basis
+    basis = statement.basis if statement.basis != "proven" else accountant.basis
     try:
-        if bill.stages is None:
-            return Price(accountant.name, accountant.epsilon(bill.events, bill.delta, adjacency), basis)
-        whole = bill.stages.epsilon(bill.delta, accountant.name, adjacency)
-        assert bill.prefix is not None
-        return Price(accountant.name, whole, basis, prefix=bill.prefix.epsilon(bill.delta, accountant.name, adjacency))
+        if statement.stages is None:
+            return Price(accountant.name, accountant.epsilon(statement.events, statement.delta, adjacency), basis)
+        whole = statement.stages.epsilon(statement.delta, accountant.name, adjacency)
+        assert statement.prefix is not None
+        return Price(
+            accountant.name, whole, basis, prefix=statement.prefix.epsilon(statement.delta, accountant.name, adjacency)
+        )
     except InvalidInput as refusal:
         return Price(accountant.name, None, basis, str(refusal))
 
 
-def _present(bill: Bill, as_json: bool) -> None:
+def _present(statement: Statement, as_json: bool) -> None:
     from sordino.accounting import ACCOUNTANTS, epsilon
-    from sordino.accounting.events import require_adjacency
 
-    adjacency = require_adjacency(bill.adjacency)
-    epsilon([], bill.delta)  # refuses a delta that is none
-    prices = [_price(accountant, bill, adjacency) for accountant in ACCOUNTANTS.values()]
+    adjacency = require_adjacency(statement.adjacency)
+    epsilon([], statement.delta)  # refuses a delta that is none
+    prices = [_price(accountant, statement, adjacency) for accountant in ACCOUNTANTS.values()]
     if all(price.epsilon is None for price in prices):
         raise InvalidInput(prices[0].refusal)
     if as_json:
-        plain = {p.accountant: {"epsilon": _plain(p.epsilon), "basis": p.basis} for p in prices}
-        told: dict[str, Any] = {"delta": bill.delta, "adjacency": adjacency, "epsilon": plain, "title": bill.title}
-        if bill.assumptions:
-            told["assumptions"] = bill.assumptions
-        told |= {} if not bill.unprotected else {"unprotected": bill.unprotected}
-        told |= {} if not bill.conditions else {"conditions": bill.conditions}
-        if bill.stages is not None:
-            so_far = {p.accountant: _plain(p.prefix) for p in prices}
-            told |= {"notes": list(bill.stages.notes), "epsilon_if_stopped_in_advance": so_far}
+        plain = {p.accountant: {"epsilon": _to_plain(p.epsilon), "basis": p.basis} for p in prices}
+        told: dict[str, Any] = {
+            "delta": statement.delta,
+            "adjacency": adjacency,
+            "epsilon": plain,
+            "title": statement.title,
+        }
+        if statement.assumptions:
+            told["assumptions"] = statement.assumptions
+        told |= {} if not statement.unprotected else {"unprotected": statement.unprotected}
+        told |= {} if not statement.conditions else {"conditions": statement.conditions}
+        if statement.stages is not None:
+            so_far = {p.accountant: _to_plain(p.prefix) for p in prices}
+            told |= {"notes": list(statement.stages.notes), "epsilon_if_stopped_in_advance": so_far}
         print_json(told)
         return
-    _print_table(bill, prices)
+    _print_table(statement, prices)
 
 
-def _plain(epsilon: float | None) -> float | str | None:
+def _to_plain(epsilon: float | None) -> float | str | None:
     return None if epsilon is None else to_plain(epsilon)
 
 
-def _written(epsilon: float | None) -> str:
+def _format_epsilon(epsilon: float | None) -> str:
     return "no price" if epsilon is None else round_up(epsilon, 4)
 
 
-def _print_table(bill: Bill, prices: list[Price]) -> None:
+def _print_table(statement: Statement, prices: list[Price]) -> None:
     from rich.table import Table
 
     from sordino.accounting import plans
 
-    shortened = any(price.prefix != price.epsilon for price in prices) and bill.stages is not None
+    shortened = any(price.prefix != price.epsilon for price in prices) and statement.stages is not None
     columns = ("accountant", "ε", *(("ε if stopped in advance",) if shortened else ()), "basis")
-    table = Table(*columns, title=bill.title, title_justify="left")
+    table = Table(*columns, title=statement.title, title_justify="left")
     for price in prices:
-        so_far = (_written(price.prefix),) if shortened else ()
-        table.add_row(price.accountant, _written(price.epsilon), *so_far, price.basis)
+        so_far = (_format_epsilon(price.prefix),) if shortened else ()
+        table.add_row(price.accountant, _format_epsilon(price.epsilon), *so_far, price.basis)
     out = console()
     out.print(table)
     out.print(
-        f"at δ = {round_up_digits(bill.delta, 3)}, {bill.adjacency} adjacency. "
+        f"at δ = {round_up_digits(statement.delta, 3)}, {statement.adjacency} adjacency. "
         "Every proven ε is an upper bound: the smallest holds."
     )
-    if bill.unprotected:
-        out.print(f"NOT protected: {' and '.join(bill.unprotected)}.", markup=False)
-    if bill.conditions:
-        out.print(f"Provided that {' and '.join(bill.conditions)}, which nobody checked.", markup=False)
-    for line in bill.assumptions:
+    if statement.unprotected:
+        out.print(f"NOT protected: {' and '.join(statement.unprotected)}.", markup=False)
+    if statement.conditions:
+        out.print(f"Provided that {' and '.join(statement.conditions)}, which nobody checked.", markup=False)
+    for line in statement.assumptions:
         out.print(f"- {line}", markup=False)
-    for note in bill.stages.notes if bill.stages is not None else ():
+    for note in statement.stages.notes if statement.stages is not None else ():
         out.print(f"Note: {note}.", markup=False)
     if shortened:
         out.print(f"Stopped in advance: {plans.IN_ADVANCE}.", markup=False)

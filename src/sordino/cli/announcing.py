@@ -1,49 +1,59 @@
-"""What is said before a run: which records, what is released about them, and how they are learnt from."""
+"""What is said about a run: which records, what is released, how they are learnt from; and how it ended."""
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import typer
 from rich.markup import escape
+from rich.padding import Padding
+from rich.text import Text
 
-from sordino.cli import sources
+from sordino.accounting import Guarantee
+from sordino.accounting.guarantee import read_versions, round_up, to_plain
+from sordino.books import OUTCOME
 from sordino.cli.choosing import Chosen
-from sordino.cli.common import messages
+from sordino.cli.lookup import is_benchmark
+from sordino.cli.progress import format_clock
 from sordino.cli.session import Session
-from sordino.data.tabular_schema import KINDS, Schema, Skip
-from sordino.data.tabular_sheet import Sheet
-from sordino.models import parameter_count
+from sordino.cli.terminal import INTERRUPTED, console, messages, print_json, save_json
+from sordino.tables.defaults import count_parameters
+from sordino.tables.reading import Sheet
+from sordino.tables.schema import KINDS, Schema, Skip
 
 _MANY = 12
 
 
-def plan(chosen: Chosen) -> None:
+def announce_release(chosen: Chosen) -> None:
     """Before anything is spent."""
     choice, records = chosen.config.data, chosen.records
-    if sources.is_benchmark(choice.source):
+    if is_benchmark(choice.source):
         return
     held = len(records.held_out) if isinstance(records, Sheet) else len(records.test_set)  # type: ignore[arg-type]  # Dataset does not promise a length
     kept = f", {held:,} held out to measure accuracy on, not protected" if held else ", none held out"
     _say("Records", f"{choice.records:,} of {Path(choice.source).name} to train on{kept}")
     if chosen.plan is not None:
-        what = [f"kinds and ranges of {counted(len(chosen.plan.columns), 'column')}"] if chosen.plan.columns else []
+        what = [f"kinds and ranges of {_count(len(chosen.plan.columns), 'column')}"] if chosen.plan.columns else []
         what += ["names of the classes"] if chosen.plan.classes else []
         _say("Released", f"{' and '.join(what)}, with noise, for {choice.prepare:.0%} of ε")
 
 
-def start(session: Session) -> None:
+def announce_training(session: Session) -> None:
     """When model and schema are known, before the first step."""
     schema, recipe, model = session.config.schema, session.private.bench.recipe, session.config.model
     if schema is not None:
-        _schema(schema)
-    _say("Model", f"{model.name}, {parameter_count(session.model, trained=True):,} parameters")
+        _announce_schema(schema)
+    _say("Model", f"{model.name}, {count_parameters(session.model):,} parameters")
     noise = f"noise {recipe.noise_multiplier:.3g} × clip {recipe.clip:g}"
     _say("Recipe", f"{recipe.name}, {recipe.steps:,} steps of about {recipe.batch_size:,} records, {noise}")
     messages().print()
 
 
-def _schema(schema: Schema) -> None:
+def _announce_schema(schema: Schema) -> None:
     kinds = Counter(type(column) for column in schema.columns.values())
     said = [f"{kinds[cls]} {name}" for name, cls in KINDS.items() if cls is not Skip and kinds[cls]]
     _say("Inputs", f"{schema.width:,} from {', '.join(said)} columns")
@@ -52,18 +62,95 @@ def _schema(schema: Schema) -> None:
         more = f" and {len(left) - _MANY} more" if len(left) > _MANY else ""
         _say("Left out", ", ".join(left[:_MANY]) + more)
     names = schema.classes or ()
-    _say("Classes", ", ".join(map(_printable, names[:_MANY])) + (f" ... ({len(names)})" if len(names) > _MANY else ""))
+    _say("Classes", ", ".join(map(_quote, names[:_MANY])) + (f" ... ({len(names)})" if len(names) > _MANY else ""))
 
 
-def counted(number: int, what: str) -> str:
+def _count(number: int, what: str) -> str:
     """1 column, 2 columns."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
-def _printable(name: str) -> str:
+def _quote(name: str) -> str:
     """A class may be called anything, also what a terminal would obey."""
     return name if name.isprintable() else repr(name)
 
 
 def _say(what: str, words: str) -> None:
     messages().print(f"[bold]{what:9}[/bold] {escape(words)}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, all of it public."""
+
+    status: str
+    run: str
+    steps: int
+    total: int
+    noise_multiplier: float
+    guarantee: Guarantee
+    held_out_accuracy: float | None
+    seconds: int
+    events: int
+    head: str
+    runs_code: bool = False
+
+    @property
+    def interrupted(self) -> bool:
+        return self.status == "interrupted"
+
+    def assuming(self, more: str) -> Outcome:
+        """The same outcome with one more assumption."""
+        return replace(self, guarantee=replace(self.guarantee, assumptions=(*self.guarantee.assumptions, more)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, the guarantee's fields among the others."""
+        plain = {**vars(self), **self.guarantee.to_dict(), "epsilon": to_plain(self.guarantee.epsilon)}
+        del plain["guarantee"], plain["runs_code"]
+        return {**plain, "versions": read_versions()}
+
+
+def report(outcome: Outcome, *, as_json: bool, twin_accuracy: float | None = None) -> None:
+    """The end of `train`, `resume` and `demo`, kept for the report; an interrupted run exits with its own code."""
+    twin = {} if twin_accuracy is None else {"twin_accuracy": twin_accuracy}
+    told = {**outcome.to_dict(), **twin}
+    save_json(Path(outcome.run) / OUTCOME, told)
+    if as_json:
+        print_json(told)
+    else:
+        _print(outcome, twin_accuracy)
+    if outcome.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _print(outcome: Outcome, twin_accuracy: float | None) -> None:
+    out = console()
+    wide = not out.is_terminal  # a file gets whole lines, a terminal whole words
+    out.print(f"\n{_describe_end(outcome)}\n", markup=False)
+    out.print(f"Guarantee. {replace(outcome.guarantee, assumptions=())}", markup=False, soft_wrap=wide)
+    out.print("Assumptions:")
+    for assumption in outcome.guarantee.assumptions:
+        line = Text(f"- {assumption}")
+        out.print(Text("  ") + line if wide else Padding(line, (0, 0, 0, 2)), soft_wrap=wide)
+    out.print()
+    if outcome.held_out_accuracy is None:
+        out.print("Held-out accuracy: not measured (--held-out 0.2 keeps a fifth of the records for it)")
+    else:
+        out.print(f"Held-out accuracy: {outcome.held_out_accuracy:.1%}")
+    if twin_accuracy is not None:
+        out.print(f"The non-private twin: {twin_accuracy:.1%} (same model and steps, neither clipping nor noise)")
+    out.print(f"Saved in {outcome.run}", markup=False)
+
+
+def _describe_end(outcome: Outcome) -> str:
+    taken = f"{outcome.steps} of {outcome.total} steps"
+    if outcome.interrupted:
+        spent = (
+            f"ε {round_up(outcome.guarantee.epsilon)} is that of the whole plan: whoever stops after a look has "
+            "chosen among all that it would have released"
+        )
+        again = f"sordino resume {shlex.quote(outcome.run)}{' --trust-code' if outcome.runs_code else ''}"
+        return f"Interrupted after {taken}; the model is saved. {spent}.\nGo on with: {again}"
+    if outcome.status == "budget spent":
+        return f"The budget is spent after {taken}: an earlier interruption lost work that was paid for."
+    return f"Finished {taken} in {format_clock(outcome.seconds)}."

@@ -11,7 +11,8 @@ import typer
 
 from sordino.accounting.guarantee import round_up, round_up_digits
 from sordino.cli import options
-from sordino.cli.common import FOUND, caution, console, keep_json, one_of, print_json
+from sordino.cli.options import require_one
+from sordino.cli.terminal import FOUND, caution, console, print_json, save_json
 from sordino.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -35,11 +36,6 @@ _Confidence = Annotated[float, typer.Option(help="Chance that an honest recipe p
 _Seed = Annotated[int | None, typer.Option(help="Make the audit repeatable.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(audit)
-
-
 def audit(
     run: _Run = None,
     recipe: _Recipe = None,
@@ -51,12 +47,12 @@ def audit(
     json: options.Json = False,
 ) -> None:
     """Bound ε from below by attacks. Exits with 1 if an attacker reaches more than is claimed."""
-    one_of(run, recipe, "what to audit is missing or given twice: give a run, or --recipe")
+    require_one(run, recipe, "what to audit is missing or given twice: give a run, or --recipe")
     if run is not None:
         passed = _audit_run(run, trials, seed, trust_code, json)
     else:
         assert recipe is not None
-        passed = _audit_recipe(_named(recipe), noise_multiplier, trials, confidence, seed, json)
+        passed = _audit_recipe(_find_recipe(recipe), noise_multiplier, trials, confidence, seed, json)
     if not passed:
         raise typer.Exit(FOUND)
 
@@ -66,7 +62,7 @@ def _audit_recipe(
 ) -> bool:
     from sordino.audit.mechanisms import mechanism
 
-    with _progress() as progress:
+    with _show_progress() as progress:
         found = mechanism(
             recipe,
             noise_multiplier=noise,
@@ -91,13 +87,13 @@ def _audit_run(run: Path, trials: int, seed: int | None, trust_code: bool, as_js
         raise InvalidInput(f"cannot write {run / 'audit.json'}: it is a link, which could lead anywhere: remove it")
     session = reopen(run, trust_code=trust_code, prepare=False)
     try:
-        with _progress() as progress:
+        with _show_progress() as progress:
             train, test = session.data.train, session.data.test
             found = audit_run(session.private, train, test, seed=seed, trials=trials, progress=progress)
     finally:
         session.private.close()
     result = {"run": str(run), **found.to_dict()}
-    keep_json(run / "audit.json", {key: value for key, value in result.items() if key != "membership"})
+    save_json(run / "audit.json", {key: value for key, value in result.items() if key != "membership"})
     caution("membership results speak of the private records and no guarantee covers them: do not publish them")
     if as_json:
         print_json(result)
@@ -130,8 +126,9 @@ def _print_audit(found: Audit) -> None:
     )
 
 
-def _named(name: str) -> Recipe:
-    from sordino import recipes
+def _find_recipe(name: str) -> Recipe:
+    from sordino import mechanisms
+    from sordino.accounting import Budget
     from sordino.recipe import Recipe
 
     if Path(name).suffix == ".toml":
@@ -139,26 +136,20 @@ def _named(name: str) -> Recipe:
             return Recipe.from_file(name)
         except OSError as error:
             raise InvalidInput(f"cannot read recipe {name}: {error.strerror}") from None
-    if name not in recipes.__all__:
-        raise InvalidInput(f"recipe={name} is unknown: use a .toml file or one of {', '.join(recipes.__all__)}")
-    common: dict[str, Any] = {"batch_size": 4, "epochs": 4}
-    if name == "dpis":
-        from sordino.accounting import Budget
-
-        return recipes.dpis(**common).calibrate(Budget(epsilon=8.0, delta=1e-5), records=64)
-    if name == "jl":
-        common["projections"] = 24
-    if name == "screening":
-        common["validation_noise"] = 1.0
-    recipe: Recipe = getattr(recipes, name)(**common)
+    known = mechanisms.find_all()
+    if name not in known:
+        raise InvalidInput(f"recipe={name} is unknown: use a .toml file or one of {', '.join(known)}")
+    recipe = known[name].recipe(batch_size=4, epochs=4, **known[name].example)
+    if name == "dpis":  # its noise follows the norms, so it is found within a budget alone
+        return recipe.calibrate(Budget(epsilon=8.0, delta=1e-5), records=64)
     return recipe
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
-    from sordino.cli.progress import bar
+def _show_progress() -> Iterator[Progress]:
+    from sordino.cli.progress import open_bar
 
-    with bar("audit") as shown:
+    with open_bar("audit") as shown:
         tasks: dict[str, Any] = {}
 
         def tell(name: str, done: int, total: int) -> None:

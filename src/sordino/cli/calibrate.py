@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import typer
-
 from sordino.accounting.guarantee import round_up, round_up_digits
 from sordino.cli import options
-from sordino.cli.common import console, delta_for, one_of, print_json, sampling_rate, step_count
+from sordino.cli.options import choose_delta, count_steps, find_rate, require_one
+from sordino.cli.terminal import console, print_json
 from sordino.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -21,11 +20,6 @@ sordino calibrate --epsilon 3 --delta 1e-5 --batch-size 256 --records 60000 --ep
 
 sordino calibrate --epsilon 3 --delta 1e-5 --rate 0.01 --noise-multiplier 1.1 (how many steps)
 """
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(calibrate)
 
 
 def calibrate(
@@ -46,12 +40,14 @@ def calibrate(
 
     if epsilon is None:
         raise InvalidInput("epsilon is missing: use --epsilon, what may be spent")
-    budget = Budget(epsilon, delta_for(delta, records), accountant, adjacency)
-    share = sampling_rate(rate, batch_size, records)
+    budget = Budget(epsilon, choose_delta(delta, records), accountant, adjacency)
+    share = find_rate(rate, batch_size, records)
     length = steps if steps is not None else epochs
-    one_of(noise_multiplier, length, "give the length (--steps or --epochs) or --noise-multiplier: the other is found")
+    require_one(
+        noise_multiplier, length, "give the length (--steps or --epochs) or --noise-multiplier: the other is found"
+    )
     if noise_multiplier is None:
-        count = step_count(steps, epochs, share)
+        count = count_steps(steps, epochs, share)
         noise_multiplier = calibrate_noise(budget, share, count).noise_multiplier
     else:
         count = calibrate_steps(budget, share, noise_multiplier)

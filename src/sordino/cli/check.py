@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino.cli import options
-from sordino.cli.common import FOUND, console, print_json
+from sordino.cli.terminal import FOUND, console, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,11 +23,6 @@ sordino check package.module:build (build() returns a model, a per-example loss 
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(check)
-
-
 def check(
     build: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="Returns a model, or (model, loss, batch).")],
     shape: Annotated[
@@ -41,14 +36,14 @@ def check(
 
     examined = examine(build, shape)
     if json:
-        print_json(_plain(examined))
+        print_json(_to_plain(examined))
     else:
         _print(examined)
     if examined.findings:
         raise typer.Exit(FOUND)
 
 
-def _plain(examined: Examined) -> dict[str, Any]:
+def _to_plain(examined: Examined) -> dict[str, Any]:
     return {
         "parameters": sum(layer.parameters for layer in examined.layers),
         "trainable": sum(layer.trainable for layer in examined.layers),
@@ -78,12 +73,12 @@ def _print(examined: Examined) -> None:
     if examined.engine is not None:
         out.print(f"gradients: the {examined.engine} engine differentiates this model")
     if examined.uses:
-        out.print(_costs(examined))
+        out.print(_tabulate_costs(examined))
     if not examined.findings:
         out.print("✓ every example's loss is its own: this model can be trained privately")
 
 
-def _costs(examined: Examined) -> Table:
+def _tabulate_costs(examined: Examined) -> Table:
     """How the gradients of each parameter are measured, and what that costs beyond the backward pass."""
     from rich.table import Table
 

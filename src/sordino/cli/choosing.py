@@ -2,70 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from sordino import recipes
+from sordino import mechanisms
 from sordino.accounting import Budget
-from sordino.cli import architectures, describing, sources
-from sordino.cli.common import caution, delta_for
-from sordino.cli.config import Config, DataChoice, ModelChoice, class_names, read
-from sordino.cli.defaults import BENCHMARK, OPTIMIZERS, Defaults, defaults_for
-from sordino.cli.reserving import Reserving
-from sordino.data import Data, tabular_release
-from sordino.data.tabular_release import Plan
-from sordino.data.tabular_sheet import Sheet
+from sordino.cli import lookup
+from sordino.cli.config import Config, ModelChoice, name_classes, read_config
+from sordino.cli.options import choose_delta
+from sordino.cli.terminal import caution
+from sordino.cli.train import Flags
 from sordino.errors import InvalidInput
 from sordino.recipe import Recipe
+from sordino.tables.dataset import Data
+from sordino.tables.defaults import BENCHMARK, OPTIMIZERS, Defaults, choose_defaults
+from sordino.tables.preparing import Reserving
+from sordino.tables.reading import HELD_OUT_SHARE, DataChoice, Sheet, is_table, require_count
+from sordino.tables.release import SHARE, ReleasePlan, plan_release
+from sordino.tables.schema import Number, Schema, describe_header, read_schema
 
+Bounds = tuple[float, float]
 _PRICE = ("epsilon", "delta", "accountant", "adjacency", "batch_size", "epochs", "steps")
 _BUDGET = ("epsilon", "delta", "accountant", "adjacency")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Flags:
-    """The options of `sordino train`; None where the user said nothing."""
-
-    data: str | None = None
-    target: str | None = None
-    schema: Path | None = None
-    draft_schema: Path | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    prepare: float | None = None
-    epochs: float | None = None
-    steps: int | None = None
-    batch_size: int | None = None
-    clip: float | None = None
-    lr: float | None = None
-    momentum: float | None = None
-    optimizer: str | None = None
-    recipe: str | None = None
-    noise_multiplier: float | None = None
-    accountant: str | None = None
-    adjacency: str | None = None
-    model: str | None = None
-    held_out: float | None = None
-    scale: float | None = None
-    bounds: list[str] | None = None
-    classes: str | None = None
-    image_size: int | None = None
-    grey: bool | None = None
-    config: Path | None = None
-    run: Path | None = None
-    save_every: int | None = None
-    seed: int | None = None
-    engine: str | None = None
-    microbatch: int | None = None
-    trust_code: bool = False
-    non_private_twin: bool = False
-    json: bool = False
-
-    def given(self, *names: str) -> dict[str, Any]:
-        """Those of the named options that the user gave."""
-        assert set(names) <= {f.name for f in fields(self)}
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,17 +34,17 @@ class Chosen:
 
     config: Config
     records: Data | Sheet
-    plan: Plan | None = None
+    plan: ReleasePlan | None = None
 
 
 def choose(flags: Flags) -> Chosen:
     """Read the records, and settle everything that is public about the run."""
-    base = read(flags.config) if flags.config else Config()
+    base = read_config(flags.config) if flags.config else Config()
     if flags.config is not None and flags.model is None:
-        architectures.require_trusted(base.model, flags.trust_code, flags.config)
-    data = _data(base.data, flags)
-    records = sources.load(data)
-    count = sources.require_count(data, records)
+        lookup.require_trusted(base.model, flags.trust_code, flags.config)
+    data = _choose_data(base.data, flags)
+    records = lookup.load_records(data)
+    count = require_count(data, records)
     data = replace(data, records=count)
     config = Config(
         data=data,
@@ -93,52 +53,47 @@ def choose(flags: Flags) -> Chosen:
     )
     plan = None
     if isinstance(records, Sheet):
-        schema = describing.schema_for(flags, base.schema, data, records)
+        schema = _choose_schema(flags, base.schema, data, records)
         records.check(schema)
-        plan = tabular_release.plan(schema, count, budget_of(base.recipe, flags, count), _share(data))
-        data = replace(
-            data, prepare=_share(data) if plan else None, classes=None, bounds=None
-        )  # the schema says it all
+        share = SHARE if data.prepare is None else data.prepare
+        plan = plan_release(schema, count, _find_budget(base.recipe, flags, count), share)
+        data = replace(data, prepare=share if plan else None, classes=None, bounds=None)  # the schema says it all
         config = replace(config, schema=schema, data=data)
-    defaults = BENCHMARK if sources.is_benchmark(data.source) else defaults_for(records)
-    shaped = _shaped(base.recipe, flags, count, defaults)
-    return Chosen(replace(config, recipe=_calibrated(shaped, flags, count, plan)), records, plan)
+    defaults = BENCHMARK if lookup.is_benchmark(data.source) else choose_defaults(records)
+    shaped = _shape_recipe(base.recipe, flags, count, defaults)
+    return Chosen(replace(config, recipe=_calibrate(shaped, flags, count, plan)), records, plan)
 
 
 def read_sheet(flags: Flags) -> Sheet:
     """The table that the user named, all of it."""
-    choice = replace(_data(DataChoice(), flags), held_out=0.0)
-    if not sources.is_table(choice.source):
+    choice = replace(_choose_data(DataChoice(), flags), held_out=0.0)
+    if not is_table(choice.source):
         raise InvalidInput(f"data={choice.source} is no table: a schema describes the columns of a .csv or .tsv file")
-    records = sources.load(choice)
+    records = lookup.load_records(choice)
     assert isinstance(records, Sheet)
     return records
 
 
-def budget_of(recipe: Recipe | None, flags: Flags, records: int) -> Budget | None:
+def _find_budget(recipe: Recipe | None, flags: Flags, records: int) -> Budget | None:
     """What may be spent in all, or None where nobody said so."""
     stated = recipe.budget if recipe is not None else None
     if stated is None and flags.epsilon is None:
         return None
-    stated = stated or Budget(epsilon=1.0, delta=delta_for(None, records))
+    stated = stated or Budget(epsilon=1.0, delta=choose_delta(None, records))
     return replace(stated, **flags.given(*_BUDGET))
 
 
-def _share(choice: DataChoice) -> float:
-    return tabular_release.SHARE if choice.prepare is None else choice.prepare
-
-
-def _data(base: DataChoice, flags: Flags) -> DataChoice:
+def _choose_data(base: DataChoice, flags: Flags) -> DataChoice:
     choice = replace(base, **flags.given("target", "scale", "held_out", "prepare", "image_size", "grey"))
     if flags.data is not None:
-        named = sources.is_benchmark(flags.data)
+        named = lookup.is_benchmark(flags.data)
         choice = replace(choice, source=flags.data if named else str(Path(flags.data).resolve()))
     if flags.classes is not None:
         given = flags.classes.strip()
-        choice = replace(choice, classes=class_names(int(given) if given.isdecimal() else given.split(",")))
+        choice = replace(choice, classes=name_classes(int(given) if given.isdecimal() else given.split(",")))
     if flags.bounds:
-        choice = replace(choice, bounds=describing.common_bounds(flags.bounds) or choice.bounds)
-    if sources.is_benchmark(choice.source):
+        choice = replace(choice, bounds=_parse_common_bounds(flags.bounds) or choice.bounds)
+    if lookup.is_benchmark(choice.source):
         ignored = flags.given(
             "target", "schema", "scale", "bounds", "held_out", "classes", "prepare", "image_size", "grey"
         )
@@ -146,7 +101,7 @@ def _data(base: DataChoice, flags: Flags) -> DataChoice:
             option = min(ignored).replace("_", "-")
             caution(f"--{option} is for files: {choice.source} comes scaled, with held-out records of its own")
     else:
-        held_out = sources.HELD_OUT_SHARE if choice.held_out is None else choice.held_out
+        held_out = HELD_OUT_SHARE if choice.held_out is None else choice.held_out
         choice = replace(choice, held_out=held_out)
     if Path(choice.source).suffix == ".npz" and choice.scale is None and choice.bounds is None:
         caution(
@@ -155,10 +110,42 @@ def _data(base: DataChoice, flags: Flags) -> DataChoice:
     return choice
 
 
-def _shaped(base: Recipe | None, flags: Flags, records: int, defaults: Defaults) -> Recipe:
+def _choose_schema(flags: Flags, base: Schema | None, choice: DataChoice, sheet: Sheet) -> Schema:
+    """Everything that is public about the columns; what is left open needs a release."""
+    given = read_schema(flags.schema) if flags.schema is not None else base or Schema()
+    numbers = {name: Number(*bounds) for name, bounds in _parse_column_bounds(flags.bounds or ()).items()}
+    given = given.with_columns(numbers)
+    if choice.classes is not None:
+        given = replace(given, classes=choice.classes)
+    return describe_header(given, list(sheet.train.columns), sheet.target, choice.bounds)
+
+
+def _parse_common_bounds(texts: Iterable[str]) -> Bounds | None:
+    """The bounds of every number, from ``LO,HI``; the last one counts."""
+    common = [_parse_pair(text) for text in texts if "=" not in text]
+    return common[-1] if common else None
+
+
+def _parse_column_bounds(texts: Iterable[str]) -> dict[str, Bounds]:
+    """The bounds of single columns, from ``NAME=LO:HI``."""
+    pairs = (text.rpartition("=") for text in texts if "=" in text)
+    return {name.strip(): _parse_pair(bounds) for name, _, bounds in pairs}
+
+
+def _parse_pair(text: str) -> Bounds:
+    try:
+        low, high = (float(part) for part in text.replace(":", ",").split(","))
+    except ValueError:
+        raise InvalidInput(f"bounds={text!r} must be two numbers, such as 0,255, or a column's: age=0:120") from None
+    if not (low < high and math.isfinite(high - low)):
+        raise InvalidInput(f"bounds={low:g},{high:g} must be finite and increasing")
+    return low, high
+
+
+def _shape_recipe(base: Recipe | None, flags: Flags, records: int, defaults: Defaults) -> Recipe:
     """The recipe before its noise is known."""
     if base is None:
-        base = _default(flags.recipe or "dpsgd", records, defaults)
+        base = _build_default(flags.recipe or "dpsgd", records, defaults)
     elif flags.recipe is not None:
         raise InvalidInput(f"recipe={flags.recipe!r} and the configuration's [recipe] are both given: use one of them")
     changes = flags.given("batch_size", "epochs", "steps", "clip", "noise_multiplier")
@@ -174,17 +161,15 @@ def _shaped(base: Recipe | None, flags: Flags, records: int, defaults: Defaults)
     return replace(base, **changes, optimizer=replace(optimizer, **flags.given("lr", "momentum")))
 
 
-def _default(name: str, records: int, defaults: Defaults) -> Recipe:
-    if name.replace("-", "_") not in recipes.__all__:
-        raise InvalidInput(f"recipe={name!r} must be one of {', '.join(recipes.__all__)}")
-    batch_size = defaults.batch_size(records)
-    recipe: Recipe = getattr(recipes, name.replace("-", "_"))(batch_size=batch_size, epochs=defaults.epochs(records))
+def _build_default(name: str, records: int, defaults: Defaults) -> Recipe:
+    mechanism = mechanisms.find(name)
+    recipe = mechanism.recipe(batch_size=defaults.batch_size(records), epochs=defaults.epochs(records))
     optimizer = defaults.optimizer if recipe.optimizer.kind == "sgd" else OPTIMIZERS[recipe.optimizer.kind]
     return replace(recipe, optimizer=optimizer)
 
 
-def _calibrated(recipe: Recipe, flags: Flags, records: int, plan: Plan | None) -> Recipe:
-    budget = budget_of(recipe, flags, records)
+def _calibrate(recipe: Recipe, flags: Flags, records: int, plan: ReleasePlan | None) -> Recipe:
+    budget = _find_budget(recipe, flags, records)
     if budget is None:
         if lonely := flags.given("delta", "accountant", "adjacency"):
             raise InvalidInput(f"{min(lonely)} belongs to a budget: give --epsilon too")
@@ -193,5 +178,4 @@ def _calibrated(recipe: Recipe, flags: Flags, records: int, plan: Plan | None) -
         return recipe.for_records(records)
     if plan is None:
         return recipe.calibrate(budget, records=records)
-    reserving = Reserving.beside(budget, plan.events())
-    return reserving.calibrate(recipe, records)
+    return Reserving.beside(budget, plan.events()).calibrate(recipe, records)

@@ -8,7 +8,7 @@
     bounds = [0.0, 100.0]       # public
     held_out = 0.2
 
-    [schema]                    # of a table (sordino.data.tabular_schema); what it leaves open is released
+    [schema]                    # of a table (sordino.tables.schema); what it leaves open is released
     classes = ["no", "yes"]
     [schema.columns.age]
     kind = "number"
@@ -39,16 +39,16 @@ from typing import Any, TypeVar
 
 import tomli_w
 
-from sordino import books
-from sordino.data import LOADERS, tabular_schema
-from sordino.data.tabular_schema import Schema
+from sordino.books import write_durably
+from sordino.data import LOADERS
 from sordino.errors import InvalidInput
 from sordino.names import parse_toml, read_toml
 from sordino.recipe import Recipe
 from sordino.report.folder import Folder
+from sordino.tables.reading import MOST_CLASSES, DataChoice
+from sordino.tables.schema import Schema, parse_schema
 
 FILE = "config.toml"
-MOST_CLASSES = 10_000
 MOST_STEPS = 10_000_000
 _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
@@ -59,25 +59,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "tuple[str, ...]": (list, int),
 }
 _Table = TypeVar("_Table")
-
-
-@dataclass(frozen=True)
-class DataChoice:
-    """Which records, and the public numbers that scale them. `records` is the public number of training records.
-
-    `prepare` is the share of ε for what the schema of a table leaves open; `image_size` and `grey` are for folders.
-    """
-
-    source: str = "digits"
-    target: str | None = None
-    scale: float | None = None
-    bounds: tuple[float, float] | None = None
-    held_out: float | None = None
-    classes: tuple[str, ...] | None = None
-    records: int | None = None
-    prepare: float | None = None
-    image_size: int | None = None
-    grey: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -115,63 +96,63 @@ class Config:
     run: RunChoice = field(default_factory=RunChoice)
 
     def to_toml(self) -> str:
-        """A TOML document that `read` turns into an equal configuration."""
-        tables: dict[str, Any] = {"data": _given(self.data)}
+        """A TOML document that `read_config` turns into an equal configuration."""
+        tables: dict[str, Any] = {"data": _list_given(self.data)}
         if self.schema is not None:
             tables["schema"] = self.schema.to_table()
         tables["model"] = {"name": self.model.name, **self.model.options} if self.model.name else {}
         if self.recipe is not None:
             tables["recipe"] = tomllib.loads(self.recipe.to_toml())
-        tables["run"] = _given(self.run)
+        tables["run"] = _list_given(self.run)
         return tomli_w.dumps(tables)
 
     def write(self, directory: Path, name: str = FILE) -> None:
         """Keep it beside the run that follows it."""
         try:
-            books.write_durably(directory / name, self.to_toml().encode())
+            write_durably(directory / name, self.to_toml().encode())
         except OSError as error:
             raise InvalidInput(f"cannot write to run directory {directory}: {name}: {error.strerror}") from error
 
 
-def read(path: Path) -> Config:
+def read_config(path: Path) -> Config:
     """The configuration in a file, every mistake named in one line."""
-    return _config(read_toml(path), path)
+    return _parse(read_toml(path), path)
 
 
-def of_run(directory: Path, name: str = FILE) -> Config | None:
+def read_run_config(directory: Path, name: str = FILE) -> Config | None:
     """The configuration in a run's folder, which may come from anybody; None where there is none."""
     text = Folder(directory).text(name)
     path = directory / name
-    return None if text is None else _config(parse_toml(text, f"configuration {path}"), path)
+    return None if text is None else _parse(parse_toml(text, f"configuration {path}"), path)
 
 
-def _config(tables: dict[str, Any], path: Path) -> Config:
+def _parse(tables: dict[str, Any], path: Path) -> Config:
     if unknown := sorted(set(tables) - {"data", "schema", "model", "recipe", "run"}):
         known = "data, schema, model, recipe and run"
         raise InvalidInput(f"configuration {path} has no table [{unknown[0]}]: it has {known}")
     if wrong := [name for name, table in tables.items() if not isinstance(table, dict)]:
         raise InvalidInput(f"configuration {path}: {wrong[0]} must be a table, [{wrong[0]}]")
     return Config(
-        data=_data(tables.get("data", {}), path.parent),
-        schema=tabular_schema.from_table(tables["schema"]) if "schema" in tables else None,
-        model=_model(tables.get("model", {})),
-        recipe=_recipe(tables["recipe"]) if "recipe" in tables else None,
-        run=_filled(RunChoice, "run", tables.get("run", {})),
+        data=_parse_data(tables.get("data", {}), path.parent),
+        schema=parse_schema(tables["schema"]) if "schema" in tables else None,
+        model=_parse_model(tables.get("model", {})),
+        recipe=_parse_recipe(tables["recipe"]) if "recipe" in tables else None,
+        run=_fill(RunChoice, "run", tables.get("run", {})),
     )
 
 
-def _data(table: dict[str, Any], directory: Path) -> DataChoice:
-    choice = _filled(DataChoice, "data", table)
+def _parse_data(table: dict[str, Any], directory: Path) -> DataChoice:
+    choice = _fill(DataChoice, "data", table)
     if choice.bounds is not None:
         if len(choice.bounds) != 2 or not all(isinstance(bound, int | float) for bound in choice.bounds):
             raise InvalidInput(f"bounds={list(choice.bounds)} must be two numbers, such as [0.0, 255.0]")
         choice = dataclasses.replace(choice, bounds=(choice.bounds[0], choice.bounds[1]))
     if choice.classes is not None:
-        choice = dataclasses.replace(choice, classes=class_names(choice.classes))
-    return dataclasses.replace(choice, source=_located(choice.source, directory))
+        choice = dataclasses.replace(choice, classes=name_classes(choice.classes))
+    return dataclasses.replace(choice, source=_locate(choice.source, directory))
 
 
-def class_names(given: int | Iterable[Any]) -> tuple[str, ...]:
+def name_classes(given: int | Iterable[Any]) -> tuple[str, ...]:
     """Their names, or 0, 1, 2, ... where only their number is given."""
     # one more than is allowed is enough to be refused: a file can name any number
     names = tuple(map(str, range(min(given, MOST_CLASSES + 1)) if isinstance(given, int) else given))
@@ -180,7 +161,7 @@ def class_names(given: int | Iterable[Any]) -> tuple[str, ...]:
     return names
 
 
-def _located(source: str, directory: Path) -> str:
+def _locate(source: str, directory: Path) -> str:
     """A file by its full path, so that the configuration means the same wherever it is read; a name stays a name."""
     here = directory / source
     try:
@@ -191,21 +172,21 @@ def _located(source: str, directory: Path) -> str:
         raise InvalidInput(f"data={source[:100]!r} is no name of a file: {error.args[-1]}") from None
 
 
-def _model(table: dict[str, Any]) -> ModelChoice:
+def _parse_model(table: dict[str, Any]) -> ModelChoice:
     name = table.get("name")
     if not (name is None or isinstance(name, str)):
         raise InvalidInput(f"[model] name={name!r} must be of type str")
     return ModelChoice(name, {key: value for key, value in table.items() if key != "name"})
 
 
-def _recipe(table: dict[str, Any]) -> Recipe:
+def _parse_recipe(table: dict[str, Any]) -> Recipe:
     recipe = Recipe.from_toml(tomli_w.dumps(table))
     if (recipe.steps or 0) > MOST_STEPS:
         raise InvalidInput(f"steps={recipe.steps} must be <= {MOST_STEPS:,}: each of them is planned and priced")
     return recipe
 
 
-def _filled(cls: type[_Table], name: str, table: dict[str, Any]) -> _Table:
+def _fill(cls: type[_Table], name: str, table: dict[str, Any]) -> _Table:
     kinds = {f.name: str(f.type).removesuffix(" | None") for f in dataclasses.fields(cls)}  # type: ignore[arg-type]  # one of the dataclasses above
     for key, value in table.items():
         if key not in kinds:
@@ -215,6 +196,6 @@ def _filled(cls: type[_Table], name: str, table: dict[str, Any]) -> _Table:
     return cls(**table)
 
 
-def _given(table: Any) -> dict[str, Any]:
+def _list_given(table: Any) -> dict[str, Any]:
     values = {f.name: getattr(table, f.name) for f in dataclasses.fields(table)}
     return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items() if v is not None}

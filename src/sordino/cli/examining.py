@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sordino import validation
-from sordino.cli.architectures import imported
+from sordino.cli.lookup import import_function
 from sordino.errors import InvalidInput, UnsupportedModel
 from sordino.gradients import Batch, BookKeeping, Objective, Vmapped, find_engine
 from sordino.gradients.bookkeeping.book import Book
@@ -23,7 +23,7 @@ EXAMPLES, MEASURED = 4, 64
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerSize:
     """A module that holds parameters of its own; shared ones are counted where they come first."""
 
     name: str
@@ -36,7 +36,7 @@ class Layer:
 class Examined:
     """Everything that `sordino check` reports."""
 
-    layers: list[Layer]
+    layers: list[LayerSize]
     findings: list[validation.Finding]
     fixes: list[fixing.Change]
     engine: str | None
@@ -46,7 +46,7 @@ class Examined:
 
 def examine(name: str, shape: str | None) -> Examined:
     """Build what `name` says and probe it; with a model alone, on random inputs of `shape`."""
-    model, loss, data = _built(name, shape)
+    model, loss, data = _build(name, shape)
     leaves = [leaf for leaf in tree_leaves(data) if isinstance(leaf, Tensor) and leaf.dim() > 0]
     if not leaves or len({len(leaf) for leaf in leaves}) != 1:
         raise InvalidInput(f"the batch of {name!r} must hold tensors with one row per example, all of one length")
@@ -54,29 +54,29 @@ def examine(name: str, shape: str | None) -> Examined:
     trained = [p for p in model.parameters() if p.requires_grad]
 
     def fetch(indices: Sequence[int]) -> Batch:
-        return _rows(data, list(indices))
+        return _select_rows(data, list(indices))
 
     findings = validation.check(objective, trained, fetch, len(leaves[0]))
     batch = fetch(range(min(MEASURED, len(leaves[0]))))
-    engine = None if findings else _engine(objective, trained, batch)
-    uses = _uses(objective, trained, batch) if engine == "book-keeping" else []
-    return Examined(_layers(model), findings, fixing.plan(model) if findings else [], engine, uses, batch.size)
+    engine = None if findings else _find_engine(objective, trained, batch)
+    uses = _measure_uses(objective, trained, batch) if engine == "book-keeping" else []
+    return Examined(_list_layers(model), findings, fixing.plan(model) if findings else [], engine, uses, batch.size)
 
 
-def _built(name: str, shape: str | None) -> tuple[nn.Module, Loss, Any]:
-    made = imported(name)()
+def _build(name: str, shape: str | None) -> tuple[nn.Module, Loss, Any]:
+    made = import_function(name)()
     if isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module):
         return made
     if isinstance(made, nn.Module):
         return (
             made,
-            _size_of_output,
-            torch.randn(EXAMPLES, *_shape(made, shape), generator=torch.Generator().manual_seed(0)),
+            _measure_output,
+            torch.randn(EXAMPLES, *_find_shape(made, shape), generator=torch.Generator().manual_seed(0)),
         )
     raise InvalidInput(f"{name!r} returned {type(made).__name__}, must return a model or (model, loss, batch)")
 
 
-def _size_of_output(model: nn.Module, inputs: Tensor) -> Tensor:
+def _measure_output(model: nn.Module, inputs: Tensor) -> Tensor:
     """A loss for a model that came without one: it depends on everything that the model says about an example."""
     output = model(inputs)
     if not isinstance(output, Tensor):
@@ -86,7 +86,7 @@ def _size_of_output(model: nn.Module, inputs: Tensor) -> Tensor:
     return output.flatten(1).square().mean(1)
 
 
-def _shape(model: nn.Module, shape: str | None) -> list[int]:
+def _find_shape(model: nn.Module, shape: str | None) -> list[int]:
     if shape is not None:
         try:
             sizes = [int(part) for part in shape.split(",")]
@@ -101,14 +101,14 @@ def _shape(model: nn.Module, shape: str | None) -> list[int]:
     raise InvalidInput("the shape of an input is unknown: use --input 1,28,28, or return (model, loss, batch)")
 
 
-def _rows(data: Any, indices: list[int]) -> Batch:
+def _select_rows(data: Any, indices: list[int]) -> Batch:
     def pick(rows: list[int]) -> Any:
         return tree_map(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) and leaf.dim() > 0 else leaf, data)
 
     return Batch(pick(indices), len(indices), lambda i: pick([indices[i]]))
 
 
-def _engine(objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> str:
+def _find_engine(objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> str:
     """The engine that the automatic choice ends at; why it passed over faster ones is in the log."""
     if isinstance(find_engine("auto").differentiate(objective, parameters, batch), Book):
         return "book-keeping"
@@ -119,14 +119,14 @@ def _engine(objective: Objective, parameters: list[nn.Parameter], batch: Batch) 
     return "vmap"
 
 
-def _uses(objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[UseCost]:
+def _measure_uses(objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[UseCost]:
     """What each use of a parameter costs; measured the second time, as the first has to choose its ways."""
     engine = BookKeeping()
     engine.describe(objective, parameters, batch)
     return engine.describe(objective, parameters, batch)
 
 
-def _layers(model: nn.Module) -> list[Layer]:
+def _list_layers(model: nn.Module) -> list[LayerSize]:
     seen: set[int] = set()
     layers = []
     for name, module in model.named_modules():
@@ -134,5 +134,5 @@ def _layers(model: nn.Module) -> list[Layer]:
         seen.update(id(p) for p in own)
         if own:
             trainable = sum(p.numel() for p in own if p.requires_grad)
-            layers.append(Layer(name or "model", type(module).__name__, sum(p.numel() for p in own), trainable))
+            layers.append(LayerSize(name or "model", type(module).__name__, sum(p.numel() for p in own), trainable))
     return layers

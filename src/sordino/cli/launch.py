@@ -1,37 +1,154 @@
-"""From what the user typed to a trained model: the one path of `train` and `demo`."""
+"""From what the user typed to a trained model: the one path of `train` and `demo`; and a run taken to its end."""
 
 from __future__ import annotations
 
-from sordino.cli import announcing, describing, session, sources, training
-from sordino.cli.choosing import Flags, choose, read_sheet
-from sordino.cli.common import caution, console
-from sordino.cli.twin import train_twin
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+
+from sordino.cli import announcing
+from sordino.cli.announcing import Outcome
+from sordino.cli.choosing import choose, read_sheet
+from sordino.cli.lookup import build_model, is_benchmark
+from sordino.cli.progress import EVALUATIONS, Bars, Evaluation, History, Lines, open_bar
+from sordino.cli.session import Session, begin, compute_losses, measure
+from sordino.cli.terminal import caution, console
+from sordino.cli.train import Flags
+from sordino.lab import machine
+from sordino.records import Records
+from sordino.tables.preparing import draft_schema
 
 
-def launch(flags: Flags) -> None:
-    """Train, save and report."""
+def train_and_report(flags: Flags) -> None:
+    """Train, save and say what came out; or only draft a schema."""
     if flags.draft_schema is not None:
-        _draft(flags)
+        sheet = read_sheet(flags)
+        draft_schema(sheet.train, sheet.target, flags.draft_schema)
+        console().print(f"Wrote {flags.draft_schema}. Make it say what is public, then: --schema {flags.draft_schema}")
         return
     chosen = choose(flags)
-    begun = session.begin(chosen, flags.run, lambda: None if flags.json else announcing.plan(chosen))
+    session = begin(chosen, flags.run, lambda: None if flags.json else announcing.announce_release(chosen))
     try:
         if not flags.json:
-            announcing.start(begun)
-        outcome = training.run(begun, as_json=flags.json)
+            announcing.announce_training(session)
+        outcome = finish(session, as_json=flags.json)
         twin = None
         if flags.non_private_twin and not outcome.interrupted:
-            if not sources.is_benchmark(begun.config.data.source):
+            if not is_benchmark(session.config.data.source):
                 caution("the twin and its accuracy are not private: show them to nobody who may not see the records")
-            twin = train_twin(begun)
+            twin = _train_twin(session)
             outcome = outcome.assuming("the accuracy of the non-private twin, which was shown, is not covered")
     finally:
-        begun.private.close()
-    training.report(outcome, as_json=flags.json, twin_accuracy=twin)
+        session.private.close()
+    announcing.report(outcome, as_json=flags.json, twin_accuracy=twin)
 
 
-def _draft(flags: Flags) -> None:
-    assert flags.draft_schema is not None
-    sheet = read_sheet(flags)
-    describing.draft(sheet.train, sheet.target, flags.draft_schema)
-    console().print(f"Wrote {flags.draft_schema}. Make it say what is public, then: --schema {flags.draft_schema}")
+def finish(session: Session, *, as_json: bool = False) -> Outcome:
+    """Take the steps that are left; save now and then and at the end, and try the model on held-out records."""
+    machine.keep()
+    private, started = session.private, time.monotonic()
+    share = max(1, private.total // EVALUATIONS)
+    every = session.config.run.save_every or share
+    history = History(session.run, private.position)
+    display = Lines(session) if as_json else Bars(session)
+    with stop_on_signal() as stop, display:
+        for step in private.steps():
+            display.show(step.number)
+            if step.number % share == 0:
+                _evaluate(session, history, display)
+            if stop.requested:
+                break
+            if step.number % every == 0:
+                private.save()
+        private.save()
+        if history.last is None or history.last.step != private.position:
+            _evaluate(session, history, display)
+    finished = private.position == private.total
+    status = "finished" if finished else "interrupted" if stop.requested else "budget spent"
+    assert history.last is not None
+    return _sum_up(session, status, history.last.accuracy, time.monotonic() - started)
+
+
+def _evaluate(session: Session, history: History, display: Bars | Lines) -> None:
+    private = session.private
+    clip, events = session.find_released_clip(), len(private.bench.ledger)
+    history.add(Evaluation(private.position, *session.measure(), clip, events))
+    display.show_evaluation(history.entries)
+
+
+def _sum_up(session: Session, status: str, accuracy: float | None, seconds: float) -> Outcome:
+    private = session.private
+    noise = private.bench.recipe.noise_multiplier
+    assert noise is not None
+    head = private.bench.ledger.head()
+    return Outcome(
+        status=status,
+        run=str(session.run),
+        steps=private.position,
+        total=private.total,
+        noise_multiplier=noise,
+        guarantee=session.guarantee(),
+        held_out_accuracy=accuracy,
+        seconds=round(seconds),
+        events=head.events,
+        head=head.chain.hex(),
+        runs_code=":" in (session.config.model.name or ""),
+    )
+
+
+def _train_twin(session: Session) -> float | None:
+    """The held-out accuracy of a twin: same model, optimizer and steps, without clipping and without noise.
+
+    It is for comparison and protects nobody: neither the twin nor its steps are kept.
+    """
+    if not session.has_held_out:
+        return None
+    recipe, seed = session.private.bench.recipe, session.config.run.seed
+    model = build_model(session.config.model, seed)
+    optimizer = recipe.optimizer.build(model.parameters())
+    records = Records(session.data.train_set)
+    generator = torch.Generator()
+    generator.manual_seed(seed) if seed is not None else generator.seed()
+    steps = session.private.total
+    with open_bar("non-private twin") as progress:
+        task = progress.add_task("", total=steps, note="")
+        for _ in range(steps):
+            drawn = torch.randint(records.count, (recipe.batch_size,), generator=generator)
+            batch = records.fetch(drawn, torch.device("cpu"))
+            optimizer.zero_grad()
+            compute_losses(model, batch.data).mean().backward()
+            optimizer.step()
+            progress.advance(task)
+    return measure(model, session.data.test)[0]
+
+
+@dataclass
+class Stop:
+    """Whether somebody asked to stop."""
+
+    requested: bool = False
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Stop]:
+    """Ctrl-C or SIGTERM lets the step in hand finish; the same signal once more ends the program at once."""
+    stop = Stop()
+
+    def request(number: int, frame: FrameType | None) -> None:
+        stop.requested = True
+        signal.signal(number, before[number])
+
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, request)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,11 +1,19 @@
-"""The options that several commands share, each written once."""
+"""The options of the commands: those that several share, each written once; completion; and what they must satisfy."""
 
 from __future__ import annotations
 
+import inspect
+import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
+
+from sordino import mechanisms
+from sordino.errors import InvalidInput
+
+_Fields = TypeVar("_Fields")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
 Epsilon = Annotated[float | None, typer.Option(help="What may be spent: 1 to 8 is usual, smaller is more private.")]
@@ -31,3 +39,101 @@ TrustCode = Annotated[
     typer.Option("--trust-code", help="Run the FILE.py:FUNCTION or module:function that a file names as its model."),
 ]
 SaveEvery = Annotated[int | None, typer.Option(help="Steps between checkpoints. Default: a twentieth of the run.")]
+
+# What the shell offers after an option: names that are public and fixed, listed here so that no torch is loaded.
+DATA = ("cifar10", "digits", "fashion-mnist", "imdb", "infinite-mnist", "mnist", "names")
+MODELS = (
+    *("alexnet", "cifar-cnn", "digits-cnn", "digits-mlp", "embedding-mlp", "imdb-bilstm", "imdb-mlp", "jl-bilstm"),
+    *("jl-cifar", "linear", "mlp", "mnist-cnn", "names-lstm", "scatter-cnn", "scatter-linear", "small-cnn"),
+    *("transformer", "vgg13"),
+)
+OPTIMIZERS = ("adam", "adamw", "sgd")
+ACCOUNTANTS = ("gdp", "pld", "rdp", "rdp-classic", "rdp-filter", "tcdp", "zcdp", "zcdp-epoch")
+ADJACENCIES = ("add-or-remove-one", "replace-one")
+
+
+def list_methods() -> list[str]:
+    """The names of all mechanisms, as people type them."""
+    return [name.replace("_", "-") for name in mechanisms.list_names()]
+
+
+def describe_option(
+    panel: str,
+    words: str,
+    *names: str,
+    metavar: str | None = None,
+    among: Iterable[str] | Callable[[], Iterable[str]] | None = None,
+) -> typer.models.OptionInfo:
+    """An option in a panel of the help; the shell offers those `among` the names that begin as what was typed."""
+
+    def complete(incomplete: str) -> list[str]:  # typer knows the argument by this name
+        offered = among() if callable(among) else among or ()
+        return [name for name in offered if name.startswith(incomplete)]
+
+    found: typer.models.OptionInfo = typer.Option(
+        *names, help=words, metavar=metavar, rich_help_panel=panel, autocompletion=complete if among else None
+    )
+    return found
+
+
+def take_fields(fields: type[_Fields]) -> Callable[[Callable[[_Fields], None]], Callable[..., None]]:
+    """For a command that takes a dataclass: its fields are the options, each listed once, as typer reads them."""
+    kinds = get_type_hints(fields, include_extras=True)
+    options = [each.replace(annotation=kinds[each.name]) for each in inspect.signature(fields).parameters.values()]
+
+    def wrap(command: Callable[[_Fields], None]) -> Callable[..., None]:
+        def called(**given: Any) -> None:
+            command(fields(**given))
+
+        called.__name__, called.__doc__ = command.__name__, command.__doc__
+        called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]  # functions may have one
+        return called
+
+    return wrap
+
+
+def require_one(first: Any, second: Any, question: str) -> None:
+    """Exactly one of two options must be given."""
+    if (first is None) == (second is None):
+        raise InvalidInput(question)
+
+
+def find_rate(rate: float | None, batch_size: int | None, records: int | None) -> float:
+    """The chance of a record to join a draw, given directly or as expected batch size over records."""
+    if rate is not None and batch_size is None:
+        return rate
+    if batch_size is None or records is None or rate is not None:
+        raise InvalidInput("the sampling rate is missing or given twice: use --rate, or --batch-size with --records")
+    if not 1 <= batch_size <= records:
+        raise InvalidInput(
+            f"batch-size={batch_size} must be in 1..records={records}: it is the expected size of a draw"
+        )
+    return batch_size / records
+
+
+def count_steps(steps: int | None, epochs: float | None, rate: float) -> int:
+    """The length of training in steps; an epoch is 1 / rate steps."""
+    require_one(steps, epochs, "the length of training is missing or given twice: use --steps or --epochs")
+    if steps is None:
+        assert epochs is not None
+        if not (epochs > 0 and math.isfinite(epochs)):
+            raise InvalidInput(f"epochs={epochs} must be > 0 and finite")
+        if not 0 < rate <= 1:
+            raise InvalidInput(f"rate={rate} must be in (0, 1]: give expected draw size / number of records")
+        steps = max(1, round(epochs / rate))
+    if steps < 1:
+        raise InvalidInput(f"steps={steps} must be >= 1")
+    return steps
+
+
+def choose_delta(delta: float | None, records: int | None) -> float:
+    """The δ asked for, which must be below 1 / records; or a power of ten at most a tenth of 1 / records."""
+    if delta is None:
+        if records is None:
+            raise InvalidInput("delta is missing: use --delta, well below 1 / number of records")
+        return min(1e-5, 10.0 ** math.floor(math.log10(0.1 / records) + 1e-9))
+    if records is not None and delta >= 1 / records:
+        raise InvalidInput(
+            f"delta={delta:g} must be < 1/records = {1 / records:g}: a larger one allows to publish whole records"
+        )
+    return delta

@@ -1,13 +1,19 @@
-"""What is shown while a run goes on: steps, time left, ε spent, held-out accuracy. Nothing about private records."""
+"""How a run goes on, recorded and shown: steps, time left, ε spent, held-out accuracy. Nothing about private records.
+
+`history.jsonl` in a run's directory says how the model did on held-out records while it learnt, one line at a time. The
+held-out records are not protected by the guarantee. What is written about those that are was released and paid for. No
+times: how long a step took tells how large its draw was, and short runs write a line after every step.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 
 from rich.progress import (
     BarColumn,
@@ -19,55 +25,79 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from sordino.accounting.events import fits
 from sordino.accounting.guarantee import round_up, to_plain
-from sordino.cli.common import messages
-from sordino.cli.history import Entry
+from sordino.books import HISTORY, write_durably
 from sordino.cli.session import Session
+from sordino.cli.terminal import messages
+from sordino.errors import InvalidInput
+from sordino.report.folder import Folder
 
+EVALUATIONS = 20
+_PAUSE, _SHARE = 0.5, 0.05
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-class Seldom:
-    """Says when something is due again: at most every `pause` seconds, and never more than `share` of the time."""
+@dataclass(frozen=True)
+class Evaluation:
+    """After `step` steps: the held-out accuracy and mean loss, None without any.
 
-    def __init__(self, pause: float = 0.5, share: float = 0.05) -> None:
-        self._pause, self._share = pause, share
-        self._next = time.monotonic() + pause
-        self._started = 0.0
+    `clip` is the bound in force, where a mechanism chooses it on the way and has released it. `events` is how many the
+    ledger held: it must never hold fewer again.
+    """
+
+    step: int
+    accuracy: float | None
+    loss: float | None
+    clip: float | None = None
+    events: int | None = None
+
+
+class History:
+    """Appends to `history.jsonl`; what a crash lost of the run is cut off when it goes on."""
+
+    def __init__(self, run: Path, position: int) -> None:
+        self._path = run / HISTORY
+        self.entries = [entry for entry in read_history(run) if entry.step <= position]
+        text = "".join(_format_line(entry) for entry in self.entries)
+        try:
+            write_durably(self._path, text.encode())
+        except OSError as error:
+            raise InvalidInput(f"cannot write {self._path}: {error.strerror}") from error
 
     @property
-    def due(self) -> bool:
-        return time.monotonic() >= self._next
+    def last(self) -> Evaluation | None:
+        return self.entries[-1] if self.entries else None
 
-    def __enter__(self) -> None:
-        self._started = time.monotonic()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        now = time.monotonic()
-        self._next = now + max(self._pause, (now - self._started) / self._share)
-
-
-class Display(Protocol):
-    """Shows a run to somebody."""
-
-    def show(self, step: int) -> None:
-        """A step was taken."""
-        ...
-
-    def evaluated(self, entries: Sequence[Entry]) -> None:
-        """The model was tried on held-out records."""
-        ...
-
-    def __enter__(self) -> Display: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def add(self, entry: Evaluation) -> None:
+        """Write one line, at once."""
+        self.entries.append(entry)
+        try:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            with os.fdopen(os.open(self._path, flags, 0o666), "a", encoding="utf-8") as file:
+                file.write(_format_line(entry))
+        except OSError as error:
+            raise InvalidInput(f"cannot write {self._path}: {error.strerror}; what was learnt is saved") from error
 
 
-def bar(title: str) -> Progress:
+def read_history(run: Path) -> Iterator[Evaluation]:
+    """The lines that are whole: a run may be writing, or have been killed while it wrote."""
+    for line in (Folder(run).text(HISTORY) or "").splitlines():
+        try:
+            said = json.loads(line)
+            said.pop("seconds", None)  # as version 0.1 wrote
+            entry = Evaluation(**said)
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            continue
+        if all(fits(getattr(entry, f.name), str(f.type)) for f in fields(entry)):
+            yield entry
+
+
+def _format_line(entry: Evaluation) -> str:
+    return json.dumps(asdict(entry), allow_nan=False) + "\n"
+
+
+def open_bar(title: str) -> Progress:
     """A progress bar on stderr; where that is no terminal, only its last state is printed."""
     return Progress(
         SpinnerColumn(),
@@ -85,7 +115,6 @@ class Bars:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._seldom = Seldom()
         private = session.private
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -101,30 +130,30 @@ class Bars:
         self._limit = budget.epsilon if budget else None
         self._epsilon = self._progress.add_task("[magenta]ε spent[/magenta]", total=self._limit, completed=0, note="")
         self._accuracy: TaskID | None = None
+        self._next_price = time.monotonic() + _PAUSE
 
     def __enter__(self) -> Bars:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self._price()
         self._progress.stop()
 
     def show(self, step: int) -> None:
-        """Count the step; price only now and then, because it takes time."""
+        """Count the step; price only now and then, and never for more than a share of the time, which it takes."""
         self._progress.update(self._steps, completed=step, note=self._count(step))
-        if self._seldom.due:
-            with self._seldom:
-                self._price()
+        if (began := time.monotonic()) >= self._next_price:
+            self._price()
+            now = time.monotonic()
+            self._next_price = now + max(_PAUSE, (now - began) / _SHARE)
 
-    def evaluated(self, entries: Sequence[Entry]) -> None:
+    def show_evaluation(self, entries: Sequence[Evaluation]) -> None:
         values = [entry.accuracy for entry in entries if entry.accuracy is not None]
         if not values:
             return
-        note = f"{values[-1]:.1%}  {sparkline(values)}"
+        note = f"{values[-1]:.1%}  {draw_sparkline(values)}"
         if self._accuracy is None:
             self._accuracy = self._progress.add_task("held-out accuracy", total=1.0, completed=0, note="")
         self._progress.update(self._accuracy, completed=values[-1], note=note)
@@ -132,8 +161,8 @@ class Bars:
     def _count(self, step: int) -> str:
         total, taken = self._session.private.total, step - self._from
         spent = time.monotonic() - self._began
-        left = f" · {clock(spent / taken * (total - step))} left" if taken > 0 and step < total else ""
-        return f"{step}/{total}{left or f' · {clock(spent)}'}"
+        left = f" · {format_clock(spent / taken * (total - step))} left" if taken > 0 and step < total else ""
+        return f"{step}/{total}{left or f' · {format_clock(spent)}'}"
 
     def _price(self) -> None:
         private = self._session.private
@@ -153,15 +182,13 @@ class Lines:
     def __enter__(self) -> Lines:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         sys.stderr.flush()
 
     def show(self, step: int) -> None:
         return
 
-    def evaluated(self, entries: Sequence[Entry]) -> None:
+    def show_evaluation(self, entries: Sequence[Evaluation]) -> None:
         private, last = self._session.private, entries[-1]
         taken = max(1, last.step - self._from)
         left = (time.monotonic() - self._began) / taken * (private.total - last.step)
@@ -176,7 +203,7 @@ class Lines:
         print(json.dumps(progress, allow_nan=False), file=sys.stderr, flush=True)
 
 
-def sparkline(values: Sequence[float]) -> str:
+def draw_sparkline(values: Sequence[float]) -> str:
     """The course of some values between their extremes, in as many characters."""
     low, high = min(values), max(values)
     if high == low:
@@ -184,7 +211,7 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_BARS[round((value - low) / (high - low) * (len(_BARS) - 1))] for value in values)
 
 
-def clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """1:05, or 1:02:05 from an hour on."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

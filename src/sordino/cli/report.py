@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.accounting.guarantee import round_up, round_up_digits, to_plain
+from sordino.accounting.guarantee import round_up, round_up_digits
 from sordino.cli import options
-from sordino.cli.common import caution, console, print_json
+from sordino.cli.terminal import caution, console, print_json
 from sordino.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -30,11 +30,6 @@ _Outcome = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(report)
-
-
 def report(
     run: _Run,
     output: _Output = None,
@@ -47,18 +42,18 @@ def report(
     from sordino.report import report as write
 
     path = output or run / "report.html"
-    facts = write(run, path, delta=delta, audit=_object(audit), outcome=_object(outcome))
+    facts = write(run, path, delta=delta, audit=_read_object(audit), outcome=_read_object(outcome))
     for words in facts.cautions:
         caution(words)
     if json:
-        print_json(_plain(facts, path))
+        print_json(_to_plain(facts, path))
         return
     g = facts.guarantee
     claim = f"ε = {round_up(g.epsilon)} at δ = {round_up_digits(g.delta, 3)} for {g.protected}, {g.basis}"
     console().print(f"{path}: {claim}, {path.stat().st_size / 1000:.0f} kB", markup=False)
 
 
-def _object(path: Path | None) -> dict[str, Any] | None:
+def _read_object(path: Path | None) -> dict[str, Any] | None:
     from sordino.report.folder import json_object
 
     if path is None:
@@ -69,7 +64,7 @@ def _object(path: Path | None) -> dict[str, Any] | None:
         raise InvalidInput(f"cannot read {path}: {error}") from None
 
 
-def _plain(facts: Facts, path: Path) -> dict[str, Any]:
+def _to_plain(facts: Facts, path: Path) -> dict[str, Any]:
     guarantee = {**facts.guarantee.to_dict(), "epsilon": to_plain(facts.guarantee.epsilon)}
     return {
         "report": str(path),

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sordino.cli.common import FOUND, complain, console
+from sordino.cli import options
+from sordino.cli.terminal import FOUND, complain, console
 from sordino.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -33,50 +34,37 @@ _WITHOUT_EFFECT = {
 """Options that a kind of table has no use for, and why."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Which part of a table, how long the runs are, and where they go."""
+    """The options of `sordino reproduce`: which part of a table, how long the runs are, and where they go."""
 
-    datasets: list[str]
-    out: Path
-    seeds: int | None
-    quick: bool
-    records: int | None
-    steps: int | None
-    workers: int | None
-    show: bool
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(reproduce)
+    table: Annotated[str | None, typer.Argument(help="Such as dpsur:table2; --list shows them all.")] = None
+    dataset: Annotated[str | None, typer.Option(help="Only this dataset of the table.")] = None
+    seeds: Annotated[int | None, typer.Option(help="Runs per cell and accounting: 3, and 1 of attacks.")] = None
+    quick: Annotated[bool, typer.Option("--quick", help="A subset: one seed, the epsilon nearest 3.")] = False
+    out: Annotated[Path, typer.Option(help="Where results go; tables share their runs.")] = Path("runs/reproduce")
+    workers: Annotated[int | None, typer.Option(help="Processes at once. Default: one per core.")] = None
+    records: Annotated[int | None, typer.Option(help="Train on the first so many records alone, for a try.")] = None
+    steps: Annotated[int | None, typer.Option(help="Take so few steps, for a try; the noise follows.")] = None
+    show: Annotated[bool, typer.Option("--show", help="Print what is finished; run and write nothing.")] = False
+    listed: Annotated[bool, typer.Option("--list", help="List the tables and where they stand.")] = False
 
 
-def reproduce(
-    table: Annotated[str | None, typer.Argument(help="Such as dpsur:table2; --list shows them all.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Only this dataset of the table.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Runs per cell and accounting: 3, and 1 of attacks.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A subset: one seed, the epsilon nearest 3.")] = False,
-    out: Annotated[Path, typer.Option(help="Where results go; tables share their runs.")] = Path("runs/reproduce"),
-    workers: Annotated[int | None, typer.Option(help="Processes at once. Default: one per core.")] = None,
-    records: Annotated[int | None, typer.Option(help="Train on the first so many records alone, for a try.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Take so few steps, for a try; the noise follows.")] = None,
-    show: Annotated[bool, typer.Option("--show", help="Print what is finished; run and write nothing.")] = False,
-    listed: Annotated[bool, typer.Option("--list", help="List the tables and where they stand.")] = False,
-) -> None:
+@options.take_fields(Wanted)
+def reproduce(wanted: Wanted) -> None:
     """Rerun a table of a paper and set its figures beside ours."""
     from sordino.experiments.papers import paper_table, paper_tables
 
-    if listed:
+    if wanted.listed:
         for each in paper_tables().values():
             console().print(f"{each.name}: {each.where} ({', '.join(each.printed)})", markup=False)
         return
-    if table is None:
+    if wanted.table is None:
         raise InvalidInput("the table is missing: give one, such as dpsur:table2; --list shows them all")
-    chosen = paper_table(table)
-    wanted = Wanted(chosen.require(dataset), out, seeds, quick, records, steps, workers, show)
-    _require(chosen, wanted)
-    failed = {"seconds": _timed, "attack": _attacked}.get(chosen.kind, _trained)(chosen, wanted)
+    table = paper_table(wanted.table)
+    datasets = table.require(wanted.dataset)
+    _require(table, wanted)
+    failed = {"seconds": _time, "attack": _attack}.get(table.kind, _train)(table, datasets, wanted)
     for line in failed:
         complain(line)
     if failed:
@@ -101,64 +89,64 @@ def _require(table: PaperTable, wanted: Wanted) -> None:
             )
 
 
-def _trained(table: PaperTable, wanted: Wanted) -> list[str]:
+def _train(table: PaperTable, datasets: list[str], wanted: Wanted) -> list[str]:
     """Tables of accuracy, and of the ε that reaches one: what failed, one line each."""
-    from sordino.cli.live import run_shown
+    from sordino.cli.compare import run_cases
     from sordino.experiments import catalogue, store
     from sordino.experiments.reproducing import cases_of, plan, side_by_side
 
     planned = plan(
         table,
-        wanted.datasets,
+        datasets,
         catalogue(),
         seeds=wanted.seeds or SEEDS,
         quick=wanted.quick,
         records=wanted.records,
         steps=wanted.steps,
     )
-    failed = [] if wanted.show else run_shown(cases_of(planned), wanted.out, wanted.workers)
-    _keep(side_by_side(table, planned, lambda label: store.find(wanted.out, label)), table, wanted)
+    failed = [] if wanted.show else run_cases(cases_of(planned), wanted.out, wanted.workers)
+    _save(side_by_side(table, planned, lambda label: store.find(wanted.out, label)), table, datasets, wanted)
     return failed
 
 
-def _timed(table: PaperTable, wanted: Wanted) -> list[str]:
+def _time(table: PaperTable, datasets: list[str], wanted: Wanted) -> list[str]:
     """Tables of speed."""
     from sordino.experiments import catalogue
     from sordino.experiments.reproducing import quick_cells
     from sordino.experiments.timing import timed
 
-    cells = table.cells(wanted.datasets)
+    cells = table.cells(datasets)
     cells = quick_cells(table, cells) if wanted.quick else cells
-    _keep(timed(table, cells, catalogue(), wanted.out, wanted.records, wanted.show), table, wanted)
+    _save(timed(table, cells, catalogue(), wanted.out, wanted.records, wanted.show), table, datasets, wanted)
     return []
 
 
-def _attacked(table: PaperTable, wanted: Wanted) -> list[str]:
+def _attack(table: PaperTable, datasets: list[str], wanted: Wanted) -> list[str]:
     """Tables of membership attacks, models without privacy included."""
     from sordino.experiments import catalogue
     from sordino.experiments.attacking import Attacks, attacked
     from sordino.experiments.reproducing import quick_cells
 
-    cells = [*table.cells(wanted.datasets), *table.non_private(wanted.datasets)]
+    cells = [*table.cells(datasets), *table.non_private(datasets)]
     cells = quick_cells(table, cells) if wanted.quick else cells
     attacks = Attacks(wanted.out, wanted.seeds or 1, wanted.records, wanted.steps, wanted.show)
-    _keep(attacked(table, cells, catalogue(), attacks), table, wanted)
+    _save(attacked(table, cells, catalogue(), attacks), table, datasets, wanted)
     return []
 
 
-def _keep(text: str, table: PaperTable, wanted: Wanted) -> None:
+def _save(text: str, table: PaperTable, datasets: list[str], wanted: Wanted) -> None:
     """Print a table with what is special about it and, unless it is only shown, keep it beside its runs."""
-    text = "\n\n".join([*_remarks(table, wanted), text])
+    text = "\n\n".join([*_list_remarks(table, wanted), text])
     if not wanted.show:
         wanted.out.mkdir(parents=True, exist_ok=True)
-        (wanted.out / _file_name(table, wanted)).write_text(text)
+        (wanted.out / _name_file(table, datasets, wanted)).write_text(text)
     console().print(text, markup=False)
 
 
-def _remarks(table: PaperTable, wanted: Wanted) -> list[str]:
+def _list_remarks(table: PaperTable, wanted: Wanted) -> list[str]:
     """What a reader must know who sees the table alone."""
     remarks = []
-    if short := _shortened(wanted):
+    if short := _list_limits(wanted):
         limits = " and ".join(f"{value} {name}" for name, value in short.items())
         remarks.append(f"SHORTENED to {limits} for a try: ours are not the paper's runs.")
     if wanted.quick:
@@ -168,13 +156,13 @@ def _remarks(table: PaperTable, wanted: Wanted) -> list[str]:
     return remarks
 
 
-def _file_name(table: PaperTable, wanted: Wanted) -> str:
+def _name_file(table: PaperTable, datasets: list[str], wanted: Wanted) -> str:
     """A part of a table, or a shortened one, does not take the place of the whole."""
-    part = [] if wanted.datasets == list(table.printed) else wanted.datasets
-    short = [f"{name}{value}" for name, value in _shortened(wanted).items()]
+    part = [] if datasets == list(table.printed) else datasets
+    short = [f"{name}{value}" for name, value in _list_limits(wanted).items()]
     return "-".join([table.name.replace(":", "-"), *part, *(["quick"] if wanted.quick else []), *short]) + ".md"
 
 
-def _shortened(wanted: Wanted) -> dict[str, int]:
+def _list_limits(wanted: Wanted) -> dict[str, int]:
     given = {"records": wanted.records, "steps": wanted.steps}
     return {name: value for name, value in given.items() if value is not None}

@@ -14,11 +14,6 @@ EPILOG = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(resume)
-
-
 def resume(
     run: Annotated[Path, typer.Argument(help="The directory that `sordino train` saved to.")],
     trust_code: options.TrustCode = False,
@@ -28,11 +23,13 @@ def resume(
 
     A run on a table that was killed while its ranges and classes were released is prepared again, at their price.
     """
-    from sordino.cli import session, training
+    from sordino.cli.announcing import report
+    from sordino.cli.launch import finish
+    from sordino.cli.session import reopen
 
-    reopened = session.reopen(run, trust_code=trust_code)
+    session = reopen(run, trust_code=trust_code)
     try:
-        outcome = training.run(reopened, as_json=json)
+        outcome = finish(session, as_json=json)
     finally:
-        reopened.private.close()
-    training.report(outcome, as_json=json)
+        session.private.close()
+    report(outcome, as_json=json)

@@ -9,18 +9,13 @@ from typing import Annotated
 import typer
 
 from sordino.cli import options
-from sordino.cli.common import console, print_json
+from sordino.cli.terminal import console, print_json
 
 EPILOG = """
 [bold]Example[/bold]: sordino serve runs/
 """
 _Runs = Annotated[Path, typer.Argument(help="A folder that holds runs, or one run.")]
 _Port = Annotated[int, typer.Option(help="Default: one that is free.", min=0, max=65535)]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(serve)
 
 
 def serve(runs: _Runs, port: _Port = 0, json: options.Json = False) -> None:

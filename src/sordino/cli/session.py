@@ -15,19 +15,24 @@ from torch.nn import functional as F
 
 from sordino.accounting import Guarantee
 from sordino.accounting.guarantee import UNPROTECTED
-from sordino.books import LEDGER
-from sordino.cli import architectures, config, preparing, sizing, sources
+from sordino.books import LEDGER, require_fresh, write_durably
+from sordino.cli import config, lookup
 from sordino.cli.choosing import Chosen
-from sordino.cli.common import caution
 from sordino.cli.config import Config
-from sordino.data import Data, tabular_release, tabular_schema
-from sordino.data.tabular_schema import Schema
-from sordino.data.tabular_sheet import Sheet
+from sordino.cli.terminal import caution
 from sordino.errors import InvalidInput
 from sordino.mechanisms.dpis import Importance
-from sordino.models import parameter_count
 from sordino.private import Private
 from sordino.run import FIXED_IN_ADVANCE, HELD_OUT
+from sordino.tables.dataset import Data
+from sordino.tables.defaults import count_parameters, judge_size
+from sordino.tables.preparing import complete_schema, invent_records
+from sordino.tables.reading import Sheet, require_count
+from sordino.tables.release import ReleasePlan, plan_release
+from sordino.tables.schema import Schema, describe_header
+
+PREPARATION = "preparation.toml"
+"""The configuration of a run whose table is being prepared; `config.toml` takes its place when that is done."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +56,11 @@ class Session:
     def has_held_out(self) -> bool:
         return len(self.data.test_set) > 0  # type: ignore[arg-type]  # Dataset does not promise a length
 
-    def accuracy(self) -> float | None:
-        """Share of the held-out records that the model classifies rightly, or None without any."""
-        return accuracy(self.model, self.data.test) if self.has_held_out else None
+    def measure(self) -> tuple[float | None, float | None]:
+        """Accuracy and mean loss on the held-out records, None without any."""
+        return measure(self.model, self.data.test) if self.has_held_out else (None, None)
 
-    def loss(self) -> float | None:
-        """Mean cross-entropy of the held-out records whose class is known, or None without any."""
-        return mean_loss(self.model, self.data.test) if self.has_held_out else None
-
-    def released_clip(self) -> float | None:
+    def find_released_clip(self) -> float | None:
         """The clipping bound in force where DPIS adapts it, made from released values alone; else None."""
         bench = self.private.bench
         if not isinstance(bench.recipe.sampler, Importance) or bench.recipe.sampler.external is None:
@@ -73,37 +74,32 @@ class Session:
         if self.config.data.source == "digits":
             tuned = "the default settings of this command were found on these digits, which are public"
             said = tuple(tuned if line == FIXED_IN_ADVANCE else line for line in said)
-        return replace(spent, assumptions=(*said, *sources.assumed(self.config.data.source), *self.data.caveats))
+        return replace(
+            spent, assumptions=(*said, *lookup.list_assumptions(self.config.data.source), *self.data.caveats)
+        )
 
 
-def per_example_loss(model: nn.Module, batch: Any) -> Tensor:
+def compute_losses(model: nn.Module, batch: Any) -> Tensor:
     """Cross-entropy of each example."""
     inputs, classes = batch
     return F.cross_entropy(model(inputs), classes, reduction="none")
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, records: tuple[Tensor, Tensor]) -> float:
-    """Share of `records` that are classified rightly, with the model in eval mode meanwhile."""
+def measure(model: nn.Module, records: tuple[Tensor, Tensor]) -> tuple[float, float | None]:
+    """The share of `records` that are classified rightly, and the mean cross-entropy of those whose class is known.
+
+    The model is in eval mode meanwhile. The loss is None where no class is known or it is not finite.
+    """
     inputs, classes = records
-    return float((_outputs(model, inputs).argmax(1) == classes).double().mean())
-
-
-@torch.no_grad()
-def mean_loss(model: nn.Module, records: tuple[Tensor, Tensor]) -> float | None:
-    """Mean cross-entropy, with the model in eval mode meanwhile; None where no class is known or it is not finite."""
-    inputs, classes = records
-    loss = float(F.cross_entropy(_outputs(model, inputs).double(), classes))
-    return loss if math.isfinite(loss) else None
-
-
-def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     training = model.training
     model.eval()
     try:
-        return torch.cat([model(part) for part in inputs.split(1024)])
+        outputs = torch.cat([model(part) for part in inputs.split(1024)])
     finally:
         model.train(training)
+    loss = float(F.cross_entropy(outputs.double(), classes))
+    return float((outputs.argmax(1) == classes).double().mean()), loss if math.isfinite(loss) else None
 
 
 def begin(chosen: Chosen, run: Path | None, ready: Callable[[], None] = lambda: None) -> Session:
@@ -112,35 +108,35 @@ def begin(chosen: Chosen, run: Path | None, ready: Callable[[], None] = lambda: 
     A table whose schema is open is prepared first. Model and recipe are tried on random records before that, so that
     nothing is spent on a run that cannot go on; `ready` is called after all that, right before anything is spent.
     """
-    directory = run or _directory_by_time()
+    directory = run or _choose_directory()
     if (directory / LEDGER).exists():
         raise InvalidInput(
             f"{directory} holds a run already: go on with `sordino resume {directory}` or choose another"
         )
     if chosen.plan is None:
-        data = _encoded(chosen.config, chosen.records)
-        settled = with_model(chosen.config, data)
-        private = _private(settled, data, directory)
+        data = _encode(chosen.config, chosen.records)
+        settled = _choose_model(chosen.config, data)
+        private = _build(settled, data, directory)
         _warn(private)
         ready()
     else:
-        rehearse(chosen)
+        _rehearse(chosen)
         ready()
         assert isinstance(chosen.records, Sheet)
-        settled = preparing.prepare(chosen.config, chosen.records, chosen.plan, directory)
-        data = _encoded(settled, chosen.records)
-        settled = with_model(settled, data)
-        private = _private(settled, data, None)
+        settled = _prepare(chosen.config, chosen.records, chosen.plan, directory)
+        data = _encode(settled, chosen.records)
+        settled = _choose_model(settled, data)
+        private = _build(settled, data, None)
         private.load(directory)
     try:
         settled.write(directory)
     except InvalidInput:
         private.close()
         raise
-    return _session(settled, data, private)
+    return _bind(settled, data, private)
 
 
-def rehearse(chosen: Chosen) -> None:
+def _rehearse(chosen: Chosen) -> None:
     """Build everything around random records in place of the table's, to refuse early what would be refused late."""
     public, records = chosen.config, chosen.config.data.records
     if public.model.name is not None and ":" in public.model.name:
@@ -150,23 +146,48 @@ def rehearse(chosen: Chosen) -> None:
         )
     assert public.schema is not None
     assert records is not None
-    data = preparing.stand_in(public.schema, records)
-    with _private(with_model(public, data), data, None) as private:
+    data = invent_records(public.schema, records)
+    with _build(_choose_model(public, data), data, None) as private:
         _warn(private)
 
 
 def _warn(private: Private) -> None:
     recipe, model = private.bench.recipe, private.bench.objective.model
-    if (words := sizing.verdict(recipe, parameter_count(model, trained=True))) is not None:
+    if (words := judge_size(recipe, count_parameters(model))) is not None:
         caution(words)
 
 
-def with_model(public: Config, data: Data) -> Config:
+def _choose_model(public: Config, data: Data) -> Config:
     """The configuration with a model that fits the records: by name, or the default for such records."""
     sample = data.train_set[0][0]
     assert public.recipe is not None
-    default = architectures.default(public.data.source, sample.shape, len(data.classes), public.recipe)
-    return replace(public, model=architectures.choose(public.model, default, sample.shape, len(data.classes)))
+    chosen = lookup.choose_architecture(
+        public.model, public.data.source, sample.shape, len(data.classes), public.recipe
+    )
+    return replace(public, model=chosen)
+
+
+def _prepare(public: Config, sheet: Sheet, plan: ReleasePlan, directory: Path) -> Config:
+    """The configuration with a complete schema. All that a run needs is on disk before anything is released (law 5).
+
+    Killed on the way, it is prepared again. The complete schema is written at once, because what is lost would have to
+    be paid for again.
+    """
+    assert public.recipe is not None
+    assert public.schema is not None
+    if not (directory / LEDGER).exists():
+        require_fresh(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        public.write(directory, PREPARATION)
+        write_durably(directory / "recipe.toml", public.recipe.to_toml().encode())
+    except OSError as error:
+        raise InvalidInput(f"cannot write to run directory {directory}: {error.strerror}") from error
+    complete = complete_schema(sheet, public.schema, plan, public.recipe, directory, public.run.seed)
+    settled = replace(public, schema=complete)
+    settled.write(directory)
+    (directory / PREPARATION).unlink(missing_ok=True)
+    return settled
 
 
 def reopen(directory: Path, *, trust_code: bool = False, prepare: bool = True) -> Session:
@@ -175,32 +196,32 @@ def reopen(directory: Path, *, trust_code: bool = False, prepare: bool = True) -
     The folder may come from anybody: code that it names is run only if `trust_code` says so. Without `prepare`
     nothing is released: a run whose preparation has not ended is refused.
     """
-    chosen = config.of_run(directory)
-    unprepared = config.of_run(directory, preparing.PREPARATION) if chosen is None else None
+    chosen = config.read_run_config(directory)
+    unprepared = config.read_run_config(directory, PREPARATION) if chosen is None else None
     found = chosen or unprepared
     if found is None:
-        raise InvalidInput(_no_run(directory))
-    architectures.require_trusted(found.model, trust_code, directory / config.FILE)
+        raise InvalidInput(_explain_missing(directory))
+    lookup.require_trusted(found.model, trust_code, directory / config.FILE)
     if found.recipe is None:
         raise InvalidInput(f"{directory / config.FILE} has no [recipe]: give the directory of a run of `sordino train`")
-    records = sources.load(found.data)
-    sources.require_count(found.data, records)
+    records = lookup.load_records(found.data)
+    require_count(found.data, records)
     if chosen is None:
         if not prepare:
             raise InvalidInput(f"{directory} is not prepared yet, so it has no model: sordino resume goes on with it")
         chosen = _prepare_again(found, records, directory)
-    data = _encoded(chosen, records)
-    settled = chosen if chosen.model.name else with_model(chosen, data)
+    data = _encode(chosen, records)
+    settled = chosen if chosen.model.name else _choose_model(chosen, data)
     _require_classes(settled, data)
-    private = _private(settled, data, None)
+    private = _build(settled, data, None)
     private.load(directory)
     if settled is not chosen:  # it was killed before its model was chosen
         settled.write(directory)
-    (directory / preparing.PREPARATION).unlink(missing_ok=True)  # left by a kill: config.toml takes its place
-    return _session(settled, data, private)
+    (directory / PREPARATION).unlink(missing_ok=True)  # left by a kill: config.toml takes its place
+    return _bind(settled, data, private)
 
 
-def _session(chosen: Config, data: Data, private: Private) -> Session:
+def _bind(chosen: Config, data: Data, private: Private) -> Session:
     """Bound together, and the ledger knows which records no guarantee covers."""
     session = Session(chosen, data, private)
     if session.has_held_out:
@@ -208,7 +229,7 @@ def _session(chosen: Config, data: Data, private: Private) -> Session:
     return session
 
 
-def _no_run(directory: Path) -> str:
+def _explain_missing(directory: Path) -> str:
     said = f"{directory} holds no {config.FILE}: give the directory of a run of `sordino train`"
     if not (directory / LEDGER).exists():
         return said
@@ -222,35 +243,35 @@ def _prepare_again(found: Config, records: Data | Sheet, directory: Path) -> Con
     """Finish a run that was killed before its schema was complete; what it had released stays charged."""
     count, recipe = found.data.records, found.recipe
     if not isinstance(records, Sheet) or count is None or recipe is None or found.data.prepare is None:
-        raise InvalidInput(f"{preparing.PREPARATION} of {found.data.source} is not whole: start a new run")
-    schema = tabular_schema.for_header(found.schema or Schema(), list(records.train.columns), records.target, None)
+        raise InvalidInput(f"{PREPARATION} of {found.data.source} is not whole: start a new run")
+    schema = describe_header(found.schema or Schema(), list(records.train.columns), records.target, None)
     records.check(schema)
-    plan = tabular_release.plan(schema, count, recipe.budget, found.data.prepare)
+    plan = plan_release(schema, count, recipe.budget, found.data.prepare)
     if plan is None:
-        raise InvalidInput(f"{preparing.PREPARATION} of {found.data.source} leaves nothing open: start a new run")
+        raise InvalidInput(f"{PREPARATION} of {found.data.source} leaves nothing open: start a new run")
     again = Chosen(replace(found, schema=schema), records, plan)
-    rehearse(again)
-    return preparing.prepare(again.config, records, plan, directory)
+    _rehearse(again)
+    return _prepare(again.config, records, plan, directory)
 
 
-def _encoded(chosen: Config, records: Data | Sheet) -> Data:
+def _encode(chosen: Config, records: Data | Sheet) -> Data:
     if not isinstance(records, Sheet):
         return records
     if chosen.schema is None or not chosen.schema.complete:
         raise InvalidInput(f"the configuration of {chosen.data.source} has no complete [schema]: start a new run")
     if missing := sorted({*chosen.schema.columns, records.target} - set(records.train.columns)):
         raise InvalidInput(f"data={chosen.data.source} has no column {missing[0]!r} any more: restore it")
-    return records.encoded(chosen.schema)
+    return records.encode(chosen.schema)
 
 
-def _private(chosen: Config, data: Data, run: Path | None) -> Private:
+def _build(chosen: Config, data: Data, run: Path | None) -> Private:
     assert chosen.recipe is not None
-    model = architectures.build(chosen.model, chosen.run.seed)
+    model = lookup.build_model(chosen.model, chosen.run.seed)
     return Private(
         model,
         chosen.recipe.optimizer.build(model.parameters()),
         data.train_set,
-        per_example_loss,
+        compute_losses,
         chosen.recipe,
         run=run,
         seed=chosen.run.seed,
@@ -265,7 +286,7 @@ def _require_classes(chosen: Config, data: Data) -> None:
         raise InvalidInput(f"data={chosen.data.source} has {len(data.classes)} classes, the run began with {classes}")
 
 
-def _directory_by_time() -> Path:
+def _choose_directory() -> Path:
     name = datetime.now().strftime("%Y%m%d-%H%M%S")
     tries = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 1000))
     return next(path for path in tries if not path.exists())

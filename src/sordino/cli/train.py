@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from sordino.cli import completing, options
-from sordino.cli.common import INTERRUPTED, complain
+from sordino.cli import options
+from sordino.cli.terminal import INTERRUPTED, complain
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -23,132 +25,101 @@ sordino train --data patients.csv --target outcome --draft-schema schema.toml (t
 
 sordino train --data photos/ --image-size 32 --epsilon 8 (one subfolder for each class)
 
-sordino train --data images.npz --scale 255 --model lenet.py:build --recipe automatic --epsilon 8 --epochs 40
+sordino train --data images.npz --scale 255 --model lenet.py:build --method automatic --epsilon 8 --epochs 40
 
 sordino train --config run.toml --run runs/first --json
 
 Ctrl-C finishes the step in hand, saves, and says what was spent; [bold]sordino resume[/bold] goes on from there.
 """
-_YOURS, _PRIVACY, _LEARNING, _RUNNING = "Your records", "Privacy", "Learning", "Running"
+_yours, _privacy, _learning, _running = (
+    partial(options.describe_option, panel) for panel in ("Your records", "Privacy", "Learning", "Running")
+)
 
 
-def _option(
-    panel: str, words: str, *names: str, metavar: str | None = None, among: tuple[str, ...] = ()
-) -> typer.models.OptionInfo:
-    offered = completing.among(among) if among else None
-    found: typer.models.OptionInfo = typer.Option(
-        *names, help=words, metavar=metavar, rich_help_panel=panel, autocompletion=offered
-    )
-    return found
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """The options of `sordino train`, in the order of its help; None where the user said nothing."""
+
+    data: Annotated[
+        str | None,
+        _yours(
+            "digits, mnist, ...; or a .csv or .tsv table, a .npz (arrays x, y), a folder. Default: digits.",
+            among=options.DATA,
+        ),
+    ] = None
+    target: Annotated[str | None, _yours("The column of a table that holds the class.")] = None
+    schema: Annotated[Path | None, _yours("TOML with the public kinds, bounds and classes of a table.")] = None
+    bounds: Annotated[
+        list[str] | None,
+        _yours("Public range of a number; may be repeated. Without a name: of all of them.", metavar="[NAME=]LO:HI"),
+    ] = None
+    classes: Annotated[
+        str | None,
+        _yours("Public names of the classes, or their number.", metavar="NAME,NAME,..."),
+    ] = None
+    held_out: Annotated[
+        float | None, _yours("Share of your records to measure accuracy on, unprotected. Default: 0.2.")
+    ] = None
+    scale: Annotated[float | None, _yours("Divide the inputs of a .npz by this public number.")] = None
+    image_size: Annotated[int | None, _yours("Pixels to which images of a folder are resized. Default: 32.")] = None
+    grey: Annotated[bool | None, _yours("Read images of a folder without colour.", "--grey")] = None
+    draft_schema: Annotated[
+        Path | None,
+        _yours("Write a schema to start from, for your eyes, and do not train."),
+    ] = None
+    epsilon: options.Epsilon = None
+    delta: options.Delta = None
+    prepare: Annotated[
+        float | None, _privacy("Share of epsilon for releasing ranges and classes of a table. Default: 0.3.")
+    ] = None
+    noise_multiplier: options.NoiseMultiplier = None
+    accountant: Annotated[
+        str | None, _privacy("Who prices the events: pld (default), rdp, ...", among=options.ACCOUNTANTS)
+    ] = None
+    adjacency: Annotated[
+        str | None, _privacy("add-or-remove-one (default) or replace-one.", among=options.ADJACENCIES)
+    ] = None
+    model: Annotated[
+        str | None, _learning("An architecture (linear, mlp, ...) or FILE.py:FUNCTION.", among=options.MODELS)
+    ] = None
+    recipe: Annotated[
+        str | None,
+        _learning("dpsgd (default), dpadam, automatic, ...", "--method", "--recipe", among=options.list_methods),
+    ] = None
+    epochs: options.Epochs = None
+    steps: options.Steps = None
+    batch_size: options.BatchSize = None
+    clip: Annotated[float | None, _learning("Clipping bound of each example's gradient.")] = None
+    lr: Annotated[float | None, _learning("Learning rate.")] = None
+    momentum: Annotated[float | None, _learning("Momentum of sgd.")] = None
+    optimizer: Annotated[str | None, _learning("sgd, adam or adamw.", among=options.OPTIMIZERS)] = None
+    config: Annotated[
+        Path | None, _running("TOML with the tables data, schema, model, recipe and run.", "--config")
+    ] = None
+    run: options.RunDirectory = None
+    save_every: options.SaveEvery = None
+    seed: Annotated[int | None, _running("Repeatable noise, for experiments only.")] = None
+    engine: Annotated[str | None, _running("How gradients are computed; changes no numbers.")] = None
+    microbatch: Annotated[int | None, _running("Examples at once; changes no numbers.")] = None
+    trust_code: options.TrustCode = False
+    non_private_twin: Annotated[
+        bool, _running("Also train without privacy, to compare. Its accuracy protects nobody.", "--non-private-twin")
+    ] = False
+    json: options.Json = False
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Those of the named options that the user gave."""
+        assert set(names) <= {f.name for f in fields(self)}
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-_Data = Annotated[
-    str | None,
-    _option(
-        _YOURS,
-        "digits, mnist, ...; or a .csv or .tsv table, a .npz (arrays x, y), a folder. Default: digits.",
-        among=completing.DATA,
-    ),
-]
-_Target = Annotated[str | None, _option(_YOURS, "The column of a table that holds the class.")]
-_Schema = Annotated[Path | None, _option(_YOURS, "TOML with the public kinds, bounds and classes of a table.")]
-_Draft = Annotated[Path | None, _option(_YOURS, "Write a schema to start from, for your eyes, and do not train.")]
-_Bounds = Annotated[
-    list[str] | None,
-    _option(
-        _YOURS, "Public range of a number; may be repeated. Without a name: of all of them.", metavar="[NAME=]LO:HI"
-    ),
-]
-_Classes = Annotated[
-    str | None, _option(_YOURS, "Public names of the classes, or their number.", metavar="NAME,NAME,...")
-]
-_HeldOut = Annotated[
-    float | None, _option(_YOURS, "Share of your records to measure accuracy on, unprotected. Default: 0.2.")
-]
-_Scale = Annotated[float | None, _option(_YOURS, "Divide the inputs of a .npz by this public number.")]
-_ImageSize = Annotated[int | None, _option(_YOURS, "Pixels to which images of a folder are resized. Default: 32.")]
-_Grey = Annotated[bool | None, _option(_YOURS, "Read images of a folder without colour.", "--grey")]
-_Prepare = Annotated[
-    float | None, _option(_PRIVACY, "Share of epsilon for releasing ranges and classes of a table. Default: 0.3.")
-]
-_Config = Annotated[
-    Path | None, _option(_RUNNING, "TOML with the tables data, schema, model, recipe and run.", "--config")
-]
-_Model = Annotated[
-    str | None, _option(_LEARNING, "An architecture (linear, mlp, ...) or FILE.py:FUNCTION.", among=completing.MODELS)
-]
-_Recipe = Annotated[str | None, _option(_LEARNING, "dpsgd (default), dpadam, automatic, ...", among=completing.RECIPES)]
-_Clip = Annotated[float | None, _option(_LEARNING, "Clipping bound of each example's gradient.")]
-_Lr = Annotated[float | None, _option(_LEARNING, "Learning rate.")]
-_Momentum = Annotated[float | None, _option(_LEARNING, "Momentum of sgd.")]
-_Optimizer = Annotated[str | None, _option(_LEARNING, "sgd, adam or adamw.", among=completing.OPTIMIZERS)]
-_Seed = Annotated[int | None, _option(_RUNNING, "Repeatable noise, for experiments only.")]
-_Engine = Annotated[str | None, _option(_RUNNING, "How gradients are computed; changes no numbers.")]
-_Microbatch = Annotated[int | None, _option(_RUNNING, "Examples at once; changes no numbers.")]
-_Twin = Annotated[
-    bool,
-    typer.Option(
-        "--non-private-twin",
-        help="Also train without privacy, to compare. Its accuracy protects nobody.",
-        rich_help_panel=_RUNNING,
-    ),
-]
-_Accountant = Annotated[
-    str | None, _option(_PRIVACY, "Who prices the events: pld (default), rdp, ...", among=completing.ACCOUNTANTS)
-]
-_Adjacency = Annotated[
-    str | None, _option(_PRIVACY, "add-or-remove-one (default) or replace-one.", among=completing.ADJACENCIES)
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(train)
-
-
-def train(
-    data: _Data = None,
-    target: _Target = None,
-    schema: _Schema = None,
-    bounds: _Bounds = None,
-    classes: _Classes = None,
-    held_out: _HeldOut = None,
-    scale: _Scale = None,
-    image_size: _ImageSize = None,
-    grey: _Grey = None,
-    draft_schema: _Draft = None,
-    epsilon: options.Epsilon = None,
-    delta: options.Delta = None,
-    prepare: _Prepare = None,
-    noise_multiplier: options.NoiseMultiplier = None,
-    accountant: _Accountant = None,
-    adjacency: _Adjacency = None,
-    model: _Model = None,
-    recipe: _Recipe = None,
-    epochs: options.Epochs = None,
-    steps: options.Steps = None,
-    batch_size: options.BatchSize = None,
-    clip: _Clip = None,
-    lr: _Lr = None,
-    momentum: _Momentum = None,
-    optimizer: _Optimizer = None,
-    config: _Config = None,
-    run: options.RunDirectory = None,
-    save_every: options.SaveEvery = None,
-    seed: _Seed = None,
-    engine: _Engine = None,
-    microbatch: _Microbatch = None,
-    trust_code: options.TrustCode = False,
-    non_private_twin: _Twin = False,
-    json: options.Json = False,
-) -> None:
+@options.take_fields(Flags)
+def train(flags: Flags) -> None:
     """Train a classifier so that the model says almost nothing about any one record; options override --config."""
-    given = locals()
     try:
-        from sordino.cli.choosing import Flags
-        from sordino.cli.launch import launch
+        from sordino.cli.launch import train_and_report
 
-        launch(Flags(**given))
+        train_and_report(flags)
     except KeyboardInterrupt:  # before the first step, or a second time while a step is taken
         complain("interrupted at once: what the run had saved and spent stands; sordino resume RUN goes on from there")
         raise typer.Exit(INTERRUPTED) from None

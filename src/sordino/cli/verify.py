@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino.cli import options
-from sordino.cli.common import FOUND, UNSURE, caution, console, print_json
+from sordino.cli.terminal import FOUND, UNSURE, caution, console, print_json
 from sordino.errors import InvalidInput, LedgerForged, LedgerForked, LedgerRolledBack
 
 if TYPE_CHECKING:
@@ -33,16 +33,11 @@ _Head = Annotated[str | None, typer.Option("--head", help="A receipt that this c
 _Key = Annotated[Path | None, typer.Option("--key", help="File with the key. Default: SORDINO_LEDGER_KEY.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EPILOG)(verify)
-
-
 def verify(run: _Run, head: _Head = None, key: _Key = None, json: options.Json = False) -> None:
     """Say whether a run's ledger is intact, rolled back, forked or forged, and print a receipt to keep elsewhere."""
     from sordino.accounting.chain import find_key, read_key
 
-    kept = None if head is None else _receipt(head)
+    kept = None if head is None else _read_receipt(head)
     found = _examine(run, kept, find_key() if key is None else read_key(key))
     if json:
         print_json(found)
@@ -64,7 +59,7 @@ class Kept:
     run_id: str
 
 
-def _receipt(given: str) -> Kept:
+def _read_receipt(given: str) -> Kept:
     """The receipt in a text, or in the last line of the file that the text names."""
     text = given
     if not given.startswith(RECEIPT):
@@ -89,7 +84,7 @@ def _examine(run: Path, kept: Kept | None, key: Key | None) -> dict[str, Any]:
             if kept is not None:
                 _compare(ledger, kept)
             end = ledger.head()
-            told = f"{end.events:,} events of run {ledger.run_id}; {_checked(ledger, kept)}"
+            told = f"{end.events:,} events of run {ledger.run_id}; {_describe_checks(ledger, kept)}"
             receipt = f"{RECEIPT} {end.events} {end.chain.hex()} {ledger.run_id}"
             plain = {"run_id": ledger.run_id, "events": end.events, "head": end.chain.hex()}
             return {"verdict": "intact", "reason": told, **plain, "signature": ledger.signature, "receipt": receipt}
@@ -120,7 +115,7 @@ def _compare(ledger: Ledger, kept: Kept) -> None:
         )
 
 
-def _checked(ledger: Ledger, kept: Kept | None) -> str:
+def _describe_checks(ledger: Ledger, kept: Kept | None) -> str:
     signed = {"none": "not signed", "checked": "every signature is right", "unchecked": "signature not checked"}
     return f"the chain is whole, {signed[ledger.signature]}, " + (
         "and it goes on from the receipt" if kept else "and nothing in the folder contradicts it"

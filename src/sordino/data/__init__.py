@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 from sordino.data import cifar10, digits, fashion_mnist, imdb, infinite_mnist, mnist, names
-from sordino.data.dataset import Data, Step
 from sordino.data.download import DataUnavailable
 from sordino.errors import InvalidInput
+from sordino.tables.dataset import Data, Step
 
 LOADERS: Mapping[str, Callable[..., Data]] = MappingProxyType(
     {

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
 from sordino.data import store
-from sordino.data.dataset import Data
 from sordino.data.download import DataUnavailable, Remote
 from sordino.data.images import IMAGENET, Constants, normalisation, scaled
+from sordino.tables.dataset import Data
 
 OFFICIAL = Remote("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530")
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -6,7 +6,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch.utils.data import TensorDataset
 
-from sordino.data.dataset import Data, Step, split
+from sordino.tables.dataset import Data, Step, split
 
 
 def load() -> Data:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sordino.data.dataset import Data
 from sordino.data.images import load_idx
+from sordino.tables.dataset import Data
 
 BASE = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 MD5 = (

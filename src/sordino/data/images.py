@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from sordino.data import store
-from sordino.data.dataset import Data, Step
 from sordino.data.download import DataUnavailable, Remote
 from sordino.errors import InvalidInput
+from sordino.tables.dataset import Data, Step
 
 Constants = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation per channel."""

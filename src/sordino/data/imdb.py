@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from sordino.data import glove, store
-from sordino.data.dataset import Data, Step, spread
 from sordino.data.download import DataUnavailable, Remote
 from sordino.data.words import VOCABULARIES, encode_all, keras_words, token_ids, windows
 from sordino.errors import InvalidInput
+from sordino.tables.dataset import Data, Step, spread
 
 OFFICIAL = Remote(
     "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz", "md5:7c2ac02c03563afcf9b574c7e56c153a"

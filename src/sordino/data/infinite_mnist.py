@@ -14,8 +14,8 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from sordino.data import mnist
-from sordino.data.dataset import Data, Step
 from sordino.errors import InvalidInput
+from sordino.tables.dataset import Data, Step
 
 
 @dataclass(frozen=True)

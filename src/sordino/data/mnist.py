@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sordino.data.dataset import Data
 from sordino.data.images import load_idx
+from sordino.tables.dataset import Data
 
 BASE = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MD5 = (

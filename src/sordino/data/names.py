@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from sordino.data import store
-from sordino.data.dataset import Data, Step, split, spread
 from sordino.data.download import DataUnavailable, Remote
 from sordino.errors import InvalidInput
+from sordino.tables.dataset import Data, Step, split, spread
 
 OFFICIAL = Remote("https://download.pytorch.org/tutorial/data.zip")
 COUNT, LANGUAGES = 20_074, 18

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.data import glove, store
-from sordino.data.dataset import Step
 from sordino.data.download import Remote
 from sordino.errors import InvalidInput
+from sordino.tables.dataset import Step
 
 WORD_INDEX = Remote(
     "https://storage.googleapis.com/tensorflow/tf-keras-datasets/imdb_word_index.json",

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from sordino import data, models
 from sordino.data import imdb
-from sordino.data.dataset import Pairs, tensors
 from sordino.data.infinite_mnist import InfiniteMnist
 from sordino.data.store import cache_folder
 from sordino.errors import InvalidInput
@@ -37,6 +36,7 @@ from sordino.features.letters import letter_features
 from sordino.features.patches import Patches, patch_features
 from sordino.features.white_scattering import WhiteScattering, white_scattering
 from sordino.features.words import word_features
+from sordino.tables.dataset import Pairs, tensors
 
 Split = tuple[Tensor, Tensor]
 DEFORMED = "infinite-mnist"

@@ -16,8 +16,8 @@ from torch import Tensor
 from sordino.data.store import cache_folder
 from sordino.errors import InvalidInput, SordinoError
 from sordino.features.kept import mapped, once, room
-from sordino.features.normalising import group_norm
 from sordino.lab.machine import cores
+from sordino.tables.normalising import group_norm
 
 VERSION = 1
 """Part of every cache key: raised when the same arguments would give other features."""

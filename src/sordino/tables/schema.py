@@ -140,13 +140,15 @@ class Schema:
         return replace(self, columns={**self.columns, **known})
 
     def to_table(self) -> dict[str, Any]:
-        """Plain data that `from_table` reads back."""
+        """Plain data that `parse_schema` reads back."""
         classes = {} if self.classes is None else {"classes": list(self.classes)}
-        known = {name: _plain(column) for name, column in self.columns.items() if column is not None}
+        known = {name: _to_plain(column) for name, column in self.columns.items() if column is not None}
         return {**classes, "columns": known}
 
 
-def for_header(given: Schema, header: Sequence[str], target: str | None, bounds: tuple[float, float] | None) -> Schema:
+def describe_header(
+    given: Schema, header: Sequence[str], target: str | None, bounds: tuple[float, float] | None
+) -> Schema:
     """`given` for the columns of a table besides its target, with what public conventions say about the others.
 
     A column whose name says that it identifies somebody is left out; the others are numbers within `bounds`, if there
@@ -159,26 +161,25 @@ def for_header(given: Schema, header: Sequence[str], target: str | None, bounds:
         raise InvalidInput(f"the data has no column {target!r}: it has {named}")
     if unknown := next((name for name in given.columns if name not in header), None):
         raise InvalidInput(f"the schema has a column {unknown!r}, the data has not: it has {named}")
-    columns = {name: given.columns.get(name) or _by_convention(name, bounds) for name in header if name != target}
+    columns = {name: given.columns.get(name) or _guess_by_name(name, bounds) for name in header if name != target}
     if all(isinstance(column, Skip) for column in columns.values()):
         raise InvalidInput(f"the data has no column besides {target!r} to learn from")
     return replace(given, columns=columns)
 
 
-def _by_convention(name: str, bounds: tuple[float, float] | None) -> Column | None:
+def _guess_by_name(name: str, bounds: tuple[float, float] | None) -> Column | None:
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     if _IDENTIFIES.search(words):
         return Skip("its name says that it identifies a record")
     return Number(*bounds) if bounds is not None else None
 
 
-def read(path: Path) -> Schema:
+def read_schema(path: Path) -> Schema:
     """The schema in a TOML file."""
-    table = read_toml(path, "schema")
-    return from_table(table)
+    return parse_schema(read_toml(path, "schema"))
 
 
-def from_table(table: Mapping[str, Any]) -> Schema:
+def parse_schema(table: Mapping[str, Any]) -> Schema:
     """What `Schema.to_table` wrote, or a user by hand; every mistake is one line."""
     if unknown := sorted(set(table) - {"classes", "columns"}):
         raise InvalidInput(f"a schema has no key {unknown[0]!r}: it has classes and columns")
@@ -188,10 +189,10 @@ def from_table(table: Mapping[str, Any]) -> Schema:
     if not (classes is None or isinstance(classes, list)):
         raise InvalidInput(f'classes={classes!r} must be a list such as ["no", "yes"]')
     named = None if classes is None else tuple(str(name) for name in classes)
-    return Schema({name: _column(name, column) for name, column in columns.items()}, named)
+    return Schema({name: _parse_column(name, column) for name, column in columns.items()}, named)
 
 
-def _column(name: str, table: dict[str, Any]) -> Column:
+def _parse_column(name: str, table: dict[str, Any]) -> Column:
     kind = KINDS.get(str(table.get("kind")))
     if kind is None:
         raise InvalidInput(f"column {name!r}: kind={table.get('kind')!r} must be one of {', '.join(KINDS)}")
@@ -202,14 +203,14 @@ def _column(name: str, table: dict[str, Any]) -> Column:
             raise InvalidInput(
                 f"column {name!r} has no key {key!r}: a {table['kind']} has {', '.join(types) or 'none'}"
             )
-        values[key] = _value(f"column {name!r}: {key}", value, types[key])
+        values[key] = _parse_value(f"column {name!r}: {key}", value, types[key])
     try:
         return kind(**values)
     except InvalidInput as error:
         raise InvalidInput(f"column {name!r}: {error}") from None
 
 
-def _value(what: str, value: Any, kind: str) -> Any:
+def _parse_value(what: str, value: Any, kind: str) -> Any:
     if kind.startswith("tuple") and isinstance(value, list):
         return tuple(str(part) for part in value)
     wanted: dict[str, tuple[type, ...]] = {"float | None": (int, float), "bool": (bool,), "int": (int,), "str": (str,)}
@@ -218,7 +219,7 @@ def _value(what: str, value: Any, kind: str) -> Any:
     return value
 
 
-def _plain(column: Column) -> dict[str, Any]:
+def _to_plain(column: Column) -> dict[str, Any]:
     kind = next(name for name, cls in KINDS.items() if type(column) is cls)
     given = {f.name: getattr(column, f.name) for f in fields(column)}
     kept = {

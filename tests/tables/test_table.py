@@ -12,13 +12,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sordino.data import tabular, tabular_kinds, tabular_schema
-from sordino.data.tabular import Table
-from sordino.data.tabular_encoding import NO_CLASS, encode, encode_column, encode_labels, label
-from sordino.data.tabular_schema import Category, Number, Schema, Skip, Text, for_header, from_table
-from sordino.data.tabular_sheet import Sheet
-from sordino.data.text import LENGTH, bag_of_words, buckets_for
 from sordino.errors import InvalidInput
+from sordino.tables import release
+from sordino.tables.encoding import (
+    LENGTH,
+    NO_CLASS,
+    choose_buckets,
+    encode,
+    encode_column,
+    encode_labels,
+    encode_texts,
+    spell_label,
+)
+from sordino.tables.reading import Sheet
+from sordino.tables.schema import Category, Number, Schema, Skip, Text, describe_header, parse_schema
+from sordino.tables.table import Table, parse_numbers, read_table
 
 
 def written(tmp_path: Path, content: str | bytes) -> Path:
@@ -46,7 +54,7 @@ def written(tmp_path: Path, content: str | bytes) -> Path:
     ],
 )
 def test_what_can_be_read(tmp_path, content, columns):
-    assert tabular.read(written(tmp_path, content)).columns == columns
+    assert read_table(written(tmp_path, content)).columns == columns
 
 
 @pytest.mark.parametrize(
@@ -67,7 +75,7 @@ def test_what_can_be_read(tmp_path, content, columns):
 )
 def test_what_is_refused_in_one_line_without_a_cell_of_it(tmp_path, content, words):
     with pytest.raises(InvalidInput) as refused:
-        tabular.read(written(tmp_path, content))
+        read_table(written(tmp_path, content))
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
     assert "rich" not in str(refused.value), "no cell is quoted"
@@ -75,7 +83,7 @@ def test_what_is_refused_in_one_line_without_a_cell_of_it(tmp_path, content, wor
 
 def test_a_folder_is_no_table(tmp_path):
     with pytest.raises(InvalidInput, match="cannot read"):
-        tabular.read(tmp_path)
+        read_table(tmp_path)
 
 
 @pytest.mark.parametrize("rows", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
@@ -87,7 +95,7 @@ def test_a_large_table_is_read_and_encoded_in_seconds(tmp_path, rows):
         writer.writerow(["a", "b", "c", "town", "y"])
         writer.writerows([*row, f"town{i % 50}", i % 2] for i, row in enumerate(values[:, :3].tolist()))
     began = time.process_time()
-    table = tabular.read(path)
+    table = read_table(path)
     schema = Schema({"a": Number(-3, 3), "b": Number(-3, 3), "c": Skip(), "town": Category(buckets=64)}, ("0", "1"))
     inputs, classes = encode(table, schema, "y")
     assert inputs.shape == (rows, 66)
@@ -101,8 +109,8 @@ def test_a_large_table_is_read_and_encoded_in_seconds(tmp_path, rows):
 def test_numbers_are_finite_or_missing():
     cells = ["1", " -2.5 ", "1e3", "", "NA", "nan", "inf", "-Infinity", "1e999", "seven", "0x10", "1,5"]
     expected = [1, -2.5, 1000] + [np.nan] * 9
-    np.testing.assert_array_equal(tabular.numbers(cells), expected)
-    np.testing.assert_array_equal(tabular.numbers([*cells[:3], "inf"]), [1, -2.5, 1000, np.nan])
+    np.testing.assert_array_equal(parse_numbers(cells), expected)
+    np.testing.assert_array_equal(parse_numbers([*cells[:3], "inf"]), [1, -2.5, 1000, np.nan])
 
 
 @pytest.mark.parametrize(
@@ -119,7 +127,7 @@ def test_numbers_are_finite_or_missing():
     ],
 )
 def test_a_class_has_one_spelling(cell, name):
-    assert label(cell) == name
+    assert spell_label(cell) == name
 
 
 def test_labels_outside_the_classes_have_no_class():
@@ -146,11 +154,11 @@ def test_categories_are_one_bucket_or_none():
 
 
 def test_texts_are_bags_of_words():
-    rows = bag_of_words(["good good film", "film GOOD, good!", "bad film", ""], 512)
+    rows = encode_texts(["good good film", "film GOOD, good!", "bad film", ""], 512)
     np.testing.assert_array_equal(rows[0], rows[1])
     assert (rows[0] != rows[2]).any()
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), [LENGTH] * 3 + [0], rtol=1e-6)
-    assert [buckets_for(n) for n in (10, 5_000, 50_000, 10_000_000)] == [64, 256, 1024, 64]
+    assert [choose_buckets(n) for n in (10, 5_000, 50_000, 10_000_000)] == [64, 256, 1024, 64]
 
 
 CELLS = st.one_of(st.text(max_size=12), st.floats().map(repr), st.sampled_from(["", "NA", "inf", "1e308", "a b c d e"]))
@@ -180,7 +188,7 @@ def test_a_schema_can_be_written_and_read():
         {"a": Number(0.0, 1.0, 0.5, 0.25, True), "b": Category(("x", "y")), "c": Text(64), "d": Skip("why")},
         ("no", "yes"),
     )
-    assert from_table(schema.to_table()) == schema
+    assert parse_schema(schema.to_table()) == schema
     assert schema.width == 2 + 2 + 64
     assert schema.complete
     assert not Schema({"a": Number()}, ("0", "1")).complete
@@ -208,19 +216,19 @@ def test_a_schema_can_be_written_and_read():
 )
 def test_a_wrong_schema_is_refused(table, words):
     with pytest.raises(InvalidInput, match=r"^[^\n]*$") as refused:
-        from_table(table)
+        parse_schema(table)
     assert words in str(refused.value)
 
 
 def test_names_that_identify_are_left_out():
     header = ["patient_id", "PatientID", "email", "first name", "age", "idle", "width", "y"]
-    schema = for_header(Schema({"email": Text()}), header, "y", (0.0, 9.0))
+    schema = describe_header(Schema({"email": Text()}), header, "y", (0.0, 9.0))
     left = {name for name, column in schema.columns.items() if isinstance(column, Skip)}
     assert left == {"patient_id", "PatientID", "first name"}
     assert schema.columns["email"] == Text(), "what the user says counts"
     assert schema.columns["age"] == schema.columns["width"] == Number(0.0, 9.0)
     with pytest.raises(InvalidInput, match="the data has not"):
-        for_header(Schema({"ages": Skip()}), header, "y", None)
+        describe_header(Schema({"ages": Skip()}), header, "y", None)
 
 
 def test_records_against_what_is_public_are_refused_by_number_not_by_content():
@@ -242,19 +250,19 @@ def test_records_against_what_is_public_are_refused_by_number_not_by_content():
 
 def test_every_cell_is_in_one_bin():
     cells = ["", "NA", "word", "two words", "a text of four", "0", "1e-30", "5", "-5", "1e300", "-1e300", "inf"]
-    counts = tabular_kinds.histogram(cells)
+    counts = release.count_bins(cells)
     assert counts.sum() == len(cells)
-    assert counts[tabular_kinds.NO_VALUE] == 2
-    assert counts[tabular_kinds.WORD] == 3, "an infinity is a word"
-    assert counts[tabular_kinds.TEXT] == 1
-    numbers = counts[tabular_kinds.FIRST_NUMBER :]
+    assert counts[release.NO_VALUE] == 2
+    assert counts[release.WORD] == 3, "an infinity is a word"
+    assert counts[release.TEXT] == 1
+    numbers = counts[release.FIRST_NUMBER :]
     assert numbers[0] == numbers[-1] == 1, "what is too large is in the outermost bins"
-    assert tabular_kinds.distinct(["a", " a", "b", "", "?"]) == 2
+    assert release.count_different(["a", " a", "b", "", "?"]) == 2
 
 
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=12))
 def test_the_heaviest_stretch_is_the_heaviest(scores):
-    start, stop = tabular_kinds.heaviest_stretch(np.array(scores))
+    start, stop = release.find_heaviest_stretch(np.array(scores))
     best = max(sum(scores[i:j]) for i in range(len(scores)) for j in range(i + 1, len(scores) + 1))
     assert sum(scores[start:stop]) == pytest.approx(best, abs=1e-9)
 
@@ -270,12 +278,12 @@ def test_the_heaviest_stretch_is_the_heaviest(scores):
     ],
 )
 def test_kinds_are_understood_without_noise(cells, kind):
-    counts = tabular_kinds.histogram(cells)
-    column = tabular_kinds.understood(counts, tabular_kinds.distinct(cells), 1.0, len(cells), None)
+    counts = release.count_bins(cells)
+    column = release.infer_column(counts, release.count_different(cells), 1.0, len(cells), None)
     assert type(column) is kind
     if isinstance(column, Number):
         assert column.low <= 18
         assert column.high >= 90
     if isinstance(column, Category):
         assert column.buckets == 16
-    assert tabular_schema.Schema({"a": column}).width == column.width
+    assert Schema({"a": column}).width == column.width

@@ -14,40 +14,40 @@ from scipy.stats import norm
 from sordino.accounting.events import ComposedDpEvent, DpEvent, GaussianDpEvent
 from sordino.accounting.ledger import Receipt
 from sordino.accounting.unlisted import Unlisted
-from sordino.data.tabular_encoding import label
 from sordino.errors import InvalidInput
 from sordino.noise import Source, add_noise
+from sordino.tables.encoding import spell_label
 
 
-def event(noise_multiplier: float, unlisted: float) -> DpEvent:
+def build_event(noise_multiplier: float, unlisted: float) -> DpEvent:
     """What the names of the classes cost."""
     return ComposedDpEvent([GaussianDpEvent(noise_multiplier), Unlisted(unlisted)])
 
 
-def threshold(noise_multiplier: float, unlisted: float) -> float:
+def find_threshold(noise_multiplier: float, unlisted: float) -> float:
     """The noised count above which a class is named: one record passes it with probability `unlisted`."""
     return 1.0 + noise_multiplier * float(norm.isf(unlisted))
 
 
-def released(
+def release_classes(
     cells: Sequence[str], noise_multiplier: float, unlisted: float, receipt: Receipt, source: Source
 ) -> tuple[str, ...]:
     """The names of the classes that clear the threshold, in order; the event must have been charged."""
-    spelled = {cell: label(cell) for cell in set(cells)}
+    spelled = {cell: spell_label(cell) for cell in set(cells)}
     counts = Counter(name for cell in cells if (name := spelled[cell]) is not None)
     exact = torch.tensor(list(counts.values()), dtype=torch.float64)
     noisy = add_noise(source, receipt, exact, noise_multiplier).tolist()
-    least = threshold(noise_multiplier, unlisted)
+    least = find_threshold(noise_multiplier, unlisted)
     named = [name for name, count in zip(counts, noisy, strict=True) if count > least]
     if len(named) < 2:
         raise InvalidInput(
             f"the target has {len(named)} classes with clearly more than {least:.0f} records, it takes 2: "
             "give --classes if you know their names"
         )
-    return tuple(sorted(named, key=_order))
+    return tuple(sorted(named, key=_rank))
 
 
-def _order(name: str) -> tuple[int, float, str]:
+def _rank(name: str) -> tuple[int, float, str]:
     """Numbers by size, then words."""
     try:
         return 0, float(name), name

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from sordino import Budget, Private, recipes
-from sordino.cli import progress, sizing
-from sordino.cli.session import accuracy, per_example_loss
+from sordino.cli.session import compute_losses, measure
+from sordino.tables import defaults
 
 FEATURES = 20
 
@@ -30,11 +30,11 @@ def learnt(records: int, epsilon: float) -> tuple[float, str | None]:
     chosen = recipe(records, epsilon)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     data = TensorDataset(x[:records], y[:records])
-    with Private(model, optimizer, data, per_example_loss, chosen, seed=1) as private:
+    with Private(model, optimizer, data, compute_losses, chosen, seed=1) as private:
         for _ in private.steps():
             pass
-    said = sizing.verdict(chosen, sum(p.numel() for p in model.parameters()))
-    return accuracy(model, (x[records:], y[records:])), said
+    said = defaults.judge_size(chosen, sum(p.numel() for p in model.parameters()))
+    return measure(model, (x[records:], y[records:]))[0], said
 
 
 def test_enough_records_learn_and_are_not_warned_about():
@@ -52,21 +52,15 @@ def test_too_few_records_do_not_learn_and_are_warned_about():
 def test_the_way_out_is_a_way_out():
     """At the number of records that the sentence names, and at its ε, the estimate is 1 or more."""
     few = recipe(100, 0.2)
-    said = sizing.verdict(few, 42)
+    said = defaults.judge_size(few, 42)
     words = said.split()
     records = int(words[words.index("records", 5) - 1].replace(",", ""))
     epsilon = float(said.split(" or epsilon ")[1].split(",")[0])
-    assert sizing.signal_to_noise(recipe(records, 0.2), 42) == pytest.approx(1, rel=0.2)
-    assert sizing.signal_to_noise(recipe(100, epsilon), 42) == pytest.approx(1, rel=0.2)
-    assert sizing.signal_to_noise(few, 42) < 0.8
+    assert defaults.estimate_signal_to_noise(recipe(records, 0.2), 42) == pytest.approx(1, rel=0.2)
+    assert defaults.estimate_signal_to_noise(recipe(100, epsilon), 42) == pytest.approx(1, rel=0.2)
+    assert defaults.estimate_signal_to_noise(few, 42) < 0.8
 
 
 def test_without_a_budget_there_is_nothing_to_say():
     free = recipes.dpsgd(batch_size=2, steps=3, noise_multiplier=50.0).for_records(10)
-    assert sizing.verdict(free, 1000) is None
-
-
-def test_small_things_of_the_display():
-    assert progress.sparkline([0.1, 0.5, 0.9]) == "▁▅█"
-    assert progress.sparkline([0.5, 0.5]) == "▁▁"
-    assert [progress.clock(s) for s in (0, 65, 3725)] == ["0:00", "1:05", "1:02:05"]
+    assert defaults.judge_size(free, 1000) is None

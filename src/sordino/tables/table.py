@@ -36,14 +36,14 @@ class Table:
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
 
-    def rows(self, mask: NDArray[np.bool_]) -> Table:
+    def select(self, mask: NDArray[np.bool_]) -> Table:
         """The records that `mask` marks."""
         marks = mask.tolist()
         columns = {name: list(compress(cells, marks)) for name, cells in self.columns.items()}
         return Table(self.name, columns, list(compress(self.numbers or range(1, len(self) + 1), marks)))
 
 
-def read(path: Path) -> Table:
+def read_table(path: Path) -> Table:
     """The table in a UTF-8 file with a header; the separator is a comma, or what the header has instead.
 
     Guarantees: whatever is wrong with the file is one line that names no cell's content.
@@ -52,7 +52,7 @@ def read(path: Path) -> Table:
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            return _parsed(path, file)
+            return _parse(path, file)
     except (UnicodeDecodeError, csv.Error) as error:
         reason = "save it as UTF-8" if isinstance(error, UnicodeDecodeError) else error  # never the bytes of a record
         raise InvalidInput(f"{path} is not a UTF-8 CSV file: {reason}") from None
@@ -65,45 +65,45 @@ def is_missing(cell: str) -> bool:
     return cell.strip().casefold() in MISSING
 
 
-def numbers(cells: Sequence[str]) -> NDArray[np.float64]:
+def parse_numbers(cells: Sequence[str]) -> NDArray[np.float64]:
     """Each cell as a finite number, or NaN; what one cell becomes depends on no other."""
     try:
         values = np.fromiter(map(float, cells), np.float64, len(cells))  # all of them, or the slow way
     except ValueError:
-        values = np.fromiter(map(_number, cells), np.float64, len(cells))
+        values = np.fromiter(map(_parse_number, cells), np.float64, len(cells))
     values[~np.isfinite(values)] = np.nan
     return values
 
 
-def _number(cell: str) -> float:
+def _parse_number(cell: str) -> float:
     try:
         return float(cell)
     except ValueError:
         return math.nan
 
 
-def _parsed(path: Path, file: TextIO) -> Table:
+def _parse(path: Path, file: TextIO) -> Table:
     first = file.readline(_LONGEST)
     file.seek(0)
     separator = max(",;\t", key=lambda mark: (first.count(mark), mark == ","))
-    reader = csv.reader(_lines(path, file), delimiter=separator, strict=True)
-    names = _names(path, next((row for row in reader if row), []))
+    reader = csv.reader(_read_lines(path, file), delimiter=separator, strict=True)
+    names = _require_names(path, next((row for row in reader if row), []))
     columns: list[list[str]] = [[] for _ in names]
-    whole = _whole_rows(path, reader, len(names))
+    whole = _require_whole_rows(path, reader, len(names))
     while rows := list(islice(whole, _AT_ONCE)):
         for column, cells in zip(columns, zip(*rows, strict=True), strict=True):
             column.extend(cells)
     return Table(path.stem, dict(zip(names, columns, strict=True)))
 
 
-def _lines(path: Path, file: TextIO) -> Iterator[str]:
+def _read_lines(path: Path, file: TextIO) -> Iterator[str]:
     while line := file.readline(_LONGEST):
         if len(line) == _LONGEST:
             raise InvalidInput(f"{path} has a line of {_LONGEST:,} characters or more: it is no table")
         yield line
 
 
-def _whole_rows(path: Path, reader: Iterator[list[str]], width: int) -> Iterator[list[str]]:
+def _require_whole_rows(path: Path, reader: Iterator[list[str]], width: int) -> Iterator[list[str]]:
     for row in reader:
         if len(row) == width:
             yield row
@@ -112,7 +112,7 @@ def _whole_rows(path: Path, reader: Iterator[list[str]], width: int) -> Iterator
             raise InvalidInput(f"{path} line {line} does not have {width} cells: every row needs one per column")
 
 
-def _names(path: Path, header: list[str]) -> list[str]:
+def _require_names(path: Path, header: list[str]) -> list[str]:
     names = [name.strip() or f"column {place}" for place, name in enumerate(header, 1)]
     if not names:
         raise InvalidInput(f"{path} has no header: its first line must name the columns")

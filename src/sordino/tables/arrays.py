@@ -25,7 +25,7 @@ _DAMAGED = (ValueError, EOFError, KeyError, RuntimeError, TypeError, SyntaxError
 _DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, OverflowError)
 
 
-def read(path: Path) -> tuple[Array, Array]:
+def read_arrays(path: Path) -> tuple[Array, Array]:
     """The arrays x, (N, ...), and y, (N,), of a file that ``np.savez(x=, y=)`` wrote, as float64.
 
     Guarantees: nothing is unpickled, and no more memory is taken than the file can fill and the machine has.
@@ -50,7 +50,7 @@ def _require_plain(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[int
         raise InvalidInput(f"{path} has no array {name!r}, it holds {held[:200]}: save it as np.savez(x=, y=)")
     member = archive.getinfo(f"{name}.npy")
     with archive.open(member) as file:
-        shape, dtype = _header(file)
+        shape, dtype = _read_header(file)
         start = file.tell()
     if dtype.hasobject:
         raise InvalidInput(f"{path} is not a .npz file of plain arrays: array {name} holds pickled objects")
@@ -60,13 +60,13 @@ def _require_plain(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[int
     claimed, held_bytes = count * dtype.itemsize, member.file_size - start
     if claimed != held_bytes or member.file_size > _DENSEST * (member.compress_size + 1):
         raise InvalidInput(f"{path}: array {name} claims {claimed:,} bytes, which its file does not hold: save it anew")
-    if count * _WIDTH > _memory():
+    if count * _WIDTH > _find_memory():
         size = f"{count * _WIDTH / 2**30:,.0f} GiB"
         raise InvalidInput(f"{path}: array {name} needs {size} as float64, more than the memory: use fewer records")
     return shape
 
 
-def _header(file: IO[bytes]) -> Header:
+def _read_header(file: IO[bytes]) -> Header:
     version = npy.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"version {version} of the format")
@@ -87,7 +87,7 @@ def _load(archive: zipfile.ZipFile, name: str) -> Array:
     return np.asarray(found).astype(np.float64)
 
 
-def _memory() -> int:
+def _find_memory() -> int:
     """Bytes that the machine has, as far as it says so."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

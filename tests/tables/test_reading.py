@@ -7,16 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sordino.cli.config import DataChoice
-from sordino.cli.sources import load
-from sordino.data.tabular_sheet import Sheet
+from sordino.tables.reading import DataChoice, Sheet, read_records
 
 ROWS = [f"{number},{'yes' if number % 5 == 4 else 'no'}" for number in range(1500)]
 
 
 def trained_on(path: Path, rows: list[str]) -> set[str]:
     path.write_text("x,y\n" + "\n".join(rows) + "\n")
-    sheet = load(DataChoice(source=str(path), target="y", held_out=0.2))
+    sheet = read_records(DataChoice(source=str(path), target="y", held_out=0.2))
     assert isinstance(sheet, Sheet)
     return {",".join(cells) for cells in zip(*sheet.train.columns.values(), strict=True)}
 
@@ -35,17 +33,8 @@ def test_arrays_are_divided_in_the_same_way(tmp_path: Path) -> None:
     kept = []
     for name, part in (("whole", slice(None)), ("less", slice(1, None))):
         np.savez(tmp_path / f"{name}.npz", x=x[part], y=np.arange(500)[part] % 2)
-        found = load(DataChoice(source=str(tmp_path / f"{name}.npz"), held_out=0.2))
+        found = read_records(DataChoice(source=str(tmp_path / f"{name}.npz"), held_out=0.2))
         assert not isinstance(found, Sheet)
         kept.append({tuple(row.tolist()) for row in found.train[0]})
     assert kept[1] <= kept[0]
     assert len(kept[0] - kept[1]) <= 1
-
-
-def test_a_single_class_is_refused_by_noised_counts_alone(sordino, tmp_path: Path) -> None:
-    """With names for the classes nothing about the labels decides whether training begins."""
-    path = tmp_path / "one.csv"
-    path.write_text("x,y\n" + "".join(f"{number},no\n" for number in range(300)))
-    public = ("--target", "y", "--epsilon", 3, "--bounds", "0,300", "--classes", "no,yes", "--steps", 2)
-    result = sordino("train", "--data", path, *public, "--run", tmp_path / "run", "--json")
-    assert result.exit_code == 0, result.output

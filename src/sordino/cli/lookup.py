@@ -1,4 +1,4 @@
-"""The model of a run: one of the papers' architectures, a small default, or a function in a user's own file."""
+"""The records and the model that a configuration names: the laboratory's, or a user's own."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from sordino.cli import sizing
+from sordino import data as benchmarks
 from sordino.cli.config import ModelChoice
+from sordino.data import Data
 from sordino.errors import InvalidInput
-from sordino.models import ARCHITECTURES, parameter_count
+from sordino.models import ARCHITECTURES
 from sordino.recipe import Recipe
+from sordino.tables import reading
+from sordino.tables.defaults import choose_model, mlp, small_cnn
+from sordino.tables.reading import DataChoice, Sheet
 
-ROOMY = 12.0
-"""A cautious guess from three invented tables, one run each: a hidden layer gained 2 to 3 % on two of them, at ratios
-of 8 and 60, and lost 2 % on the third, at 8."""
-MOST_FEATURES = 256
 MOST_PARAMETERS = 1_000_000_000
 """Of an architecture by name: a configuration can ask for any width, and memory is taken before anybody looks."""
 _UNBUILT = (
@@ -40,53 +40,38 @@ _UNBUILT = (
 BENCHMARKS = {"mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar-cnn"}
 
 
-def mlp(features: int, classes: int, hidden: int = 32) -> nn.Sequential:
-    """One hidden layer on flattened inputs, with tanh: bounded activations keep gradients small."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.Tanh(), nn.Linear(hidden, classes))
+def is_benchmark(source: str) -> bool:
+    """Whether the name is that of a dataset that Sordino knows."""
+    return source.replace("_", "-") in benchmarks.LOADERS
 
 
-def small_cnn(channels: int, classes: int, width: int = 16) -> nn.Sequential:
-    """Two strided convolutions and one dense layer for images of any size; tanh keeps gradients small.
-
-    About 5,000 parameters and 512 for each class: few, because the noise on a gradient grows with their number.
-    """
-    return nn.Sequential(
-        *(nn.Conv2d(channels, width, 5, stride=2, padding=2), nn.Tanh()),
-        *(nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.Tanh()),
-        *(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(32 * width, classes)),
-    )
+def list_assumptions(source: str) -> tuple[str, ...]:
+    """What a guarantee about these records takes for public."""
+    return () if is_benchmark(source) else reading.list_assumptions(source)
 
 
-def default(source: str, input_shape: Sequence[int], classes: int, recipe: Recipe) -> str:
-    """The architecture for records that came without one, from public numbers alone.
-
-    A table gets a hidden layer where that leaves the records well above the noise, else a linear model.
-    """
-    if source in BENCHMARKS:
-        return BENCHMARKS[source]
-    if Path(source).is_dir() and len(input_shape) == 3:
-        return "small-cnn"
-    if Path(source).suffix.lower() not in (".csv", ".tsv"):
-        return "mlp"
-    features = math.prod(input_shape)
-    parameters = parameter_count(mlp(features, classes))
-    roomy = features <= MOST_FEATURES and sizing.signal_to_noise(recipe, parameters) >= ROOMY
-    return "mlp" if roomy else "linear"
+def load_records(choice: DataChoice) -> Data | Sheet:
+    """The records that `choice` describes; those of a table are still text, because its schema may be open."""
+    if is_benchmark(choice.source):
+        return benchmarks.load(choice.source)
+    return reading.read_records(choice, benchmarks.LOADERS)
 
 
-def choose(choice: ModelChoice, default: str, input_shape: Sequence[int], classes: int) -> ModelChoice:
-    """The choice with what the data decides filled in: the number of features and of classes."""
-    name = choice.name or default
+def choose_architecture(
+    choice: ModelChoice, source: str, input_shape: Sequence[int], classes: int, recipe: Recipe
+) -> ModelChoice:
+    """The choice, or a default, with what the data decides filled in: the number of features and of classes."""
+    name = choice.name or BENCHMARKS.get(source) or choose_model(source, input_shape, classes, recipe)
     if ":" in name:
         return ModelChoice(name, choice.options)
-    taken = inspect.signature(_builder(name)).parameters
+    taken = inspect.signature(_find_builder(name)).parameters
     known = {"features": math.prod(input_shape), "channels": input_shape[0], "classes": classes}
     if unknown := sorted(set(choice.options) - set(taken)):
         raise InvalidInput(f"model {name} has no option {unknown[0]!r}: it has {', '.join(taken)}")
     return ModelChoice(name, {**{key: value for key, value in known.items() if key in taken}, **choice.options})
 
 
-def build(choice: ModelChoice, seed: int | None) -> nn.Module:
+def build_model(choice: ModelChoice, seed: int | None) -> nn.Module:
     """The model, initialised from `seed` if there is one; the caller's random state is left alone."""
     assert choice.name is not None
     own = ":" in choice.name
@@ -96,7 +81,7 @@ def build(choice: ModelChoice, seed: int | None) -> nn.Module:
         try:
             if not own:
                 _require_small(choice)
-            model = _builder(choice.name)(**choice.options)
+            model = _find_builder(choice.name)(**choice.options)
         except InvalidInput:
             raise
         except foreseen as error:
@@ -123,7 +108,8 @@ def _require_small(choice: ModelChoice) -> None:
     """Build it without memory first."""
     assert choice.name is not None
     with torch.device("meta"):
-        parameters = parameter_count(_builder(choice.name)(**choice.options))
+        model = _find_builder(choice.name)(**choice.options)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     if parameters > MOST_PARAMETERS:
         raise InvalidInput(
             f"model={choice.name} would have {parameters:,} parameters, must have <= {MOST_PARAMETERS:,}: "
@@ -131,9 +117,9 @@ def _require_small(choice: ModelChoice) -> None:
         )
 
 
-def _builder(name: str) -> Callable[..., Any]:
+def _find_builder(name: str) -> Callable[..., Any]:
     if ":" in name:
-        return imported(name)
+        return import_function(name)
     builders: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "small-cnn": small_cnn, **ARCHITECTURES}
     found = builders.get(name.replace("_", "-"))
     if found is None:
@@ -142,29 +128,29 @@ def _builder(name: str) -> Callable[..., Any]:
     return found
 
 
-def imported(name: str) -> Callable[..., Any]:
+def import_function(name: str) -> Callable[..., Any]:
     """The function that ``file.py:function`` or ``package.module:function`` names."""
     where, _, function = name.rpartition(":")
-    module = _module(where) if where else None
+    module = _import_module(where) if where else None
     found = getattr(module, function, None)
     if not callable(found):
         raise InvalidInput(f"{name!r} names no function: give file.py:function or package.module:function")
     return found  # type: ignore[no-any-return]  # callable() is all that can be known about a user's function
 
 
-def _module(where: str) -> Any:
+def _import_module(where: str) -> Any:
     path = Path(where)
     try:
         if path.suffix != ".py":
             return importlib.import_module(where)
         if not path.is_file():
             raise InvalidInput(f"{path} does not exist: give file.py:function")
-        return _file(path)
+        return _run_file(path)
     except (ImportError, SyntaxError) as error:
         raise InvalidInput(f"cannot import {where}: {error}") from error
 
 
-def _file(path: Path) -> Any:
+def _run_file(path: Path) -> Any:
     """Run a Python file as a module; it may import its neighbours, as `python file.py` would let it."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None

@@ -1,0 +1,61 @@
+"""What every command shares about leaving and speaking: exit codes, and where results, messages and errors go."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sordino.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+UNSURE = {
+    "unchecked": "signature not checked: the ledger is signed, and its key is not set (SORDINO_LEDGER_KEY)",
+    "missing": "the ledger is not signed, though a key is set: if it ever was, somebody forged it",
+}
+"""What to say of a ledger whose signatures prove nothing."""
+FOUND = 1
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+def console() -> Console:
+    """For results."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
+
+
+def messages() -> Console:
+    """For everything that is not a result: progress, cautions, errors."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def complain(message: str) -> None:
+    """One line on stderr."""
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+
+
+def caution(message: str) -> None:
+    """Something the user should know, one line on stderr."""
+    print(f"caution: {message}", file=sys.stderr)
+
+
+def print_json(result: dict[str, Any]) -> None:
+    """One JSON object on stdout, for machines; numbers that JSON has no word for become text."""
+    print(json.dumps(result, default=str, allow_nan=False))
+
+
+def save_json(path: Path, result: dict[str, Any]) -> None:
+    """The same object in a file of the run, for `sordino report`."""
+    from sordino.books import write_durably
+
+    try:
+        write_durably(path, json.dumps(result, default=str, allow_nan=False, indent=1).encode())
+    except OSError as error:
+        raise InvalidInput(f"cannot write {path}: {error.strerror}") from None

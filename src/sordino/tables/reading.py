@@ -1,0 +1,280 @@
+"""A user's own records, from files: a table, arrays or a folder of images, scaled by public numbers alone."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from sordino.errors import InvalidInput, SordinoError
+from sordino.tables.arrays import Array, read_arrays
+from sordino.tables.dataset import Data, Step
+from sordino.tables.encoding import encode, require_public
+from sordino.tables.schema import Schema
+from sordino.tables.table import Table, is_missing, read_table
+
+TABLES = (".csv", ".tsv")
+IMAGES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+HELD_OUT_SHARE = 0.2
+IMAGE_SIZE = 32
+MOST_CLASSES = 10_000
+HELD_OUT = Step(
+    "the held-out records are not protected, and their accuracy speaks of them", True, "hold out public records"
+)
+_ACCEPTED = "a .csv or .tsv table, a .npz file, a folder of images by class"
+
+
+class PillowMissing(SordinoError, ImportError):
+    """Images need Pillow, which is not installed."""
+
+
+@dataclass(frozen=True)
+class DataChoice:
+    """Which records, and the public numbers that scale them. `records` is the public number of training records.
+
+    `prepare` is the share of ε for what the schema of a table leaves open; `image_size` and `grey` are for folders.
+    """
+
+    source: str = "digits"
+    target: str | None = None
+    scale: float | None = None
+    bounds: tuple[float, float] | None = None
+    held_out: float | None = None
+    classes: tuple[str, ...] | None = None
+    records: int | None = None
+    prepare: float | None = None
+    image_size: int | None = None
+    grey: bool | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Sheet:
+    """A table as training and held-out records in text, to be encoded once its schema is complete."""
+
+    train: Table
+    held_out: Table
+    target: str
+
+    @classmethod
+    def split(cls, table: Table, target: str, held_out: NDArray[np.bool_]) -> Sheet:
+        """By a mask that read no record; held-out records without a class have nothing to say and are left out."""
+        held = table.select(held_out)
+        known = np.array([not is_missing(cell) for cell in held.columns[target]], np.bool_)
+        return cls(table.select(~held_out), held.select(known), target)
+
+    def check(self, schema: Schema) -> None:
+        """Refuse records that contradict what is public, or that leave nothing to learn, before anything is spent."""
+        if not len(self.train):
+            raise InvalidInput(f"{self.train.name} has 0 records: nothing can be learnt from it")
+        for part in (self.train, self.held_out):
+            require_public(part, schema, self.target)
+
+    def encode(self, schema: Schema) -> Data:
+        """The records as tensors."""
+        assert schema.classes is not None
+        train, test = (TensorDataset(*encode(part, schema, self.target)) for part in (self.train, self.held_out))
+        held = (HELD_OUT,) if len(self.held_out) else ()
+        encoding = Step("columns encoded by a schema that is public or was released with noise")
+        return Data(self.train.name, train, test, schema.classes, (encoding, *held))
+
+
+def is_table(source: str) -> bool:
+    """Whether the name is that of a file with a header and columns."""
+    return Path(source).suffix.lower() in TABLES
+
+
+def list_assumptions(source: str) -> tuple[str, ...]:
+    """What a guarantee about these records takes for public."""
+    if is_table(source):
+        return ("the names of the columns, the number of records and what the user gave as public are public",)
+    if Path(source).is_dir():
+        return ("the names of the folders and the number of images are public",)
+    return ("the number of records and the shape of one are public",)
+
+
+def read_records(choice: DataChoice, known: Iterable[str] = ()) -> Data | Sheet:
+    """The records that `choice` describes; those of a table are still text, because its schema may be open.
+
+    What the preparation read of them is in `Data.caveats`. `known` are other names that could have been given.
+    """
+    path = Path(choice.source)
+    or_named = f", or one of {', '.join(known)}" if known else ""
+    if not path.exists():
+        raise InvalidInput(f"data={path} does not exist: give {_ACCEPTED}{or_named}")
+    if path.is_dir():
+        return _read_folder(path, choice)
+    if not path.is_file():  # a pipe would be waited for, a device never ends
+        raise InvalidInput(f"data={path} is no regular file: give {_ACCEPTED}")
+    if is_table(choice.source):
+        return _read_sheet(path, choice)
+    if path.suffix != ".npz":
+        raise InvalidInput(f"data={path} must be {_ACCEPTED}{or_named}")
+    if choice.target is not None:
+        raise InvalidInput(f"target={choice.target!r} belongs to a .csv file: {path.name} must hold arrays x and y")
+    return _prepare_arrays(path, choice, *read_arrays(path))
+
+
+def require_count(choice: DataChoice, records: Data | Sheet) -> int:
+    """The number of training records: public, kept with the run, and the only thing about the records that is."""
+    count = len(records.train) if isinstance(records, Sheet) else len(records.train_set)  # type: ignore[arg-type]  # Dataset does not promise a length
+    if choice.records not in (None, count):
+        raise InvalidInput(
+            f"data={choice.source} has {count} training records, not {choice.records} as when its run began: "
+            "a guarantee is about the records it began with; start a new run"
+        )
+    return count
+
+
+def _read_sheet(path: Path, choice: DataChoice) -> Sheet:
+    if choice.scale is not None:
+        raise InvalidInput(f"scale={choice.scale:g} is for .npz files: give --bounds for the numbers of {path.name}")
+    table = read_table(path)
+    names = ", ".join(table.columns)
+    if choice.target is None:
+        raise InvalidInput(f"{path} needs --target COLUMN: it has {names}")
+    if choice.target not in table.columns:
+        raise InvalidInput(f"{path} has no column {choice.target!r}: it has {names}")
+    rows = ("\0".join(cells).encode() for cells in zip(*table.columns.values(), strict=True))
+    return Sheet.split(table, choice.target, _choose_held_out(choice.held_out, rows))
+
+
+def _read_folder(path: Path, choice: DataChoice) -> Data:
+    for name, value in (("target", choice.target), ("scale", choice.scale), ("bounds", choice.bounds)):
+        if value is not None:
+            raise InvalidInput(f"{name}={value} does not belong to a folder of images: its pixels are mapped to 0..1")
+    classes = choice.classes or list_classes(path)
+    inputs, labels = read_images(path, classes, choice.image_size or IMAGE_SIZE, grey=bool(choice.grey))
+    pixels = Step(f"images resized to {inputs.shape[-1]}x{inputs.shape[-1]}, pixels mapped to 0..1")
+    return _split(path.name, choice, inputs, labels, classes, (pixels,))
+
+
+def _prepare_arrays(path: Path, choice: DataChoice, inputs: Array, labels: Array) -> Data:
+    if not len(labels):
+        raise InvalidInput(f"{path} has 0 records: nothing can be learnt from it")
+    scaled, steps = _scale(choice, inputs)
+    count = _count_classes(path, choice, labels)
+    if choice.classes is None:
+        steps.append(Step("the classes were counted in the labels", True, f"--classes {count}"))
+    classes = choice.classes or tuple(str(number) for number in range(count))
+    x, y = torch.from_numpy(scaled).float(), torch.from_numpy(labels).long()
+    return _split(path.stem, choice, x, y, classes, tuple(steps))
+
+
+def _split(
+    name: str, choice: DataChoice, x: Tensor, y: Tensor, classes: tuple[str, ...], steps: tuple[Step, ...]
+) -> Data:
+    rows = (image.numpy().tobytes() + bytes(str(int(label)), "ascii") for image, label in zip(x, y, strict=True))
+    held = torch.from_numpy(_choose_held_out(choice.held_out, rows))
+    train, test = (TensorDataset(x[part], y[part]) for part in (~held, held))
+    if not len(train):
+        raise InvalidInput(f"{name} has 0 records to train on: hold out fewer than {len(y)}")
+    return Data(name, train, test, classes, (*steps, HELD_OUT) if len(test) else steps)
+
+
+def _scale(choice: DataChoice, inputs: Array) -> tuple[Array, list[Step]]:
+    if choice.scale is not None and choice.bounds is not None:
+        raise InvalidInput("scale and bounds are both given: use one of them")
+    if choice.scale is not None:
+        if not (choice.scale > 0 and math.isfinite(choice.scale)):
+            raise InvalidInput(f"scale={choice.scale} must be > 0: inputs are divided by it")
+        return inputs / choice.scale, [Step(f"inputs divided by {choice.scale:g}")]
+    if choice.bounds is None:
+        return inputs, []
+    low, high = choice.bounds
+    if not (low < high and math.isfinite(high - low)):
+        raise InvalidInput(
+            f"bounds={low:g},{high:g} must be finite and increasing: inputs are mapped from there to 0..1"
+        )
+    return (np.clip(inputs, low, high) - low) / (high - low), [Step(f"inputs mapped from {low:g}..{high:g} to 0..1")]
+
+
+def _count_classes(path: Path, choice: DataChoice, labels: Array) -> int:
+    if not np.isfinite(labels).all() or (labels != np.floor(labels)).any() or labels.min() < 0:
+        raise InvalidInput(f"{path}: the target must hold classes 0, 1, 2, ...: number them from 0")
+    found = int(labels.max()) + 1
+    given = None if choice.classes is None else len(choice.classes)
+    if given is not None and found > given:
+        raise InvalidInput(f"{path}: the target must hold classes 0..{given - 1}, for {given} classes")
+    if found > MOST_CLASSES:
+        raise InvalidInput(
+            f"{path}: the target holds a class above {MOST_CLASSES - 1}: is it a number to predict? It must be a class"
+        )
+    return max(2, given or found)
+
+
+def _choose_held_out(share: float | None, rows: Iterable[bytes]) -> NDArray[np.bool_]:
+    """About a `share` of the records, each of which decides by its own bytes alone.
+
+    By position, one record more would move every later one between the parts, and the two sets of training records
+    would be no neighbours.
+    """
+    share = HELD_OUT_SHARE if share is None else share
+    if not 0 <= share < 1:
+        raise InvalidInput(f"held-out={share} must be in [0, 1): it is the share that is not trained on")
+    digests = (hashlib.blake2b(row, digest_size=8, person=b"held out").digest() for row in rows)
+    return np.fromiter((int.from_bytes(digest, "big") < share * 2**64 for digest in digests), np.bool_)
+
+
+def list_classes(root: Path) -> tuple[str, ...]:
+    """The names of the subfolders, in order."""
+    names = tuple(sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")))
+    if len(names) < 2:
+        raise InvalidInput(f"{root} has {len(names)} subfolders, needs one for each of at least 2 classes")
+    if wild := next((name for name in names if not name.isprintable()), None):
+        raise InvalidInput(f"{root} has a subfolder {wild!r}: the name of a class must be printable")
+    return names
+
+
+def read_images(root: Path, classes: Sequence[str], size: int, *, grey: bool) -> tuple[Tensor, Tensor]:
+    """Every image as [channels, size, size] in 0..1, and its class: records in the order of their names.
+
+    Size and channels are public choices, so that an image becomes the same whatever the others are.
+    """
+    if not 8 <= size <= 512:
+        raise InvalidInput(f"image-size={size} must be in 8..512: images are resized to a square of that many pixels")
+    if unknown := sorted(set(list_classes(root)) - set(classes)):
+        raise InvalidInput(f"{root} has a subfolder {unknown[0]!r} that is not among the classes {', '.join(classes)}")
+    files = [(path, number) for number, name in enumerate(classes) for path in _list_images(root / name)]
+    if not files:
+        raise InvalidInput(f"{root} has 0 images: its subfolders must hold {', '.join(sorted(IMAGES))} files")
+    pillow = _import_pillow()
+    pixels = np.empty((len(files), size, size, 1 if grey else 3), np.uint8)
+    for row, (path, _) in zip(pixels, files, strict=True):
+        row[...] = _read_pixels(pillow, path, size, grey=grey)
+    numbers = torch.tensor([number for _, number in files])
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(255), numbers
+
+
+def _list_images(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGES and path.is_file())
+
+
+def _read_pixels(
+    pillow: ModuleType, path: Path, size: int, *, grey: bool
+) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    try:
+        with pillow.open(path) as image:
+            mode = "L" if grey else "RGB"
+            small = image.convert(mode).resize((size, size), pillow.Resampling.BILINEAR)
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+        raise InvalidInput(f"{path} is not an image that can be read ({type(error).__name__}): remove it") from None
+    return np.asarray(small, np.uint8).reshape(size, size, -1)
+
+
+def _import_pillow() -> ModuleType:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise PillowMissing("reading images needs Pillow: pip install 'sordino[features]'") from None
+    return Image
