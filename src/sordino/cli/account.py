@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino.accounting.events import fits
+from sordino.accounting.guarantee import round_up, round_up_digits, to_plain
 from sordino.cli import options
 from sordino.cli.options import choose_delta, count_steps, find_rate
 from sordino.cli.terminal import UNSURE, caution, console, print_json
@@ -16,6 +17,7 @@ from sordino.errors import InvalidInput
 
 if TYPE_CHECKING:
     from sordino.accounting import Accountant, Adjacency, Events, plans
+    from sordino.books import find_plans
     from sordino.recipe import Recipe
     from sordino.report.folder import Folder
 
@@ -157,6 +159,7 @@ def _price(accountant: Accountant, statement: Statement, adjacency: Adjacency) -
 
 def _present(statement: Statement, as_json: bool) -> None:
     from sordino.accounting import ACCOUNTANTS, epsilon
+    from sordino.accounting.events import require_adjacency
 
     adjacency = require_adjacency(statement.adjacency)
     epsilon([], statement.delta)  # refuses a delta that is none

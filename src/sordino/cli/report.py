@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.accounting.guarantee import round_up, round_up_digits
+from sordino.accounting.guarantee import round_up, round_up_digits, to_plain
 from sordino.cli import options
 from sordino.cli.terminal import caution, console, print_json
 from sordino.errors import InvalidInput
