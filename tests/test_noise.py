@@ -1,15 +1,19 @@
 """The noise has the deviation that is claimed, is fresh in every incarnation, and needs a receipt."""
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pytest
 import torch
-from dp_accounting import GaussianDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 from scipy import stats
 
-from sordino import InvalidInput
+from sordino import InvalidInput, Recipe
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.audit.conformance.tape import Tape
-from sordino.noise import PIECE, Secure, Seeded, add_noise, perturb
+from sordino.noise import PIECE, Independent, Secure, Seeded, Source, add_noise, perturb
+from sordino.parts import State
+from tests.helpers import calibrated, private
 
 
 @pytest.fixture
@@ -104,3 +108,49 @@ def test_a_method_that_is_called_settle_by_chance_decides_nothing(receipt: Recei
 
 def test_a_guarantee_over_a_recording_tape_says_that_there_is_no_protection(receipt: Receipt) -> None:
     assert "no protection" in Tape(Secure(), 4).assumption
+
+
+# -- the shape of noise ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Count(State):
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Tripled(Independent):
+    """Three times the noise, priced as such; counts how often it was asked."""
+
+    def start(self) -> Count:
+        return Count()
+
+    def event(self, answer: DpEvent) -> DpEvent:
+        assert isinstance(answer, GaussianDpEvent)
+        return GaussianDpEvent(3 * answer.noise_multiplier)
+
+    def add(self, source: Source, receipt: Receipt, sums: list[torch.Tensor], std: float, state: Count) -> None:
+        state.steps += 1
+        super().add(source, receipt, sums, 3 * std, state)
+
+
+def test_the_plain_noise_is_not_written_so_that_documents_and_fingerprints_stay() -> None:
+    recipe = calibrated()
+    assert recipe.noise == Independent()
+    assert "[noise]" not in recipe.to_toml()
+    assert Recipe.from_toml(recipe.to_toml() + '\n[noise]\npart = "independent"\n') == recipe
+
+
+def test_a_step_adds_the_noise_of_its_recipe_and_charges_its_event() -> None:
+    """Two runs that draw the same records; `_Ones` makes the noise of an entry its deviation, divided by 16."""
+    models, runs = [], []
+    for recipe in (calibrated(), replace(calibrated(), noise=Tripled())):
+        models.append(model := torch.nn.Linear(6, 3))
+        for parameter in model.parameters():
+            torch.nn.init.zeros_(parameter)
+        runs.append(private(recipe, model=model, lr=1.0, source=_Ones(0)))
+        runs[-1].step()
+    assert runs[1].bench.states.noise.steps == 1
+    assert runs[1].bench.ledger.events() == [(PoissonSampledDpEvent(0.25, GaussianDpEvent(3.0)), 1)]
+    for plain, tripled in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.allclose(plain - tripled, torch.full_like(plain, 2 / 16), atol=1e-5)

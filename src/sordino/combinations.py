@@ -122,6 +122,6 @@ def _list_rules(recipe: Recipe, setting: Setting | None) -> Iterator[tuple[str, 
     if setting is not None:
         yield from (("", rule) for rule in SETTINGS[setting])
         return
-    for slot in ("sampler", "norms", "weighing", "noise", "selection"):
+    for slot in ("norms", "sampler", "weighing", "noise", "selection"):
         part: Any = getattr(recipe, slot)
         yield from ((type(part).__name__, rule) for rule in getattr(part, "needs", ()))
