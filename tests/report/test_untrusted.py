@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from sordino.accounting import Ledger
 from sordino.cli import app, config
 from sordino.errors import InvalidInput, SordinoError
+from sordino.report import reader
 from sordino.report.folder import Folder
-from sordino.serve import reader
 
 TEXTS = ("recipe.toml", "config.toml", "history.jsonl", "audit.json", "outcome.json")
 MUTATIONS = 30

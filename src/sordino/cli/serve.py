@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 def serve(runs: _Runs, port: _Port = 0, json: options.Json = False) -> None:
     """Show runs and their budgets in a browser, on this machine alone; nothing is written. Ctrl-C ends it."""
-    from sordino.serve import Server
+    from sordino.report.server import Server
 
     with Server(runs, port) as server:
         if json:

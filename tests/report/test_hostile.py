@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from sordino import Recipe
-from sordino.serve import Server, reader, shelf
-from sordino.serve.reader import Reader
+from sordino.report import reader, shelf
+from sordino.report.reader import Reader
+from sordino.report.server import Server
 from tests.runs import make_run
 
 ENDLESS = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT n AS {} FROM c"

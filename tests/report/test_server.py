@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from sordino.errors import InvalidInput
-from sordino.serve import Server
-from sordino.serve.server import MOST_AT_ONCE
+from sordino.report.server import MOST_AT_ONCE, Server
 from tests.runs import make_run
 
 PATIENCE = 120.0

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sordino.errors import InvalidInput
+from sordino.report import reader
 from sordino.report.facts import Facts
 from sordino.report.folder import LEDGER, Folder
-from sordino.serve import reader
-from sordino.serve.reader import Reader
+from sordino.report.reader import Reader
 
 MOST_RUNS = 500
 SHARE = 0.1

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sordino.errors import InvalidInput
-from sordino.serve import pages
-from sordino.serve.shelf import Shelf
+from sordino.report import pages
+from sordino.report.shelf import Shelf
 
 HOST = "127.0.0.1"
 MOST_AT_ONCE = 64

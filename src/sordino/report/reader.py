@@ -97,7 +97,7 @@ class Reader:
         """A process that waits for questions; what it imports is not counted as reading."""
         if self._process is None or self._process.poll() is not None:
             # -P: a module that lies in the folder we happen to be in must not be imported.
-            command = [sys.executable, "-P", "-m", "sordino.serve.reader"]
+            command = [sys.executable, "-P", "-m", "sordino.report.reader"]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             self._process = subprocess.Popen(command, **pipes)  # type: ignore[call-overload]  # typeshed lists them one by one
             assert self._process.stdout is not None

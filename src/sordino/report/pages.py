@@ -9,9 +9,9 @@ from sordino.errors import InvalidInput
 from sordino.report import page, run_report
 from sordino.report.folder import Folder
 from sordino.report.page import Page
-from sordino.serve.shelf import Listed, Shelf
+from sordino.report.shelf import Listed, Shelf
 
-PACKAGE = "sordino.serve"
+PACKAGE = "sordino.report"
 PATIENCE = 3.0
 """Seconds that a list may take; runs that are not priced by then are priced at the next look."""
 _RUN = re.compile(r"run/([0-9a-f]{16})")
