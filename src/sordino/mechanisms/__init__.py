@@ -1,0 +1,87 @@
+"""The mechanisms: one file per paper, found by looking into this folder.
+
+A file offers its mechanisms as ``MECHANISMS``, a tuple of `Mechanism`. The command line, completion, the report, the
+index of the documentation and the conformance tests read them from here, so that a new file needs no other change.
+"""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from sordino.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from sordino.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A way to train privately: how people and files call it, where it is published, and how its recipe is made.
+
+    `name` is that of ``recipes.NAME(...)`` and of ``sordino train --recipe NAME``; `title` and `summary` make one
+    sentence together. `parts` are the classes that the mechanism adds, by the type of their slot and by the name that
+    files give them, which must never change: ``{"Weighing": {"automatic": Automatic}}``. `example` are the options,
+    besides those that all recipes share, with which a small run can be audited.
+    """
+
+    name: str
+    title: str
+    summary: str
+    paper: str
+    recipe: Callable[..., Recipe]
+    parts: Mapping[str, Mapping[str, type]] = field(default_factory=dict)
+    example: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        """What it does, for a report."""
+        return f"{self.title}: {self.summary}"
+
+
+def find_all() -> dict[str, Mechanism]:
+    """Every mechanism by its name, in alphabetical order.
+
+    >>> from sordino import mechanisms
+    >>> mechanisms.find_all()["dpsgd"].title
+    'DP-SGD'
+    """
+    found: dict[str, Mechanism] = {}
+    for file in _files():
+        for mechanism in getattr(import_module(f"{__name__}.{file.name}"), "MECHANISMS", ()):
+            if mechanism.name in found:
+                raise InvalidInput(f"two mechanisms are called {mechanism.name!r}: rename the one in {file.name}.py")
+            found[mechanism.name] = mechanism
+    return dict(sorted(found.items()))
+
+
+def find(name: str) -> Mechanism:
+    """The mechanism of this name; ``growing-mu`` is ``growing_mu``."""
+    known = find_all()
+    mechanism = known.get(name.replace("-", "_"))
+    if mechanism is None:
+        raise InvalidInput(f"recipe={name!r} must be one of {', '.join(known)}")
+    return mechanism
+
+
+def list_names() -> list[str]:
+    """The names of all mechanisms, read from the files' text: a shell that completes a line cannot wait for torch."""
+    return sorted(name for file in _files() for name in _written_names(file))
+
+
+def _files() -> list[pkgutil.ModuleInfo]:
+    return [file for file in pkgutil.iter_modules(__path__) if not file.name.startswith("_")]
+
+
+def _written_names(file: pkgutil.ModuleInfo) -> Iterator[str]:
+    spec = file.module_finder.find_spec(file.name, None)
+    text = spec.loader.get_source(file.name) if spec and spec.loader else None  # type: ignore[attr-defined]
+    for node in ast.walk(ast.parse(text or "")):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == Mechanism.__name__:
+            for given in (*node.args[:1], *(word.value for word in node.keywords if word.arg == "name")):
+                if isinstance(given, ast.Constant) and isinstance(given.value, str):
+                    yield given.value
