@@ -19,7 +19,7 @@ from sordino.data.tabular import Table
 from sordino.data.tabular_schema import Category, Schema
 from sordino.errors import InvalidInput
 from sordino.noise import Seeded
-from sordino.report.gathering import gather
+from sordino.report.facts import gather
 from sordino.sampling.draw import Draw
 from sordino.weighing import Flat
 from tests.helpers import budgeted, private

@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from sordino import Budget, Private, Recipe, UnsupportedModel, recipes
+from sordino.audit.auditing import Audit, AuditFailed, audit_recipe
 from sordino.audit.instances import LOUD, Instance
-from sordino.audit.mechanisms import mechanism
-from sordino.audit.result import Audit, AuditFailed
 from sordino.noise import Seeded, Source
 from sordino.schedules import GrowingMu
 from tests.audit import sabotage
@@ -56,7 +55,7 @@ class Case:
     single_trials: int = 150
 
     def audit(self, seed: int = 1) -> Audit:
-        return mechanism(
+        return audit_recipe(
             self.recipe,
             noise_multiplier=self.noise,
             instances=self.instances,

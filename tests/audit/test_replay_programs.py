@@ -260,7 +260,7 @@ class SixteenBits(Secure):
 
 
 def test_the_secure_source_conforms() -> None:
-    conformance.source(Secure).require_passed()
+    conformance.check_source(Secure).require_passed()
 
 
 @pytest.mark.parametrize(
@@ -280,12 +280,12 @@ def test_the_secure_source_conforms() -> None:
     ],
 )
 def test_a_broken_source_is_found(make: Callable[[], Any]) -> None:
-    assert not conformance.source(make, sources=2048).passed
+    assert not conformance.check_source(make, sources=2048).passed
 
 
 def test_seeded_sources_conform() -> None:
     seeds = iter(range(10_000))
-    conformance.source(lambda: Seeded(next(seeds)), sources=512).require_passed()
+    conformance.check_source(lambda: Seeded(next(seeds)), sources=512).require_passed()
 
 
 # -- a program of one's own -----------------------------------------------------------------------------------------

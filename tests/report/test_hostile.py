@@ -34,7 +34,7 @@ def warm() -> Iterator[Reader]:
 @pytest.fixture
 def lists(warm: Reader, monkeypatch: pytest.MonkeyPatch) -> Reader:
     """The reader of lists, with little patience."""
-    monkeypatch.setattr(reader, "lists", lambda: warm)
+    monkeypatch.setattr(reader, "start_for_lists", lambda: warm)
     return warm
 
 
@@ -73,7 +73,7 @@ def test_every_folder_is_shown_as_what_it_is(lists: Reader, runs: Path, recipe: 
     began, rows = time.monotonic(), []
     while time.monotonic() < began + 60:
         asked = time.monotonic()
-        rows = found.listed(2.0)
+        rows = found.list_runs(2.0)
         assert time.monotonic() - asked < 2 + 25, "a list takes its patience, and at most the start of a new reader"
         if all(row.facts is not None or row.problem for row in rows):
             break

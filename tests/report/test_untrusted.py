@@ -20,7 +20,7 @@ from sordino.accounting import Ledger
 from sordino.cli import app, config
 from sordino.errors import InvalidInput, SordinoError
 from sordino.report import reader
-from sordino.report.folder import Folder
+from sordino.report.run_folder import Folder
 
 TEXTS = ("recipe.toml", "config.toml", "history.jsonl", "audit.json", "outcome.json")
 MUTATIONS = 30

@@ -25,7 +25,7 @@ from sordino.accounting.events import GaussianDpEvent, from_json, to_json
 from sordino.accounting.gdp import gaussian_delta, gaussian_epsilon
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.audit import conformance
-from sordino.audit.witness import Witness
+from sordino.audit.observing import Witness
 from sordino.noise import Seeded, Source
 from sordino.sampling import Draw, Shuffled, ShuffledLoader
 from sordino.schedules import ExponentialDecay

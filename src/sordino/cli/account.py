@@ -17,7 +17,7 @@ from sordino.printing import plain_number, rounded_up, significant_up
 if TYPE_CHECKING:
     from sordino.accounting import Accountant, Adjacency, Events, plans
     from sordino.recipe import Recipe
-    from sordino.report.folder import Folder
+    from sordino.report.run_folder import Folder
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -52,9 +52,9 @@ def account(
     if run is not None and any(value is not None for value in described):
         raise InvalidInput("a run and a description of steps are both given: use one of them")
     if run is not None:
-        from sordino.report.folder import whatever_it_holds
+        from sordino.report.run_folder import expect_anything
 
-        with whatever_it_holds(run):
+        with expect_anything(run):
             _present(_of_run(run, delta, adjacency), json)
         return
     bill = _of_steps(sampling_rate(rate, batch_size, records), noise_multiplier, steps, epochs)
@@ -97,7 +97,7 @@ def _of_run(run: Path, delta: float | None, adjacency: str | None) -> Bill:
     from sordino import books
     from sordino.accounting import plans
     from sordino.claims import CONDITION, UNPROTECTED, plan_of
-    from sordino.report.folder import Folder
+    from sordino.report.run_folder import Folder
 
     folder = Folder(run)
     with books.reading(folder.ledger.parent) as ledger:

@@ -15,8 +15,7 @@ from sordino.errors import InvalidInput
 from sordino.printing import rounded_up, significant_up
 
 if TYPE_CHECKING:
-    from sordino.audit.mechanisms import Progress
-    from sordino.audit.result import Audit
+    from sordino.audit.auditing import Audit, Progress
     from sordino.recipe import Recipe
 
 EPILOG = """
@@ -64,10 +63,10 @@ def audit(
 def _audit_recipe(
     recipe: Recipe, noise: float | None, trials: int, confidence: float, seed: int | None, as_json: bool
 ) -> bool:
-    from sordino.audit.mechanisms import mechanism
+    from sordino.audit.auditing import audit_recipe
 
     with _progress() as progress:
-        found = mechanism(
+        found = audit_recipe(
             recipe,
             noise_multiplier=noise,
             trials=trials,
@@ -84,7 +83,7 @@ def _audit_recipe(
 
 
 def _audit_run(run: Path, trials: int, seed: int | None, trust_code: bool, as_json: bool) -> bool:
-    from sordino.audit.run import audit_run
+    from sordino.audit.auditing import audit_run
     from sordino.cli.session import reopen
 
     if (run / "audit.json").is_symlink():  # before minutes of work whose result could not be kept

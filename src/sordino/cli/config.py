@@ -44,7 +44,7 @@ from sordino.data import LOADERS, tabular_schema
 from sordino.data.tabular_schema import Schema
 from sordino.errors import InvalidInput
 from sordino.recipe import Recipe
-from sordino.report.folder import Folder
+from sordino.report.run_folder import Folder
 
 FILE = "config.toml"
 MOST_CLASSES = 10_000

@@ -15,7 +15,7 @@ from pathlib import Path
 from sordino import checkpoint
 from sordino.errors import InvalidInput
 from sordino.names import fits
-from sordino.report.folder import Folder
+from sordino.report.run_folder import Folder
 
 FILE = "history.jsonl"
 EVALUATIONS = 20
