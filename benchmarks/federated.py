@@ -147,19 +147,19 @@ def accuracy(model: nn.Module, test: Split) -> float:
 
 
 def take_round(strategy: PrivateStrategy, train: Split) -> None:
-    """One round of the strategy's mechanism, with every drawn user's FedSGD update computed by one vmap."""
-    mechanism, (x, y) = strategy.mechanism, train
-    current = mechanism.begin(range(len(y)))
-    parameters = {name: p.detach() for name, p in mechanism.model.named_parameters()}
+    """One of the strategy's rounds, with every drawn user's FedSGD update computed by one vmap."""
+    rounds, (x, y) = strategy.rounds, train
+    current = rounds.begin(range(len(y)))
+    parameters = {name: p.detach() for name, p in rounds.model.named_parameters()}
 
     def loss_of_user(weights: dict[str, Tensor], images: Tensor, classes: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(mechanism.model, weights, (images,)), classes)
+        return F.cross_entropy(functional_call(rounds.model, weights, (images,)), classes)
 
     for part in torch.tensor(current.drawn, dtype=torch.int64).split(128):
         gradients = vmap(grad(loss_of_user), in_dims=(None, 0, 0))(parameters, x[part].float() / 255, y[part])
         for place, user in enumerate(part.tolist()):
-            mechanism.add(current, user, {name: g[place] for name, g in gradients.items()}, within=False)
-    mechanism.release(current)
+            rounds.add(current, user, {name: g[place] for name, g in gradients.items()}, within=False)
+    rounds.release(current)
 
 
 def run(case: Case, train: Split, test: Split, grid: Grid | None = None) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def run(case: Case, train: Split, test: Split, grid: Grid | None = None) -> dict
         "accuracy": accuracy(model, test),
         "curve": [round(value, 4) for value in curve],
         "cpu_seconds": round(time.process_time() - started, 1),
-        "noise_multiplier": strategy.mechanism.recipe.noise_multiplier,
+        "noise_multiplier": strategy.rounds.recipe.noise_multiplier,
         "guarantee": strategy.guarantee().to_dict(),
     }
 

@@ -47,7 +47,7 @@ def worker(steps: int) -> None:
             before = time.perf_counter()
             private.step()
             times.append(time.perf_counter() - before)
-        if private.bench.team.leads:
+        if private.run.team.leads:
             print(json.dumps(times), flush=True)
         private.close()
 

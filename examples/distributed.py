@@ -54,8 +54,8 @@ def main() -> None:
     options = parser.parse_args()
     join()
     with train(options.run, options.epochs) as private:
-        if private.bench.team.leads:
-            print(f"processes: {private.bench.team.size}, steps: {private.position} of {private.total}")
+        if private.run.team.leads:
+            print(f"processes: {private.run.team.size}, steps: {private.position} of {private.total}")
             print(private.guarantee())
 
 

@@ -108,7 +108,7 @@ def test_every_file_that_knows_more_is_heard(run: Path, file: str, content: str)
 def test_damaged_files_know_nothing(run: Path, content: str) -> None:
     for file in ("history.jsonl", "outcome.json"):
         (run / file).write_text(content)
-    books.check(Ledger.read(run / "ledger.sqlite"), books.claims(run))
+    books.check(Ledger.read(run / "ledger.sqlite"), books.read_sightings(run))
 
 
 @pytest.mark.parametrize("left", ["checkpoint-*.pt", "history.jsonl", "outcome.json"])
@@ -196,7 +196,7 @@ def test_a_malformed_checkpoint_with_a_valid_checksum_is_one_line(run: Path, nam
         again.load(run)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
-    assert again.run is None
+    assert again.run.folder is None
     assert again.position == 0
 
 

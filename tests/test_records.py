@@ -1,11 +1,17 @@
-"""Records are fetched as torch's own indexing would, in their own memory layout."""
+"""Records are counted, and fetched as torch's own indexing would, in their own memory layout."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from sordino.records import Records, rows
+from sordino.errors import InvalidInput
+from sordino.records import Records, count_records, rows
+from tests.validation.probes import vectors
 
 LAYOUTS = {
     "plain": torch.randn(5, 3, 4, 2),
@@ -41,3 +47,41 @@ def test_what_is_fetched_is_a_copy():
     batch = Records((tensor, torch.zeros(3))).fetch([0, 1], torch.device("cpu"))
     batch.data[0].add_(1)
     assert torch.equal(tensor, torch.zeros(3, 2))
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+class Endless(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+BAD_DATASETS: dict[str, tuple[Callable[[], Any], str]] = {
+    "empty": (lambda: TensorDataset(torch.zeros(0, 2)), "0 records"),
+    "empty list": (list, "0 records"),
+    "iterable": (Stream, "map-style"),
+    "generator": (lambda: (i for i in range(3)), "map-style"),
+    "number": (lambda: 7, "map-style"),
+    "nothing": (lambda: None, "map-style"),
+    "mapping": (lambda: {"x": 1}, "map-style"),
+    "set": (lambda: {1, 2}, "map-style"),
+    "no length": (Endless, "__len__"),
+    "scalar tensor": (lambda: torch.tensor(1.0), "__len__"),
+    "loader": (lambda: DataLoader(vectors()), "loader.dataset"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_DATASETS)
+def test_unusable_datasets_are_refused_in_one_line(name: str) -> None:
+    make, words = BAD_DATASETS[name]
+    with pytest.raises(InvalidInput, match=words) as raised:
+        count_records(make())
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("dataset", [vectors(), [1] * 9, torch.zeros(9, 2)])
+def test_usable_datasets_are_counted(dataset: Any) -> None:
+    assert count_records(dataset) == 9

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from sordino.federated.quiet import QUIET
+from sordino.federated import QUIET
 
 APP = Path(__file__).parent
 

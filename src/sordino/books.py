@@ -1,13 +1,14 @@
-"""A run's folder as a whole: what its checkpoints, its history and its outcome know must be in its ledger.
+"""A run's folder: the names of its files, how they are written, and whether they belong together.
 
-Each of them says how many events it had seen, and checkpoints and outcome also where the ledger's chain stood. If any
-knows of more than the ledger holds, or saw another chain, the ledger was rolled back, replaced or went another way.
-Then what was spent is unknown, and the answer is an error, never a smaller ε. Nothing here needs torch, or trusts a
-file.
+What checkpoints, history and outcome know must be in the ledger. Each of them says how many events it had seen, and
+checkpoints and outcome also where the ledger's chain stood. If any knows of more than the ledger holds, or saw another
+chain, the ledger was rolled back, replaced or went another way. Then what was spent is unknown, and the answer is an
+error, never a smaller ε. Nothing here needs torch, or trusts a file.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -22,7 +23,8 @@ from sordino.accounting.ledger import Ledger
 from sordino.accounting.signing import Key
 from sordino.errors import LedgerError, LedgerForked, LedgerRolledBack
 
-LEDGER, HISTORY, OUTCOME = "ledger.sqlite", "history.jsonl", "outcome.json"
+LEDGER, RECIPE, HISTORY, OUTCOME = "ledger.sqlite", "recipe.toml", "history.jsonl", "outcome.json"
+CHECKPOINTS = "checkpoint-*.pt"
 CHECKPOINT = "sordino-checkpoint-2"
 """First word of a checkpoint; then checksum, length, events and head. Version 0.1 wrote -1, without the last two."""
 MOST_BYTES = 8_000_000
@@ -31,38 +33,38 @@ _HEAD = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Claim:
-    """What a file of the folder knows: at least so many events, and the head of the chain after them, if it says so."""
+class Sighting:
+    """What a file of the folder has seen: at least so many events, and the head of the chain then, if it says so."""
 
     file: str
     events: int
     head: str | None = None
 
 
-def claims(directory: Path) -> list[Claim]:
+def read_sightings(directory: Path) -> list[Sighting]:
     """What the files beside the ledger know; damaged ones know nothing."""
     try:
         names = sorted(path.name for path in directory.iterdir())
     except OSError:
         return []
-    found = [_of_checkpoint(directory, name) for name in names if _NAME.fullmatch(name)]
-    history = (_of_json(HISTORY, "step", line) for line in _start(directory / HISTORY, MOST_BYTES).splitlines())
-    return [*found, *history, _of_json(OUTCOME, "steps", _start(directory / OUTCOME, MOST_BYTES))]
+    found = [_see_checkpoint(directory, name) for name in names if _NAME.fullmatch(name)]
+    history = (_see_json(HISTORY, "step", line) for line in _read_start(directory / HISTORY, MOST_BYTES).splitlines())
+    return [*found, *history, _see_json(OUTCOME, "steps", _read_start(directory / OUTCOME, MOST_BYTES))]
 
 
-def check(ledger: Ledger, known: list[Claim]) -> None:
+def check(ledger: Ledger, known: list[Sighting]) -> None:
     """Refuse a ledger that does not hold what is `known`; read that first, for a run may be writing both."""
     with ledger.snapshot():
         held = len(ledger)
-        for claim in known:
-            if claim.events > held:
+        for seen in known:
+            if seen.events > held:
                 raise LedgerRolledBack(
-                    f"{claim.file} knows of {claim.events} events, its ledger {ledger.path} holds {held}: the ledger "
+                    f"{seen.file} knows of {seen.events} events, its ledger {ledger.path} holds {held}: the ledger "
                     "was replaced or cut short, so what was spent is unknown; restore its newest copy"
                 )
-            if claim.head is not None and not ledger.passed(claim.events, claim.head):
+            if seen.head is not None and not ledger.passed(seen.events, seen.head):
                 raise LedgerForked(
-                    f"{claim.file} saw another history of {claim.events} events than its ledger {ledger.path} holds: "
+                    f"{seen.file} saw another history of {seen.events} events than its ledger {ledger.path} holds: "
                     "the ledger was replaced, so what was spent is unknown; restore the one that belongs to it"
                 )
 
@@ -70,7 +72,7 @@ def check(ledger: Ledger, known: list[Claim]) -> None:
 @contextmanager
 def reading(directory: Path, key: Key | None = None) -> Iterator[Ledger]:
     """The ledger of the run in `directory`, checked against the other files; one state of it for the whole block."""
-    known = claims(directory)
+    known = read_sightings(directory)
     with Ledger.read(directory / LEDGER, key) as ledger, ledger.snapshot():
         check(ledger, known)
         yield ledger
@@ -87,36 +89,62 @@ def require_fresh(directory: Path) -> None:
     """Refuse to begin a run where there was one: its budget would be granted anew."""
     if (directory / LEDGER).exists():
         raise LedgerError(f"{directory} holds a run already: choose another directory, or load it to go on with it")
-    if any(claim.events for claim in claims(directory)) or any(directory.glob("checkpoint-*.pt")):
+    if any(seen.events for seen in read_sightings(directory)) or any(directory.glob(CHECKPOINTS)):
         raise LedgerError(
             f"{directory} holds checkpoints or a history without their ledger, so what they cost is unknown: "
             "put the ledger back, or choose another directory"
         )
 
 
-def _of_checkpoint(directory: Path, name: str) -> Claim:
-    fields = _start(directory / name, 400).partition("\n")[0].split(" ")
+def write_durably(path: Path, content: bytes) -> None:
+    """Write, sync, rename, sync the directory: after a crash the file is the old one or the new one.
+
+    The directory may come from somebody else: nothing is written through a link, neither `path` nor what lies beside.
+    """
+    beside = path.with_name(path.name + ".partial")
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link, which could lead anywhere: remove it", str(path))
+    try:
+        beside.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+        with os.fdopen(os.open(beside, flags, 0o666), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _see_checkpoint(directory: Path, name: str) -> Sighting:
+    fields = _read_start(directory / name, 400).partition("\n")[0].split(" ")
     named = _NAME.fullmatch(name)
     assert named is not None
     position = int(named[1])  # every step was charged, so that there are at least as many events
     if len(fields) != 5 or fields[0] != CHECKPOINT or not re.fullmatch(r"\d{1,12}", fields[3]):
-        return Claim(name, position)
-    return Claim(name, max(position, int(fields[3])), fields[4] if _HEAD.fullmatch(fields[4]) else None)
+        return Sighting(name, position)
+    return Sighting(name, max(position, int(fields[3])), fields[4] if _HEAD.fullmatch(fields[4]) else None)
 
 
-def _of_json(file: str, steps: str, text: str) -> Claim:
+def _see_json(file: str, steps: str, text: str) -> Sighting:
     try:
         said: Any = json.loads(text)
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):
-        return Claim(file, 0)
+        return Sighting(file, 0)
     counted = [said[key] for key in (steps, "events") if type(said.get(key)) is int]
     head = said.get("head") if type(said.get("events")) is int else None
-    return Claim(file, max(counted, default=0), head if isinstance(head, str) and _HEAD.fullmatch(head) else None)
+    return Sighting(file, max(counted, default=0), head if isinstance(head, str) and _HEAD.fullmatch(head) else None)
 
 
-def _start(path: Path, most: int) -> str:
+def _read_start(path: Path, most: int) -> str:
     """The beginning of a regular file, or nothing: a link, a pipe or a missing file knows nothing."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))

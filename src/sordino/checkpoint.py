@@ -7,10 +7,8 @@ that a torn or half-written file is never taken for a good one.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
-import os
 import stat
 import warnings
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ from typing import Any
 import torch
 
 from sordino.accounting.ledger import Ledger
-from sordino.books import CHECKPOINT
+from sordino.books import CHECKPOINT, CHECKPOINTS, write_durably
 from sordino.errors import CheckpointError
 
 _BEFORE = "sordino-checkpoint-1"  # of version 0.1, which says nothing about the ledger in its first line
@@ -38,17 +36,17 @@ def write(directory: Path, step: int, state: dict[str, Any]) -> Path:
     path = directory / f"checkpoint-{step:09d}.pt"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for left_by_a_kill in directory.glob("checkpoint-*.pt.partial"):
+        for left_by_a_kill in directory.glob(f"{CHECKPOINTS}.partial"):
             left_by_a_kill.unlink()
         write_durably(path, header + body)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror}; the run's earlier checkpoint stands") from error
-    for old in _newest_first(directory)[_KEPT:]:
+    for old in _list_newest_first(directory)[_KEPT:]:
         old.unlink(missing_ok=True)
     return path
 
 
-def standing(ledger: Ledger) -> dict[str, Any]:
+def describe_ledger(ledger: Ledger) -> dict[str, Any]:
     """What a checkpoint says of the ledger beside it."""
     head = ledger.head()
     return {"run_id": ledger.run_id, "events": head.events, "head": head.chain.hex()}
@@ -75,7 +73,7 @@ def read_newest(directory: Path) -> dict[str, Any] | None:
 
     A damaged one is passed over for the one before it; if all are damaged, that is an error.
     """
-    paths = _newest_first(directory)
+    paths = _list_newest_first(directory)
     problems = []
     for path in paths:
         try:
@@ -87,34 +85,8 @@ def read_newest(directory: Path) -> dict[str, Any] | None:
     return None
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """Write, sync, rename, sync the directory: after a crash the file is the old one or the new one.
-
-    The directory may come from somebody else: nothing is written through a link, neither `path` nor what lies beside.
-    """
-    beside = path.with_name(path.name + ".partial")
-    if path.is_symlink():
-        raise OSError(errno.ELOOP, "it is a link, which could lead anywhere: remove it", str(path))
-    try:
-        beside.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-        with os.fdopen(os.open(beside, flags, 0o666), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _newest_first(directory: Path) -> list[Path]:
-    return sorted(directory.glob("checkpoint-*.pt"), reverse=True)
+def _list_newest_first(directory: Path) -> list[Path]:
+    return sorted(directory.glob(CHECKPOINTS), reverse=True)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -132,10 +104,10 @@ def _read(path: Path) -> dict[str, Any]:
     with one_line(f"{path} holds objects that are not plain tensors and numbers"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's words about what it refuses would stand above ours
         state = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
-    return _sound(state, path, fields[3:])
+    return _require_sound(state, path, fields[3:])
 
 
-def _sound(state: Any, path: Path, seen: list[str]) -> dict[str, Any]:
+def _require_sound(state: Any, path: Path, seen: list[str]) -> dict[str, Any]:
     """What every checkpoint must say, of the right type and not at odds with itself, whoever wrote the file."""
     if not isinstance(state, dict) or not isinstance(state.get("run_id"), str):
         raise CheckpointError(f"{path} is not the checkpoint of a run: it names none")

@@ -50,21 +50,10 @@ class _Open:
 
 
 class UserLoop:
-    """Binds a bench to somebody else's loop.
+    """Binds a bench to somebody else's loop; `probe` refuses a model that mixes examples."""
 
-    `position` says which step is next, `finished` is called after each, `probe` refuses a model that mixes examples.
-    """
-
-    def __init__(
-        self,
-        bench: steps.Bench,
-        position: Callable[[], int | None],
-        finished: Callable[[], None],
-        probe: Callable[[], None],
-    ) -> None:
+    def __init__(self, bench: steps.Bench, probe: Callable[[], None]) -> None:
         self.bench = bench
-        self._position = position
-        self._finished = finished
         self._probe = probe
         self.assumptions: tuple[str, ...] = ()
         self._open: _Open | None = None
@@ -80,22 +69,27 @@ class UserLoop:
         for hook in self._hooks:
             hook.remove()
 
-    def take(self, step: int) -> bool:
+    def take(self) -> None:
         """One step that Sordino runs by itself."""
         self._ours = True
         try:
-            return steps.take(self.bench, step)
+            self._advance(steps.take(self.bench, self.bench.run.position))
         finally:
             self._ours = False
+
+    def _advance(self, kept: bool) -> None:
+        """Go on to the next step of the recipe, unless a rejected one is to be taken again."""
+        if kept or self.bench.recipe.selection.counts_attempts:
+            self.bench.run.position += 1
 
     def batches(self, foreign: Iterable[Any] | None, num_workers: int, microbatch: int | None) -> Iterator[Any]:
         """The batches for the user's loop; ends after the last step, or where the budget ends."""
         try:
             for draw, fetch in self._draws(foreign, num_workers):
-                position = self._position()
-                if position is None:
+                self._probe()
+                if self.bench.run.position >= (self.bench.recipe.steps or 0):
                     return
-                yield from self._offer(position, draw, fetch, microbatch)
+                yield from self._offer(draw, fetch, microbatch)
         except BudgetExhausted:
             return
         finally:
@@ -136,10 +130,9 @@ class UserLoop:
             by_rows = bench.records.by_rows
             yield Draw(indices), _slicer(data, bench.device) if by_rows else _grouper(data, bench)
 
-    def _offer(
-        self, position: int, draw: Draw | None, fetch: Callable[[Draw], Batch], microbatch: int | None
-    ) -> Iterator[Any]:
-        attempt = steps.begin(self.bench, position, draw)
+    def _offer(self, draw: Draw | None, fetch: Callable[[Draw], Batch], microbatch: int | None) -> Iterator[Any]:
+        """The batches of one draw, which is paid for first."""
+        attempt = steps.begin(self.bench, self.bench.run.position, draw)
         before = self.bench.recipe.selection.snapshot(attempt)
         parts = list(attempt.draw.split(microbatch or max(1, len(attempt.draw))))
         self._open = _Open(attempt, before, len(parts))
@@ -237,8 +230,7 @@ class UserLoop:
             return
         kept = steps.conclude(self._open.attempt, self._open.before)
         self._open = None
-        if kept or self.bench.recipe.selection.counts_attempts:
-            self._finished()
+        self._advance(kept)
 
 
 class _ByDraw(Dataset[Any]):

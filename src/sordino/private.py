@@ -7,33 +7,35 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from sordino import books, checkpoint, saving, validation
-from sordino.accounting import plans
-from sordino.accounting.allowance import Allowance, Planned, Runs, Unlimited
+from sordino import books, checkpoint, validation
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger
-from sordino.accounting.pricing import required_accountant
-from sordino.claims import CONDITION, UNPROTECTED, conditions_of, guarantee_of, weaker
-from sordino.distributed import agreement, reflected, sharding, team_of
-from sordino.errors import BudgetExhausted, InvalidInput, LedgerError
+from sordino.distributed import agreement, sharding, team_of
+from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.gradients import Objective
 from sordino.gradients.engine import Loss
 from sordino.loops import UserLoop
-from sordino.noise import Secure, Seeded, Source
+from sordino.noise import Source
 from sordino.recipe import Recipe
 from sordino.records import Collate, Records
+from sordino.run import Run, Stopped
 from sordino.selection.energy import evaluating
 from sordino.step import Bench
 from sordino.validation.binding import check_ledger, check_length, check_optimizer
 from sordino.validation.watching import Watch
 
 _log = logging.getLogger("sordino")
+
+UNPROBED = ("the model was NOT probed for mixing examples (validate=False)",)
+ALONE = ("model and loss treat every example by itself",)
+"""What a guarantee must assume, and its headline name, where nobody looked."""
 
 
 @dataclass(frozen=True)
@@ -83,37 +85,40 @@ class Private:
         check_optimizer(model, optimizer)
         check_ledger(recipe.basis, ledger)
         objective = Objective(model, loss)
-        self.position, self._announced = 0, False
-        self._given_source, self._seed, self._engine = source, seed, engine
-        self._validated = validate
+        team, self._engine, self._validated = team_of(group), engine, validate
+        self.run = Run(
+            recipe,
+            population=records.count,
+            assumptions=(*(() if validate else UNPROBED), *agreement.assumptions(team)),
+            conditions=() if validate else ALONE,
+            setting="the model was probed" if validate else "the model was NOT probed",
+            ledger=ledger,
+            seed=seed,
+            source=source,
+            team=team,
+        )
         self.bench = Bench(
             recipe=recipe,
             objective=objective,
             optimizer=optimizer,
             records=records,
-            engine=recipe.norms.engine(engine, source or Secure()),
+            engine=recipe.norms.engine(engine, self.run.source),
             microbatch=microbatch,
-            source=source or Secure(),
-            ledger=Ledger.in_memory(header=_header(recipe)) if ledger is None else ledger,
-            allowance=Unlimited(),
-            team=team_of(group),
+            run=self.run,
             watch=Watch(recipe.selection.evaluates) if validate else None,
         )
         recipe.selection.check(self.bench)
         agreement.require(self.bench, ledger, validate)
         self._probed: set[tuple[bool, ...]] = set()
         self._probe()
-        self.run: Path | None = None
-        if run is not None:
-            self._keep_in(Path(run))
-        self._bind()
-        self._loop = UserLoop(self.bench, self._next_position, self._advance, self._probe)
+        self._begin(None if run is None else Path(run))
+        self._loop = UserLoop(self.bench, self._probe)
 
     # -- training -----------------------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[Step]:
         """Take the recipe's steps one by one; ends after the last, or before the first that the budget cannot pay."""
-        while self._next_position() is not None:
+        while self.position < self.total:
             try:
                 yield self.step()
             except BudgetExhausted as ended:
@@ -128,11 +133,11 @@ class Private:
                 f"sampler={name}() draws no batches: pass your loader to private.loader(yours), "
                 "or leave sampler out to have Poisson draws and be priced with amplification"
             )
-        if self._next_position() is None:
+        self._probe()
+        if self.position >= self.total:
             raise BudgetExhausted(f"all {self.total} steps of the recipe are taken: calibrate a longer one for more")
         sharding.settle(self.bench.objective)
-        if self._loop.take(self.position) or self.bench.recipe.selection.counts_attempts:
-            self._advance()
+        self._loop.take()
         return Step(self.position, self.total)
 
     def loader(
@@ -154,16 +159,28 @@ class Private:
         """In place of ``losses.mean().backward()``: a vector with one loss per example of the loader's last batch."""
         self._loop.backward(losses)
 
+    def attach(self, scheduler: LRScheduler) -> None:
+        """Let a learning-rate scheduler step with every proposal, and go back when the proposal is rejected.
+
+        Do not step it yourself.
+        """
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise InvalidInput("ReduceLROnPlateau follows a loss, which is private: use a scheduler that counts steps")
+        if scheduler.optimizer is not self.bench.optimizer:
+            raise InvalidInput("the scheduler belongs to another optimizer: build it on the one that Private was given")
+        self.bench.schedulers.append(scheduler)
+
+    @property
+    def position(self) -> int:
+        """How many of the recipe's steps are taken."""
+        return self.run.position
+
     @property
     def total(self) -> int:
         """How many steps the recipe has."""
         steps = self.bench.recipe.steps
         assert steps is not None
         return steps
-
-    def _next_position(self) -> int | None:
-        self._probe()
-        return self.position if self.position < self.total else None
 
     def _probe(self) -> None:
         """Refuse a model that mixes examples: at the start, and again when it changes between train and eval."""
@@ -181,17 +198,10 @@ class Private:
             validation.require_valid(objective, self.bench.parameters(), fetch, records.count, crowd)
             self._probed.add(modes)
 
-    def _advance(self) -> None:
-        self.position += 1
-
     # -- what it costs ------------------------------------------------------------------------------------------
 
     def guarantee(
-        self,
-        delta: float | None = None,
-        accountant: str | None = None,
-        *,
-        stopped: Literal["after looking", "in advance"] = "after looking",
+        self, delta: float | None = None, accountant: str | None = None, *, stopped: Stopped = "after looking"
     ) -> Guarantee:
         """What is promised: a pure function of the ledger.
 
@@ -199,10 +209,7 @@ class Private:
         has chosen among all the models of the plan. ``stopped="in advance"`` gives the smaller price of what was spent
         so far. It holds only if the moment of stopping depended on nothing that the run released.
         """
-        if stopped not in ("after looking", "in advance"):
-            raise InvalidInput(f"stopped={stopped!r} must be 'after looking' or 'in advance'")
-        more = self._more() + self._loop.assumptions
-        return guarantee_of(self.bench, delta, accountant, more, in_advance=stopped == "in advance")
+        return self.run.guarantee(delta, accountant, stopped=stopped, more=self._loop.assumptions)
 
     def declare(self, kind: str, text: str) -> None:
         """Add a line to the ledger that every guarantee about it has to state.
@@ -210,119 +217,76 @@ class Private:
         ``"assumption"`` is what it rests on, ``"unprotected"`` names records that it does not cover, such as "the
         held-out records", ``"condition"`` is what must hold of a part of your own.
         """
-        self.bench.team.lead(lambda: self.bench.ledger.declare(kind, text))
-        if not self.bench.team.leads:
-            self.bench.ledger.declare(kind, text)
+        self.run.declare(kind, text)
 
     # -- saving -------------------------------------------------------------------------------------------------
 
     def save(self, run: str | Path | None = None, extra: dict[str, Any] | None = None) -> Path:
         """Store model, optimizer, position and ledger in the run's directory; `extra` holds plain state of your own."""
-        if run is not None and self.run is not None and Path(run) != self.run:
-            raise InvalidInput(f"this run is recorded in {self.run}, not in {run}: call save() without a directory")
-        if self.run is None:
+        folder = self.run.folder
+        if run is not None and folder is not None and Path(run) != folder:
+            raise InvalidInput(f"this run is recorded in {folder}, not in {run}: call save() without a directory")
+        if folder is None:
             if run is None:
                 raise InvalidInput("save needs a directory: private.save('run/')")
-            self._keep_in(Path(run))
-        assert self.run is not None
-        directory, state = self.run, saving.state_of(self.bench, self.position, extra or {})
-        self.bench.team.lead(lambda: checkpoint.write(directory, self.position, state))
-        return self.run
+            folder = Path(run)
+            self.run.keep_in(folder)
+        self.run.save({**self.state_dict(), "extra": extra or {}})
+        return folder
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of the training: model, optimizer and released values; nothing private (law 7)."""
+        return {
+            "model": sharding.gathered(self.bench.objective.model.state_dict()),
+            "optimizer": sharding.gathered(self.bench.optimizer.state_dict()),
+            "released": self.bench.memory.get("released", {}),
+        }
 
     def load(self, run: str | Path) -> dict[str, Any]:
         """Go on with a saved or killed run: its ledger in full, its newest whole checkpoint; returns its `extra`.
 
         Work that was charged after the checkpoint is lost but stays paid for; the noise stream starts afresh.
         """
-        if spent := len(self.bench.ledger):
-            raise LedgerError(
-                f"{spent} events were charged to another ledger before load: they would be forgotten; "
-                "load right after building, without ledger= (the run's own ledger holds what came before it)"
-            )
-        directory = Path(run)
         extra: dict[str, Any] = {}
-        with saving.reopened(self.bench, directory) as state:
+        with self.run.reopen(Path(run)) as state:
             if state is not None:
-                saving.restore(self.bench, state)
-                self.position, extra = state["position"], state["extra"]
-        self.run = directory
-        self._bind(resumed=True)
+                self._restore(state, Path(run))
+                extra = state["extra"]
+        self._renew_engine()
         return extra
 
     def resume(self, run: str | Path) -> dict[str, Any]:
         """`load` the run in this directory, or begin it there: for a program that may be killed and started again."""
-        directory = Path(run)
-        if self.bench.team.lead((directory / books.LEDGER).exists):
-            return self.load(directory)
-        self._keep_in(directory)
-        self._bind(resumed=True)  # its plan went along to the directory
+        if self.run.team.lead((Path(run) / books.LEDGER).exists):
+            return self.load(run)
+        self._begin(Path(run))
         return {}
 
-    def _keep_in(self, directory: Path) -> None:
-        self.bench.team.lead(lambda: saving.begin(self.bench, directory))
-        self.run = directory
+    def _begin(self, folder: Path | None) -> None:
+        self.run.begin(folder)
+        self._renew_engine()
 
-    def _bind(self, resumed: bool = False) -> None:
-        """Spend on the bench's ledger from now on, with fresh noise and what is left of the budget; announce the plan.
+    def _renew_engine(self) -> None:
+        """Some engines draw from the run's source, which is another one after every opening."""
+        self.bench.engine = self.bench.recipe.norms.engine(self._engine, self.run.source)
 
-        The plan is on the ledger before its first event, so that no reader of the ledger can price less than it.
-        """
+    def _restore(self, state: dict[str, Any], folder: Path) -> None:
+        """Put model, optimizer and released values back as they were saved."""
         bench = self.bench
-        bench.ledger = reflected(bench.team, bench.ledger)
-        self._announced = resumed
-        bench.source = bench.team.shared(self._fresh_source)
-        bench.engine = bench.recipe.norms.engine(self._engine, bench.source)
-        bench.team.lead(self._declare)
-        if not bench.team.leads:
-            self._declare()  # in a copy in memory, so that all ranks give the same answer
-        bench.team.lead(self._renew_allowance)
-        for kind, text in bench.team.lead(lambda: self._announce(resumed)):
-            if not bench.team.leads:
-                bench.ledger.declare(kind, text)
-        unprobed = () if self._validated else ("model and loss treat every example by itself",)
-        for text in (*conditions_of(bench.recipe, self._given_source), *unprobed):
-            self.declare(CONDITION, text)
-
-    def _announce(self, resumed: bool) -> list[tuple[str, str]]:
-        recipe, ledger, allowance = self.bench.recipe, self.bench.ledger, self.bench.allowance
-        if recipe.rdp_filter is not None:
-            left: Runs = ()
-        else:
-            left = allowance.left if isinstance(allowance, Planned) else recipe.plan(self.position)
-        plans.announce(ledger, recipe.fingerprint(), left, budget=recipe.budget, resumed=resumed)
-        self._announced = True
-        kinds = (plans.KIND, UNPROTECTED, CONDITION)
-        return [(kind, text) for kind in kinds for text in ledger.declared(kind)]
-
-    def _fresh_source(self) -> Source:
-        if self._given_source is not None:
-            return self._given_source
-        ledger = self.bench.ledger
-        if self._seed is None:
-            return Secure()
-        return Seeded(self._seed, ledger.incarnation, len(ledger), ledger.next_stream())
-
-    def _declare(self) -> None:
-        """Write into the ledger what every guarantee about it must say, whoever reads it later."""
-        ledger, team = self.bench.ledger, self.bench.team
-        probed = "was" if self._validated else "was NOT"
-        ledger.declare("setting", f"opening {ledger.incarnation}: {team.size} processes, the model {probed} probed")
-        for line in (self.bench.source.assumption, *self._more()):
-            ledger.declare("assumption", line)
-
-    def _more(self) -> tuple[str, ...]:
-        unprobed = () if self._validated else ("the model was NOT probed for mixing examples (validate=False)",)
-        return unprobed + agreement.assumptions(self.bench.team)
-
-    def _renew_allowance(self) -> None:
-        recipe, ledger = self.bench.recipe, self.bench.ledger
-        self.bench.renew = lambda: _allowance(recipe, ledger, self.position, self._announced)
-        self.bench.allowance, self.bench.recorded = self.bench.renew(), len(ledger)
+        for part in ("model", "optimizer", "extra"):
+            if not isinstance(state.get(part), dict):
+                raise CheckpointError(f"the checkpoint in {folder} holds no {part}: it was not written by Private.save")
+        if not isinstance(state.get("released", {}), dict):
+            raise CheckpointError(f"the checkpoint in {folder} holds released values that are no table")
+        with checkpoint.one_line("does not fit this model and optimizer"):
+            bench.objective.model.load_state_dict(sharding.scattered(state["model"], bench.objective.model))
+            bench.optimizer.load_state_dict(sharding.scattered_optimizer(state["optimizer"], bench.optimizer))
+        bench.memory = {"released": state["released"]} if state.get("released") else {}
 
     def close(self) -> None:
         """Take the hooks off the optimizer and close the ledger."""
         self._loop.close()
-        self.bench.ledger.close()
+        self.run.close()
 
     def __enter__(self) -> Private:
         return self
@@ -331,18 +295,3 @@ class Private:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _allowance(recipe: Recipe, ledger: Ledger, position: int, announced: bool) -> Allowance:
-    if recipe.rdp_filter is not None:
-        return recipe.rdp_filter.allowance(ledger.events())
-    if recipe.budget is None:
-        return Unlimited()
-    room = plans.room(ledger, recipe.fingerprint(), recipe.budget, resumed=announced)
-    return Planned(*room, recipe.plan(position))
-
-
-def _header(recipe: Recipe) -> dict[str, str]:
-    adjacency = recipe.budget.adjacency if recipe.budget else "add-or-remove-one"
-    basis = weaker(recipe.basis, required_accountant(recipe.budget.accountant).basis) if recipe.budget else recipe.basis
-    return {"recipe": recipe.fingerprint(), "unit": "record", "adjacency": adjacency, "basis": basis}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
 from sordino.errors import InvalidInput
 from sordino.gradients.engine import Batch, counts_examples
-from sordino.validation import check_dataset
 
 Collate = Callable[[list[Any]], Any]
 
@@ -33,7 +32,7 @@ class Records:
             if not len(self._tensors[0]):
                 raise InvalidInput("dataset has 0 records: nothing can be learnt from it")
             return len(self._tensors[0])
-        return check_dataset(self.dataset)
+        return count_records(self.dataset)
 
     def _collates_rows(self) -> bool:
         """Whether the user's collate function puts examples first, asked at two sizes so that no accident can tell."""
@@ -102,6 +101,22 @@ class Records:
             return Batch(whole, len(indices), lambda i: regroup([i]), self.by_rows, regroup)
 
         return fetch
+
+
+def count_records(dataset: Any) -> int:
+    """The number of records of a map-style dataset, or a refusal that says what is wrong with it."""
+    kind = type(dataset).__name__
+    if isinstance(dataset, DataLoader):
+        raise InvalidInput("dataset is a DataLoader: pass loader.dataset, because Sordino draws the batches itself")
+    if isinstance(dataset, IterableDataset | Iterator | Mapping) or not hasattr(dataset, "__getitem__"):
+        raise InvalidInput(f"dataset of type {kind} has no records by index: use a map-style torch.utils.data.Dataset")
+    try:
+        records = len(dataset)
+    except (TypeError, NotImplementedError) as error:
+        raise InvalidInput(f"dataset of type {kind} has no length: define __len__, a draw needs it") from error
+    if records == 0:
+        raise InvalidInput(f"dataset of type {kind} has 0 records, must have at least 1: check the path or the filter")
+    return records
 
 
 def _fetches_several(dataset: Any) -> bool:

@@ -12,7 +12,6 @@ a weighing (`sordino.weighing`), schedules behind ``recipe.terms``, a noise sour
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ from dp_accounting import DpEvent
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from sordino.accounting.allowance import Allowance
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.distributed import agreement
 from sordino.distributed.sharding import placed, whole
@@ -31,6 +29,7 @@ from sordino.errors import SordinoError, UnsupportedModel
 from sordino.gradients.engine import Differentiated, Engine, Objective, total_dtype
 from sordino.noise import Source, perturb
 from sordino.records import Records
+from sordino.run import Run
 from sordino.sampling.draw import Draw
 from sordino.selection.selector import Snapshot
 from sordino.terms import Terms
@@ -42,9 +41,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Bench:
-    """What a step works on: the parts of the recipe, bound to a model, its records and a ledger.
+    """What a step works on: the parts of the recipe, bound to a model, its records and the run that pays for them.
 
-    `team` are the processes that take the step together; each of them has a bench of its own.
+    The processes of the run's team take the step together; each of them has a bench of its own.
     `schedulers` of the learning rate belong to the proposal: they step with it, and go back when it is rejected.
     `watch` holds examples of real draws against themselves in other company, now and then.
     """
@@ -55,32 +54,26 @@ class Bench:
     records: Records
     engine: Engine
     microbatch: int | None
-    source: Source
-    ledger: Ledger
-    allowance: Allowance
-    renew: Callable[[], Allowance] | None = None
-    recorded: int = 0
+    run: Run
     memory: dict[str, Any] = field(default_factory=dict)
     schedulers: list[LRScheduler] = field(default_factory=list)
-    team: Team = field(default_factory=Team)
     watch: Watch | None = None
+
+    @property
+    def source(self) -> Source:
+        return self.run.source
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.run.ledger
+
+    @property
+    def team(self) -> Team:
+        return self.run.team
 
     def charge(self, event: DpEvent) -> Receipt:
         """Refuse what the budget cannot pay, then record the event durably; only then may noise be drawn (law 5)."""
-        receipt = self.team.lead(lambda: self._charge(event))
-        if not self.team.leads:
-            self.ledger.charge(receipt.event)  # a copy in memory: the leader's is on disk
-        return receipt
-
-    def _charge(self, event: DpEvent) -> Receipt:
-        if self.recipe.rdp_filter is not None:
-            event = self.recipe.rdp_filter.event(event)
-        if self.renew is not None and len(self.ledger) != self.recorded:  # somebody else charged the same ledger
-            self.allowance, self.recorded = self.renew(), len(self.ledger)
-        self.allowance.require(event)
-        receipt = self.ledger.charge(event)
-        self.recorded = receipt.sequence
-        return receipt
+        return self.run.charge(event)
 
     def parameters(self) -> list[nn.Parameter]:
         """What is trained now: the optimizer's parameters that are not frozen, each once."""

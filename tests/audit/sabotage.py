@@ -237,15 +237,15 @@ class Late(Forgetful):
 
 
 def forgetful(private: Private) -> None:
-    private.bench.ledger = Forgetful(private.bench.ledger)  # type: ignore[assignment]
+    private.run.ledger = Forgetful(private.bench.ledger)  # type: ignore[assignment]
 
 
 def asking_for_half(private: Private) -> None:
-    private.bench.source = AsksForHalf(private.bench.source)
+    private.run.source = AsksForHalf(private.bench.source)
 
 
 def late(private: Private) -> None:
-    private.bench.ledger = Late(private.bench.ledger)  # type: ignore[assignment]
+    private.run.ledger = Late(private.bench.ledger)  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

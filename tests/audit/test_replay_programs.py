@@ -20,11 +20,10 @@ from sordino.data import tabular_labels, tabular_release
 from sordino.data.tabular import Table
 from sordino.data.tabular_schema import Schema, for_header
 from sordino.features import normalising
-from sordino.federated import mechanism as rounds
-from sordino.federated.account import Account
-from sordino.federated.mechanism import Mechanism, Round
-from sordino.federated.quantile import Quantile
+from sordino.federated import rounds
+from sordino.federated.rounds import Quantile, Round, Rounds
 from sordino.noise import Secure, Seeded, noised
+from sordino.run import Run
 from tests.audit import sabotage
 
 Patch = pytest.MonkeyPatch
@@ -94,7 +93,7 @@ BROKEN_TABLES: dict[str, Sabotage] = {
 }
 
 
-def conforms(run: replaying.Run, pairs: list[Neighbours]) -> conformance.Conformance:
+def conforms(run: replaying.Program, pairs: list[Neighbours]) -> conformance.Conformance:
     first, *others = (conformance.replay(run, pair) for pair in pairs)
     return sum(others, first)
 
@@ -160,14 +159,15 @@ def test_every_sabotage_of_normalisation_is_found(name: str, monkeypatch: Patch)
 USERS = 8
 
 
-def federated(kind: type[Mechanism], adaptive: Quantile | None) -> replaying.Run:
+def federated(kind: type[Rounds], adaptive: Quantile | None) -> replaying.Program:
     def run(updates: list[float], tape: Tape) -> list[Any]:
         recipe = recipes.dpsgd(batch_size=4, steps=3, noise_multiplier=1.0, lr=1.0).for_records(USERS)
         model = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(model.weight)
-        account = Account(recipe, source=tape)
-        tape.watch(account.ledger)
-        run = kind(model, recipe, torch.optim.SGD(model.parameters(), lr=1.0), account, adaptive)
+        books = Run(recipe, unit="user", source=tape)
+        books.begin()
+        tape.watch(books.ledger)
+        run = kind(model, recipe, torch.optim.SGD(model.parameters(), lr=1.0), books, adaptive)
         seen: list[Any] = []
         for _ in range(3):
             current = run.begin(range(len(updates)))
@@ -188,36 +188,36 @@ FEDERATED = [
 ]
 
 
-class TrustsClients(Mechanism):
+class TrustsClients(Rounds):
     def weight(self, update: Mapping[str, Tensor], clip: float) -> float:
         return 1.0
 
 
-class DividesByAnswers(Mechanism):
+class DividesByAnswers(Rounds):
     def release(self, current: Round) -> None:
         current.terms = replace(current.terms, divisor=float(max(1, len(current.drawn) - len(current.waiting))))
         super().release(current)
 
 
-class AddsWhoeverAnswers(Mechanism):
+class AddsWhoeverAnswers(Rounds):
     def add(self, current: Round, user: int, update: Mapping[str, Tensor], within: bool) -> None:
         current.waiting.add(user)
         super().add(current, user, update, within)
 
 
-class FreeVotes(Mechanism):
+class FreeVotes(Rounds):
     """Votes are noised, but their share is not taken from the updates' noise."""
 
     def terms(self) -> Any:
-        return replace(self.recipe.terms(self.account.position, {}), clip=self.clip)
+        return replace(self.recipe.terms(self.run.position, {}), clip=self.clip)
 
 
-class QuietVotes(Mechanism):
+class QuietVotes(Rounds):
     def _count_noise(self) -> float:
         return super()._count_noise() / 2
 
 
-BROKEN_ROUNDS: dict[str, type[Mechanism]] = {
+BROKEN_ROUNDS: dict[str, type[Rounds]] = {
     "trusts clients": TrustsClients,
     "divides by answers": DividesByAnswers,
     "adds whoever answers": AddsWhoeverAnswers,
@@ -228,7 +228,7 @@ BROKEN_ROUNDS: dict[str, type[Mechanism]] = {
 
 @pytest.mark.parametrize("adaptive", [None, Quantile()])
 def test_federated_rounds_conform(adaptive: Quantile | None) -> None:
-    conforms(federated(Mechanism, adaptive), FEDERATED).require_passed()
+    conforms(federated(Rounds, adaptive), FEDERATED).require_passed()
 
 
 @pytest.mark.parametrize("name", BROKEN_ROUNDS)
@@ -241,7 +241,7 @@ def test_every_sabotage_of_a_round_is_found(name: str) -> None:
 def test_half_the_noise_of_a_round_is_found(monkeypatch: Patch) -> None:
     healthy = rounds.perturb
     monkeypatch.setattr(rounds, "perturb", lambda source, receipt, sums, std: healthy(source, receipt, sums, std / 2))
-    assert not conforms(federated(Mechanism, None), FEDERATED).passed
+    assert not conforms(federated(Rounds, None), FEDERATED).passed
 
 
 # -- sources --------------------------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from sordino import Budget, Private, Recipe, recipes
 from sordino import step as steps
 from sordino.accounting.ledger import Ledger, Receipt
-from sordino.claims import announce_together
 from sordino.distributed import Ranks
 from sordino.errors import BudgetExhausted, SordinoError
 from sordino.noise import Seeded, Source
+from sordino.run import announce_together
 from sordino.sampling import Foreign, Shuffled
 from tests.helpers import budgeted, calibrated, classification, cross_entropy, mlp, private
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from sordino.accounting import Ledger
-from sordino.claims import FIXED_IN_ADVANCE
 from sordino.errors import InvalidInput
 from sordino.experiments import read_all, run
 from sordino.private import Private
+from sordino.run import FIXED_IN_ADVANCE
 from tests.experiments.cases import small
 
 

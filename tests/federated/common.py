@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from sordino import Recipe, recipes
 from sordino.federated import FedSGD, InProcessGrid, PrivateStrategy, client_app
-from sordino.federated.account import Account
-from sordino.federated.mechanism import Mechanism, Round
-from sordino.federated.messages import reply
-from sordino.federated.quantile import Quantile
+from sordino.federated.client import reply
+from sordino.federated.rounds import ASSUMPTIONS, Quantile, Round, Rounds
 from sordino.noise import Source
+from sordino.run import Run
 from tests.helpers import classification, cross_entropy, mlp
 
 QUIET_NOISE = 1e-9
@@ -41,14 +40,16 @@ def mechanism(
     size: int = 1,
     source: Source | None = None,
     adaptive: Quantile | None = None,
-    kind: type[Mechanism] = Mechanism,
-) -> Mechanism:
+    kind: type[Rounds] = Rounds,
+) -> Rounds:
     model = line(size)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    return kind(model, recipe, optimizer, Account(recipe, seed=None if source else 1, source=source), adaptive)
+    run = Run(recipe, unit="user", assumptions=ASSUMPTIONS, seed=None if source else 1, source=source)
+    run.begin()
+    return kind(model, recipe, optimizer, run, adaptive)
 
 
-def released(run: Mechanism, current: Round) -> Tensor:
+def released(run: Rounds, current: Round) -> Tensor:
     """What a round moves the vector by, in sums: the divisor undone."""
     before = next(run.model.parameters()).detach().double().clone()
     run.release(current)

@@ -32,7 +32,7 @@ from flwr.clientapp import ClientApp
 
 from private_digits.task import losses, network, records_of
 from sordino.federated import client_app
-from sordino.federated.messages import reply
+from sordino.federated.client import reply
 
 honest = client_app(network, losses, lambda c: records_of(int(c.node_config["partition-id"]), 4))
 app = ClientApp()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sordino.accounting import epsilon
 from sordino.audit import gaussian_epsilon
-from sordino.federated.mechanism import Mechanism, Round
+from sordino.federated.rounds import Round, Rounds
 from sordino.noise import Seeded
 from tests.federated.common import mechanism, rounds, vector
 
@@ -23,7 +23,7 @@ RECIPE = rounds(OTHERS + 1, OTHERS + 1, steps=TRIALS, noise=1.0)
 LOUD, OPPOSED = 100.0, -1.0
 
 
-def releases(kind: type[Mechanism], canary: float | None, seed: int) -> NDArray[np.float64]:
+def releases(kind: type[Rounds], canary: float | None, seed: int) -> NDArray[np.float64]:
     """What each of `TRIALS` rounds moves the model by; the others send 1, the canary is user number OTHERS."""
     run = mechanism(RECIPE, kind=kind, source=Seeded(seed))
     weight, moved = next(run.model.parameters()), []
@@ -37,7 +37,7 @@ def releases(kind: type[Mechanism], canary: float | None, seed: int) -> NDArray[
     return np.array(moved)
 
 
-def audited(kind: type[Mechanism], canary: float) -> float:
+def audited(kind: type[Rounds], canary: float) -> float:
     """ε at DELTA from below, at 99.9 % confidence, by the threshold halfway between the two medians."""
     absent, present = releases(kind, None, 1), releases(kind, canary, 2)
     sign = 1 if np.median(present) > np.median(absent) else -1
@@ -50,14 +50,14 @@ def claim() -> float:
     return epsilon([(RECIPE.terms(0, {}).event, 1)], DELTA)
 
 
-class TrustsClients(Mechanism):
+class TrustsClients(Rounds):
     """Believes that clients clipped."""
 
     def weight(self, update: Mapping[str, Tensor], clip: float) -> float:
         return 1.0
 
 
-class DividesByAnswers(Mechanism):
+class DividesByAnswers(Rounds):
     """Averages over whoever answered, as federated averaging usually does."""
 
     def release(self, current: Round) -> None:
@@ -66,7 +66,7 @@ class DividesByAnswers(Mechanism):
         super().release(current)
 
 
-class WeighsByExamples(Mechanism):
+class WeighsByExamples(Rounds):
     """The trap: weights n_k/Σn, noise for an average of equals. The canary claims a hundred times as many examples."""
 
     def add(self, current: Round, user: int, update: Mapping[str, Tensor], within: bool) -> None:
@@ -77,7 +77,7 @@ class WeighsByExamples(Mechanism):
         current.total["weight"] += weight * update["weight"].double()
 
 
-class NoiseByWhoAnswers(Mechanism):
+class NoiseByWhoAnswers(Rounds):
     """Every client brings its part of the noise, and half of them drop out after their updates were counted."""
 
     def release(self, current: Round) -> None:
@@ -85,7 +85,7 @@ class NoiseByWhoAnswers(Mechanism):
         super().release(current)
 
 
-class NoiseForTheAverage(Mechanism):
+class NoiseForTheAverage(Rounds):
     """Divides first and then adds noise for a sensitivity of C/(2n): a slip of a factor of two."""
 
     def release(self, current: Round) -> None:
@@ -95,7 +95,7 @@ class NoiseForTheAverage(Mechanism):
 
 @pytest.mark.parametrize("canary", [LOUD, OPPOSED])
 def test_the_honest_round_stays_below_its_claim_and_the_audit_has_power(canary: float) -> None:
-    assert 0.5 * claim() < audited(Mechanism, canary) <= claim()
+    assert 0.5 * claim() < audited(Rounds, canary) <= claim()
 
 
 @pytest.mark.parametrize(
@@ -108,5 +108,5 @@ def test_the_honest_round_stays_below_its_claim_and_the_audit_has_power(canary: 
         (NoiseForTheAverage, LOUD),
     ],
 )
-def test_a_broken_round_is_caught(kind: type[Mechanism], canary: float) -> None:
+def test_a_broken_round_is_caught(kind: type[Rounds], canary: float) -> None:
     assert audited(kind, canary) > claim()

@@ -28,7 +28,7 @@ def test_both_engines_give_the_same_model(method: str) -> None:
                 take_round(run, (images, classes))
         else:
             run.start(_grid((images, classes)))
-        models.append(torch.cat([p.detach().flatten() for p in run.mechanism.model.parameters()]))
+        models.append(torch.cat([p.detach().flatten() for p in run.rounds.model.parameters()]))
     start = torch.cat([p.detach().flatten() for p in network(0).parameters()])
     assert (models[0] - start).norm() > 0.1
     assert torch.allclose(models[0], models[1], atol=1e-4)

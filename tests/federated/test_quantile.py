@@ -13,7 +13,7 @@ from scipy import stats
 
 from sordino import Budget, InvalidInput, recipes
 from sordino.accounting import merge
-from sordino.federated.quantile import SENSITIVITY, Quantile
+from sordino.federated.rounds import SENSITIVITY, Quantile
 from sordino.terms import Terms
 from tests.federated.common import QUIET_NOISE, mechanism, rounds, vector
 
@@ -91,8 +91,8 @@ def test_adaptive_clipping_charges_what_the_recipe_planned_and_the_noise_follows
         assert current.terms.noise_multiplier > whole.noise_multiplier
         assert current.terms.noise_std == pytest.approx(current.terms.noise_multiplier * run.clip)
         run.release(current)
-    assert run.account.ledger.events() == recipe.plan()
-    assert run.account.guarantee().epsilon <= 2.0
+    assert run.run.ledger.events() == recipe.plan()
+    assert run.run.guarantee().epsilon <= 2.0
 
 
 @pytest.mark.parametrize("vote", [0, 1])

@@ -19,8 +19,7 @@ from sordino import Budget, InvalidInput, recipes
 from sordino.accounting.ledger import Ledger
 from sordino.errors import CheckpointError, LedgerError
 from sordino.federated import FedAvg, FedSGD, InProcessGrid, PrivateStrategy, Quantile, client_app
-from sordino.federated.account import Account
-from sordino.federated.messages import REPORT, UPDATE, WITHIN, reply
+from sordino.federated.client import REPORT, UPDATE, WITHIN, reply
 from sordino.federated.strategy import warn_if_loud
 from sordino.noise import Secure
 from tests.federated.common import QUIET_NOISE, Altered, honest_app, line, rounds, sending, strategy
@@ -36,9 +35,9 @@ def everyone(**changes: Any) -> Any:
 
 def moved(run: PrivateStrategy, grid: InProcessGrid) -> Tensor:
     """What one round moves the model by, as a sum over the users."""
-    before = torch.cat([p.detach().flatten().double() for p in run.mechanism.model.parameters()])
+    before = torch.cat([p.detach().flatten().double() for p in run.rounds.model.parameters()])
     run.start(grid, num_rounds=1)
-    after = torch.cat([p.detach().flatten().double() for p in run.mechanism.model.parameters()])
+    after = torch.cat([p.detach().flatten().double() for p in run.rounds.model.parameters()])
     return (before - after) * USERS
 
 
@@ -65,8 +64,8 @@ def test_every_recipe_of_rounds_learns(make: Callable[..., Any], work: FedAvg | 
     run.start(InProcessGrid(honest_app(40), 40))
     x, y = classification(400)
     assert (model(x).argmax(1) == y).float().mean() > 0.7
-    assert run.account.position == 12
-    assert run.account.ledger.events() == recipe.plan()
+    assert run.run.position == 12
+    assert run.run.ledger.events() == recipe.plan()
 
 
 def test_a_budget_is_spent_on_users_and_not_exceeded() -> None:
@@ -98,7 +97,7 @@ def altered(change: Callable[[Message], list[Message]]) -> Tensor:
     grid = Altered(app, USERS, lambda m: change(m) if m.metadata.src_node_id == 1 else [m])
     run = strategy(everyone(), line(USERS))
     result = moved(run, grid)
-    assert run.account.position == 1
+    assert run.run.position == 1
     assert torch.isfinite(result).all()
     return result
 
@@ -178,7 +177,7 @@ def test_strange_votes_are_votes(report: Any) -> None:
     grid = Altered(app, USERS, lambda m: [with_update(m, array([0.0]), report)])
     run = strategy(rounds(USERS, USERS, steps=1), adaptive=Quantile())
     run.start(grid)
-    assert 0.8 < run.mechanism.clip < 1.25
+    assert 0.8 < run.rounds.clip < 1.25
 
 
 def test_arrays_in_column_order_and_in_half_precision_are_read_as_they_were_meant() -> None:
@@ -198,7 +197,7 @@ def test_drop_outs_change_nothing_in_the_guarantee() -> None:
     for lost in (lambda m: [m], lambda m: [m] if m.metadata.src_node_id % 2 else [], lambda m: []):
         run = strategy(recipes.dpsgd(batch_size=4, steps=3).calibrate(Budget(3.0, 1e-3), records=8), mlp(seed=1))
         run.start(Altered(honest_app(8), 8, lost))
-        promised.append((run.guarantee().epsilon, run.account.ledger.events(), run.mechanism.terms().divisor))
+        promised.append((run.guarantee().epsilon, run.run.ledger.events(), run.rounds.terms().divisor))
     assert promised[0] == promised[1] == promised[2]
 
 
@@ -267,8 +266,8 @@ def test_training_ends_where_the_recipe_does_whatever_is_asked_for() -> None:
     assert len(run.start(grid, num_rounds=99).train_metrics_clientapp) == 1
     again = run.start(grid)
     assert again.train_metrics_clientapp == {}
-    assert len(run.account.ledger) == 3
-    assert torch.equal(again.arrays.to_torch_state_dict()["0.bias"], run.mechanism.model.state_dict()["0.bias"])
+    assert len(run.run.ledger) == 3
+    assert torch.equal(again.arrays.to_torch_state_dict()["0.bias"], run.rounds.model.state_dict()["0.bias"])
 
 
 class Crash(RuntimeError):
@@ -292,19 +291,19 @@ def test_a_crash_in_a_round_stays_charged_and_the_run_goes_on_within_its_budget(
             rounds_before += 1
         except Crash:
             break
-    expected, clip = {n: p.clone() for n, p in first.mechanism.model.state_dict().items()}, first.mechanism.clip
+    expected, clip = {n: p.clone() for n, p in first.rounds.model.state_dict().items()}, first.rounds.clip
     first.close()
 
     second = strategy(recipe, mlp(seed=5), adaptive=Quantile())
     second.load(tmp_path / "run")
-    assert second.account.position == rounds_before
-    assert len(second.account.ledger) == rounds_before + 1
+    assert second.run.position == rounds_before
+    assert len(second.run.ledger) == rounds_before + 1
     if rounds_before:
-        assert all(torch.equal(p, expected[n]) for n, p in second.mechanism.model.state_dict().items())
-        assert second.mechanism.clip == clip
+        assert all(torch.equal(p, expected[n]) for n, p in second.rounds.model.state_dict().items())
+        assert second.rounds.clip == clip
     second.start(InProcessGrid(honest_app(8), 8))
     assert second.guarantee().epsilon <= 3.0
-    assert len(second.account.ledger) >= second.account.position + 1
+    assert len(second.run.ledger) >= second.run.position + 1
     second.close()
 
 
@@ -325,8 +324,8 @@ def test_noise_is_fresh_after_resuming(tmp_path: Path) -> None:
     states = []
     for seed in (1, 1):
         run = strategy(rounds(), line(3), seed=seed, run=tmp_path / "run", resume=True)
-        run.mechanism.release(run.mechanism.begin([]))
-        states.append(run.mechanism.model.weight.detach().clone())
+        run.rounds.release(run.rounds.begin([]))
+        states.append(run.rounds.model.weight.detach().clone())
         run.close()
     assert not torch.isclose(states[0], states[1]).any()
 
@@ -366,8 +365,6 @@ def test_the_ledger_knows_of_a_source_that_is_the_users_own(tmp_path: Path) -> N
     class Own(Secure):
         pass
 
-    account = Account(rounds(), source=Own())
-    account.keep_in(tmp_path / "run")
-    account.close()
+    strategy(rounds(), source=Own(), seed=None, run=tmp_path / "run").close()
     with Ledger.read(tmp_path / "run" / "ledger.sqlite") as ledger:
         assert [line for line in ledger.declared("condition") if line.startswith("your source Own ")]

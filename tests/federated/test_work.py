@@ -8,7 +8,7 @@ from torch import nn
 
 from sordino import InvalidInput
 from sordino.federated import FedAvg, FedSGD
-from sordino.federated.work import from_config, trainable
+from sordino.federated.work import find_trainable, from_config
 from sordino.records import Records
 from tests.helpers import classification, cross_entropy, mlp
 
@@ -56,7 +56,7 @@ def test_frozen_parameters_are_no_part_of_an_update_and_unused_ones_are_zero() -
     model[0].weight.requires_grad_(False)
     model.register_parameter("unused", nn.Parameter(torch.ones(3)))
     update = FedSGD().update(model, cross_entropy, Records(classification(6)), order())
-    assert set(update) == set(trainable(model)) == {"unused", "0.bias", "2.weight", "2.bias"}
+    assert set(update) == set(find_trainable(model)) == {"unused", "0.bias", "2.weight", "2.bias"}
     assert not update["unused"].any()
 
 

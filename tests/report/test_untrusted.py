@@ -168,7 +168,7 @@ def test_nothing_is_written_through_a_link(full_run: Path, tmp_path: Path, name:
 @pytest.mark.parametrize("name", ["audit.json", "outcome.json", "history.jsonl", "config.toml", "recipe.toml"])
 @pytest.mark.parametrize("suffix", ["", ".partial"])
 def test_no_file_of_a_run_is_written_through_a_link(tmp_path: Path, name: str, suffix: str) -> None:
-    from sordino.checkpoint import write_durably
+    from sordino.books import write_durably
 
     precious = tmp_path / "precious"
     precious.write_text("mine")

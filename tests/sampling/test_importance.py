@@ -120,7 +120,7 @@ def test_the_step_itself_is_unbiased() -> None:
     """Through engine, weighing and sum: the total over the batch size, averaged, is the clipped mean gradient."""
     bench = run(recipe(60, clip=0.5), dataset=classification(60)).bench
     bench.recipe.sampler.prepare(bench, 0)
-    bench.allowance = Unlimited()
+    bench.run.allowance = Unlimited()
     epoch, parameters = Epoch(**bench.memory["released"]), bench.parameters()
     batch = bench.records.fetch(torch.arange(60), bench.device)
     whole = bench.engine.differentiate(bench.objective, parameters, batch)
@@ -394,13 +394,13 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     for _ in range(14):
         first.step()
     first.save()
-    released, left = first.bench.memory["released"], first.bench.allowance.left
+    released, left = first.bench.memory["released"], first.bench.run.allowance.left
     first.close()
 
     second = run(seed=2)
     second.load(tmp_path / "run")
     assert second.bench.memory == {"released": released}  # public numbers only: law 7 keeps norms off the disk
-    assert second.bench.allowance.left == pytest.approx(left, rel=1e-9)
+    assert second.bench.run.allowance.left == pytest.approx(left, rel=1e-9)
     second.step()
     assert {**released} == second.bench.memory["released"]  # still the same epoch, nothing released again
     fresh = second.bench.recipe.sampler.bounds(measure(second.bench), released["clip"])

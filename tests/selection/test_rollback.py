@@ -94,7 +94,7 @@ def start(
     optimizer = OPTIMIZERS[kind](model.parameters())
     run = private(recipe, model=model, optimizer=optimizer, **options)
     if scheduled:
-        run.bench.schedulers.append(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10))
+        run.attach(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10))
     return run
 
 

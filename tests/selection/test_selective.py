@@ -20,6 +20,7 @@ from sordino import Budget, InvalidInput, Private, Recipe, recipes
 from sordino.accounting import pricing
 from sordino.accounting.erasure import Erasure
 from sordino.accounting.ledger import Receipt
+from sordino.distributed import Team
 from sordino.errors import UnsupportedModel
 from sordino.noise import Seeded
 from sordino.projection import Projected
@@ -189,6 +190,7 @@ def test_the_energy_divides_by_a_public_number_and_survives_bad_records(bad: flo
         )
     )
     bench.records, bench.recipe, bench.source, bench.device = Records(data), recipe, Silent(1), torch.device("cpu")
+    bench.team = Team()
     before = Rollback(bench)
     with torch.no_grad():
         model.weight += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
-from sordino.errors import InvalidInput, UnsupportedModel
+from sordino.errors import UnsupportedModel
 from sordino.gradients.engine import Batch, Objective
-from sordino.validation import check, check_dataset, require_valid
+from sordino.validation import check, require_valid
 from tests.validation.probes import (
     CLASSES,
     Augmented,
@@ -192,46 +192,3 @@ def test_at_most_four_records_are_read_and_always_the_same() -> None:
     check(Objective(model, cross_entropy), list(model.parameters()), fetch, 100)
     assert {i for indices in seen for i in indices} == {0, 33, 66, 99}
     assert all(len(indices) <= 4 for indices in seen)
-
-
-# Datasets.
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter(range(3))
-
-
-class Endless(Dataset[int]):
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-BAD_DATASETS: dict[str, tuple[Callable[[], Any], int | None, str]] = {
-    "empty": (lambda: TensorDataset(torch.zeros(0, 2)), None, "0 records"),
-    "empty list": (list, None, "0 records"),
-    "iterable": (Stream, None, "map-style"),
-    "generator": (lambda: (i for i in range(3)), None, "map-style"),
-    "number": (lambda: 7, None, "map-style"),
-    "nothing": (lambda: None, None, "map-style"),
-    "mapping": (lambda: {"x": 1}, None, "map-style"),
-    "set": (lambda: {1, 2}, None, "map-style"),
-    "no length": (Endless, None, "__len__"),
-    "scalar tensor": (lambda: torch.tensor(1.0), None, "__len__"),
-    "loader": (lambda: DataLoader(vectors()), None, "loader.dataset"),
-    "other length": (vectors, 10, "records=10 but dataset has 9"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_DATASETS)
-def test_unusable_datasets_are_refused_in_one_line(name: str) -> None:
-    make, declared, words = BAD_DATASETS[name]
-    with pytest.raises(InvalidInput, match=words) as raised:
-        check_dataset(make(), declared)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("dataset", [vectors(), [1] * 9, torch.zeros(9, 2)])
-def test_usable_datasets_are_counted(dataset: Any) -> None:
-    assert check_dataset(dataset) == 9
-    assert check_dataset(dataset, 9) == 9

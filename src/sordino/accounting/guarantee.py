@@ -119,3 +119,18 @@ class Guarantee:
             fields[name] = tuple(fields[name])
         fields["epsilon"] = math.inf if fields["epsilon"] == "infinity" else float(fields["epsilon"])
         return cls(**fields)
+
+
+def describe_basis(basis: str, accounting: str = "proven") -> str:
+    """The basis of a finished run in a few words; where the paper's own accountant proves something, that it was this.
+
+    A run by the paper's accountant has another length or other noise than the run that is calibrated by ours, so the
+    two never share a line even where both are proven.
+    """
+    return "proven, paper's accountant" if (basis, accounting) == ("proven", "published") else basis
+
+
+def label_method(method: str, basis: str, accounting: str = "proven") -> str:
+    """The method, with what its ε is unless that is proven by our accountant."""
+    words = describe_basis(basis, accounting)
+    return method if words in ("", "proven") else f"{method} ({words})"

@@ -175,7 +175,7 @@ class _Stage:
             return
         self.private.bench.optimizer.state.clear()
         self.private.bench.memory.clear()
-        self.private.position = 0
+        self.private.run.position = 0
 
     def _step(self, step: int) -> tuple[Array, Array, Array]:
         terms = self.recipe.terms(step, self.private.bench.memory)

@@ -96,8 +96,9 @@ def _of_steps(rate: float, noise_multiplier: float | None, steps: int | None, ep
 def _of_run(run: Path, delta: float | None, adjacency: str | None) -> Bill:
     from sordino import books
     from sordino.accounting import plans
-    from sordino.claims import CONDITION, UNPROTECTED, plan_of
+    from sordino.accounting.guarantee import CONDITION, UNPROTECTED
     from sordino.report.run_folder import Folder
+    from sordino.run import find_plans
 
     folder = Folder(run)
     with books.reading(folder.ledger.parent) as ledger:
@@ -106,7 +107,7 @@ def _of_run(run: Path, delta: float | None, adjacency: str | None) -> Bill:
             caution(UNSURE[ledger.signature])
         title = f"{run}: {len(ledger):,} events"
         unprotected, conditions = ledger.declared(UNPROTECTED), ledger.declared(CONDITION)
-        declared = plans.declared(ledger) or plan_of(_recipe_of(folder), header)
+        declared = plans.declared(ledger) or find_plans(_recipe_of(folder), header)
     whole = plans.bill(events, declared)
     prefix = plans.bill(events, declared, stopped_in_advance=True)
     if delta is None:

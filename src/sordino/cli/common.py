@@ -54,7 +54,7 @@ def print_json(result: dict[str, Any]) -> None:
 
 def keep_json(path: Path, result: dict[str, Any]) -> None:
     """The same object in a file of the run, for `sordino report`."""
-    from sordino.checkpoint import write_durably
+    from sordino.books import write_durably
 
     try:
         write_durably(path, json.dumps(result, default=str, allow_nan=False, indent=1).encode())

@@ -39,7 +39,7 @@ from typing import Any, TypeVar
 
 import tomli_w
 
-from sordino import checkpoint, toml
+from sordino import books, toml
 from sordino.data import LOADERS, tabular_schema
 from sordino.data.tabular_schema import Schema
 from sordino.errors import InvalidInput
@@ -127,7 +127,7 @@ class Config:
     def write(self, directory: Path, name: str = FILE) -> None:
         """Keep it beside the run that follows it."""
         try:
-            checkpoint.write_durably(directory / name, self.to_toml().encode())
+            books.write_durably(directory / name, self.to_toml().encode())
         except OSError as error:
             raise InvalidInput(f"cannot write to run directory {directory}: {name}: {error.strerror}") from error
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from sordino import checkpoint
+from sordino import books
 from sordino.errors import InvalidInput
 from sordino.names import fits
 from sordino.report.run_folder import Folder
@@ -44,7 +44,7 @@ class History:
         self.entries = [entry for entry in read(run) if entry.step <= position]
         text = "".join(_line(entry) for entry in self.entries)
         try:
-            checkpoint.write_durably(self._path, text.encode())
+            books.write_durably(self._path, text.encode())
         except OSError as error:
             raise InvalidInput(f"cannot write {self._path}: {error.strerror}") from error
 

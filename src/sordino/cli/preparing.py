@@ -8,11 +8,8 @@ from pathlib import Path
 import torch
 from torch.utils.data import TensorDataset
 
-from sordino import checkpoint
+from sordino import books
 from sordino.accounting import Ledger
-from sordino.accounting.pricing import required_accountant
-from sordino.books import require_fresh
-from sordino.claims import announce_together, weaker
 from sordino.cli.config import Config
 from sordino.cli.reserving import Reserving
 from sordino.data import Data, tabular_release
@@ -22,8 +19,8 @@ from sordino.data.tabular_sheet import Sheet
 from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.noise import Secure, Seeded
 from sordino.recipe import Recipe
+from sordino.run import announce_together, make_header
 
-LEDGER = "ledger.sqlite"
 PREPARATION = "preparation.toml"
 """The configuration of a run whose table is being prepared; `config.toml` takes its place when that is done."""
 
@@ -52,23 +49,16 @@ def prepare(config: Config, sheet: Sheet, plan: Plan, directory: Path) -> Config
     assert recipe is not None
     assert recipe.budget is not None
     assert schema is not None
-    basis = weaker(recipe.basis, required_accountant(recipe.budget.accountant).basis)
-    header = {
-        "recipe": recipe.fingerprint(),
-        "unit": "record",
-        "adjacency": recipe.budget.adjacency,
-        "basis": basis,
-    }
-    if not (directory / LEDGER).exists():
-        require_fresh(directory)
+    path = directory / books.LEDGER
+    if not path.exists():
+        books.require_fresh(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         config.write(directory, PREPARATION)
-        checkpoint.write_durably(directory / "recipe.toml", recipe.to_toml().encode())
+        books.write_durably(directory / books.RECIPE, recipe.to_toml().encode())
     except OSError as error:
         raise InvalidInput(f"cannot write to run directory {directory}: {error.strerror}") from error
-    path = directory / LEDGER
-    with Ledger.open(path) if path.exists() else Ledger.create(path, header=header) as ledger:
+    with Ledger.open(path) if path.exists() else Ledger.create(path, header=make_header(recipe)) as ledger:
         _require_affordable(ledger, recipe, plan, directory)
         announce_together(ledger, recipe, plan.events())
         source = Secure() if config.run.seed is None else Seeded(config.run.seed, ledger.incarnation)

@@ -14,18 +14,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino.accounting import Guarantee
-from sordino.claims import FIXED_IN_ADVANCE, HELD_OUT, UNPROTECTED
+from sordino.accounting.guarantee import UNPROTECTED
+from sordino.books import LEDGER
 from sordino.cli import architectures, config, preparing, sizing, sources
 from sordino.cli.choosing import Chosen
 from sordino.cli.common import caution
 from sordino.cli.config import Config
-from sordino.cli.preparing import LEDGER
 from sordino.data import Data, tabular_release, tabular_schema
 from sordino.data.tabular_schema import Schema
 from sordino.data.tabular_sheet import Sheet
 from sordino.errors import InvalidInput
 from sordino.models import parameter_count
 from sordino.private import Private
+from sordino.run import FIXED_IN_ADVANCE, HELD_OUT
 from sordino.sampling.importance import Importance
 
 
@@ -43,8 +44,8 @@ class Session:
 
     @property
     def run(self) -> Path:
-        assert self.private.run is not None
-        return self.private.run
+        assert self.private.run.folder is not None
+        return self.private.run.folder
 
     @property
     def has_held_out(self) -> bool:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from sordino.audit.membership import Partition, black_box, white_box
-from sordino.checkpoint import write_durably
+from sordino.books import write_durably
 from sordino.experiments.case import ACCOUNTINGS, Case
 from sordino.experiments.methods import MOST_STEPS, recipe_of
 from sordino.experiments.papers import NON_PRIVATE, Cell, PaperTable

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sordino.accounting.guarantee import label_method
 from sordino.errors import SordinoError
 from sordino.experiments.store import Row
 from sordino.experiments.tables import Summary, epsilon_to_reach, levels_for, summaries
-from sordino.standing import named
 
 
 def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -38,7 +38,7 @@ def against_epsilon(axes: Any, rows: Sequence[Row]) -> None:
     """Accuracy against ε; the bar is the deviation over seeds, and what is not proven is dashed."""
     lines: dict[str, list[Summary]] = defaultdict(list)
     for each in summaries(rows):
-        lines[named(each.method, each.basis, each.accounting)].append(each)
+        lines[label_method(each.method, each.basis, each.accounting)].append(each)
     for label, points in lines.items():
         axes.errorbar(
             [point.epsilon for point in points],
@@ -70,7 +70,7 @@ def to_reach(axes: Any, rows: Sequence[Row]) -> None:
     for place, key in enumerate(keys):
         heights = [column[key].epsilon or 0.0 for column in found]
         where = [index + 0.8 * place / max(1, len(keys)) for index in range(len(levels))]
-        axes.bar(where, heights, width=0.8 / max(1, len(keys)), label=named(key[1], key[2]), align="edge")
+        axes.bar(where, heights, width=0.8 / max(1, len(keys)), label=label_method(key[1], key[2]), align="edge")
     axes.set_xticks([index + 0.4 for index in range(len(levels))], [f"{100 * level:.0f} %" for level in levels])
     axes.set(xlabel="accuracy to reach (no bar: not reached)", ylabel="ε spent")
 
@@ -114,4 +114,4 @@ def _shown(rows: Iterable[Row]) -> list[Row]:
 
 
 def _named(row: Row) -> str:
-    return named(row["method"], row["basis"], row["accounting"])
+    return label_method(row["method"], row["basis"], row["accounting"])

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sordino import books
 from sordino.accounting.events import GaussianDpEvent
 from sordino.accounting.ledger import Ledger
-from sordino.checkpoint import write_durably
-from sordino.claims import FIXED_IN_ADVANCE, announce_together
+from sordino.books import write_durably
 from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.experiments import store
 from sordino.experiments.averaging import Average
@@ -26,10 +26,11 @@ from sordino.experiments.problem import Problem, Split, model_of, normalised, pr
 from sordino.features import ChannelNorm, private_normalisation
 from sordino.noise import Secure
 from sordino.private import Private
+from sordino.run import FIXED_IN_ADVANCE, announce_together
 from sordino.sampling.importance import Importance
 from sordino.schedules import Constant
 
-LEDGER, STATISTICS = "ledger.sqlite", "statistics.pt"
+STATISTICS = "statistics.pt"
 CHOSEN = "hyperparameters are those of a configuration: what choosing them on these records may have cost is not in ε"
 """Said instead of `FIXED_IN_ADVANCE`: the configurations were tuned on the benchmarks that they run on."""
 Report = Callable[[int, int, float], None]
@@ -106,7 +107,7 @@ def _run(case: Case, folder: Path, problem: Problem, report: Report, most: int, 
     private = Private(model, recipe.optimizer.build(trained), problem.train, losses, recipe, ledger=ledger)
     with private:
         progress, average = Progress(), Average(case.average, private.total)
-        if (place / LEDGER).exists():
+        if (place / books.LEDGER).exists():
             extra = private.load(place)
             if extra:
                 progress = Progress(**extra["progress"])
@@ -123,7 +124,7 @@ def _prepared(case: Case, place: Path, problem: Problem) -> tuple[Problem, Ledge
     options = case.features
     if "noise" not in options:
         return problem, None
-    if (place / LEDGER).exists():
+    if (place / books.LEDGER).exists():
         stored = torch.load(place / STATISTICS, weights_only=True)
         return normalised(problem, ChannelNorm(stored["mean"], stored["std"])), None
     if not {"clip", "square_clip"} <= set(options):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sordino.checkpoint import write_durably
+from sordino.books import write_durably
 from sordino.data.download import exclusive
 from sordino.errors import InvalidInput, SordinoError
 

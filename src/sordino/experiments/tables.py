@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from sordino.accounting.guarantee import describe_basis
 from sordino.experiments.store import Row
-from sordino.standing import standing
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Summary:
     @property
     def standing(self) -> str:
         """What its ε is; runs by our accountant and by the paper's never share a line."""
-        return standing(self.basis, self.accounting)
+        return describe_basis(self.basis, self.accounting)
 
     @property
     def text(self) -> str:
@@ -95,7 +95,7 @@ def epsilon_to_reach(rows: Iterable[Row], level: float) -> dict[tuple[str, str, 
     """
     groups: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        groups[row["dataset"], row["method"], standing(row["basis"], row["accounting"])].append(row)
+        groups[row["dataset"], row["method"], describe_basis(row["basis"], row["accounting"])].append(row)
     longest = {key: [row for row in group if row["epsilon"] == _largest(group)] for key, group in groups.items()}
     return {key: _reached(group, level) for key, group in sorted(longest.items()) if all(map(_followed, group))}
 

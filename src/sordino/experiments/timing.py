@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sordino.checkpoint import write_durably
+from sordino.books import write_durably
 from sordino.experiments.case import Case
 from sordino.experiments.methods import uncalibrated
 from sordino.experiments.papers import Cell, PaperTable

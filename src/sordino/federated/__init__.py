@@ -5,26 +5,34 @@
 process, for tests and experiments. `QUIET` is the environment in which Flower calls nobody.
 """
 
+from collections.abc import Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from sordino.federated.quiet import QUIET
-
 if TYPE_CHECKING:
-    from sordino.federated.client import client_app
-    from sordino.federated.grid import InProcessGrid
-    from sordino.federated.quantile import Quantile
+    from sordino.federated.client import InProcessGrid, client_app
+    from sordino.federated.rounds import Quantile
     from sordino.federated.strategy import PrivateStrategy
     from sordino.federated.work import FedAvg, FedSGD, Work
 
 __all__ = ["QUIET", "FedAvg", "FedSGD", "InProcessGrid", "PrivateStrategy", "Quantile", "Work", "client_app"]
 
+QUIET: Mapping[str, str] = MappingProxyType(
+    {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+)
+"""The environment of every Flower process: no telemetry, no check for updates, no usage statistics of Ray.
+
+They are read when Flower's programs start, so they belong in the environment of ``flwr``, ``flower-superlink`` and
+``flower-supernode``; setting them in an app is too late.
+"""
+
 _HOMES = {
     "FedAvg": "work",
     "FedSGD": "work",
-    "InProcessGrid": "grid",
+    "InProcessGrid": "client",
     "PrivateStrategy": "strategy",
-    "Quantile": "quantile",
+    "Quantile": "rounds",
     "Work": "work",
     "client_app": "client",
 }

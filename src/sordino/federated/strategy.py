@@ -1,4 +1,4 @@
-"""A Flower strategy that protects whole users: Flower carries the messages, `mechanism` decides what is released."""
+"""A Flower strategy that protects whole users: Flower carries the messages, `rounds` decides what is released."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
+from sordino import books, checkpoint
 from sordino.accounting.guarantee import Guarantee
 from sordino.errors import InvalidInput
-from sordino.federated.account import LEDGER, Account
-from sordino.federated.grid import InProcessGrid
-from sordino.federated.mechanism import Mechanism, Round
-from sordino.federated.messages import ARRAYS, CONFIG, update_in, vote_in
-from sordino.federated.quantile import Quantile
-from sordino.federated.quiet import QUIET
-from sordino.federated.work import FedAvg, Work, trainable
+from sordino.federated import QUIET
+from sordino.federated.client import ARRAYS, CONFIG, InProcessGrid, read_update, read_vote
+from sordino.federated.rounds import ASSUMPTIONS, Quantile, Round, Rounds
+from sordino.federated.work import FedAvg, Work, find_trainable
 from sordino.noise import Source
 from sordino.recipe import Recipe
+from sordino.run import Run, Stopped
 
 _log = logging.getLogger("sordino")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -66,19 +65,19 @@ class PrivateStrategy(Strategy):
                 f"weighted_by_key={weighted_by_key!r} must be None: with weights by examples one user can be most of "
                 "the average and the noise no longer covers it; every user counts once"
             )
-        if not trainable(model):
+        if not find_trainable(model):
             raise InvalidInput("the model has no parameter that requires a gradient: there is nothing to train")
         _check_dtypes(model)
         self.work = work or FedAvg()
-        self.account = Account(recipe, seed, source)
-        optimizer = optimizer or recipe.optimizer.build(trainable(model).values())
-        self.mechanism = Mechanism(model, recipe, optimizer, self.account, adaptive)
+        self.run = Run(recipe, unit="user", assumptions=ASSUMPTIONS, seed=seed, source=source)
+        optimizer = optimizer or recipe.optimizer.build(find_trainable(model).values())
+        self.rounds = Rounds(model, recipe, optimizer, self.run, adaptive)
         self._patience = patience
         self._current: Round | None = None
-        if run is not None and resume and (Path(run) / LEDGER).exists():
+        if run is not None and resume and (Path(run) / books.LEDGER).exists():
             self.load(run)
-        elif run is not None:
-            self.account.keep_in(Path(run))
+        else:
+            self.run.begin(None if run is None else Path(run))
 
     # -- what Flower calls --------------------------------------------------------------------------------------
 
@@ -98,8 +97,8 @@ class PrivateStrategy(Strategy):
         zero. `evaluate_fn` sees released models only; evaluate on public records.
         """
         if initial_arrays is not None:
-            self.mechanism.model.load_state_dict(initial_arrays.to_torch_state_dict())
-        left = self.account.rounds_left()
+            self.rounds.model.load_state_dict(initial_arrays.to_torch_state_dict())
+        left = self.run.count_steps_left()
         rounds = left if num_rounds is None else min(num_rounds, left)
         if not isinstance(grid, InProcessGrid):
             warn_if_loud()
@@ -112,7 +111,7 @@ class PrivateStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Charge the round, draw users among those connected, and ask them."""
-        current = self._current = self.mechanism.begin(list(grid.get_node_ids()))
+        current = self._current = self.rounds.begin(list(grid.get_node_ids()))
         asked = ConfigRecord(
             {**config, **self.work.to_config(), "round": current.terms.step, "clip": current.terms.clip}
         )
@@ -129,10 +128,10 @@ class PrivateStrategy(Strategy):
             raise InvalidInput("no round is under way: configure_train comes first, once per round")
         shapes = {name: total.shape for name, total in current.total.items()}
         for message in replies:
-            update = update_in(message, shapes)
+            update = read_update(message, shapes)
             if update is not None:
-                self.mechanism.add(current, message.metadata.src_node_id, update, vote_in(message))
-        self.mechanism.release(current)
+                self.rounds.add(current, message.metadata.src_node_id, update, read_vote(message))
+        self.rounds.release(current)
         self._save()
         public: dict[str, int | float | list[int] | list[float]] = {
             "clip": current.terms.clip,
@@ -151,7 +150,7 @@ class PrivateStrategy(Strategy):
 
     def summary(self) -> None:
         """Log what is public: the recipe's terms, never how many users answered."""
-        recipe, terms = self.mechanism.recipe, self.mechanism.terms()
+        recipe, terms = self.rounds.recipe, self.rounds.terms()
         _log.info(
             "user-level rounds: %s of %s users expected, divisor %g, clip %g, noise multiplier %g, %s rounds",
             recipe.batch_size, recipe.records, terms.divisor, terms.clip, terms.noise_multiplier, recipe.steps,
@@ -161,39 +160,42 @@ class PrivateStrategy(Strategy):
 
     def arrays(self) -> ArrayRecord:
         """The released model as Flower carries it."""
-        return ArrayRecord(self.mechanism.model.state_dict())
+        return ArrayRecord(self.rounds.model.state_dict())
 
-    def guarantee(self, delta: float | None = None, accountant: str | None = None) -> Guarantee:
-        """What every user has been promised so far: a pure function of the ledger."""
-        return self.account.guarantee(delta, accountant)
+    def guarantee(
+        self, delta: float | None = None, accountant: str | None = None, *, stopped: Stopped = "after looking"
+    ) -> Guarantee:
+        """What every user is promised, by the whole plan of the run: a pure function of the ledger.
+
+        ``stopped="in advance"`` gives the smaller price of the rounds so far, which holds only if the moment of
+        stopping depended on nothing that was released.
+        """
+        return self.run.guarantee(delta, accountant, stopped=stopped)
 
     def load(self, run: str | Path) -> None:
         """Go on with a run that stopped: its ledger, its newest model; a round cut short stays paid for."""
-        state = self.account.load(Path(run))
-        if state is not None:
-            self.mechanism.model.load_state_dict(state["model"])
-            self.mechanism.optimizer.load_state_dict(state["optimizer"])
-            self.mechanism.clip = state["clip"]
+        with self.run.reopen(Path(run)) as state:
+            if state is not None:
+                with checkpoint.one_line("does not fit this model and optimizer"):
+                    self.rounds.model.load_state_dict(state["model"])
+                    self.rounds.optimizer.load_state_dict(state["optimizer"])
+                    self.rounds.clip = float(state["clip"])
 
     def _save(self) -> None:
-        mechanism = self.mechanism
-        self.account.save(
-            {
-                "model": mechanism.model.state_dict(),
-                "optimizer": mechanism.optimizer.state_dict(),
-                "clip": mechanism.clip,
-            }
-        )
+        """Store the model after a round, where the run has a folder."""
+        if self.run.folder is not None:
+            model, optimizer = self.rounds.model.state_dict(), self.rounds.optimizer.state_dict()
+            self.run.save({"model": model, "optimizer": optimizer, "clip": self.rounds.clip})
 
     def _await(self, grid: Grid) -> None:
         """Wait for users to connect; goes on without the missing ones, so that nobody's absence can stop a release."""
         deadline = time.monotonic() + self._patience
-        while len(set(grid.get_node_ids())) < (self.mechanism.recipe.records or 0) and time.monotonic() < deadline:
+        while len(set(grid.get_node_ids())) < (self.rounds.recipe.records or 0) and time.monotonic() < deadline:
             time.sleep(min(0.5, self._patience))
 
     def close(self) -> None:
         """Free the ledger."""
-        self.account.close()
+        self.run.close()
 
     def __enter__(self) -> PrivateStrategy:
         return self

@@ -34,9 +34,16 @@ class Work(Protocol):
         ...
 
 
-def trainable(model: nn.Module) -> Parameters:
+def find_trainable(model: nn.Module) -> Parameters:
     """What is trained, by name; a tied parameter once. Buffers are no part of it: they never leave a client."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def measure(update: Mapping[str, Tensor]) -> Tensor:
+    """The length of a whole update, in double precision."""
+    norms = [torch.linalg.vector_norm(u, dtype=torch.float64) for u in update.values()]
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return whole
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,8 @@ class FedSGD:
         for part in torch.arange(records.count).split(self.microbatch):
             (_losses(model, loss, records, part).sum() / records.count).backward()
         return {
-            name: torch.zeros_like(p) if p.grad is None else p.grad.detach() for name, p in trainable(model).items()
+            name: torch.zeros_like(p) if p.grad is None else p.grad.detach()
+            for name, p in find_trainable(model).items()
         }
 
     def to_config(self) -> dict[str, str | int | float]:
@@ -87,14 +95,14 @@ class FedAvg:
             raise InvalidInput(f"momentum={self.momentum} must lie in [0, 1)")
 
     def update(self, model: nn.Module, loss: Loss, records: Records, order: torch.Generator) -> Update:
-        start = {name: p.detach().clone() for name, p in trainable(model).items()}
-        optimizer = torch.optim.SGD(trainable(model).values(), self.lr, self.momentum)
+        start = {name: p.detach().clone() for name, p in find_trainable(model).items()}
+        optimizer = torch.optim.SGD(find_trainable(model).values(), self.lr, self.momentum)
         passes = [torch.randperm(records.count, generator=order).split(self.batch_size) for _ in range(self.epochs)]
         for batch in [batch for batches in passes for batch in batches][: self.max_steps]:
             optimizer.zero_grad(set_to_none=True)
             _losses(model, loss, records, batch).mean().backward()
             optimizer.step()
-        return {name: start[name] - p.detach() for name, p in trainable(model).items()}
+        return {name: start[name] - p.detach() for name, p in find_trainable(model).items()}
 
     def to_config(self) -> dict[str, str | int | float]:
         return {"work": "fedavg", **asdict(self)}

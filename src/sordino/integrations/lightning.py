@@ -66,12 +66,12 @@ class PrivateTraining(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop after the last step, or where the budget ends: an epoch that charged nothing."""
         assert self.private is not None
-        before, self._charged = self._charged, len(self.private.bench.ledger)
+        before, self._charged = self._charged, len(self.private.run.ledger)
         trainer.should_stop |= self.private.position == self.private.total or self._charged == before
 
     def teardown(self, *_: Any, **__: Any) -> None:
         """Save; `private` stays open for `guarantee()`, its `close()` is yours."""
-        if self.private is not None and self.private.run is not None:
+        if self.private is not None and self.private.run.folder is not None:
             self.private.save()
 
     on_exception = teardown  # an error or Ctrl-C, after which Lightning does not tear down

@@ -13,9 +13,9 @@ from typing import Any, get_args
 
 from sordino import books
 from sordino.accounting import Budget, Guarantee, plans
+from sordino.accounting.guarantee import CONDITION, UNPROTECTED
 from sordino.accounting.plans import Plan
-from sordino.accounting.pricing import Basis, required_accountant
-from sordino.claims import CONDITION, FIXED_IN_ADVANCE, HELD_OUT, UNPROTECTED, assumptions_of, plan_of, weaker
+from sordino.accounting.pricing import Basis
 from sordino.errors import InvalidInput
 from sordino.names import fits
 from sordino.noise import Secure, Seeded
@@ -23,6 +23,7 @@ from sordino.recipe import Recipe
 from sordino.report import prices
 from sordino.report.prices import Opinion, Points, Runs, Tariff
 from sordino.report.run_folder import Folder
+from sordino.run import FIXED_IN_ADVANCE, HELD_OUT, assemble, find_plans, list_assumptions, weaken
 from sordino.schedules import factor_at
 from sordino.versions import versions
 
@@ -158,7 +159,7 @@ class Booked:
 
     def planned(self, recipe: Recipe | None) -> list[Plan]:
         """The declared plans, or that of the recipe it began with."""
-        return self.announced or plan_of(recipe, self.header)
+        return self.announced or find_plans(recipe, self.header)
 
 
 def _read_ledger(folder: Folder) -> Booked:
@@ -179,7 +180,7 @@ def _read_ledger(folder: Folder) -> Booked:
 
 
 def _read_recipe(folder: Folder) -> tuple[Recipe | None, str]:
-    text = folder.text("recipe.toml")
+    text = folder.text(books.RECIPE)
     return (None, "") if text is None else (Recipe.from_toml(text), text)
 
 
@@ -223,18 +224,17 @@ def _state_guarantee(
     """Priced anew from the ledger: what somebody wrote beside it is believed for assumptions and accuracy alone."""
     named = booked.header.get("basis", "proven")
     stated: Basis = next((known for known in get_args(Basis) if known == named), "published")
-    basis = weaker(weaker(stated, recipe.basis if recipe else "proven"), required_accountant(tariff.accountant).basis)
     notes = (plans.UNPLANNED, plans.STOPPED[:30], plans.IN_ADVANCE)  # as it was then: the ledger knows better now
     stated_lines = _collect_assumptions(recipe, setting, outcome, booked.declared["assumption"])
     said = [line for line in stated_lines if not line.startswith(notes)]
-    return Guarantee(
-        epsilon=tariff.charge(bill),
+    return assemble(
+        bill,
         delta=tariff.delta,
-        basis=basis,
-        unit=booked.header.get("unit", "record"),
-        adjacency=tariff.adjacency,
         accountant=tariff.accountant,
-        assumptions=tuple(dict.fromkeys((*said, *bill.notes))),
+        adjacency=tariff.adjacency,
+        unit=booked.header.get("unit", "record"),
+        basis=weaken(stated, recipe.basis if recipe else "proven"),
+        assumptions=(*said, *bill.notes),
         unprotected=booked.declared[UNPROTECTED] or ((HELD_OUT,) if setting.held_out > 0 else ()),
         conditions=booked.declared[CONDITION],
     )
@@ -250,7 +250,7 @@ def _collect_assumptions(
     told = (outcome or {}).get("assumptions", [])
     lines = [line for line in told if isinstance(line, str)] if isinstance(told, list) else []
     source = next((line for line in declared if line.startswith("noise ")), None) or _describe_source(setting)
-    shown = assumptions_of(recipe, source) if recipe else [source, NO_RECIPE]
+    shown = list_assumptions(recipe, source) if recipe else [source, NO_RECIPE]
     if lines or setting.data == "digits":  # who was there knows better how the settings were found
         shown.remove(FIXED_IN_ADVANCE) if FIXED_IN_ADVANCE in shown else None
     if not lines and setting.data == "digits":

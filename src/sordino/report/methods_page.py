@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino.accounting.guarantee import label_method
 from sordino.errors import InvalidInput
 from sordino.report import page
 from sordino.report.charts import Axis, Chart, Series, percent, plain, whole
 from sordino.report.prices import thin
-from sordino.standing import named
 from sordino.versions import versions
 
 MOST_TICKS = 7
@@ -73,7 +73,7 @@ class _Row:
             basis, accounting = str(result.get("basis", "")), str(result.get("accounting", "proven"))
             return cls(
                 dataset=str(result["dataset"]),
-                method=named(str(result["method"]), basis, accounting),
+                method=label_method(str(result["method"]), basis, accounting),
                 epsilon=None if epsilon in (None, math.inf, "infinity") else _require_positive(epsilon),
                 seed=str(result["seed"]),
                 accuracy=_require_finite(result["accuracy"]),

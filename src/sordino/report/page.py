@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from sordino.checkpoint import write_durably
+from sordino.books import write_durably
 from sordino.errors import InvalidInput
 from sordino.printing import rounded_up
 from sordino.report import charts

@@ -11,8 +11,8 @@ from sordino.accounting import Basis, pricing
 from sordino.accounting.events import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, to_json
 from sordino.accounting.filter import Filtered
 from sordino.accounting.plans import Bill
-from sordino.claims import weaker
 from sordino.errors import InvalidInput
+from sordino.run import weaken
 
 Points = tuple[tuple[float, float], ...]
 Runs = list[tuple[DpEvent, int]]
@@ -114,7 +114,7 @@ def ask_all_accountants(bill: Bill, tariff: Tariff, basis: Basis) -> tuple[Opini
             price = replace(tariff, accountant=accountant.name).charge(bill)
         except InvalidInput:
             continue
-        found.append(Opinion(accountant.name, weaker(basis, accountant.basis), price))
+        found.append(Opinion(accountant.name, weaken(basis, accountant.basis), price))
     return tuple(sorted(found, key=lambda opinion: opinion.accountant != tariff.accountant))
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from sordino import toml
+from sordino.books import LEDGER
 from sordino.errors import InvalidInput, SordinoError
 from sordino.names import fits
 
-LEDGER = "ledger.sqlite"
 MOST_BYTES = 8_000_000
 """No file that a report reads is larger by itself: a recipe has one kilobyte, a history of 10,000 lines one million."""
 _UNFORESEEN = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)

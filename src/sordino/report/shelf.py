@@ -12,11 +12,12 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sordino.books import LEDGER
 from sordino.errors import InvalidInput
 from sordino.report import reader
 from sordino.report.facts import Facts
 from sordino.report.reader import Reader
-from sordino.report.run_folder import LEDGER, Folder
+from sordino.report.run_folder import Folder
 
 MOST_RUNS = 500
 SHARE = 0.1

@@ -178,7 +178,7 @@ class Importance(Sampler):
 
     def _noise(self, bench: Bench, step: int) -> float:
         """σ_G from here on: the smallest that what is left pays for, if later epochs turn out as assumed (Sec. 4.2)."""
-        allowance, epoch, recipe = bench.allowance, _epoch(bench.memory), bench.recipe
+        allowance, epoch, recipe = bench.run.allowance, _epoch(bench.memory), bench.recipe
         assert isinstance(allowance, Filtering)
         assert isinstance(recipe.rdp_filter, Filter)
         assert epoch is not None

@@ -12,20 +12,16 @@ check again after changing them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils.data import DataLoader, IterableDataset
 
-from sordino.errors import InvalidInput, UnsupportedModel
+from sordino.errors import UnsupportedModel
 from sordino.gradients.engine import Objective
 from sordino.validation.examination import CROWD, Examination, Fetch
 from sordino.validation.probing import ProbeFailed, Prober, preserved_model, preserved_randomness
 from sordino.validation.trial import Finding
 
-__all__ = ["CROWD", "Finding", "check", "check_dataset", "require_valid"]
+__all__ = ["CROWD", "Finding", "check", "require_valid"]
 
 
 def check(
@@ -60,21 +56,3 @@ def require_valid(
     """Refuse a model, loss or collate function that `check` objects to."""
     for finding in check(objective, parameters, fetch, records, crowd):
         raise UnsupportedModel(finding.message) from finding.cause
-
-
-def check_dataset(dataset: Any, records_declared: int | None = None) -> int:
-    """The number of records of a map-style dataset, or a refusal that says what is wrong with it."""
-    kind = type(dataset).__name__
-    if isinstance(dataset, DataLoader):
-        raise InvalidInput("dataset is a DataLoader: pass loader.dataset, because Sordino draws the batches itself")
-    if isinstance(dataset, IterableDataset | Iterator | Mapping) or not hasattr(dataset, "__getitem__"):
-        raise InvalidInput(f"dataset of type {kind} has no records by index: use a map-style torch.utils.data.Dataset")
-    try:
-        records = len(dataset)
-    except (TypeError, NotImplementedError) as error:
-        raise InvalidInput(f"dataset of type {kind} has no length: define __len__, a draw needs it") from error
-    if records == 0:
-        raise InvalidInput(f"dataset of type {kind} has 0 records, must have at least 1: check the path or the filter")
-    if records_declared is not None and records_declared != records:
-        raise InvalidInput(f"records={records_declared} but dataset has {records}: calibrate with records={records}")
-    return records

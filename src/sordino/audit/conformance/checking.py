@@ -15,7 +15,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from sordino import mechanisms, saving
+from sordino import mechanisms
 from sordino.accounting.erasure import AnnealedErasure, Erasure
 from sordino.accounting.events import GaussianDpEvent
 from sordino.accounting.ledger import Receipt
@@ -152,10 +152,8 @@ def _read_public(private: Private) -> dict[str, Any]:
     bench = private.bench
     groups = [{key: value for key, value in group.items() if key != "params"} for group in bench.optimizer.param_groups]
     schedules = [scheduler.state_dict() for scheduler in bench.schedulers]
-    state = saving.state_of(bench, private.position, {})
-    named = ("run_id", "head")  # of this run alone: a random number, and the chain that begins with it
     return {
-        "saved": {key: value for key, value in state.items() if key not in named},
+        "saved": {**private.state_dict(), "position": private.position, "events": len(bench.ledger)},
         "groups": groups,
         "by": schedules,
     }

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sordino import BudgetExhausted, InvalidInput, Recipe, SordinoError, recipes
 from sordino.accounting.ledger import Receipt
-from sordino.federated.mechanism import Mechanism, Round
+from sordino.federated.rounds import Round, Rounds
 from sordino.noise import Seeded
 from sordino.sampling import Draw, Foreign
 from tests.federated.common import QUIET_NOISE, mechanism, released, rounds, vector
@@ -24,7 +24,7 @@ def fits(noise: NDArray[np.float64], std: float) -> bool:
     return bool(stats.kstest(noise / std, "norm").pvalue > 0.001)
 
 
-def noise_of(run: Mechanism, users: int) -> NDArray[np.float64]:
+def noise_of(run: Rounds, users: int) -> NDArray[np.float64]:
     """Rounds in which all send zeros, each in units of its own clipping bound and noise multiplier."""
     zeros, seen = {"weight": torch.zeros(1, SIZE)}, []
     for _ in range(run.recipe.steps or 0):
@@ -35,12 +35,12 @@ def noise_of(run: Mechanism, users: int) -> NDArray[np.float64]:
     return np.concatenate(seen)
 
 
-class NoiseByClients(Mechanism):
+class NoiseByClients(Rounds):
     """Every client adds noise of its own: the sum has too much of it, or too little when some drop out."""
 
     def add(self, current: Round, user: int, update: dict[str, Tensor], within: bool) -> None:
         std = current.terms.noise_std / len(current.drawn) ** 0.5
-        own = self.account.source.gaussian(current.receipt, SIZE, std).view(1, -1)
+        own = self.run.source.gaussian(current.receipt, SIZE, std).view(1, -1)
         super().add(current, user, update, within)
         current.total["weight"] += own
 
@@ -72,7 +72,7 @@ class FixedSize:
         return Draw(torch.from_numpy(np.argsort(source.uniform(records))[: self.size].copy()))
 
 
-def draws_of(run: Mechanism, users: int, times: int) -> NDArray[np.int64]:
+def draws_of(run: Rounds, users: int, times: int) -> NDArray[np.int64]:
     """Who was drawn, one row per round, without ever releasing."""
     table = np.zeros((times, users), dtype=np.int64)
     for row in table:
@@ -122,7 +122,7 @@ def test_the_rate_comes_from_the_public_population_not_from_who_is_connected() -
 # -- what a user can do ----------------------------------------------------------------------------------------------
 
 
-def everyone(users: int = 4, **changes: object) -> Mechanism:
+def everyone(users: int = 4, **changes: object) -> Rounds:
     return mechanism(rounds(users, users, noise=QUIET_NOISE, **changes), size=2)
 
 
@@ -172,11 +172,11 @@ class Watching(Seeded):
     def __init__(self) -> None:
         super().__init__(1)
         self.seen: list[tuple[str, int]] = []
-        self.run: Mechanism | None = None
+        self.run: Rounds | None = None
 
     def _note(self, what: str) -> None:
         assert self.run is not None
-        self.seen.append((what, len(self.run.account.ledger)))
+        self.seen.append((what, len(self.run.run.ledger)))
 
     def uniform(self, size: int) -> NDArray[np.float64]:
         self._note("draw")
@@ -202,8 +202,8 @@ def test_a_round_that_was_begun_stays_charged_and_the_ledger_never_falls_behind(
         if step % 2:  # the others break off here
             run.release(current)
             noised += 1
-        assert len(run.account.ledger) == step + 1
-    assert (len(run.account.ledger), run.account.position, noised) == (5, 2, 2)
+        assert len(run.run.ledger) == step + 1
+    assert (len(run.run.ledger), run.run.position, noised) == (5, 2, 2)
 
 
 def test_the_ledger_holds_the_plan_of_the_recipe() -> None:
@@ -213,7 +213,7 @@ def test_the_ledger_holds_the_plan_of_the_recipe() -> None:
         current = run.begin(range(8))
         assert current.terms == plan.terms(step, {})
         run.release(current)
-    assert run.account.ledger.events() == plan.plan()
+    assert run.run.ledger.events() == plan.plan()
     assert plan.terms(0, {}).event == PoissonSampledDpEvent(0.5, GaussianDpEvent(1.5))
 
 

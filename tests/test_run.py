@@ -12,7 +12,6 @@ from torch import Tensor
 from sordino import Budget
 from sordino.accounting import Ledger, plans
 from sordino.accounting.pricing import epsilon
-from sordino.claims import HELD_OUT, announce_together
 from sordino.cli import describing
 from sordino.data import tabular_release, tabular_schema
 from sordino.data.tabular import Table
@@ -20,6 +19,7 @@ from sordino.data.tabular_schema import Category, Schema
 from sordino.errors import InvalidInput
 from sordino.noise import Seeded
 from sordino.report.facts import gather
+from sordino.run import HELD_OUT, announce_together
 from sordino.sampling.draw import Draw
 from sordino.weighing import Flat
 from tests.helpers import budgeted, private

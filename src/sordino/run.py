@@ -1,0 +1,381 @@
+"""Run: ledger, budget, noise source, folder and guarantee of one training, central or federated.
+
+A run pays for every release of a training: `Run.charge` refuses what the budget cannot pay and records the event
+durably, before the release exists (law 5). What is protected, a record or a user, and what the guarantee rests on are
+data. Below the class stands what may be promised: the assumptions, conditions and plan that follow from a recipe, and
+`assemble`, which puts every guarantee together, also for those who read a ledger without its run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from dp_accounting import DpEvent
+
+from sordino import books, checkpoint
+from sordino.accounting import plans
+from sordino.accounting.allowance import Allowance, Planned, Runs, Unlimited
+from sordino.accounting.guarantee import CONDITION, UNPROTECTED, Guarantee
+from sordino.accounting.ledger import ASSUMPTION, Ledger, Receipt
+from sordino.accounting.pricing import Basis, required_accountant
+from sordino.distributed.ledger import reflected
+from sordino.distributed.team import Team
+from sordino.errors import CheckpointError, InvalidInput, LedgerError
+from sordino.noise import Secure, Seeded, Source
+from sordino.recipe import Recipe
+from sordino.sampling import Foreign
+
+_log = logging.getLogger("sordino")
+
+Stopped = Literal["after looking", "in advance"]
+"""Why a run ended where it did: somebody may have looked at what it released, or that had nothing to do with it."""
+
+FIXED_IN_ADVANCE = "hyperparameters were fixed in advance, not tuned on these records"
+"""Choosing among runs on private data costs too, and is not priced."""
+FLOATING_POINT = "Gaussian noise is sampled in floating point"
+ROUNDING_IS_SMALL = "rounding in float32 moves a sum by less than 0.005 % of the clipping bound"
+"""Three times what was measured; the worst case over all orders of summation is larger: docs/proofs/rounding.md."""
+HELD_OUT = "the held-out records"
+MOST_STEPS = 1_000_000
+"""A longer plan is not worked out from a recipe.toml, which can name any number."""
+DUTIES = {
+    "sampler": "draws records as its event says, whatever is in them",
+    "norms": "never gives a norm that its event does not pay for",
+    "weighing": "keeps weight x norm within the clipping bound for every record",
+    "selection": "looks at records only as far as its event pays for",
+    "clip_schedule": "reads no record",
+    "noise_schedule": "reads no record",
+    "source": "draws secret, independent noise of the size it is asked for",
+}
+"""What the proof takes for granted of each part of a recipe."""
+
+
+class Run:
+    """One training by `recipe`, as its ledger knows it; `begin` or `reopen` it before anything is charged.
+
+    `unit` is what is protected, and `population` how many there are of it where the recipe does not say.
+    `assumptions` and `conditions` are written into the ledger, so that whoever reads it later must state them;
+    `setting` is noted of every opening. `ledger` is one that already holds releases about the same records; without it
+    there is a new one in memory. `seed` makes the noise repeatable, `source` replaces it. Of the processes of `team`
+    the leader alone writes the ledger; the others keep a copy in memory, so that all give the same answers.
+
+    Guarantees: the whole plan is in the ledger before its first event; nothing is charged that the budget cannot pay,
+    also if others charge the same ledger; every opening has fresh noise (law 10).
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        unit: str = "record",
+        population: int = 1,
+        assumptions: tuple[str, ...] = (),
+        conditions: tuple[str, ...] = (),
+        setting: str = "",
+        ledger: Ledger | None = None,
+        seed: int | None = None,
+        source: Source | None = None,
+        team: Team | None = None,
+    ) -> None:
+        self.recipe, self.unit, self.team = recipe, unit, team or Team()
+        self.assumptions, self.setting = assumptions, setting
+        self.conditions = (*list_conditions(recipe, source), *conditions)
+        self.position = 0
+        self.folder: Path | None = None
+        self.ledger = Ledger.in_memory(header=make_header(recipe, unit)) if ledger is None else ledger
+        self.source: Source = source or Secure()
+        self.allowance: Allowance = Unlimited()
+        self._population, self._seed, self._given = population, seed, source
+        self._recorded, self._announced = -1, False
+
+    # -- spending -----------------------------------------------------------------------------------------------
+
+    def charge(self, event: DpEvent) -> Receipt:
+        """Refuse what the budget cannot pay, then record the event durably; only then may noise be drawn (law 5)."""
+        receipt = self.team.lead(lambda: self._charge(event))
+        if not self.team.leads:
+            self.ledger.charge(receipt.event)  # a copy in memory: the leader's is on disk
+        return receipt
+
+    def _charge(self, event: DpEvent) -> Receipt:
+        if self.recipe.rdp_filter is not None:
+            event = self.recipe.rdp_filter.event(event)
+        if len(self.ledger) != self._recorded:  # somebody else charged the same ledger
+            self._renew_allowance()
+        self.allowance.require(event)
+        receipt = self.ledger.charge(event)
+        self._recorded = receipt.sequence
+        return receipt
+
+    def declare(self, kind: str, text: str) -> None:
+        """Add a line to the ledger that every guarantee about it has to state."""
+        self.team.lead(lambda: self.ledger.declare(kind, text))
+        if not self.team.leads:
+            self.ledger.declare(kind, text)
+
+    def count_steps_left(self) -> int:
+        """How many of the recipe's steps are still to come and can be paid."""
+        self._renew_allowance()
+        return sum(count for _, count in self._plan_rest())
+
+    def _plan_rest(self) -> Runs:
+        """What of the recipe's plan is still to come and can be paid."""
+        return self.allowance.left if isinstance(self.allowance, Planned) else self.recipe.plan(self.position)
+
+    def _renew_allowance(self) -> None:
+        """Price anew what is left of the budget."""
+        recipe, ledger = self.recipe, self.ledger
+        self._recorded = len(ledger)
+        if recipe.rdp_filter is not None:
+            self.allowance = recipe.rdp_filter.allowance(ledger.events())
+        elif recipe.budget is not None:
+            room = plans.room(ledger, recipe.fingerprint(), recipe.budget, resumed=self._announced)
+            self.allowance = Planned(*room, recipe.plan(self.position))
+
+    # -- what it costs ------------------------------------------------------------------------------------------
+
+    def guarantee(
+        self,
+        delta: float | None = None,
+        accountant: str | None = None,
+        *,
+        stopped: Stopped = "after looking",
+        more: tuple[str, ...] = (),
+    ) -> Guarantee:
+        """What is promised: a pure function of the ledger; `more` are assumptions that only the caller knows of.
+
+        It is the price of the whole plan, of what is spent and what is left: whoever looks at a model and stops then
+        has chosen among all the models of the plan. ``stopped="in advance"`` gives the smaller price of what was spent
+        so far. It holds only if the moment of stopping depended on nothing that the run released.
+        """
+        if stopped not in get_args(Stopped):
+            raise InvalidInput(f"stopped={stopped!r} must be 'after looking' or 'in advance'")
+        recipe, ledger, budget = self.recipe, self.ledger, self.recipe.budget
+        bill = plans.bill(ledger.events(), plans.declared(ledger), stopped_in_advance=stopped == "in advance")
+        said = (*list_assumptions(recipe, self.source.assumption, self.unit), *self.assumptions, *more, *bill.notes)
+        return assemble(
+            bill,
+            delta=delta or (budget.delta if budget else 0.1 / (recipe.records or self._population)),
+            accountant=accountant or (budget.accountant if budget else "pld"),
+            adjacency=budget.adjacency if budget else "add-or-remove-one",
+            unit=self.unit,
+            basis=recipe.basis,
+            assumptions=(*said, *ledger.declared(ASSUMPTION)),
+            unprotected=ledger.declared(UNPROTECTED),
+            conditions=ledger.declared(CONDITION),
+        )
+
+    # -- opening ------------------------------------------------------------------------------------------------
+
+    def begin(self, folder: Path | None = None) -> None:
+        """Spend on the ledger from now on, durably where there is a `folder`, which must not hold a run yet."""
+        if folder is not None:
+            self.keep_in(folder)
+        self._bind()
+
+    def keep_in(self, folder: Path) -> None:
+        """Move the ledger from memory to `folder`, which must not hold a run yet; the run goes on as it is."""
+        self.team.lead(lambda: self._move_to(folder))
+        self.folder = folder
+
+    def _move_to(self, folder: Path) -> None:
+        books.require_fresh(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInput(f"cannot create run directory {folder}: {error.strerror}") from error
+        if self.unit == "record":  # whoever finds a recipe.toml takes its numbers for numbers of records
+            self._write_recipe(folder)  # first: a ledger without it, left by a kill, could not be priced
+        self.ledger = self.ledger.copy_to(folder / books.LEDGER)
+
+    def _write_recipe(self, folder: Path) -> None:
+        try:
+            text = self.recipe.to_toml()
+        except InvalidInput as error:  # it has parts of the user's own
+            _log.info("the recipe is not written to %s: %s", folder, error)
+        else:
+            books.write_durably(folder / books.RECIPE, text.encode())
+
+    @contextmanager
+    def reopen(self, folder: Path) -> Iterator[dict[str, Any] | None]:
+        """Go on with the run in `folder`: hands out its newest whole checkpoint, None where there is none yet.
+
+        The block puts the checkpoint's content into place; if it fails, the run is as it was. Work that was charged
+        after the checkpoint is lost but stays paid for; the noise starts afresh.
+        """
+        if spent := len(self.ledger):
+            raise LedgerError(
+                f"{spent} events were charged to another ledger before load: they would be forgotten; "
+                "load right after building, without ledger= (the run's own ledger holds what came before it)"
+            )
+        present = self.ledger
+        state = self.team.lead(lambda: self._open(folder))
+        abandoned = present
+        try:
+            yield state
+        except BaseException:
+            abandoned, self.ledger = self.ledger, present
+            raise
+        finally:
+            if abandoned is not self.ledger:
+                abandoned.close()
+        self.folder, self.position = folder, 0 if state is None else state["position"]
+        self._announced = True
+        self._bind()
+
+    def _open(self, folder: Path) -> dict[str, Any] | None:
+        ledger = books.reopen(folder)
+        try:
+            theirs, ours = ledger.header.get("recipe"), self.recipe.fingerprint()
+            if theirs not in (None, ours):
+                raise CheckpointError(
+                    f"{folder} follows recipe {theirs}, not {ours}: load it with the recipe it was made by"
+                )
+            state = checkpoint.read_newest_of(folder, ledger)
+        except BaseException:
+            ledger.close()
+            raise
+        self.ledger = ledger
+        return state
+
+    def _bind(self) -> None:
+        """Draw fresh noise, write down what every guarantee must say, find what is left of the budget; announce that.
+
+        The plan is on the ledger before its first event, so that no reader of the ledger can price less than it.
+        """
+        team = self.team
+        self.ledger = reflected(team, self.ledger)
+        self.source = team.shared(self._make_source)
+        if self.setting:
+            self.declare("setting", f"opening {self.ledger.incarnation}: {team.size} processes, {self.setting}")
+        for text in (self.source.assumption, *self.assumptions):
+            self.declare(ASSUMPTION, text)
+        team.lead(self._renew_allowance)
+        for kind, text in team.lead(self._announce):
+            if not team.leads:
+                self.ledger.declare(kind, text)
+        for text in self.conditions:
+            self.declare(CONDITION, text)
+
+    def _make_source(self) -> Source:
+        if self._given is not None:
+            return self._given
+        if self._seed is None:
+            return Secure()
+        return Seeded(self._seed, self.ledger.incarnation, len(self.ledger), self.ledger.next_stream())
+
+    def _announce(self) -> list[tuple[str, str]]:
+        """Declare the plan, unless it is in the ledger already; what the copies of the other processes need."""
+        recipe, ledger = self.recipe, self.ledger
+        left: Runs = () if recipe.rdp_filter is not None else self._plan_rest()
+        plans.announce(ledger, recipe.fingerprint(), left, budget=recipe.budget, resumed=self._announced)
+        self._announced = True
+        return [(kind, text) for kind in (plans.KIND, UNPROTECTED, CONDITION) for text in ledger.declared(kind)]
+
+    # -- saving -------------------------------------------------------------------------------------------------
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Store `state` durably beside the ledger, as the checkpoint of the present position."""
+        folder = self.folder
+        assert folder is not None
+        content = {**state, **checkpoint.describe_ledger(self.ledger), "position": self.position}
+        self.team.lead(lambda: checkpoint.write(folder, self.position, content))
+
+    def close(self) -> None:
+        """Free the ledger; what was charged stays."""
+        self.ledger.close()
+
+
+# -- what may be promised ---------------------------------------------------------------------------------------------
+
+
+def assemble(
+    bill: plans.Bill,
+    *,
+    delta: float,
+    accountant: str,
+    adjacency: str,
+    unit: str,
+    basis: Basis,
+    assumptions: Iterable[str],
+    unprotected: Iterable[str],
+    conditions: Iterable[str],
+) -> Guarantee:
+    """The guarantee of a `bill`: its price, by a basis no better than the accountant's, with each line said once."""
+    return Guarantee(
+        epsilon=bill.epsilon(delta, accountant, adjacency),
+        delta=delta,
+        basis=weaken(basis, required_accountant(accountant).basis),
+        unit=unit,
+        adjacency=adjacency,
+        accountant=accountant,
+        assumptions=tuple(dict.fromkeys(assumptions)),
+        unprotected=tuple(unprotected),
+        conditions=tuple(conditions),
+    )
+
+
+def weaken(first: Basis, second: Basis) -> Basis:
+    """The basis of a claim that rests on both: proven only if both are (law 9)."""
+    return max(first, second, key=get_args(Basis).index)
+
+
+def make_header(recipe: Recipe, unit: str = "record") -> dict[str, str]:
+    """What the ledger of a run by `recipe` says of it from the start."""
+    budget, basis = recipe.budget, recipe.basis
+    return {
+        "recipe": recipe.fingerprint(),
+        "unit": unit,
+        "adjacency": budget.adjacency if budget else "add-or-remove-one",
+        "basis": weaken(basis, required_accountant(budget.accountant).basis) if budget else basis,
+    }
+
+
+def announce_together(ledger: Ledger, recipe: Recipe, before: Runs) -> None:
+    """Declare releases that come `before` training, such as statistics of the data, and the training as one plan.
+
+    To be called before the first of them. Which of them are made may then depend on the others: all are priced. Where
+    a kill interrupted them and they are made again, what was spent stays in the plan.
+    """
+    name = recipe.fingerprint()
+    number, earlier = plans.own(ledger, name, resumed=True)
+    start = len(ledger) if earlier is None else earlier.after
+    if earlier is not None:
+        before = [*ledger.events(), *before]
+    training = Planned(recipe.budget, before, recipe.plan()).left if recipe.budget else recipe.plan()
+    events = tuple(before) if recipe.rdp_filter else (*before, *training)
+    count, again = sum(times for _, times in before), len(ledger) - start
+    plans.declare(ledger, plans.Plan(events, start, name, count, recipe.budget, replaces=number, repeated=again))
+
+
+def find_plans(recipe: Recipe | None, header: Mapping[str, str]) -> list[plans.Plan]:
+    """The plan of a ledger that declares none, as those of version 0.1: that of the recipe it began with, if it is."""
+    if recipe is None or header.get("recipe") != recipe.fingerprint():
+        return []
+    if recipe.noise_multiplier is None or recipe.sampler is None or not 1 <= (recipe.steps or 0) <= MOST_STEPS:
+        return []
+    return [plans.Plan(() if recipe.rdp_filter else tuple(recipe.plan()), 0, recipe.fingerprint())]
+
+
+def list_assumptions(recipe: Recipe, source: str, unit: str = "record") -> list[str]:
+    """What a guarantee by `recipe` rests on; `source` is what the source of randomness says of itself."""
+    said = [source, FIXED_IN_ADVANCE, FLOATING_POINT]
+    if unit == "record":  # the updates of users are added up in double precision
+        said.append(ROUNDING_IS_SMALL)
+    if isinstance(recipe.sampler, Foreign):
+        said.extend(recipe.sampler.assumptions)
+    return [*said, *recipe.selection.assumptions]
+
+
+def list_conditions(recipe: Recipe, source: object) -> list[str]:
+    """What has to be true of the parts that Sordino did not write: nobody has checked it."""
+    parts = {**{slot: getattr(recipe, slot) for slot in DUTIES if slot != "source"}, "source": source}
+    return [
+        f"your {slot.replace('_', ' ')} {type(part).__name__} {DUTIES[slot]}"
+        for slot, part in parts.items()
+        if part is not None and type(part).__module__.split(".")[0] != "sordino"
+    ]
