@@ -11,7 +11,7 @@ import pytest
 
 from sordino import recipes
 from sordino.audit import conformance
-from tests.audit.recipe_sabotages import BROKEN, HEALTHY
+from tests.audit.conformance.recipe_sabotages import BROKEN, HEALTHY
 
 CASES = [(recipe, name) for recipe, twists in BROKEN.items() for name in twists]
 
