@@ -62,12 +62,6 @@ class Seen:
     moved: Array
     kept: Array
 
-    def rows(self, some: slice) -> Seen:
-        return Seen(self.released[some], self.moved[some], self.kept[some])
-
-    def __len__(self) -> int:
-        return len(self.released)
-
 
 @dataclass(frozen=True)
 class Observed:
@@ -92,7 +86,8 @@ def observe(
 ) -> Observed:
     """`trials` trials with the canary and as many without."""
     adapted = instance.adapt(recipe, steps)
-    stages = [_Stage(instance, adapted, present, sources, arrange) for present in _list_sides(instance)]
+    sides = (True,) if instance.together else (False, True)
+    stages = [_Stage(instance, adapted, present, sources, arrange) for present in sides]
     runs = -(-2 * trials // instance.lanes) if instance.together else trials
     for stage in stages:
         for _ in range(runs):
@@ -105,17 +100,9 @@ def observe(
     return Observed(absent, present, stages[-1].claim(), noises, rate, findings)
 
 
-def _list_sides(instance: Instance) -> tuple[bool, ...]:
-    return (True,) if instance.together else (False, True)
-
-
 def _stack(stages: list[_Stage], canary: bool) -> Seen:
-    parts: list[Seen] = [part for stage in stages for part in stage.seen(canary)]
-    return Seen(
-        np.concatenate([part.released for part in parts]),
-        np.concatenate([part.moved for part in parts]),
-        np.concatenate([part.kept for part in parts]),
-    )
+    parts = [part for stage in stages for part in stage.seen(canary)]
+    return Seen(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 class _Stage:
@@ -194,11 +181,11 @@ class _Stage:
         state = self.private.bench.optimizer.state.get(self.model.weight, {})
         return [value.tolist() if isinstance(value, Tensor) else value for _, value in sorted(state.items())]
 
-    def seen(self, canary: bool) -> Iterator[Seen]:
-        """The trials of every run whose canary was there, or was not."""
+    def seen(self, canary: bool) -> Iterator[list[Array]]:
+        """What `Seen` has of every run, for the lanes whose canary was there, or was not."""
         lanes = (self.instance.holds_canary(self.present) == canary).numpy()
-        for released, moved, kept in self._runs if lanes.any() else ():
-            yield Seen(released[lanes], moved[lanes], kept[lanes])
+        for columns in self._runs if lanes.any() else ():
+            yield [column[lanes] for column in columns]
 
     def claim(self) -> Claim:
         """What the ledger says of the dearest run: where events depend on what was released, runs differ."""

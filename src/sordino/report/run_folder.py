@@ -39,14 +39,14 @@ class Folder:
     def ledger(self) -> Path:
         """Where the ledger is; an error if this folder has none of its own."""
         path = self.path / LEDGER
-        if not _is_regular(path):
+        if not is_regular(path):
             raise InvalidInput(f"{self.path} holds no {LEDGER}: give the folder of a run of `sordino train`")
         return path
 
     def text(self, name: str) -> str | None:
         """A small UTF-8 file of the folder, or None where there is none."""
         path = self.path / name
-        if not _is_regular(path):
+        if not is_regular(path):
             return None
         try:
             # A pipe put here after the look above must not block us, and a link must not lead elsewhere.
@@ -111,7 +111,8 @@ def parse_object(text: str, name: str) -> dict[str, Any]:
     return value
 
 
-def _is_regular(path: Path) -> bool:
+def is_regular(path: Path) -> bool:
+    """Whether `path` is a file itself: neither missing, nor a link, a pipe or a folder."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except (OSError, ValueError):

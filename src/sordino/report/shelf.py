@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +15,8 @@ from sordino.books import LEDGER
 from sordino.errors import InvalidInput
 from sordino.report import reader
 from sordino.report.facts import Facts
-from sordino.report.reader import Reader
-from sordino.report.run_folder import Folder
+from sordino.report.reader import Reader, Reply
+from sordino.report.run_folder import Folder, is_regular
 
 MOST_RUNS = 500
 SHARE = 0.1
@@ -59,7 +58,7 @@ class _Kept:
     """Facts, or why there are none, of files as they were; and when they may be computed again."""
 
     signature: object
-    value: Facts | str
+    value: Reply
     again: float
 
 
@@ -70,10 +69,10 @@ class _Cache:
     reader: Callable[[], Reader]
     brief: bool
     _kept: dict[str, _Kept] = field(default_factory=dict)
-    _asked: dict[str, Future[Facts | str]] = field(default_factory=dict)
+    _asked: dict[str, Future[Reply]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def get(self, entry: Shelved, patience: float) -> Facts | str | None:
+    def get(self, entry: Shelved, patience: float) -> Reply | None:
         """The newest facts that are known within so many seconds; None where there are none yet."""
         with self._lock:
             now, signature = time.monotonic(), _read_signature(entry.path)
@@ -89,7 +88,7 @@ class _Cache:
             kept = self._kept.get(entry.ident)
         return None if kept is None else kept.value
 
-    def _keep(self, entry: Shelved, signature: object, began: float, done: Future[Facts | str]) -> None:
+    def _keep(self, entry: Shelved, signature: object, began: float, done: Future[Reply]) -> None:
         error, now = done.exception(), time.monotonic()
         value = done.result() if error is None else str(error)
         with self._lock:
@@ -111,7 +110,7 @@ class Shelf:
 
     def find_entries(self) -> dict[str, Shelved]:
         """The folder itself and those directly in it that hold a ledger, by `ident`; links are not followed."""
-        found = [path for path in (self.root, *self._inside()) if _is_file(path / LEDGER)]
+        found = [path for path in (self.root, *self._inside()) if is_regular(path / LEDGER)]
         named = (Shelved(hashlib.sha256(os.fsencode(path)).hexdigest()[:16], path) for path in found[:MOST_RUNS])
         return {entry.ident: entry for entry in named}
 
@@ -142,7 +141,7 @@ class Shelf:
         return value
 
 
-def _describe(entry: Shelved, value: Facts | str | None) -> Listed:
+def _describe(entry: Shelved, value: Reply | None) -> Listed:
     idle = _measure_idle(entry.path)
     if isinstance(value, str):
         return Listed(entry, problem=value, idle=idle)
@@ -170,10 +169,3 @@ def _read_time(path: Path) -> float | None:
         return path.lstat().st_mtime
     except OSError:
         return None
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from sordino import recipes
+from sordino import mechanisms, recipes
 from sordino.audit import conformance
 from tests.audit.conformance.recipe_sabotages import BROKEN, HEALTHY
 
@@ -38,6 +38,5 @@ def test_every_sabotage_of_a_recipe_is_found(recipe: str, name: str, monkeypatch
 
 
 def test_every_recipe_of_the_library_has_four_sabotages_at_least() -> None:
-    names = {name: HEALTHY[name].name for name in BROKEN}
-    assert set(recipes.__all__) <= set(names.values())
+    assert set(recipes.__all__) <= set(mechanisms.find_all()) <= set(BROKEN) <= set(HEALTHY)
     assert all(len(twists) >= 4 for twists in BROKEN.values())

@@ -51,10 +51,11 @@ class References:
             return means, np.full_like(means, np.sqrt(np.nanmean((chosen - means) ** 2)) + 1e-12)
         return means, np.nanstd(chosen, axis=0, ddof=1) + 1e-12
 
-    def mean_probability(self, inside: bool | None = None) -> Array:
-        """p of the true class, averaged over models."""
-        chosen = self.inside == inside if inside is not None else np.ones_like(self.inside)
-        return np.asarray(np.nanmean(np.where(chosen, _find_probability(self.confidences), np.nan), axis=0))
+    def mean_probability(self, inside: bool) -> Array:
+        """p of the true class, averaged over the models that trained on the example, or that did not."""
+        return np.asarray(
+            np.nanmean(np.where(self.inside == inside, _find_probability(self.confidences), np.nan), axis=0)
+        )
 
 
 def train_references(
