@@ -13,7 +13,7 @@ from dp_accounting import GaussianDpEvent
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from sordino import Private, SordinoError, UnsupportedModel, recipes
+from sordino import InvalidInput, Private, SordinoError, UnsupportedModel, recipes
 from sordino.accounting.ledger import Ledger
 from sordino.errors import CheckpointError, LedgerError, LedgerForked
 from sordino.gradients.bookkeeping_book import Book
@@ -430,3 +430,20 @@ def test_workers_leave_batches_whole_whose_first_dimension_is_time() -> None:
         run.backward(loss(model, (x, y)))
         optimizer.step()
     assert run.position == 2
+
+
+def test_an_attached_scheduler_steps_with_every_step() -> None:
+    run = private(calibrated(steps=3))
+    group = run.bench.optimizer.param_groups[0]
+    start = group["lr"]
+    run.attach(torch.optim.lr_scheduler.StepLR(run.bench.optimizer, 1, gamma=0.5))
+    assert [group["lr"] / start for _ in run.steps()] == [0.5, 0.25, 0.125]
+
+
+def test_a_scheduler_that_cannot_be_attached_is_refused() -> None:
+    run = private()
+    other = torch.optim.SGD(mlp().parameters(), lr=0.1)
+    with pytest.raises(InvalidInput, match="follows a loss"):
+        run.attach(torch.optim.lr_scheduler.ReduceLROnPlateau(run.bench.optimizer))
+    with pytest.raises(InvalidInput, match="another optimizer"):
+        run.attach(torch.optim.lr_scheduler.StepLR(other, 1))

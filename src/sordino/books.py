@@ -13,21 +13,27 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from sordino.accounting import plans
 from sordino.accounting.ledger import Ledger
 from sordino.accounting.signing import Key
 from sordino.errors import LedgerError, LedgerForked, LedgerRolledBack
+
+if TYPE_CHECKING:
+    from sordino.recipe import Recipe
 
 LEDGER, RECIPE, HISTORY, OUTCOME = "ledger.sqlite", "recipe.toml", "history.jsonl", "outcome.json"
 CHECKPOINTS = "checkpoint-*.pt"
 CHECKPOINT = "sordino-checkpoint-2"
 """First word of a checkpoint; then checksum, length, events and head. Version 0.1 wrote -1, without the last two."""
 MOST_BYTES = 8_000_000
+MOST_STEPS = 1_000_000
+"""A longer plan is not worked out from a recipe.toml, which can name any number."""
 _NAME = re.compile(r"checkpoint-(\d{1,12})\.pt")
 _HEAD = re.compile(r"[0-9a-f]{64}")
 
@@ -94,6 +100,15 @@ def require_fresh(directory: Path) -> None:
             f"{directory} holds checkpoints or a history without their ledger, so what they cost is unknown: "
             "put the ledger back, or choose another directory"
         )
+
+
+def find_plans(recipe: Recipe | None, header: Mapping[str, str]) -> list[plans.Plan]:
+    """The plan of a ledger that declares none, as those of version 0.1: that of the recipe it began with, if it is."""
+    if recipe is None or header.get("recipe") != recipe.fingerprint():
+        return []
+    if recipe.noise_multiplier is None or recipe.sampler is None or not 1 <= (recipe.steps or 0) <= MOST_STEPS:
+        return []
+    return [plans.Plan(() if recipe.rdp_filter else tuple(recipe.plan()), 0, recipe.fingerprint())]
 
 
 def write_durably(path: Path, content: bytes) -> None:

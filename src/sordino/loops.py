@@ -111,24 +111,24 @@ class UserLoop:
             if getattr(getattr(foreign, "sampler", None), "replacement", False):
                 raise InvalidInput("the foreign loader draws with replacement: a record may count twice in a batch")
             batches = sampler.passes(foreign, bench) if isinstance(sampler, ShuffledLoader) else foreign
-            return ((_whole(data), _slicer(data, bench.device)) for data in batches)
+            return ((_take_whole(data), _slice_in_order(data, bench.device)) for data in batches)
         if num_workers == 0:
             return iter(lambda: (None, lambda part: bench.records.fetch(part.indices, bench.device)), None)
         if not isinstance(sampler, Poisson):
             raise InvalidInput(
                 f"num_workers={num_workers} needs Poisson draws: others depend on the model or on what was paid; use 0"
             )
-        return self._prefetched(num_workers)
+        return self._prefetch(num_workers)
 
-    def _prefetched(self, num_workers: int) -> Iterator[tuple[Draw, Callable[[Draw], Batch]]]:
+    def _prefetch(self, num_workers: int) -> Iterator[tuple[Draw, Callable[[Draw], Batch]]]:
         bench = self.bench
         coins = (bench.draw().indices for _ in iter(int, 1))
         loader = DataLoader(
-            _ByDraw(bench.records), batch_size=None, sampler=coins, num_workers=num_workers, collate_fn=_as_it_is
+            _ByDraw(bench.records), batch_size=None, sampler=coins, num_workers=num_workers, collate_fn=_leave
         )
         for indices, data in loader:
             by_rows = bench.records.by_rows
-            yield Draw(indices), _slicer(data, bench.device) if by_rows else _grouper(data, bench)
+            yield Draw(indices), _slice_in_order(data, bench.device) if by_rows else _collate_in_order(data, bench)
 
     def _offer(self, draw: Draw | None, fetch: Callable[[Draw], Batch], microbatch: int | None) -> Iterator[Any]:
         """The batches of one draw, which is paid for first."""
@@ -140,22 +140,19 @@ class UserLoop:
             self.bench.optimizer.step()
         for part in parts:
             self._open.part, self._open.batch = part, fetch(part)
-            self._open.recorder = self._recording(attempt)
+            self._open.recorder = self._start_recording(attempt)
             yield self._open.batch.data
-            if self._unfinished():
+            if self._open is not None and self._open.part is not None:
                 raise SordinoError("the last batch had no private.backward(losses): every batch of a draw needs one")
         if self._open is not None:
             raise SordinoError("the last draw had no optimizer.step(): call it after private.backward(losses)")
 
-    def _recording(self, attempt: steps.Attempt) -> Recorder | None:
+    def _start_recording(self, attempt: steps.Attempt) -> Recorder | None:
         """Watch the user's forward pass, for engines that can, so that one backward pass is enough."""
         engine = self.bench.engine
         if not isinstance(engine, BookKeeping):
             return None
         return engine.record(self.bench.objective, attempt.parameters).__enter__()
-
-    def _unfinished(self) -> bool:
-        return self._open is not None and self._open.part is not None
 
     def backward(self, losses: Tensor) -> None:
         """Weigh and sum the gradients of the batch in hand; `losses` holds one loss per example."""
@@ -172,7 +169,7 @@ class UserLoop:
             self._compare(losses, current.batch)
         if self.bench.watch is not None:
             self.bench.watch.look(self.bench.objective, current.attempt.parameters, current.batch)
-        part, found = current.part, self._differentiated(current, losses, recorder)
+        part, found = current.part, self._differentiate(current, losses, recorder)
         # Before the sum grows: a part that fails halfway (out of memory, Ctrl-C) must not be added a second time.
         current.part = current.batch = None
         current.parts_left -= 1
@@ -196,7 +193,7 @@ class UserLoop:
         if not torch.equal(first, second):
             self.bench.ledger.declare(CONDITION, GIVEN)
 
-    def _differentiated(self, current: _Open, losses: Tensor, recorder: Recorder | None) -> Differentiated:
+    def _differentiate(self, current: _Open, losses: Tensor, recorder: Recorder | None) -> Differentiated:
         assert current.batch is not None
         if not isinstance(self.bench.recipe.norms, Exact):  # the event is priced for estimated norms
             return self.bench.engine.differentiate(self.bench.objective, current.attempt.parameters, current.batch)
@@ -240,15 +237,15 @@ class _ByDraw(Dataset[Any]):
         self.records = records
 
     def __getitem__(self, indices: Tensor) -> tuple[Tensor, Any]:
-        return indices, self.records.loaded(indices) if len(indices) else None
+        return indices, self.records.load(indices) if len(indices) else None
 
 
-def _as_it_is(loaded: Any) -> Any:
+def _leave(loaded: Any) -> Any:
     """Torch would make tensors of the numbers in single records."""
     return loaded
 
 
-def _whole(data: Any) -> Draw:
+def _take_whole(data: Any) -> Draw:
     """A foreign batch as a draw; its records are known only by their place in it. No batch is an empty draw."""
     if data is None:
         return Draw(torch.arange(0))
@@ -258,7 +255,7 @@ def _whole(data: Any) -> Draw:
     return Draw(torch.arange(len(leaves[0])))
 
 
-def _slicer(data: Any, device: torch.device) -> Callable[[Draw], Batch]:
+def _slice_in_order(data: Any, device: torch.device) -> Callable[[Draw], Batch]:
     """Fetch parts of one collated batch in order."""
     taken = 0
 
@@ -272,7 +269,7 @@ def _slicer(data: Any, device: torch.device) -> Callable[[Draw], Batch]:
     return fetch
 
 
-def _grouper(items: Any, bench: steps.Bench) -> Callable[[Draw], Batch]:
+def _collate_in_order(items: Any, bench: steps.Bench) -> Callable[[Draw], Batch]:
     """Collate parts of one draw's records in order, where a collated batch cannot be cut into examples."""
     left = iter(items)
-    return lambda part: bench.records.together(list(islice(left, len(part))), bench.device)
+    return lambda part: bench.records.collate_items(list(islice(left, len(part))), bench.device)

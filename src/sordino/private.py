@@ -57,6 +57,7 @@ class Private:
     ``torchrun`` all processes of `group`, by default all there are, take each step together (`sordino.distributed`).
 
     Nothing wraps the model and nothing subclasses the optimizer; `close` takes the optimizer's hooks off again.
+    The attribute `run` is the `sordino.run.Run` that pays for the steps: its ledger, its folder, its team.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class Private:
         objective, records = self.bench.objective, self.bench.records
         modes = tuple(module.training for module in objective.model.modules())
         if self._validated and modes not in self._probed:
-            fetch = records.remembering(self.bench.device)
+            fetch = records.make_fetcher(self.bench.device)
             crowd = min(self.bench.microbatch or validation.CROWD, validation.CROWD)
             validation.require_valid(objective, self.bench.parameters(), fetch, records.count, crowd)
             self._probed.add(modes)

@@ -23,7 +23,7 @@ class Records:
     def __init__(self, dataset: Any, collate: Collate | None = None) -> None:
         self.dataset = dataset
         self.collate = collate
-        self._tensors = None if collate else _as_tensors(dataset)
+        self._tensors = None if collate else _find_tensors(dataset)
         self.count = self._length()
         self.by_rows = collate is None or self._collates_rows()
 
@@ -47,19 +47,21 @@ class Records:
         """Collate the records at `indices`, in that order."""
         where = torch.as_tensor(indices, dtype=torch.int64)
         if self.by_rows:
-            data = _moved(self.raw(where), device)
-            return Batch(data, len(where), lambda i: _moved(self.raw(where[i : i + 1]), device))
-        return self.together(self._items(where), device)  # kept, as an augmentation would give others the next time
+            data = _move(self.raw(where), device)
+            return Batch(data, len(where), lambda i: _move(self.raw(where[i : i + 1]), device))
+        return self.collate_items(
+            self._items(where), device
+        )  # kept, as an augmentation would give others the next time
 
-    def together(self, items: Sequence[Any], device: torch.device) -> Batch:
+    def collate_items(self, items: Sequence[Any], device: torch.device) -> Batch:
         """Records that were loaded already, collated in a way that does not put examples first."""
 
         def regroup(places: Sequence[int]) -> Any:
-            return _moved(self._collated([items[i] for i in places]), device)
+            return _move(self._collate([items[i] for i in places]), device)
 
-        return Batch(_moved(self._collated(items), device), len(items), lambda i: regroup([i]), False, regroup)
+        return Batch(_move(self._collate(items), device), len(items), lambda i: regroup([i]), False, regroup)
 
-    def loaded(self, indices: Tensor) -> Any:
+    def load(self, indices: Tensor) -> Any:
         """What a loader's worker sends: a batch that can be cut by rows, else the records one by one."""
         return self.raw(indices) if self.by_rows else self._items(indices)
 
@@ -68,17 +70,17 @@ class Records:
         if self._tensors is not None:
             picked = tuple(rows(t, indices.to(t.device)) for t in self._tensors)
             return picked[0] if isinstance(self.dataset, Tensor) else picked
-        return self._collated(self._items(indices))
+        return self._collate(self._items(indices))
 
     def _items(self, indices: Tensor) -> Any:
         where = indices.tolist()
         many = getattr(self.dataset, "__getitems__", None)  # torch's protocol for datasets that fetch several at once
         return many(where) if many else [self.dataset[i] for i in where]
 
-    def _collated(self, items: Any) -> Any:
+    def _collate(self, items: Any) -> Any:
         return (self.collate or default_collate)(items)
 
-    def remembering(self, device: torch.device) -> Callable[[Sequence[int]], Batch]:
+    def make_fetcher(self, device: torch.device) -> Callable[[Sequence[int]], Batch]:
         """A way to `fetch` that loads every record once, so that it is the same in any company.
 
         Without it a dataset with a generator of its own could not be probed. One that fetches several records at once
@@ -95,7 +97,7 @@ class Records:
 
             def regroup(places: Sequence[int]) -> Any:
                 # Copies, because a collate function may change in place what it is given.
-                return _moved(self._collated([copy.deepcopy(loaded[indices[i]]) for i in places]), device)
+                return _move(self._collate([copy.deepcopy(loaded[indices[i]]) for i in places]), device)
 
             whole = regroup(range(len(indices)))
             return Batch(whole, len(indices), lambda i: regroup([i]), self.by_rows, regroup)
@@ -126,7 +128,7 @@ def _fetches_several(dataset: Any) -> bool:
     return hasattr(dataset, "__getitems__")
 
 
-def _moved(data: Any, device: torch.device) -> Any:
+def _move(data: Any, device: torch.device) -> Any:
     return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, data)
 
 
@@ -143,7 +145,7 @@ def rows(tensor: Tensor, indices: Tensor) -> Tensor:
     return picked.permute(0, *(1 + inner.index(d) for d in range(1, tensor.dim())))
 
 
-def _as_tensors(dataset: Any) -> tuple[Tensor, ...] | None:
+def _find_tensors(dataset: Any) -> tuple[Tensor, ...] | None:
     """Plain tensors are indexed at once instead of record by record."""
     if isinstance(dataset, Tensor):
         return (dataset,)

@@ -2,7 +2,7 @@
 
 A run pays for every release of a training: `Run.charge` refuses what the budget cannot pay and records the event
 durably, before the release exists (law 5). What is protected, a record or a user, and what the guarantee rests on are
-data. Below the class stands what may be promised: the assumptions, conditions and plan that follow from a recipe, and
+data. Below the class stands what may be promised: the assumptions and conditions that follow from a recipe, and
 `assemble`, which puts every guarantee together, also for those who read a ledger without its run.
 """
 
@@ -40,8 +40,6 @@ FLOATING_POINT = "Gaussian noise is sampled in floating point"
 ROUNDING_IS_SMALL = "rounding in float32 moves a sum by less than 0.005 % of the clipping bound"
 """Three times what was measured; the worst case over all orders of summation is larger: docs/proofs/rounding.md."""
 HELD_OUT = "the held-out records"
-MOST_STEPS = 1_000_000
-"""A longer plan is not worked out from a recipe.toml, which can name any number."""
 DUTIES = {
     "sampler": "draws records as its event says, whatever is in them",
     "norms": "never gives a norm that its event does not pay for",
@@ -350,15 +348,6 @@ def announce_together(ledger: Ledger, recipe: Recipe, before: Runs) -> None:
     events = tuple(before) if recipe.rdp_filter else (*before, *training)
     count, again = sum(times for _, times in before), len(ledger) - start
     plans.declare(ledger, plans.Plan(events, start, name, count, recipe.budget, replaces=number, repeated=again))
-
-
-def find_plans(recipe: Recipe | None, header: Mapping[str, str]) -> list[plans.Plan]:
-    """The plan of a ledger that declares none, as those of version 0.1: that of the recipe it began with, if it is."""
-    if recipe is None or header.get("recipe") != recipe.fingerprint():
-        return []
-    if recipe.noise_multiplier is None or recipe.sampler is None or not 1 <= (recipe.steps or 0) <= MOST_STEPS:
-        return []
-    return [plans.Plan(() if recipe.rdp_filter else tuple(recipe.plan()), 0, recipe.fingerprint())]
 
 
 def list_assumptions(recipe: Recipe, source: str, unit: str = "record") -> list[str]:

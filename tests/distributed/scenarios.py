@@ -128,7 +128,7 @@ def noise(directory: Path) -> dict[str, Tensor]:
     run = private(recipe, model=model, dataset=records, loss=loss, validate=False)
     found = {"right": released(run)}
     if run.bench.team.size > 1:
-        run.bench.team = Everybody(dist.group.WORLD)
+        run.run.team = Everybody(dist.group.WORLD)
         found["wrong"] = released(run)
     return found
 

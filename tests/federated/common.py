@@ -45,8 +45,9 @@ def mechanism(
     model = line(size)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     run = Run(recipe, unit="user", assumptions=ASSUMPTIONS, seed=None if source else 1, source=source)
+    made = kind(model, recipe, optimizer, run, adaptive)
     run.begin()
-    return kind(model, recipe, optimizer, run, adaptive)
+    return made
 
 
 def released(run: Rounds, current: Round) -> Tensor:

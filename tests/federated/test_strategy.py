@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import Tensor, nn
 
 from sordino import Budget, InvalidInput, recipes
+from sordino.accounting import epsilon, plans
 from sordino.accounting.ledger import Ledger
 from sordino.errors import CheckpointError, LedgerError
 from sordino.federated import FedAvg, FedSGD, InProcessGrid, PrivateStrategy, Quantile, client_app
@@ -268,6 +269,21 @@ def test_training_ends_where_the_recipe_does_whatever_is_asked_for() -> None:
     assert again.train_metrics_clientapp == {}
     assert len(run.run.ledger) == 3
     assert torch.equal(again.arrays.to_torch_state_dict()["0.bias"], run.rounds.model.state_dict()["0.bias"])
+
+
+def test_rounds_that_ended_in_advance_cost_what_was_spent() -> None:
+    """As centrally: the whole plan, unless the moment of stopping depended on nothing that was released."""
+    recipe = recipes.dpsgd(batch_size=4, steps=6, lr=0.1).calibrate(Budget(3.0, 1e-3), records=8)
+    run = strategy(recipe, mlp(seed=1))
+    run.start(InProcessGrid(honest_app(8), 8), num_rounds=2)
+    whole, spent = run.guarantee(), run.guarantee(stopped="in advance")
+    [(event, _)] = recipe.plan()
+    assert whole.epsilon == pytest.approx(recipe.price(1e-3))
+    assert spent.epsilon == epsilon([(event, 2)], 1e-3) < whole.epsilon
+    assert plans.IN_ADVANCE in spent.assumptions
+    assert (whole.unit, spent.unit) == ("user", "user")
+    with pytest.raises(InvalidInput, match="stopped='now'"):
+        run.guarantee(stopped="now")  # type: ignore[arg-type]
 
 
 class Crash(RuntimeError):

@@ -24,7 +24,7 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
 
 def fetcher(dataset: Any, collate: Callable[[list[Any]], Any] | None = None) -> Callable[[Sequence[int]], Batch]:
     """As `Private` fetches what it probes."""
-    return Records(dataset, collate).remembering(torch.device("cpu"))
+    return Records(dataset, collate).make_fetcher(torch.device("cpu"))
 
 
 def vectors(n: int = 9, width: int = 6, dtype: torch.dtype = torch.float32) -> TensorDataset:

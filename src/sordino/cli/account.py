@@ -97,8 +97,8 @@ def _of_run(run: Path, delta: float | None, adjacency: str | None) -> Bill:
     from sordino import books
     from sordino.accounting import plans
     from sordino.accounting.guarantee import CONDITION, UNPROTECTED
+    from sordino.books import find_plans
     from sordino.report.run_folder import Folder
-    from sordino.run import find_plans
 
     folder = Folder(run)
     with books.reading(folder.ledger.parent) as ledger:

@@ -16,6 +16,7 @@ from sordino.accounting import Budget, Guarantee, plans
 from sordino.accounting.guarantee import CONDITION, UNPROTECTED
 from sordino.accounting.plans import Plan
 from sordino.accounting.pricing import Basis
+from sordino.books import find_plans
 from sordino.errors import InvalidInput
 from sordino.names import fits
 from sordino.noise import Secure, Seeded
@@ -23,7 +24,7 @@ from sordino.recipe import Recipe
 from sordino.report import prices
 from sordino.report.prices import Opinion, Points, Runs, Tariff
 from sordino.report.run_folder import Folder
-from sordino.run import FIXED_IN_ADVANCE, HELD_OUT, assemble, find_plans, list_assumptions, weaken
+from sordino.run import FIXED_IN_ADVANCE, HELD_OUT, assemble, list_assumptions, weaken
 from sordino.schedules import factor_at
 from sordino.versions import versions
 
