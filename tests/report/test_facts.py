@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 from scipy.stats import norm
 
-from sordino import recipes
+from sordino import mechanisms, recipes
 from sordino.accounting import Budget, Ledger, pricing
 from sordino.accounting.events import GaussianDpEvent
 from sordino.accounting.plans import Bill
@@ -209,6 +209,7 @@ def test_every_kind_of_recipe_has_a_report(tmp_path, name):
     assert facts.guarantee.epsilon == tariff.price(recipe.plan())
     assert facts.noise
     assert 15_000 < (tmp_path / "page.html").stat().st_size < 90_000
+    assert f"{mechanisms.find(name).sentence}." in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_a_run_that_spent_nothing_or_everything(tmp_path, recipe):

@@ -191,8 +191,7 @@ def _make_sources(seed: int | None, make: Callable[[int], Source] | None) -> Cal
 def _make_ticker(progress: Progress | None, instance: Instance, trials: int) -> Callable[[], None]:
     if progress is None:
         return lambda: None
-    total = -(-2 * trials // instance.lanes) if instance.together else 2 * trials
-    done = count(1)
+    total, done = instance.count_runs(trials), count(1)
     return lambda: progress(instance.name, next(done), total)
 
 

@@ -84,6 +84,10 @@ class Instance:
         """Whether lanes with and without canary are in the same run."""
         return self.lanes > 1
 
+    def count_runs(self, trials: int) -> int:
+        """How many runs hold `trials` trials with the canary and as many without it."""
+        return -(-2 * trials // self.lanes) if self.together else 2 * trials
+
     def holds_canary(self, present: bool) -> Tensor:
         """For every lane whether it has its canary."""
         return torch.arange(self.lanes) % 2 == 0 if self.together else torch.tensor([present])

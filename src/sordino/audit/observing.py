@@ -88,9 +88,8 @@ def observe(
     adapted = instance.adapt(recipe, steps)
     sides = (True,) if instance.together else (False, True)
     stages = [_Stage(instance, adapted, present, sources, arrange) for present in sides]
-    runs = -(-2 * trials // instance.lanes) if instance.together else trials
     for stage in stages:
-        for _ in range(runs):
+        for _ in range(instance.count_runs(trials) // len(stages)):
             stage.run()
             tick()
     absent, present = (_stack(stages, canary) for canary in (False, True))

@@ -51,9 +51,9 @@ def black_box(
     The shadow model is trained on ``partition.shadow_members`` by whoever calls, in the way of the target.
     """
     learner = attacker or Attacker()
-    theirs = [query(shadow, _select(examples, part)) for part in (partition.shadow_members, partition.shadow_others)]
+    theirs = _query_each(shadow, examples, partition.shadow_members, partition.shadow_others)
     learner.fit(*(_list_black_box_features(part) for part in theirs))
-    ours = [query(target, _select(examples, part)) for part in (partition.target_members, partition.target_others)]
+    ours = _query_each(target, examples, partition.target_members, partition.target_others)
     members, others = (learner.score(_list_black_box_features(part)).numpy() for part in ours)
     return score("black-box, shadow model", members, others)
 
@@ -69,7 +69,7 @@ def white_box(
 ) -> Membership:
     """Learn from a share `known` of the target's members and others, model in hand (Nasr et al. 2019)."""
     learner = attacker or Attacker()
-    seen = [query(target, _select(examples, part)) for part in (partition.target_members, partition.target_others)]
+    seen = _query_each(target, examples, partition.target_members, partition.target_others)
     halves = [_divide(part, known, seed) for part in seen]
     learner.fit(*(_list_white_box_features(first) for first, _ in halves))
     members, others = (learner.score(_list_white_box_features(second)).numpy() for _, second in halves)
@@ -78,15 +78,14 @@ def white_box(
 
 def loss_threshold(target: nn.Module, examples: Examples, partition: Partition) -> Membership:
     """Members have small losses: no learning at all (Yeom et al. 2018)."""
-    members, others = (
-        -query(target, _select(examples, part)).losses.double().numpy()
-        for part in (partition.target_members, partition.target_others)
-    )
+    seen = _query_each(target, examples, partition.target_members, partition.target_others)
+    members, others = (-part.losses.double().numpy() for part in seen)
     return score("loss threshold", members, others)
 
 
-def _select(examples: Examples, some: Tensor) -> Examples:
-    return examples[0][some], examples[1][some]
+def _query_each(model: nn.Module, examples: Examples, *parts: Tensor) -> list[Signals]:
+    """What `model` shows of each of these parts of the examples."""
+    return [query(model, (examples[0][part], examples[1][part])) for part in parts]
 
 
 def _divide(seen: Signals, share: float, seed: int) -> tuple[Signals, Signals]:
