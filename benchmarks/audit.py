@@ -34,12 +34,12 @@ from sordino.audit.membership import (
     black_box,
     lira,
     loss_threshold,
-    references,
+    query,
     rmia,
-    signals,
+    train_references,
     white_box,
 )
-from sordino.audit.membership.training import Train
+from sordino.audit.membership.shadows import Train
 from sordino.experiments.store import keep, read_lines
 
 app = typer.Typer(add_completion=False)
@@ -170,11 +170,11 @@ def _by_references(
     ours = torch.cat([partition.target_members, partition.target_others])
     members = (torch.arange(len(ours)) < len(partition.target_members)).numpy()
     known, strangers = _rows(examples, ours), _rows(examples, partition.shadow_others)
-    found, trained = references(train, known, count, seed=seed + 1000)
-    own = signals(target, known).confidences.numpy()
+    found, trained = train_references(train, known, count, seed=seed + 1000)
+    own = query(target, known).confidences.numpy()
     apart = (
-        signals(target, strangers).confidences.numpy(),
-        np.stack([signals(model, strangers).confidences.numpy() for model in trained]),
+        query(target, strangers).confidences.numpy(),
+        np.stack([query(model, strangers).confidences.numpy() for model in trained]),
     )
     made = []
     for online in (True, False):

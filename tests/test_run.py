@@ -15,7 +15,7 @@ from sordino.accounting.pricing import epsilon
 from sordino.errors import InvalidInput
 from sordino.noise import Seeded
 from sordino.parts import Draw, Flat
-from sordino.report.gathering import gather
+from sordino.report.facts import gather
 from sordino.run import HELD_OUT, announce_together
 from sordino.tables import preparing, release
 from sordino.tables.schema import Category, Schema, describe_header

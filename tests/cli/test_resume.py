@@ -15,7 +15,7 @@ import pytest
 from sordino.accounting import Ledger
 from sordino.cli.launch import stop_on_signal
 from sordino.errors import LedgerError
-from sordino.report.gathering import gather
+from sordino.report.facts import gather
 
 STEPS = 150
 

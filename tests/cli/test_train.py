@@ -16,7 +16,7 @@ from sordino.cli import session
 from sordino.cli.choosing import choose
 from sordino.cli.train import Flags
 from sordino.report import gather
-from sordino.report.run_report import html
+from sordino.report.run_page import render_run
 
 
 def outcome(result) -> dict:
@@ -47,7 +47,7 @@ def test_history_keeps_the_bound_that_adaptive_dpis_released(sordino, tmp_path, 
     assert result.exit_code == 0, result.stderr
     bounds = [json.loads(line)["clip"] for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
     chart = "The most that one record’s gradient may weigh."
-    assert (chart in html(gather(tmp_path / "run"))) == adaptive
+    assert (chart in render_run(gather(tmp_path / "run"))) == adaptive
     if not adaptive:
         assert set(bounds) == {None}, "the recipe states it"
         return

@@ -24,7 +24,7 @@ from sordino.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.accounting.paid_by_epoch import PaidByEpoch
 from sordino.audit import conformance
-from sordino.audit.witness import Witness
+from sordino.audit.observing import Witness
 from sordino.mechanisms.dynamic import ExponentialDecay
 from sordino.mechanisms.shuffled import Shuffled, ShuffledLoader
 from sordino.noise import Seeded, Source

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from sordino.cli import app
 from sordino.errors import InvalidInput
 from sordino.report import comparison
-from sordino.report.gathering import gather
-from sordino.report.run_report import html
+from sordino.report.facts import gather
+from sordino.report.run_page import render_run
 from tests.runs import OUTCOME, history, make_run
 
 ATTACK = "</script><script>window.pwned=1</script><img src=x onerror=alert(1)>"
@@ -77,7 +77,7 @@ def test_a_hostile_run_stays_text(tmp_path, recipe):
     run = make_run(
         tmp_path, recipe, header={"unit": ATTACK}, files={"outcome.json": outcome, "history.jsonl": history()}
     )
-    page = html(gather(run))
+    page = render_run(gather(run))
     assert "<img" not in page
     assert len(re.findall(r"<script", page)) == len(re.findall(r"</script>", page)) == 7
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sordino.cli import app
-from sordino.serve import Server
+from sordino.report.server import Server
 from tests import page_checks
 from tests.browser import Browser
 

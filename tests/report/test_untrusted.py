@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from sordino.accounting import Ledger
 from sordino.cli import app, config
 from sordino.errors import InvalidInput, SordinoError
-from sordino.report.folder import Folder
-from sordino.serve import reader
+from sordino.report import reader
+from sordino.report.run_folder import Folder
 
 TEXTS = ("recipe.toml", "config.toml", "history.jsonl", "audit.json", "outcome.json")
 MUTATIONS = 30

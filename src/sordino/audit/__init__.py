@@ -1,15 +1,13 @@
-"""Attacks that check what is claimed: lower bounds on ε, audits of mechanisms and runs, membership inference."""
+"""Attacks that check what is claimed: lower bounds on ε, audits of recipes and runs, membership inference."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from sordino.audit.bounds import Rates, clopper_pearson_epsilon, gaussian_epsilon, one_run_epsilon
-from sordino.audit.claims import Claim
+from sordino.audit.bounds import Claim, Rates, clopper_pearson_epsilon, gaussian_epsilon, one_run_epsilon
 
 if TYPE_CHECKING:
+    from sordino.audit.auditing import Audit, AuditFailed, audit_recipe, audit_run
     from sordino.audit.instances import Instance
-    from sordino.audit.mechanisms import mechanism
-    from sordino.audit.result import Audit, AuditFailed
 
 __all__ = [
     "Audit",
@@ -17,13 +15,20 @@ __all__ = [
     "Claim",
     "Instance",
     "Rates",
+    "audit_recipe",
+    "audit_run",
     "clopper_pearson_epsilon",
     "gaussian_epsilon",
-    "mechanism",
     "one_run_epsilon",
 ]
 
-_HOMES = {"Audit": "result", "AuditFailed": "result", "Instance": "instances", "mechanism": "mechanisms"}
+_HOMES = {
+    "Audit": "auditing",
+    "AuditFailed": "auditing",
+    "Instance": "instances",
+    "audit_recipe": "auditing",
+    "audit_run": "auditing",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino.audit.bounds import one_run_epsilon
-from sordino.audit.membership.signals import Examples, signals
+from sordino.audit.membership.attacks import Examples, query
 from sordino.errors import InvalidInput, SordinoError
 
 LOUD = 1e4
@@ -99,9 +99,9 @@ def random_labels(examples: Examples, inputs: Tensor, classes: int, *, consent: 
     included = torch.rand(len(inputs), generator=generator) < 0.5
 
     def scores(model: nn.Module) -> Tensor:
-        return -signals(model, (inputs, labels)).losses.double()
+        return -query(model, (inputs, labels)).losses.double()
 
-    return Canaries(_joined(examples, (inputs, labels), included), _plain_loss, included, scores)
+    return Canaries(_join(examples, (inputs, labels), included), _plain_loss, included, scores)
 
 
 def diracs(examples: Examples, model: nn.Module, count: int, *, consent: bool, seed: int = 0) -> Canaries:
@@ -110,7 +110,7 @@ def diracs(examples: Examples, model: nn.Module, count: int, *, consent: bool, s
     They need the model as it is before training, and are seen by how far it moved along each coordinate.
     """
     _require_consent(consent)
-    start = _flat(model).detach().clone()
+    start = _flatten(model).detach().clone()
     if count > len(start):
         raise InvalidInput(f"count={count} must be <= {len(start)}, the model's parameters: one coordinate for each")
     generator = torch.Generator().manual_seed(seed)
@@ -121,20 +121,20 @@ def diracs(examples: Examples, model: nn.Module, count: int, *, consent: bool, s
     def loss(model: nn.Module, batch: Any) -> Tensor:
         inputs, labels, canary = batch
         real = F.cross_entropy(model(inputs), labels, reduction="none")
-        along = LOUD * _flat(model)[places.to(canary.device)[canary.clamp(min=0)]]
+        along = LOUD * _flatten(model)[places.to(canary.device)[canary.clamp(min=0)]]
         return torch.where(canary < 0, real, along)
 
     def scores(model: nn.Module) -> Tensor:
-        return (start - _flat(model).detach())[places].double()
+        return (start - _flatten(model).detach())[places].double()
 
-    return Canaries(_joined(examples, blank, included), loss, included, scores)
+    return Canaries(_join(examples, blank, included), loss, included, scores)
 
 
 def _plain_loss(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def _joined(examples: Examples, canaries: Examples, included: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _join(examples: Examples, canaries: Examples, included: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The records, then the canaries whose coin fell that way."""
     inputs = torch.cat([examples[0], canaries[0][included]])
     labels = torch.cat([examples[1], canaries[1][included]])
@@ -142,7 +142,7 @@ def _joined(examples: Examples, canaries: Examples, included: Tensor) -> tuple[T
     return inputs, labels, number
 
 
-def _flat(model: nn.Module) -> Tensor:
+def _flatten(model: nn.Module) -> Tensor:
     return torch.cat([parameter.flatten() for parameter in model.parameters() if parameter.requires_grad])
 
 

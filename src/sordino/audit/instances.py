@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sordino.accounting.budget import Budget
 from sordino.errors import InvalidInput
 from sordino.mechanisms.dpis import Importance
 from sordino.parts import Always, Poisson, Selector
@@ -23,6 +24,8 @@ from sordino.recipe import Recipe
 
 LOUD = 100.0
 """The canary's gradient over the clipping bound."""
+BUDGET = Budget(epsilon=8.0, delta=1e-5)
+"""For recipes that choose their noise within a budget and were given none."""
 
 
 def linear_losses(model: nn.Module, batch: Tensor) -> Tensor:
@@ -80,6 +83,10 @@ class Instance:
         """Whether lanes with and without canary are in the same run."""
         return self.lanes > 1
 
+    def count_runs(self, trials: int) -> int:
+        """How many runs hold `trials` trials with the canary and as many without it."""
+        return -(-2 * trials // self.lanes) if self.together else 2 * trials
+
     def holds_canary(self, present: bool) -> Tensor:
         """For every lane whether it has its canary."""
         return torch.arange(self.lanes) % 2 == 0 if self.together else torch.tensor([present])
@@ -94,21 +101,20 @@ class Instance:
     def adapt(self, recipe: Recipe, steps: int) -> Recipe:
         """`recipe` for these records: all its parts, few steps, and a sampling rate at which something can be seen."""
         count = len(self.records(True, 1.0))
-        return shrunk(recipe, count, max(1, round(self.rate * count)), steps, tested=count)
+        return shrink(recipe, count, max(1, round(self.rate * count)), steps, tested=count)
 
 
-def shrunk(recipe: Recipe, count: int, batch: int, steps: int, *, tested: int) -> Recipe:
+def shrink(recipe: Recipe, count: int, batch: int, steps: int, *, tested: int) -> Recipe:
     """`recipe` with all its parts for `count` records, `batch` of them in a draw and at most `tested` in a test."""
-    selection = _fitted(recipe.selection, tested)
+    selection = _limit_tests(recipe.selection, tested)
     small = replace(recipe, batch_size=batch, steps=steps, epochs=None, records=None, selection=selection)
     if isinstance(recipe.sampler, Importance):
-        assert recipe.budget is not None
         open_again = replace(small, noise_multiplier=None, budget=None, rdp_filter=None)
-        return open_again.calibrate(replace(recipe.budget, accountant="pld"), records=count)
+        return open_again.calibrate(replace(recipe.budget or BUDGET, accountant="pld"), records=count)
     return replace(small, budget=None).for_records(count)
 
 
-def _fitted(selection: Selector, count: int) -> Selector:
+def _limit_tests(selection: Selector, count: int) -> Selector:
     """The same selector with tests that draw at most `count` records."""
     changes: dict[str, Any] = {
         name: min(getattr(selection, name), count)
@@ -121,7 +127,7 @@ def _fitted(selection: Selector, count: int) -> Selector:
     return replace(selection, **changes) if changes else selection  # type: ignore[type-var]  # selectors are dataclasses
 
 
-def usual(recipe: Recipe, loss: str = "linear", rate: float = 0.5) -> tuple[Instance, ...]:
+def choose_instances(recipe: Recipe, loss: str = "linear", rate: float = 0.5) -> tuple[Instance, ...]:
     """The worst cases that every recipe meets; where its parts couple records, every trial has runs of its own."""
     apart = type(recipe.selection) is Always and type(recipe.sampler) in (Poisson, type(None))
     lanes = 256 if apart else 1

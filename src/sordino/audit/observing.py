@@ -1,7 +1,14 @@
-"""Run the real step on an instance, many times, and keep what an attacker may see of it."""
+"""Run the real step on an instance, many times: what an attacker may see of it, and whether the ledger pays for it.
+
+None of the attacker's statistics needs to be good for the audit to be sound; each is there because some broken
+mechanism shows in it. The books are checked by a witness at the noise source, against behaviour, not against other
+books: how often coins were tossed over all records, how much noise was drawn on which receipt, and whether its event
+was in the ledger by then.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,11 +18,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sordino.accounting.events import DpEvent, PoissonSampledDpEvent, from_json, to_json
+from sordino.accounting.erasure import AnnealedErasure, Erasure
+from sordino.accounting.events import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    NoOpDpEvent,
+    PoissonSampledDpEvent,
+    from_json,
+    to_json,
+)
 from sordino.accounting.filtered import Filtered
-from sordino.audit.claims import Claim, Events
+from sordino.accounting.jl_gaussian import ProjectedGaussian
+from sordino.accounting.ledger import Ledger, Receipt
+from sordino.accounting.paid_by_epoch import PaidByEpoch
+from sordino.audit.bounds import Claim, Events
 from sordino.audit.instances import LOSSES, Instance
-from sordino.audit.witness import Witness
 from sordino.noise import Source
 from sordino.private import Private
 from sordino.recipe import Recipe
@@ -27,6 +45,9 @@ Sources = Callable[[], Source]
 
 LEARNING_RATE = 1e-3
 """Small, so that a gradient stays what it is while the model moves."""
+TOLERANCE = 1e-6
+Tested = Erasure | AnnealedErasure | ComposedDpEvent
+"""Events of a proposal and its test together."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +61,6 @@ class Seen:
     released: Array
     moved: Array
     kept: Array
-
-    def rows(self, some: slice) -> Seen:
-        return Seen(self.released[some], self.moved[some], self.kept[some])
-
-    def __len__(self) -> int:
-        return len(self.released)
 
 
 @dataclass(frozen=True)
@@ -71,30 +86,22 @@ def observe(
 ) -> Observed:
     """`trials` trials with the canary and as many without."""
     adapted = instance.adapt(recipe, steps)
-    stages = [_Stage(instance, adapted, present, sources, arrange) for present in _sides(instance)]
-    runs = -(-2 * trials // instance.lanes) if instance.together else trials
+    sides = (True,) if instance.together else (False, True)
+    stages = [_Stage(instance, adapted, present, sources, arrange) for present in sides]
     for stage in stages:
-        for _ in range(runs):
+        for _ in range(instance.count_runs(trials) // len(stages)):
             stage.run()
             tick()
-    absent, present = (_stacked(stages, canary) for canary in (False, True))
+    absent, present = (_stack(stages, canary) for canary in (False, True))
     noises = np.array([adapted.terms(step).noise_multiplier for step in range(steps)])
     findings = tuple(dict.fromkeys(finding for stage in stages for finding in stage.findings()))
     rate = adapted.batch_size / (adapted.records or 1)
     return Observed(absent, present, stages[-1].claim(), noises, rate, findings)
 
 
-def _sides(instance: Instance) -> tuple[bool, ...]:
-    return (True,) if instance.together else (False, True)
-
-
-def _stacked(stages: list[_Stage], canary: bool) -> Seen:
-    parts: list[Seen] = [part for stage in stages for part in stage.seen(canary)]
-    return Seen(
-        np.concatenate([part.released for part in parts]),
-        np.concatenate([part.moved for part in parts]),
-        np.concatenate([part.kept for part in parts]),
-    )
+def _stack(stages: list[_Stage], canary: bool) -> Seen:
+    parts = [part for stage in stages for part in stage.seen(canary)]
+    return Seen(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 class _Stage:
@@ -108,13 +115,13 @@ class _Stage:
         self.model = nn.Linear(instance.coordinates, 1, bias=False)
         self.data = instance.records(present, recipe.clip)
         self.arrange = arrange
-        self.private = self._bound()
+        self.private = self._bind()
         self._heard: Tensor = torch.zeros(instance.coordinates)
         self._runs: list[tuple[Array, Array, Array]] = []
         self._claims: dict[str, Events] = {}
         self._findings: list[str] = []
 
-    def _bound(self) -> Private:
+    def _bind(self) -> Private:
         optimizer = replace(self.recipe.optimizer, lr=LEARNING_RATE, weight_decay=0.0).build(self.model.parameters())
         optimizer.register_step_pre_hook(self._overhear)
         loss = LOSSES[self.instance.loss]
@@ -142,7 +149,7 @@ class _Stage:
     def _remember(self, start: int) -> None:
         """What the ledger says of the run since event `start`."""
         charges = [event for sequence, event in self.private.bench.ledger.history() if sequence > start]
-        events = _counted([event.event if isinstance(event, Filtered) else event for event in charges])
+        events = _count([event.event if isinstance(event, Filtered) else event for event in charges])
         self._claims[str(events)] = events
 
     def _reset(self) -> None:
@@ -150,7 +157,7 @@ class _Stage:
         if self.recipe.budget is not None:
             self._findings += self.witness.findings(self.private.bench.ledger)
             self.private.close()
-            self.private = self._bound()
+            self.private = self._bind()
             return
         self.private.bench.optimizer.state.clear()
         self.private.bench.states = self.recipe.start()
@@ -173,11 +180,11 @@ class _Stage:
         state = self.private.bench.optimizer.state.get(self.model.weight, {})
         return [value.tolist() if isinstance(value, Tensor) else value for _, value in sorted(state.items())]
 
-    def seen(self, canary: bool) -> Iterator[Seen]:
-        """The trials of every run whose canary was there, or was not."""
+    def seen(self, canary: bool) -> Iterator[list[Array]]:
+        """What `Seen` has of every run, for the lanes whose canary was there, or was not."""
         lanes = (self.instance.holds_canary(self.present) == canary).numpy()
-        for released, moved, kept in self._runs if lanes.any() else ():
-            yield Seen(released[lanes], moved[lanes], kept[lanes])
+        for columns in self._runs if lanes.any() else ():
+            yield [column[lanes] for column in columns]
 
     def claim(self) -> Claim:
         """What the ledger says of the dearest run: where events depend on what was released, runs differ."""
@@ -188,7 +195,7 @@ class _Stage:
         return [*self._findings, *self.witness.findings(self.private.bench.ledger)]
 
 
-def _counted(charges: list[DpEvent]) -> Events:
+def _count(charges: list[DpEvent]) -> Events:
     counts: dict[str, int] = {}
     for event in charges:
         counts[to_json(event)] = counts.get(to_json(event), 0) + 1
@@ -204,3 +211,152 @@ def _rough_cost(events: Events) -> float:
         )
         cost += times * (rate / getattr(inner, "noise_multiplier", 1.0)) ** 2
     return cost
+
+
+# -- what an attacker computes from what he sees ----------------------------------------------------------------------
+
+Statistic = Callable[[Seen], Array]
+
+
+def compute_log_likelihood_ratio(noises: Array, rate: float) -> Statistic:
+    """Σ_t ln(1 − q + q·e^((2x − 1)/(2σ_t²))): the best test there is for DP-SGD as claimed (Neyman and Pearson)."""
+
+    def statistic(seen: Seen) -> Array:
+        exponents = (2 * seen.released - 1) / (2 * noises**2)
+        with np.errstate(divide="ignore"):
+            stay = np.log1p(-rate) if rate < 1 else -np.inf
+        return np.asarray((np.logaddexp(stay, np.log(rate) + exponents) * seen.kept).sum(axis=1))
+
+    return statistic
+
+
+def sum_moves(seen: Seen) -> Array:
+    """How far the model moved in all: shows what optimizers carry over from rejected proposals."""
+    return np.asarray(seen.moved.sum(axis=1))
+
+
+def find_largest(seen: Seen) -> Array:
+    """The largest release: shows a record that now and then is hardly clipped."""
+    return np.asarray(np.abs(seen.released).max(axis=1))
+
+
+def find_spread(seen: Seen) -> Array:
+    """The largest release less the smallest: shows noise that repeats itself."""
+    return np.asarray(seen.released.max(axis=1) - seen.released.min(axis=1))
+
+
+def count_kept(seen: Seen) -> Array:
+    """How many proposals were kept."""
+    return np.asarray(seen.kept.sum(axis=1))
+
+
+def list_statistics(noises: Array, rate: float) -> dict[str, Statistic]:
+    """Every statistic by name."""
+    return {
+        "log-likelihood ratio": compute_log_likelihood_ratio(noises, rate),
+        "where it ended": sum_moves,
+        "largest release": find_largest,
+        "spread of releases": find_spread,
+        "proposals kept": count_kept,
+    }
+
+
+# -- whether the ledger pays for what was really drawn ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One request for noise and how long the ledger was by then; `multiplier` where it is the noise of a step's sum."""
+
+    receipt: Receipt
+    multiplier: float | None
+    charged: int
+
+
+class Witness:
+    """Passes every request on to the real source and remembers it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._private: Private | None = None
+        self._noises: list[Drawn] = []
+        self._draws = 0
+
+    @property
+    def assumption(self) -> str:
+        return self._source.assumption
+
+    def watch(self, private: Private, source: Source | None = None) -> None:
+        """From now on requests belong to the steps of this run, and go to `source` where that is another one."""
+        self._private, self._source = private, source or self._source
+        self._noises, self._draws = [], 0
+
+    def uniform(self, size: int) -> NDArray[np.float64]:
+        if self._private is not None and size == self._private.bench.records.count:
+            self._draws += 1
+        return self._source.uniform(size)
+
+    def directions(self, size: int) -> NDArray[np.float32]:
+        return self._source.directions(size)
+
+    def gaussian(self, receipt: Receipt, size: int, std: float) -> Tensor:
+        if self._private is not None:
+            bench = self._private.bench
+            terms = bench.recipe.terms(self._private.position, bench.states)
+            multiplier = std / terms.clip if terms.event == receipt.event else None
+            self._noises.append(Drawn(receipt, multiplier, len(bench.ledger)))
+        return self._source.gaussian(receipt, size, std)
+
+    def findings(self, ledger: Ledger) -> list[str]:
+        """What the ledger does not pay for."""
+        charges = dict(ledger.history())
+        return [*self._unpaid(charges), *self._too_little_noise(charges), *self._draws_paid_twice(charges)]
+
+    def _unpaid(self, charges: dict[int, DpEvent]) -> list[str]:
+        found = {
+            "were made before their event was in the ledger (law 5)": lambda d: d.receipt.sequence > d.charged,
+            "have no event in the ledger (law 4)": lambda d: charges.get(d.receipt.sequence) != d.receipt.event,
+            "were charged nothing (law 4)": lambda d: type(d.receipt.event) is NoOpDpEvent,
+        }
+        counts = {said: sum(map(wrong, self._noises)) for said, wrong in found.items()}
+        return [f"{count} of {len(self._noises)} releases {said}" for said, count in counts.items() if count]
+
+    def _too_little_noise(self, charges: dict[int, DpEvent]) -> list[str]:
+        """All answers on one receipt together must be worth no more than its event: 1/σ² adds up (law 3).
+
+        Where a proposal is tested, the first answer is the proposal: what the test draws has a scale of its own.
+        """
+        answers: dict[int, list[float]] = {}
+        for drawn in self._noises:
+            if drawn.multiplier is not None:
+                worth = math.inf if drawn.multiplier == 0 else drawn.multiplier**-2
+                answers.setdefault(drawn.receipt.sequence, []).append(worth)
+        for sequence, worths in answers.items():
+            event = charges.get(sequence)
+            paid, worth = _read_noise(event), worths[0] if isinstance(event, Tested) else sum(worths)
+            if paid is not None and worth > paid**-2 * (1 + TOLERANCE):
+                return [f"the ledger says noise multiplier {paid:.4g}, {worth**-0.5:.4g} was drawn on the same receipt"]
+        return []
+
+    def _draws_paid_twice(self, charges: dict[int, DpEvent]) -> list[str]:
+        sampled = sum(_is_sampled(event) for event in charges.values())
+        if sampled <= self._draws:
+            return []
+        return [f"{sampled} events claim a draw of their own, {self._draws} draws were made: merge answers (law 3)"]
+
+
+def _read_noise(event: DpEvent | None) -> float | None:
+    """The noise multiplier of one answer, where the event is one."""
+    if isinstance(event, PoissonSampledDpEvent | Filtered):
+        return _read_noise(event.event)
+    if isinstance(event, ComposedDpEvent):  # a proposal, then what its test costs
+        return _read_noise(event.events[0])
+    return (
+        event.noise_multiplier
+        if isinstance(event, GaussianDpEvent | PaidByEpoch | ProjectedGaussian | Erasure | AnnealedErasure)
+        else None
+    )
+
+
+def _is_sampled(event: DpEvent) -> bool:
+    return isinstance(event, PoissonSampledDpEvent) and event.sampling_probability < 1

@@ -17,9 +17,8 @@ from sordino.errors import InvalidInput
 
 if TYPE_CHECKING:
     from sordino.accounting import Accountant, Adjacency, Events, plans
-    from sordino.books import find_plans
     from sordino.recipe import Recipe
-    from sordino.report.folder import Folder
+    from sordino.report.run_folder import Folder
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -49,9 +48,9 @@ def account(
     if run is not None and any(value is not None for value in described):
         raise InvalidInput("a run and a description of steps are both given: use one of them")
     if run is not None:
-        from sordino.report.folder import whatever_it_holds
+        from sordino.report.run_folder import expect_anything
 
-        with whatever_it_holds(run):
+        with expect_anything(run):
             _present(_bill_run(run, delta, adjacency), json)
         return
     statement = _bill_steps(find_rate(rate, batch_size, records), noise_multiplier, steps, epochs)
@@ -93,7 +92,8 @@ def _bill_run(run: Path, delta: float | None, adjacency: str | None) -> Statemen
     from sordino import books
     from sordino.accounting import plans
     from sordino.accounting.guarantee import CONDITION, UNPROTECTED
-    from sordino.report.folder import Folder
+    from sordino.books import find_plans
+    from sordino.report.run_folder import Folder
 
     folder = Folder(run)
     with books.reading(folder.ledger.parent) as ledger:

@@ -16,8 +16,7 @@ from sordino.cli.terminal import FOUND, caution, console, print_json, save_json
 from sordino.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from sordino.audit.mechanisms import Progress
-    from sordino.audit.result import Audit
+    from sordino.audit.auditing import Audit, Progress
     from sordino.recipe import Recipe
 
 EPILOG = """
@@ -60,10 +59,10 @@ def audit(
 def _audit_recipe(
     recipe: Recipe, noise: float | None, trials: int, confidence: float, seed: int | None, as_json: bool
 ) -> bool:
-    from sordino.audit.mechanisms import mechanism
+    from sordino.audit.auditing import audit_recipe
 
     with _show_progress() as progress:
-        found = mechanism(
+        found = audit_recipe(
             recipe,
             noise_multiplier=noise,
             trials=trials,
@@ -80,7 +79,7 @@ def _audit_recipe(
 
 
 def _audit_run(run: Path, trials: int, seed: int | None, trust_code: bool, as_json: bool) -> bool:
-    from sordino.audit.run import audit_run
+    from sordino.audit.auditing import audit_run
     from sordino.cli.session import reopen
 
     if (run / "audit.json").is_symlink():  # before minutes of work whose result could not be kept

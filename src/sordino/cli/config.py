@@ -44,7 +44,7 @@ from sordino.data import LOADERS
 from sordino.errors import InvalidInput
 from sordino.names import parse_toml, read_toml
 from sordino.recipe import Recipe
-from sordino.report.folder import Folder
+from sordino.report.run_folder import Folder
 from sordino.tables.reading import MOST_CLASSES, DataChoice
 from sordino.tables.schema import Schema, parse_schema
 

@@ -31,7 +31,7 @@ from sordino.books import HISTORY, write_durably
 from sordino.cli.session import Session
 from sordino.cli.terminal import messages
 from sordino.errors import InvalidInput
-from sordino.report.folder import Folder
+from sordino.report.run_folder import Folder
 
 EVALUATIONS = 20
 _PAUSE, _SHARE = 0.5, 0.05

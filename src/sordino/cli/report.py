@@ -54,12 +54,12 @@ def report(
 
 
 def _read_object(path: Path | None) -> dict[str, Any] | None:
-    from sordino.report.folder import json_object
+    from sordino.report.run_folder import parse_object
 
     if path is None:
         return None
     try:
-        return json_object(path.read_text(encoding="utf-8"), str(path))
+        return parse_object(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"cannot read {path}: {error}") from None
 

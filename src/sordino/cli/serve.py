@@ -20,7 +20,7 @@ _Port = Annotated[int, typer.Option(help="Default: one that is free.", min=0, ma
 
 def serve(runs: _Runs, port: _Port = 0, json: options.Json = False) -> None:
     """Show runs and their budgets in a browser, on this machine alone; nothing is written. Ctrl-C ends it."""
-    from sordino.serve import Server
+    from sordino.report.server import Server
 
     with Server(runs, port) as server:
         if json:

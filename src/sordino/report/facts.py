@@ -1,14 +1,37 @@
-"""The facts of a run, as plain data: everything in it is public (law 7)."""
+"""The facts of a run as plain data, gathered from its folder; everything in them is public (law 7).
+
+Neither the records, nor the model, nor the lock of the run are needed: it may be running meanwhile.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, get_args
 
-from sordino.accounting import Budget, Guarantee
+from sordino import books
+from sordino.accounting import Budget, Guarantee, plans
+from sordino.accounting.events import fits
+from sordino.accounting.guarantee import CONDITION, UNPROTECTED, read_versions
+from sordino.accounting.plans import Plan
+from sordino.accounting.pricing import Basis
+from sordino.books import find_plans
+from sordino.errors import InvalidInput
+from sordino.noise import Secure, Seeded
+from sordino.parts import factor_at
 from sordino.recipe import Recipe
-from sordino.report.prices import Opinion, Points
+from sordino.report import prices
+from sordino.report.prices import Opinion, Points, Runs, Tariff
+from sordino.report.run_folder import Folder
+from sordino.run import FIXED_IN_ADVANCE, HELD_OUT, assemble, list_assumptions, weaken
+
+MOST_POINTS = 120
+"""Of a schedule so many steps are drawn; a chart is not wider than a few hundred pixels."""
+MOST_STEPS = 10_000_000
+"""A schedule longer than this is not drawn: a recipe.toml can name any number."""
+NO_RECIPE = "the folder holds no recipe: what the ledger's events stand for is known to who wrote them"
 
 
 @dataclass(frozen=True)
@@ -55,7 +78,7 @@ class Facts:
     final_accuracy: float | None = None
     twin_accuracy: float | None = None
     audit: Mapping[str, Any] | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
+    read_versions: Mapping[str, str] = field(default_factory=dict)
     trained_with: Mapping[str, str] = field(default_factory=dict)
     cautions: tuple[str, ...] = ()
 
@@ -71,3 +94,232 @@ class Facts:
     def finished(self) -> bool:
         """Whether the last step of the recipe is saved."""
         return self.total_steps is not None and (self.saved_step or 0) >= self.total_steps
+
+
+def gather(
+    run: str | Path,
+    *,
+    delta: float | None = None,
+    audit: Mapping[str, Any] | None = None,
+    outcome: Mapping[str, Any] | None = None,
+    brief: bool = False,
+) -> Facts:
+    """The facts of the run in folder `run`; nothing is written.
+
+    `delta` is needed where the run has neither a budget nor a public number of records. `audit` is what
+    ``sordino audit --json`` printed and `outcome` what ``sordino train --json`` did; without them, `audit.json` and
+    `outcome.json` of the folder are used where they exist. `brief` prices the ledger once, and leaves out what only
+    charts show.
+    """
+    folder = Folder(Path(run))
+    booked = _read_ledger(folder)
+    recipe, text = _read_recipe(folder)
+    setting = _read_setting(folder.toml("config.toml"), recipe)
+    outcome = outcome if outcome is not None else folder.json("outcome.json")
+    tariff = _choose_tariff(folder, recipe, booked, delta)
+    bill = plans.bill(booked.runs, booked.planned(recipe))
+    guarantee = _state_guarantee(booked, bill, recipe, setting, tariff, outcome)
+    noise, clip = _draw_schedules(recipe, booked.runs)
+    accuracy = prices.thin(folder.history(), MOST_POINTS)
+    return Facts(
+        name=folder.name,
+        folder=str(run),
+        proof=booked.proof,
+        guarantee=guarantee,
+        setting=setting,
+        recipe=recipe,
+        recipe_text=text,
+        saved_step=folder.saved_step(),
+        curve=() if brief else prices.price_curve(bill, tariff),
+        # Of several stages the union is no price, and so none of its beginnings.
+        spending=() if brief or len(bill.stages) > 1 else prices.price_beginnings(booked.runs, tariff),
+        noise=noise,
+        clip=clip or prices.thin(folder.history("clip"), MOST_POINTS),
+        accuracy=accuracy,
+        opinions=() if brief else prices.ask_all_accountants(bill, tariff, guarantee.basis),
+        final_accuracy=accuracy[-1][1] if accuracy else _read_share(outcome, "held_out_accuracy"),
+        twin_accuracy=_read_share(outcome, "twin_accuracy"),
+        audit=_read_mechanism(audit if audit is not None else folder.json("audit.json")),
+        versions=read_versions(),
+        trained_with=_read_versions(outcome),
+        cautions=_find_cautions(recipe, booked),
+    )
+
+
+@dataclass(frozen=True)
+class Booked:
+    """What the ledger holds."""
+
+    runs: Runs
+    header: Mapping[str, str]
+    proof: Proof
+    declared: Mapping[str, tuple[str, ...]]
+    announced: list[Plan]
+    signature: str
+
+    def planned(self, recipe: Recipe | None) -> list[Plan]:
+        """The declared plans, or that of the recipe it began with."""
+        return self.announced or find_plans(recipe, self.header)
+
+
+def _read_ledger(folder: Folder) -> Booked:
+    with books.reading(folder.ledger.parent) as ledger:
+        history = [event for _, event in ledger.history()]
+        openings = ledger.incarnations
+        proof = Proof(
+            run_id=ledger.run_id,
+            fingerprint=ledger.fingerprint(),
+            recipe_fingerprint=ledger.header.get("recipe", "not recorded"),
+            began=_cut_to_minute(ledger.header.get("created", "")),
+            last=_cut_to_minute(openings[-1][1]) if openings else "",
+            events=len(history),
+        )
+        declared = {kind: tuple(ledger.declared(kind)) for kind in ("assumption", UNPROTECTED, CONDITION)}
+        found, header, signature = plans.declared(ledger), dict(ledger.header), ledger.signature
+        return Booked(prices.count_repeats(history), header, proof, declared, found, signature)
+
+
+def _read_recipe(folder: Folder) -> tuple[Recipe | None, str]:
+    text = folder.text(books.RECIPE)
+    return (None, "") if text is None else (Recipe.from_toml(text), text)
+
+
+def _read_setting(tables: Mapping[str, Any], recipe: Recipe | None) -> Setting:
+    def table(name: str) -> dict[str, Any]:
+        value = tables.get(name, {})
+        return value if isinstance(value, dict) else {}
+
+    data, seed = table("data"), table("run").get("seed")
+    held_out = data.get("held_out", 0.0)
+    return Setting(
+        # The name alone: where the file lies on somebody's disk is nobody else's business.
+        data=PurePath(str(data.get("source", "not recorded"))).name,
+        model=str(table("model").get("name", "not recorded")),
+        records=recipe.records if recipe else None,
+        held_out=float(held_out) if fits(held_out, "float") else 0.0,
+        seed=seed if fits(seed, "int") else None,
+    )
+
+
+def _choose_tariff(folder: Folder, recipe: Recipe | None, booked: Booked, delta: float | None) -> Tariff:
+    budget = recipe.budget if recipe else None
+    adjacency = booked.header.get("adjacency", "add-or-remove-one")
+    if delta is None and budget is not None:
+        delta = budget.delta
+    if delta is None and recipe is not None and recipe.records:
+        delta = 0.1 / recipe.records
+    if delta is None:
+        raise InvalidInput(f"{folder.path} has no budget that names a delta: use --delta")
+    return Tariff(delta, budget.accountant if budget else "pld", adjacency)
+
+
+def _state_guarantee(
+    booked: Booked,
+    bill: plans.Bill,
+    recipe: Recipe | None,
+    setting: Setting,
+    tariff: Tariff,
+    outcome: Mapping[str, Any] | None,
+) -> Guarantee:
+    """Priced anew from the ledger: what somebody wrote beside it is believed for assumptions and accuracy alone."""
+    named = booked.header.get("basis", "proven")
+    stated: Basis = next((known for known in get_args(Basis) if known == named), "published")
+    notes = (plans.UNPLANNED, plans.STOPPED[:30], plans.IN_ADVANCE)  # as it was then: the ledger knows better now
+    stated_lines = _collect_assumptions(recipe, setting, outcome, booked.declared["assumption"])
+    said = [line for line in stated_lines if not line.startswith(notes)]
+    return assemble(
+        bill,
+        delta=tariff.delta,
+        accountant=tariff.accountant,
+        adjacency=tariff.adjacency,
+        unit=booked.header.get("unit", "record"),
+        basis=weaken(stated, recipe.basis if recipe else "proven"),
+        assumptions=(*said, *bill.notes),
+        unprotected=booked.declared[UNPROTECTED] or ((HELD_OUT,) if setting.held_out > 0 else ()),
+        conditions=booked.declared[CONDITION],
+    )
+
+
+def _collect_assumptions(
+    recipe: Recipe | None, setting: Setting, outcome: Mapping[str, Any] | None, declared: tuple[str, ...]
+) -> tuple[str, ...]:
+    """What the training said of itself, such as what the preparation of the data read, and what the folder shows.
+
+    `declared` stands in the ledger's chain: who wrote the folder can add to it, but cannot take it back.
+    """
+    told = (outcome or {}).get("assumptions", [])
+    lines = [line for line in told if isinstance(line, str)] if isinstance(told, list) else []
+    source = next((line for line in declared if line.startswith("noise ")), None) or _describe_source(setting)
+    shown = list_assumptions(recipe, source) if recipe else [source, NO_RECIPE]
+    if lines or setting.data == "digits":  # who was there knows better how the settings were found
+        shown.remove(FIXED_IN_ADVANCE) if FIXED_IN_ADVANCE in shown else None
+    if not lines and setting.data == "digits":
+        shown.append("the default settings were found on these digits, which are public")
+    if not lines and setting.held_out > 0:
+        shown.append("the held-out records are not protected, and their accuracy speaks of them")
+    return tuple(dict.fromkeys([*shown, *lines, *declared]))
+
+
+def _describe_source(setting: Setting) -> str:
+    if setting.seed is not None:
+        return Seeded(setting.seed).assumption
+    if setting.data == "not recorded":
+        return "the folder does not tell where the noise came from: secure by default, repeatable if a seed was given"
+    return Secure.assumption
+
+
+def _find_cautions(recipe: Recipe | None, booked: Booked) -> tuple[str, ...]:
+    unsure = {
+        "unchecked": "The ledger is signed, but its signature was not checked: SORDINO_LEDGER_KEY is not set.",
+        "missing": "The ledger is not signed, though a key is set: if it ever was, somebody forged it.",
+    }
+    found = [words for word, words in unsure.items() if word == booked.signature]
+    stated = booked.proof.recipe_fingerprint
+    if recipe is not None and stated not in ("not recorded", recipe.fingerprint()):
+        found.append(
+            f"recipe.toml has the fingerprint {recipe.fingerprint()}, the ledger began with {stated}: "
+            "the parameters below may not be those of this run; ε and δ come from the ledger alone."
+        )
+    return tuple(found)
+
+
+def _draw_schedules(recipe: Recipe | None, runs: Runs) -> tuple[Points, Points]:
+    """(step, noise multiplier) and (step, clipping bound); from the ledger where the noise was chosen on the way."""
+    steps, sigma = (recipe.steps or 0, recipe.noise_multiplier) if recipe else (0, None)
+    if recipe is None or recipe.rdp_filter is not None or sigma is None or not 1 <= steps <= MOST_STEPS:
+        return prices.thin(prices.list_noises(runs), MOST_POINTS), ()
+    shown = sorted({round((steps - 1) * part / MOST_POINTS) for part in range(MOST_POINTS + 1)})
+    noise = tuple((step + 1.0, sigma * factor_at(recipe.noise_schedule, step, steps)) for step in shown)
+    clip = tuple((step + 1.0, recipe.clip * factor_at(recipe.clip_schedule, step, steps)) for step in shown)
+    return _drop_inner(noise), _drop_inner(clip)
+
+
+def _drop_inner(points: Points) -> Points:
+    """The same staircase without the points inside a level."""
+    inside = {k for k in range(1, len(points) - 1) if points[k - 1][1] == points[k][1] == points[k + 1][1]}
+    return tuple(point for k, point in enumerate(points) if k not in inside)
+
+
+def _read_mechanism(audit: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The attack on the mechanism. Membership results speak of the private records: no report shows them (law 7)."""
+    if audit is None:
+        return None
+    found = audit.get("mechanism", audit)
+    if not (isinstance(found, dict) and isinstance(found.get("attacks"), list) and "passed" in found):
+        raise InvalidInput("the audit has no attacks: give what `sordino audit --json` printed")
+    return found
+
+
+def _read_share(outcome: Mapping[str, Any] | None, key: str) -> float | None:
+    value = (outcome or {}).get(key)
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 and math.isfinite(value) else None
+
+
+def _cut_to_minute(time: str) -> str:
+    return time[:16].replace("T", " ") + " UTC" if len(time) >= 16 else "not recorded"
+
+
+def _read_versions(outcome: Mapping[str, Any] | None) -> dict[str, str]:
+    """The versions that the run wrote down, if it did."""
+    told = (outcome or {}).get("versions")
+    return {str(name): str(version) for name, version in told.items()} if isinstance(told, dict) else {}

@@ -15,13 +15,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sordino.accounting.guarantee import round_up
 from sordino.books import write_durably
 from sordino.errors import InvalidInput
-from sordino.report import scales
+from sordino.report import charts
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,16 @@ class Page:
     policy: str
 
 
-def render(
-    template: str, *, packages: tuple[str, ...] = (), scripts: tuple[str, ...] = (), connect: bool = False, **facts: Any
-) -> Page:
-    """The page that `template` makes of `facts`.
-
-    `packages` may bring templates of their own, and `scripts` more JavaScript than the charts need; `connect` allows
-    the page to ask the server that it came from.
-    """
-    style, script = asset("sordino.report", "page.css"), "\n".join((asset("sordino.report", "page.js"), *scripts))
-    rules = policy(style, script, connect)
-    template_facts = {"style": Markup(style), "script": Markup(script), "policy": rules, **facts}
-    return Page(_environment(packages).get_template(template).render(template_facts), rules)
+def render(template: str, *, live: bool = False, **facts: Any) -> Page:
+    """The page that `template` makes of `facts`; a `live` one asks the server that it came from for news."""
+    style = _read_asset("page.css")
+    script = "\n".join(map(_read_asset, ("page.js", "live.js") if live else ("page.js",)))
+    policy = _write_policy(style, script, connect=live)
+    template_facts = {"style": Markup(style), "script": Markup(script), "policy": policy, **facts}
+    return Page(_environment().get_template(template).render(template_facts), policy)
 
 
-def policy(style: str, script: str, connect: bool) -> str:
+def _write_policy(style: str, script: str, connect: bool) -> str:
     """A Content-Security-Policy under which exactly this style and this script take effect."""
     source = "'self'" if connect else "'none'"
     return (
@@ -55,9 +50,8 @@ def policy(style: str, script: str, connect: bool) -> str:
     )
 
 
-def asset(package: str, name: str) -> str:
-    """A style sheet or a script that is shipped with `package`."""
-    return resources.files(package).joinpath("assets", name).read_text(encoding="utf-8")
+def _read_asset(name: str) -> str:
+    return resources.files("sordino.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def write(path: str | os.PathLike[str], text: str) -> None:
@@ -69,14 +63,17 @@ def write(path: str | os.PathLike[str], text: str) -> None:
 
 
 @cache
-def _environment(packages: tuple[str, ...]) -> Environment:
-    loaders = [PackageLoader(package) for package in ("sordino.report", *packages)]
+def _environment() -> Environment:
     environment = Environment(
-        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("sordino.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     environment.filters.update(
-        plain=scales.plain, power=scales.power, percent=scales.percent, whole=scales.whole, up=round_up
+        plain=charts.plain, power=charts.power, percent=charts.percent, whole=charts.whole, up=round_up
     )
     return environment
 

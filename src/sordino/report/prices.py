@@ -40,27 +40,27 @@ class Tariff:
         return bill.epsilon(self.delta, self.accountant, self.adjacency)
 
 
-def runs_of(events: Iterable[DpEvent]) -> Runs:
+def count_repeats(events: Iterable[DpEvent]) -> Runs:
     """Events in order, equal neighbours counted together."""
     return [(group[0], len(group)) for _, same in groupby(events, key=to_json) if (group := list(same))]
 
 
-def curve(bill: Bill, tariff: Tariff) -> Points:
+def price_curve(bill: Bill, tariff: Tariff) -> Points:
     """(ε, δ) at a ladder of δ, ε rising; every point holds at once, because pricing releases nothing."""
     deltas = sorted({*DELTAS, tariff.delta}, reverse=True)
     points = ((replace(tariff, delta=delta).charge(bill), delta) for delta in deltas)
     return tuple((epsilon, delta) for epsilon, delta in points if math.isfinite(epsilon))
 
 
-def spending(runs: Runs, tariff: Tariff) -> Points:
+def price_beginnings(runs: Runs, tariff: Tariff) -> Points:
     """(events so far, ε at the budget's δ), from nothing to now."""
     total = sum(count for _, count in runs)
     moments = sorted({round(total * part / MOMENTS) for part in range(MOMENTS + 1)})
-    spent = ((float(moment), tariff.price(prefix(runs, moment))) for moment in moments)
+    spent = ((float(moment), tariff.price(take_first(runs, moment))) for moment in moments)
     return tuple((moment, epsilon) for moment, epsilon in spent if math.isfinite(epsilon))
 
 
-def prefix(runs: Runs, length: int) -> Runs:
+def take_first(runs: Runs, length: int) -> Runs:
     """The first `length` events, each kind of event with its count."""
     taken: dict[str, tuple[DpEvent, int]] = {}
     for event, count in runs:
@@ -73,27 +73,27 @@ def prefix(runs: Runs, length: int) -> Runs:
     return list(taken.values())
 
 
-def noises(runs: Runs) -> Points:
+def list_noises(runs: Runs) -> Points:
     """(event, noise multiplier) of every Gaussian in the ledger, at the first and last event of each run."""
     points, done = [], 0
     for event, count in runs:
-        noise = _noise(event)
+        noise = _read_noise(event)
         if noise is not None:
             points += [(done + 1.0, noise), (float(done + count), noise)]
         done += count
     return tuple(dict.fromkeys(points))
 
 
-def thinned(points: Sequence[tuple[float, float]], most: int) -> Points:
+def thin(points: Sequence[tuple[float, float]], most: int) -> Points:
     """About `most` of the points, evenly spread, the first and the last among them."""
     if len(points) <= most:
         return tuple(points)
     return tuple(points[round(k * (len(points) - 1) / (most - 1))] for k in range(most))
 
 
-def _noise(event: DpEvent) -> float | None:
+def _read_noise(event: DpEvent) -> float | None:
     if isinstance(event, Filtered | PoissonSampledDpEvent):
-        return _noise(event.event)
+        return _read_noise(event.event)
     return float(event.noise_multiplier) if isinstance(event, GaussianDpEvent) else None
 
 
@@ -106,7 +106,7 @@ class Opinion:
     epsilon: float
 
 
-def opinions(bill: Bill, tariff: Tariff, basis: Basis) -> tuple[Opinion, ...]:
+def ask_all_accountants(bill: Bill, tariff: Tariff, basis: Basis) -> tuple[Opinion, ...]:
     """Every accountant that can price these events; `basis` is the recipe's own, which none can better."""
     found = []
     for accountant in pricing.ACCOUNTANTS.values():
@@ -118,7 +118,7 @@ def opinions(bill: Bill, tariff: Tariff, basis: Basis) -> tuple[Opinion, ...]:
     return tuple(sorted(found, key=lambda opinion: opinion.accountant != tariff.accountant))
 
 
-def detection(points: Points, false_alarms: float) -> float:
+def bound_detection(points: Points, false_alarms: float) -> float:
     """The share of present records that any test finds at most, if it raises `false_alarms` for absent ones.
 
     (ε, δ)-privacy in both directions bounds the power β of a test of level α by β ≤ e^ε·α + δ and by

@@ -17,12 +17,12 @@ from sordino.audit.membership import (
     black_box,
     lira,
     loss_threshold,
-    references,
+    query,
     rmia,
+    train_references,
     white_box,
 )
-from sordino.audit.membership import signals as query
-from sordino.audit.membership.training import halves
+from sordino.audit.membership.shadows import draw_halves
 
 RECORDS, FEATURES, CLASSES = 600, 20, 4
 Examples = tuple[Tensor, Tensor]
@@ -96,8 +96,8 @@ def test_every_attack_finds_members_of_an_overfitted_model_and_none_of_an_untrai
 def reference_scores() -> tuple[np.ndarray, np.ndarray, References, tuple[np.ndarray, np.ndarray]]:
     """A target, reference models on random halves, and a population that nobody trained on."""
     known, population = rows(torch.arange(300)), rows(torch.arange(300, 600))
-    found, models = references(train, known, 16, seed=3)
-    members = halves(300, 2, seed=9)[0]
+    found, models = train_references(train, known, 16, seed=3)
+    members = draw_halves(300, 2, seed=9)[0]
     target = train((known[0][members], known[1][members]), 77)
     apart = np.stack([query(model, population).confidences.numpy() for model in models])
     return (
@@ -125,7 +125,7 @@ def test_lira_is_optimal_for_normal_confidences_of_different_difficulty() -> Non
     """Examples differ in difficulty far more than membership moves them: only per-example comparison sees it."""
     generator = np.random.default_rng(2)
     difficulty = generator.normal(0, 10, 500)
-    inside = halves(500, 64, seed=1).numpy()
+    inside = draw_halves(500, 64, seed=1).numpy()
     found = References(difficulty + generator.normal(0, 1, inside.shape) + 3.0 * inside, inside)
     members = generator.random(500) < 0.5
     target = difficulty + generator.normal(0, 1, 500) + 3.0 * members

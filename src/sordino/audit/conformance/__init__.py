@@ -6,23 +6,32 @@
 True
 
 `check` records a recipe's run and replays it on neighbouring datasets with the same releases; `replay` does so for any
-program that makes releases; `source` checks a source of noise, `priced` an event, and `answers` says what an event pays
-for, to be registered for events of your own.
+program that makes releases. `check_source` checks a source of noise and `check_event` the price of an event; `answers`
+says what an event pays for, to be registered for events of your own. `build_examples` has a small recipe of every
+mechanism of the library.
 """
 
-from sordino.audit.conformance.checking import check, training, usual
+from sordino.audit.conformance.checking import (
+    build_examples,
+    check,
+    check_source,
+    choose_neighbours,
+    make_program,
+)
 from sordino.audit.conformance.payments import (
     Answer,
     Choice,
     Energy,
     Noised,
+    Outputs,
     Unseen,
     Verdict,
     answers,
+    check_event,
+    check_prices,
+    list_worst,
 )
-from sordino.audit.conformance.prices import Outputs, priced, prices, worst
-from sordino.audit.conformance.replaying import Conformance, ConformanceFailed, Neighbours, replay
-from sordino.audit.conformance.sources import source
+from sordino.audit.conformance.replaying import Conformance, ConformanceFailed, Neighbours, Program, replay
 from sordino.audit.conformance.tape import Tape
 
 __all__ = [
@@ -34,16 +43,18 @@ __all__ = [
     "Neighbours",
     "Noised",
     "Outputs",
+    "Program",
     "Tape",
     "Unseen",
     "Verdict",
     "answers",
+    "build_examples",
     "check",
-    "priced",
-    "prices",
+    "check_event",
+    "check_prices",
+    "check_source",
+    "choose_neighbours",
+    "list_worst",
+    "make_program",
     "replay",
-    "source",
-    "training",
-    "usual",
-    "worst",
 ]

@@ -1,4 +1,7 @@
-"""The conformance of a recipe: its own parts take the real private step on small neighbouring datasets."""
+"""The conformance of a recipe, whose own parts take the real private step on small neighbouring datasets.
+
+And that of a source of noise: large keys, fresh noise, normal, of the deviation that was asked for.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
-from sordino.accounting.budget import Budget
+from sordino import mechanisms
 from sordino.accounting.erasure import AnnealedErasure, Erasure
-from sordino.audit.conformance.comparing import Passes, different
-from sordino.audit.conformance.prices import prices
-from sordino.audit.conformance.replaying import Conformance, Neighbours, Run, replay
+from sordino.accounting.events import GaussianDpEvent
+from sordino.accounting.ledger import Receipt
+from sordino.audit.conformance.differences import Passes, find_difference
+from sordino.audit.conformance.payments import check_prices
+from sordino.audit.conformance.replaying import Conformance, Neighbours, Program, replay
 from sordino.audit.conformance.tape import Extra, Tape
-from sordino.audit.instances import shrunk
+from sordino.audit.instances import shrink
 from sordino.errors import InvalidInput
 from sordino.gradients.engine import Loss
 from sordino.mechanisms.screening import Annealing, Public
@@ -31,8 +38,12 @@ LOUD = 1e3
 """How much longer than others the loud record is."""
 AMBIGUOUS = (17, 16)
 """Projections are keyed by 16 coins: with as many records a coin of a record could not be told from one of these."""
-BUDGET = Budget(epsilon=8.0, delta=1e-5)
-"""For recipes that choose their noise within a budget and were given none."""
+SOURCES = 4096
+"""Made to see whether any two are alike: for keys of b bits about 2^(23−b) pairs are."""
+NUMBERS = 20_000
+CERTAIN = 1e-9
+"""A true source fails each statistical test with this probability."""
+STD = 3.0
 
 
 def check(
@@ -58,7 +69,7 @@ def check(
     sampling rate, so that something happens. `model`, `data` (tensors with a row per record) and `loss` are small ones
     of the suite unless all three are given. `prepare` makes the dataset from the tensors, for transforms that must not
     look at other records. `optimizer` builds one from parameters. `arrange` changes a bound run before it starts, to
-    add schedulers, say. The neighbours are those of `usual` unless given; `price=False` leaves prices alone
+    add schedulers, say. The neighbours are those of `choose_neighbours` unless given; `price=False` leaves prices alone
     and `thorough=False` stops at the first finding.
 
     Guarantees: everything that is released, saved, printed or logged is compared. Limits: no finding is no proof.
@@ -69,22 +80,31 @@ def check(
     if not recipe.amplifies:
         raise InvalidInput("sampler=Foreign() does not draw: its batches cannot be replayed; check with Poisson draws")
     if model is None or data is None or loss is None:
-        model, data, loss = linear_model(), few_records(), linear_loss
-        recipe = _with_public(recipe)
-    chosen = usual(data) if neighbours is None else neighbours
+        model, data, loss = make_linear_model(), make_few_records(), linear_loss
+        recipe = _replace_public(recipe)
+    chosen = choose_neighbours(data) if neighbours is None else neighbours
     count = min(pair.count(pair.without) for pair in chosen)
-    small = fitted(recipe, count, steps)
+    small = fit(recipe, count, steps)
     build = optimizer or small.optimizer.build
-    run = training(small, model, loss, build, prepare=prepare, collate=collate, arrange=arrange)
-    result = Conformance(recipe.name, 0, 0, tuple(prices(small)) if price else ())
+    run = make_program(small, model, loss, build, prepare=prepare, collate=collate, arrange=arrange)
+    result = Conformance(recipe.name, 0, 0, tuple(check_prices(small)) if price else ())
     for pair in chosen:
         if result.findings and not thorough:
             break
-        result = result + replay(run, pair, seed=seed, source=source, passes=_decision(small))
+        result = result + replay(run, pair, seed=seed, source=source, passes=_find_decision(small))
     return result
 
 
-def training(
+def build_examples() -> dict[str, Recipe]:
+    """A small recipe of every mechanism of the library by its name, to be checked and audited.
+
+    A mechanism that is added to `sordino.mechanisms` is among them, with the options that its `example` names.
+    """
+    found = mechanisms.find_all()
+    return {name: known.recipe(batch_size=4, epochs=4, **known.example) for name, known in found.items()}
+
+
+def make_program(
     recipe: Recipe,
     model: nn.Module,
     loss: Loss,
@@ -93,7 +113,7 @@ def training(
     prepare: Callable[[Columns], Any] | None = None,
     collate: Collate | None = None,
     arrange: Callable[[Private], None] | None = None,
-) -> Run:
+) -> Program:
     """Training by `recipe` as a program to replay: what is public is what a checkpoint would hold after every step."""
 
     def run(data: Columns, tape: Tape) -> list[Any]:
@@ -104,9 +124,9 @@ def training(
         if arrange is not None:
             arrange(private)
         tape.watch(private.bench.ledger)
-        states = [copy.deepcopy(_public(private))]
+        states = [copy.deepcopy(_read_public(private))]
         for step in private.steps():
-            states.append(copy.deepcopy({**_public(private), "step": step.number}))
+            states.append(copy.deepcopy({**_read_public(private), "step": step.number}))
             _check_erased(states[-2], states[-1], tape)
         tape.close()
         private.close()
@@ -119,11 +139,15 @@ def _check_erased(before: dict[str, Any], after: dict[str, Any], tape: Tape) -> 
     """A proposal that was rolled back and is paid for as erased leaves nothing in the optimizer either."""
     erases = bool(tape.charges) and isinstance(tape.charges[-1], Erasure | AnnealedErasure)
     saved, now = before["saved"], after["saved"]
-    if erases and not different(saved["model"], now["model"]) and different(saved["optimizer"], now["optimizer"]):
+    if (
+        erases
+        and not find_difference(saved["model"], now["model"])
+        and find_difference(saved["optimizer"], now["optimizer"])
+    ):
         tape.findings.append("a rejected proposal lives on in the optimizer, and is paid for as if it were erased")
 
 
-def _public(private: Private) -> dict[str, Any]:
+def _read_public(private: Private) -> dict[str, Any]:
     """What a checkpoint holds, and the learning rates and schedules that the next step will use."""
     bench = private.bench
     groups = [{key: value for key, value in group.items() if key != "params"} for group in bench.optimizer.param_groups]
@@ -135,12 +159,12 @@ def _public(private: Private) -> dict[str, Any]:
     }
 
 
-def usual(data: Columns) -> list[Neighbours]:
+def choose_neighbours(data: Columns) -> list[Neighbours]:
     """A record added and removed, far out, not a number, alone in its class, alone in its draw, and not drawn."""
     while len(data[0]) in AMBIGUOUS:
         data = tuple(column[1:] for column in data)
     last, rest = tuple(column[-1:] for column in data), tuple(column[:-1] for column in data)
-    loud, nothing = (_changed(last, factor) for factor in (LOUD, float("nan")))
+    loud, nothing = (_scale(last, factor) for factor in (LOUD, float("nan")))
 
     def pair(
         name: str, last: Columns, without: Columns = rest, coin: Extra = "joins", empty: bool = False
@@ -151,19 +175,19 @@ def usual(data: Columns) -> list[Neighbours]:
     return [
         pair("a record", last),
         pair("a record far out", loud),
-        pair("a record far out on the other side", _changed(last, -LOUD)),
+        pair("a record far out on the other side", _scale(last, -LOUD)),
         pair("a record that is not a number", nothing),
-        *(pair("a class that vanishes", only, without) for without, only in _last_of_class(data)),
+        *(pair("a class that vanishes", only, without) for without, only in _split_last_class(data)),
         pair("an empty draw", loud, empty=True),
         pair("a record that is not drawn", loud, coin="stays out"),
     ]
 
 
-def _changed(record: Columns, factor: float) -> Columns:
+def _scale(record: Columns, factor: float) -> Columns:
     return tuple(column * factor if column.is_floating_point() else column for column in record)
 
 
-def _last_of_class(data: Columns) -> Iterator[tuple[Columns, Columns]]:
+def _split_last_class(data: Columns) -> Iterator[tuple[Columns, Columns]]:
     """The records without those of the last one's class, and one of these; for data with one column of labels."""
     labels = [column for column in data if column.dim() == 1 and not column.is_floating_point()]
     if not labels:
@@ -173,15 +197,13 @@ def _last_of_class(data: Columns) -> Iterator[tuple[Columns, Columns]]:
         yield tuple(column[~same] for column in data), tuple(column[-1:] for column in data)
 
 
-def fitted(recipe: Recipe, count: int, steps: int) -> Recipe:
+def fit(recipe: Recipe, count: int, steps: int) -> Recipe:
     """`recipe` for about `count` records, half of them in a draw: its noise is its own, or 1."""
-    budget = recipe.budget or BUDGET
-    multiplier = recipe.noise_multiplier or 1.0
-    open_recipe = replace(recipe, noise_multiplier=multiplier, budget=budget)
-    return shrunk(open_recipe, count, max(1, count // 2), steps, tested=max(1, count // 3))
+    noisy = replace(recipe, noise_multiplier=recipe.noise_multiplier or 1.0)
+    return shrink(noisy, count, max(1, count // 2), steps, tested=max(1, count // 3))
 
 
-def _decision(recipe: Recipe) -> Passes | None:
+def _find_decision(recipe: Recipe) -> Passes | None:
     test = getattr(recipe.selection, "test", None)
     return getattr(test, "passes", None)
 
@@ -195,14 +217,14 @@ def linear_loss(model: nn.Module, batch: Any) -> Tensor:
     return outputs.gather(1, batch[1].unsqueeze(1)).squeeze(1)
 
 
-def linear_model() -> nn.Module:
+def make_linear_model() -> nn.Module:
     """One output per class, at zero."""
     model = nn.Linear(3, 3, bias=False)
     nn.init.zeros_(model.weight)
     return model
 
 
-def few_records(count: int = 14) -> Columns:
+def make_few_records(count: int = 14) -> Columns:
     """Records of three classes, short and long ones; the last class is that of the last three alone."""
     generator = torch.Generator().manual_seed(7)
     inputs = torch.randn(count, 3, generator=generator) * torch.linspace(0.3, 4.0, count).unsqueeze(1)
@@ -211,11 +233,49 @@ def few_records(count: int = 14) -> Columns:
     return inputs, labels
 
 
-def _with_public(recipe: Recipe) -> Recipe:
+def _replace_public(recipe: Recipe) -> Recipe:
     """Public records of the shape that the suite's own model takes."""
     selection = recipe.selection
     if not isinstance(selection, Annealing) or selection.public is None:
         return recipe
-    inputs, labels = few_records()
+    inputs, labels = make_few_records()
     public = Public.of(selection.public.name, (inputs[:4].flip(1), labels[:4]))
     return replace(recipe, selection=replace(selection, public=public))
+
+
+# -- sources of noise -------------------------------------------------------------------------------------------------
+
+
+def check_source(make: Callable[[], Source], *, sources: int = SOURCES) -> Conformance:
+    """Check what `make` makes, such as `sordino.noise.Secure`: every call must give a source of its own.
+
+    Guarantees: a true source fails with probability below 1e-7. Keys of 16 bits pass with probability below 1e-50 and
+    of 20 bits with 3e-4; whether the operating system's randomness is any good cannot be seen from outside.
+    """
+    findings = [*_check_keys(make, sources), *_check_distribution(make())]
+    return Conformance("source", 1, 0, tuple(findings))
+
+
+def _check_keys(make: Callable[[], Source], sources: int) -> list[str]:
+    """The birthday test: two sources that begin alike have the same key."""
+    begins = [tuple(make().uniform(2).tolist()) for _ in range(sources)]
+    alike = sources - len(set(begins))
+    return [f"{alike} of {sources} sources begin as another does: their keys are too short"] if alike else []
+
+
+def _check_distribution(made: Source) -> list[str]:
+    one, other = (
+        made.gaussian(Receipt(number, GaussianDpEvent(1.0)), NUMBERS, STD).double().numpy() for number in (1, 2)
+    )
+    both = np.concatenate([one, other])
+    found = []
+    if stats.kstest(both, "norm", args=(0.0, STD)).pvalue < CERTAIN:
+        found.append(f"noise of deviation {STD:g} was asked for, {both.std():.4g} was drawn, or it is not normal")
+    if abs(float(np.corrcoef(one, other)[0, 1])) > stats.norm.isf(CERTAIN) / NUMBERS**0.5:
+        found.append("the noise of two releases is correlated: its differences reveal what was released")
+    if bool((one == 0).any()) or len(np.unique(both)) < 0.99 * len(both):
+        found.append("some numbers get no noise of their own")
+    coins = made.uniform(NUMBERS)
+    if stats.kstest(coins, "uniform").pvalue < CERTAIN:
+        found.append("sampling coins are not uniform: draws are not what is charged")
+    return found

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from sordino.audit.conformance.comparing import Passes, different, diverged, overmoved, unpaid
+from sordino.audit.conformance.differences import Passes, find_difference, find_divergence, find_overmoved, find_unpaid
 from sordino.audit.conformance.tape import Extra, Tape
 from sordino.errors import SordinoError
 from sordino.noise import Seeded, Source
 
-Run = Callable[[Any, Tape], Any]
+Program = Callable[[Any, Tape], Any]
 """Makes all releases about a dataset with this source, and returns what is public afterwards: models, states, numbers.
 
 It calls ``tape.watch(ledger)`` before its first release, must not read randomness from elsewhere, and starts afresh
@@ -96,14 +96,14 @@ class _Played:
 
 
 def replay(
-    run: Run,
+    program: Program,
     neighbours: Neighbours,
     *,
     seed: int = 0,
     source: Callable[[int], Source] = Seeded,
     passes: Passes | None = None,
 ) -> Conformance:
-    """Record `run` on either dataset and replay it on the other: a record that is added, and one that is removed.
+    """Record `program` on either dataset and replay it on the other: a record that is added, and one that is removed.
 
     Guarantees: a finding is a difference between the two runs that their releases do not explain, or a value that moved
     by more than its receipt pays for. Limits: no finding is no proof; it speaks of these records, seeds and steps.
@@ -115,44 +115,44 @@ def replay(
         datasets = [neighbours.without, neighbours.present]
         first, second = datasets if added else datasets[::-1]
         for _ in range(2):  # what is said at the first use of something is not said again
-            recorded = _play(run, first, _tape(neighbours, first, source(seed), None))
-            replayed = _play(run, second, _tape(neighbours, second, source(seed + 1), recorded.tape))
+            recorded = _play(program, first, _make_tape(neighbours, first, source(seed), None))
+            replayed = _play(program, second, _make_tape(neighbours, second, source(seed + 1), recorded.tape))
             if recorded.said == replayed.said:
                 break
-        findings += _compared(recorded, replayed, neighbours.extra == "stays out", passes)
+        findings += _compare(recorded, replayed, neighbours.extra == "stays out", passes)
         releases += len(recorded.tape.releases)
     told = tuple(f"{neighbours.name}: {finding}" for finding in dict.fromkeys(findings))
     return Conformance(neighbours.name, 2, releases, told)
 
 
-def _tape(neighbours: Neighbours, dataset: Any, source: Source, recorded: Tape | None) -> Tape:
+def _make_tape(neighbours: Neighbours, dataset: Any, source: Source, recorded: Tape | None) -> Tape:
     extra = neighbours.extra if dataset is neighbours.present else None
     return Tape(source, neighbours.count(dataset), extra, neighbours.empty, recorded)
 
 
-def _play(run: Run, dataset: Any, tape: Tape) -> _Played:
+def _play(program: Program, dataset: Any, tape: Tape) -> _Played:
     played = _Played(tape)
-    with _overhearing(played.said), torch.random.fork_rng(devices=[]):
+    with _overhear(played.said), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            played.public = run(dataset, tape)
+            played.public = program(dataset, tape)
         except Exception as error:  # noqa: BLE001  # whatever ends a run is compared with its neighbour's end
             played.error = error
     tape.close()
     return played
 
 
-def _compared(first: _Played, second: _Played, out: bool, passes: Passes | None) -> list[str]:
+def _compare(first: _Played, second: _Played, out: bool, passes: Passes | None) -> list[str]:
     errors = [played.error for played in (first, second)]
     if all(errors) and type(errors[0]) is type(errors[1]):
         return [f"the run ended with {type(errors[0]).__name__}: {errors[0]}"]
     if any(errors):  # the text may name a record's values: the kind of error is enough
         kind = next(type(error).__name__ for error in errors if error)
         return [f"control flow depends on the records: {kind} is raised for one of two neighbours"]
-    found = diverged(first.tape.log, second.tape.log)
-    found += [*unpaid(first.tape), *unpaid(second.tape)]
-    found += overmoved(first.tape, second.tape, out, passes)
-    if place := different(first.public, second.public, "what is public"):
+    found = find_divergence(first.tape.log, second.tape.log)
+    found += [*find_unpaid(first.tape), *find_unpaid(second.tape)]
+    found += find_overmoved(first.tape, second.tape, out, passes)
+    if place := find_difference(first.public, second.public, "what is public"):
         found.append(f"{place} depends on the records though all releases are the same")
     if first.said != second.said:
         found.append("what is printed or logged depends on the records though all releases are the same")
@@ -171,9 +171,9 @@ class _Collecting(logging.Handler):
 
 
 @contextmanager
-def _overhearing(said: list[str]) -> Iterator[None]:
+def _overhear(said: list[str]) -> Iterator[None]:
     """Collect what is logged, printed and warned of; `sordino` at every level, others as soon as they inform."""
-    loggers = [logging.getLogger(), *_apart()]
+    loggers = [logging.getLogger(), *_list_loggers()]
     handler, printed = _Collecting(said), io.StringIO()
     levels = [(logger, logger.level) for logger in loggers]
     for logger in loggers:
@@ -190,7 +190,7 @@ def _overhearing(said: list[str]) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _apart() -> list[logging.Logger]:
+def _list_loggers() -> list[logging.Logger]:
     """Our own logger, and those that do not pass their messages on to the root; torch's are about its compiler."""
     known = [logging.getLogger("sordino"), *logging.Logger.manager.loggerDict.values()]
     loggers = [logger for logger in dict.fromkeys(known) if isinstance(logger, logging.Logger)]

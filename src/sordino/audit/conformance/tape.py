@@ -29,7 +29,7 @@ Extra = Literal["joins", "stays out"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class Happening:
     """One thing that happened, in the words of a finding, and the numbers of it that must be public.
 
     A release may be of a sum clipped by projections, and coins may have been tossed for those since the last one.
@@ -42,7 +42,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Noise:
+class DrawnNoise:
     """One request for noise: how much of which deviation, and how many events the ledger held by then."""
 
     receipt: Receipt
@@ -58,7 +58,7 @@ class Release:
     receipt: Receipt
     value: Tensor
     released: Tensor
-    noises: tuple[Noise, ...]
+    noises: tuple[DrawnNoise, ...]
 
 
 @dataclass
@@ -74,13 +74,13 @@ class Tape(Settling):
     empty: bool = False
     recorded: Tape | None = None
     ledger: Ledger | None = None
-    log: list[Entry] = field(default_factory=list)
+    log: list[Happening] = field(default_factory=list)
     releases: list[Release] = field(default_factory=list)
-    noises: list[Noise] = field(default_factory=list)
+    noises: list[DrawnNoise] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     _coins: list[NDArray[np.float64]] = field(default_factory=list)
     _directions: list[NDArray[np.float32]] = field(default_factory=list)
-    _pending: list[Noise] = field(default_factory=list)
+    _pending: list[DrawnNoise] = field(default_factory=list)
     _charges: list[DpEvent] = field(default_factory=list)
     _draws: dict[int, int] = field(default_factory=dict)
     _renewed: bool = False
@@ -109,20 +109,20 @@ class Tape(Settling):
     def uniform(self, size: int) -> NDArray[np.float64]:
         self._note_charges()
         each = size == self.records
-        self.log.append(Entry("every record tosses a coin" if each else f"{size} coins are tossed"))
-        coins = self._common_coins(size, each)
+        self.log.append(Happening("every record tosses a coin" if each else f"{size} coins are tossed"))
+        coins = self._toss(size, each)
         self._renewed |= not each
         if each:
             draw = self._draws.get(len(self._charges), 0)
             self._draws[len(self._charges)] = draw + 1
             if self.extra is not None:
-                coins[-1] = 0.0 if self.extra == "joins" else self._just_out(draw)
+                coins[-1] = 0.0 if self.extra == "joins" else self._miss(draw)
         self._coins.append(coins)
         return coins.copy()
 
     def directions(self, size: int) -> NDArray[np.float32]:
         self._note_charges()
-        self.log.append(Entry(f"projections of {size} numbers are drawn"))
+        self.log.append(Happening(f"projections of {size} numbers are drawn"))
         self._renewed = True
         drawn = self.source.directions(size)
         earlier = self.recorded._directions if self.recorded else []
@@ -134,7 +134,7 @@ class Tape(Settling):
     def gaussian(self, receipt: Receipt, size: int, std: float) -> Tensor:
         self._note_charges()
         drawn = self.source.gaussian(receipt, size, std)
-        noise = Noise(receipt, std, drawn.clone(), len(self._charges))
+        noise = DrawnNoise(receipt, std, drawn.clone(), len(self._charges))
         self.noises.append(noise)
         self._pending.append(noise)
         return drawn
@@ -145,15 +145,15 @@ class Tape(Settling):
         place = len(self.releases)
         self.releases.append(Release(receipt, value.clone(), released.clone(), noises))
         stds = tuple(noise.std for noise in noises)
-        paid = self._paid(receipt.event)
+        paid = self._find_paid(receipt.event)
         size = "a list" if any(isinstance(answer, Unseen) for answer in paid) else f"{value.numel()} numbers"
         projected = any(isinstance(answer, Noised) and answer.projections for answer in paid)
-        self.log.append(Entry(f"{size} are released on receipt {receipt.sequence}", stds, projected, self._renewed))
+        self.log.append(Happening(f"{size} are released on receipt {receipt.sequence}", stds, projected, self._renewed))
         self._renewed = False
         if self.recorded is None or place >= len(self.recorded.releases):
             return released
         before = self.recorded.releases[place].released
-        return before.clone() if before.shape == released.shape else self._longer(receipt, before, value, released)
+        return before.clone() if before.shape == released.shape else self._lengthen(receipt, before, value, released)
 
     # -- details ------------------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class Tape(Settling):
         if len(self.ledger) > len(self._charges):
             new = [event for sequence, event, *_ in self.ledger.history() if sequence > len(self._charges)]
             self._charges += new
-            self.log += [Entry(f"{type(event).__name__} is charged", _numbers(event)) for event in new]
+            self.log += [Happening(f"{type(event).__name__} is charged", _list_numbers(event)) for event in new]
         if self._pending and len(self._charges) > self._pending[0].charged:
             self._drop_pending()
 
@@ -183,7 +183,7 @@ class Tape(Settling):
             if self._pending:
                 self._drop_pending()
 
-    def _paid(self, event: DpEvent) -> list[Answer]:
+    def _find_paid(self, event: DpEvent) -> list[Answer]:
         try:
             return answers(event)
         except InvalidInput as unknown:
@@ -191,7 +191,7 @@ class Tape(Settling):
                 self.findings.append(str(unknown))
             return []
 
-    def _common_coins(self, size: int, each: bool) -> NDArray[np.float64]:
+    def _toss(self, size: int, each: bool) -> NDArray[np.float64]:
         coins = np.full(size, ABSENT) if each and self.empty else self.source.uniform(size)
         earlier = self.recorded._coins if self.recorded else []
         if len(earlier) > len(self._coins):
@@ -200,15 +200,15 @@ class Tape(Settling):
             coins[:common] = before[:common]
         return coins
 
-    def _just_out(self, draw: int) -> float:
+    def _miss(self, draw: int) -> float:
         """A coin beyond the rate of the event that was charged last, for this draw on its receipt."""
-        paid = self._paid(self._charges[-1]) if self._charges else []
+        paid = self._find_paid(self._charges[-1]) if self._charges else []
         rates = list(dict.fromkeys(answer.rate for answer in paid)) or [1.0]
         return min(rates[min(draw, len(rates) - 1)] * (1 + BESIDE), ABSENT)
 
-    def _longer(self, receipt: Receipt, before: Tensor, value: Tensor, released: Tensor) -> Tensor:
+    def _lengthen(self, receipt: Receipt, before: Tensor, value: Tensor, released: Tensor) -> Tensor:
         """A list that one record made longer, where its event pays for that: the new entry is nearly seen."""
-        paid = [answer for answer in self._paid(receipt.event) if isinstance(answer, Unseen)]
+        paid = [answer for answer in self._find_paid(receipt.event) if isinstance(answer, Unseen)]
         noises = self.releases[-1].noises
         if not paid or not noises or value.dim() != 1:
             return released
@@ -219,16 +219,16 @@ class Tape(Settling):
         return kept
 
 
-def _numbers(event: Any) -> tuple[float, ...]:
+def _list_numbers(event: Any) -> tuple[float, ...]:
     """Every number of an event, however deep."""
     if isinstance(event, bool | str) or event is None:
         return ()
     if isinstance(event, int | float):
         return (float(event),)
-    parts = event if isinstance(event, list | tuple) else [getattr(event, name) for name in _names(event)]
-    return tuple(number for part in parts for number in _numbers(part))
+    parts = event if isinstance(event, list | tuple) else [getattr(event, name) for name in _list_names(event)]
+    return tuple(number for part in parts for number in _list_numbers(part))
 
 
-def _names(event: Any) -> list[str]:
+def _list_names(event: Any) -> list[str]:
     fields = getattr(event, "__dataclass_fields__", None)
     return list(fields) if fields else [field.name for field in getattr(type(event), "__attrs_attrs__", ())]

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from sordino.errors import InvalidInput
-from sordino.serve import Server
-from sordino.serve.server import MOST_AT_ONCE
+from sordino.report.server import MOST_AT_ONCE, Server
 from tests.runs import make_run
 
 PATIENCE = 120.0
@@ -61,7 +60,10 @@ def tree(path: Path) -> dict[str, bytes]:
 
 
 def test_the_list_and_a_run(server: Server):
+    end = time.monotonic() + PATIENCE
     status, _, body = get(server, f"/{server.token}/")
+    while "is being priced" in body and time.monotonic() < end:
+        status, _, body = get(server, f"/{server.token}/")
     assert status == 200
     assert [word in body for word in ("whole", "begun", "finished", "3.00 of 3", "40 of 40", "98.")] == [True] * 6
     status, _, body = get(server, f"/{server.token}/{page_of(server, 'whole')}")

@@ -91,7 +91,7 @@ BROKEN_TABLES: dict[str, Sabotage] = {
 }
 
 
-def conforms(run: replaying.Run, pairs: list[Neighbours]) -> conformance.Conformance:
+def conforms(run: replaying.Program, pairs: list[Neighbours]) -> conformance.Conformance:
     first, *others = (conformance.replay(run, pair) for pair in pairs)
     return sum(others, first)
 
@@ -157,7 +157,7 @@ def test_every_sabotage_of_normalisation_is_found(name: str, monkeypatch: Patch)
 USERS = 8
 
 
-def federated(kind: type[Rounds], adaptive: Quantile | None) -> replaying.Run:
+def federated(kind: type[Rounds], adaptive: Quantile | None) -> replaying.Program:
     def run(updates: list[float], tape: Tape) -> list[Any]:
         recipe = recipes.dpsgd(batch_size=4, steps=3, noise_multiplier=1.0, lr=1.0).for_records(USERS)
         model = nn.Linear(1, 1, bias=False)
@@ -258,7 +258,7 @@ class SixteenBits(Secure):
 
 
 def test_the_secure_source_conforms() -> None:
-    conformance.source(Secure).require_passed()
+    conformance.check_source(Secure).require_passed()
 
 
 @pytest.mark.parametrize(
@@ -278,12 +278,12 @@ def test_the_secure_source_conforms() -> None:
     ],
 )
 def test_a_broken_source_is_found(make: Callable[[], Any]) -> None:
-    assert not conformance.source(make, sources=2048).passed
+    assert not conformance.check_source(make, sources=2048).passed
 
 
 def test_seeded_sources_conform() -> None:
     seeds = iter(range(10_000))
-    conformance.source(lambda: Seeded(next(seeds)), sources=512).require_passed()
+    conformance.check_source(lambda: Seeded(next(seeds)), sources=512).require_passed()
 
 
 # -- a program of one's own -----------------------------------------------------------------------------------------

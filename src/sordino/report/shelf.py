@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +13,10 @@ from pathlib import Path
 
 from sordino.books import LEDGER
 from sordino.errors import InvalidInput
+from sordino.report import reader
 from sordino.report.facts import Facts
-from sordino.report.folder import Folder
-from sordino.serve import reader
-from sordino.serve.reader import Reader
+from sordino.report.reader import Reader, Reply
+from sordino.report.run_folder import Folder, is_regular
 
 MOST_RUNS = 500
 SHARE = 0.1
@@ -28,7 +27,7 @@ MOST_PATIENCE = 90.0
 
 
 @dataclass(frozen=True)
-class Entry:
+class Shelved:
     """A run folder; `ident` names it in addresses."""
 
     ident: str
@@ -43,7 +42,7 @@ class Entry:
 class Listed:
     """A run as the list shows it: its facts, or why there are none, or neither until they are computed."""
 
-    entry: Entry
+    entry: Shelved
     facts: Facts | None = None
     problem: str = ""
     idle: float | None = None
@@ -59,7 +58,7 @@ class _Kept:
     """Facts, or why there are none, of files as they were; and when they may be computed again."""
 
     signature: object
-    value: Facts | str
+    value: Reply
     again: float
 
 
@@ -70,13 +69,13 @@ class _Cache:
     reader: Callable[[], Reader]
     brief: bool
     _kept: dict[str, _Kept] = field(default_factory=dict)
-    _asked: dict[str, Future[Facts | str]] = field(default_factory=dict)
+    _asked: dict[str, Future[Reply]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def get(self, entry: Entry, patience: float) -> Facts | str | None:
+    def get(self, entry: Shelved, patience: float) -> Reply | None:
         """The newest facts that are known within so many seconds; None where there are none yet."""
         with self._lock:
-            now, signature = time.monotonic(), _signature(entry.path)
+            now, signature = time.monotonic(), _read_signature(entry.path)
             old = self._kept.get(entry.ident)
             if old is not None and (old.signature == signature or now < old.again):
                 return old.value
@@ -89,7 +88,7 @@ class _Cache:
             kept = self._kept.get(entry.ident)
         return None if kept is None else kept.value
 
-    def _keep(self, entry: Entry, signature: object, began: float, done: Future[Facts | str]) -> None:
+    def _keep(self, entry: Shelved, signature: object, began: float, done: Future[Reply]) -> None:
         error, now = done.exception(), time.monotonic()
         value = done.result() if error is None else str(error)
         with self._lock:
@@ -102,17 +101,17 @@ class Shelf:
     """All runs of `root`."""
 
     root: Path
-    _brief: _Cache = field(default_factory=lambda: _Cache(reader.lists, brief=True))
-    _full: _Cache = field(default_factory=lambda: _Cache(reader.pages, brief=False))
+    _brief: _Cache = field(default_factory=lambda: _Cache(reader.start_for_lists, brief=True))
+    _full: _Cache = field(default_factory=lambda: _Cache(reader.start_for_pages, brief=False))
 
     def __post_init__(self) -> None:
         if not self.root.is_dir():
             raise InvalidInput(f"{self.root} is no folder: give one that holds runs, such as runs/")
 
-    def entries(self) -> dict[str, Entry]:
+    def find_entries(self) -> dict[str, Shelved]:
         """The folder itself and those directly in it that hold a ledger, by `ident`; links are not followed."""
-        found = [path for path in (self.root, *self._inside()) if _is_file(path / LEDGER)]
-        named = (Entry(hashlib.sha256(os.fsencode(path)).hexdigest()[:16], path) for path in found[:MOST_RUNS])
+        found = [path for path in (self.root, *self._inside()) if is_regular(path / LEDGER)]
+        named = (Shelved(hashlib.sha256(os.fsencode(path)).hexdigest()[:16], path) for path in found[:MOST_RUNS])
         return {entry.ident: entry for entry in named}
 
     def _inside(self) -> Iterator[Path]:
@@ -123,15 +122,17 @@ class Shelf:
             return
         yield from sorted(folders, reverse=True)
 
-    def listed(self, patience: float) -> list[Listed]:
+    def list_runs(self, patience: float) -> list[Listed]:
         """Every run, newest name first; what cannot be priced within `patience` seconds comes next time."""
-        reader.lists().warm_up()
+        reader.start_for_lists().warm_up()
         end = time.monotonic() + patience
-        return [_listed(entry, self._brief.get(entry, end - time.monotonic())) for entry in self.entries().values()]
+        return [
+            _describe(entry, self._brief.get(entry, end - time.monotonic())) for entry in self.find_entries().values()
+        ]
 
-    def facts(self, entry: Entry) -> Facts:
+    def read_facts(self, entry: Shelved) -> Facts:
         """Everything about one run."""
-        reader.pages().warm_up()
+        reader.start_for_pages().warm_up()
         value = self._full.get(entry, MOST_PATIENCE)
         if value is None:
             raise InvalidInput("this run is still being priced: look again in a minute")
@@ -140,14 +141,14 @@ class Shelf:
         return value
 
 
-def _listed(entry: Entry, value: Facts | str | None) -> Listed:
-    idle = _idle(entry.path)
+def _describe(entry: Shelved, value: Reply | None) -> Listed:
+    idle = _measure_idle(entry.path)
     if isinstance(value, str):
         return Listed(entry, problem=value, idle=idle)
     return Listed(entry, facts=value, idle=idle)
 
 
-def _signature(path: Path) -> object:
+def _read_signature(path: Path) -> object:
     try:
         with os.scandir(path) as entries:
             stats = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
@@ -156,22 +157,15 @@ def _signature(path: Path) -> object:
     return sorted((name, found.st_mtime_ns, found.st_size) for name, found in stats if not name.endswith("-shm"))
 
 
-def _idle(path: Path) -> float | None:
+def _measure_idle(path: Path) -> float | None:
     """Seconds since the ledger was last written."""
-    times = [_modified(path / f"{LEDGER}{suffix}") for suffix in ("", "-wal")]
+    times = [_read_time(path / f"{LEDGER}{suffix}") for suffix in ("", "-wal")]
     known = [moment for moment in times if moment is not None]
     return max(0.0, time.time() - max(known)) if known else None
 
 
-def _modified(path: Path) -> float | None:
+def _read_time(path: Path) -> float | None:
     try:
         return path.lstat().st_mtime
     except OSError:
         return None
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False

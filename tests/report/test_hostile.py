@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from sordino import Recipe
-from sordino.serve import Server, reader, shelf
-from sordino.serve.reader import Reader
+from sordino.report import reader, shelf
+from sordino.report.reader import Reader
+from sordino.report.server import Server
 from tests.runs import make_run
 
 ENDLESS = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT n AS {} FROM c"
@@ -33,7 +34,7 @@ def warm() -> Iterator[Reader]:
 @pytest.fixture
 def lists(warm: Reader, monkeypatch: pytest.MonkeyPatch) -> Reader:
     """The reader of lists, with little patience."""
-    monkeypatch.setattr(reader, "lists", lambda: warm)
+    monkeypatch.setattr(reader, "start_for_lists", lambda: warm)
     return warm
 
 
@@ -72,7 +73,7 @@ def test_every_folder_is_shown_as_what_it_is(lists: Reader, runs: Path, recipe: 
     began, rows = time.monotonic(), []
     while time.monotonic() < began + 60:
         asked = time.monotonic()
-        rows = found.listed(2.0)
+        rows = found.list_runs(2.0)
         assert time.monotonic() - asked < 2 + 25, "a list takes its patience, and at most the start of a new reader"
         if all(row.facts is not None or row.problem for row in rows):
             break

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import IO
 
 from sordino.errors import SordinoError
-from sordino.report.facts import Facts
-from sordino.report.gathering import gather
+from sordino.report.facts import Facts, gather
 
 MOST_MEMORY = 8 * 2**30
 _READY = b"+"
 
-Answer = Facts | str
+Reply = Facts | str
+"""The facts of a run, or why there are none."""
 
 
 class Reader:
@@ -37,13 +37,13 @@ class Reader:
         self.deadline = deadline
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
-        self._asked: queue.Queue[tuple[Path, bool, Future[Answer]]] = queue.Queue()
+        self._asked: queue.Queue[tuple[Path, bool, Future[Reply]]] = queue.Queue()
         threading.Thread(target=self._answer_all, daemon=True).start()
         atexit.register(self.stop)
 
-    def ask(self, path: Path, *, brief: bool) -> Future[Answer]:
+    def ask(self, path: Path, *, brief: bool) -> Future[Reply]:
         """The facts of a run when they are known, or why there are none."""
-        future: Future[Answer] = Future()
+        future: Future[Reply] = Future()
         self._asked.put((path, brief, future))
         return future
 
@@ -67,7 +67,7 @@ class Reader:
             except BaseException as error:  # noqa: BLE001  # whoever asked must not wait for ever
                 future.set_exception(error)
 
-    def _read(self, path: Path, brief: bool) -> Answer:
+    def _read(self, path: Path, brief: bool) -> Reply:
         with self._starting:
             process, late = self._ready(), threading.Event()
         assert process.stdin is not None
@@ -83,8 +83,8 @@ class Reader:
         try:
             pickle.dump((path, brief, self.deadline), process.stdin)
             process.stdin.flush()
-            answer: Answer = pickle.load(process.stdout)
-            return answer
+            reply: Reply = pickle.load(process.stdout)
+            return reply
         except (EOFError, OSError, pickle.UnpicklingError):
             process.kill()
             if late.is_set():
@@ -97,7 +97,7 @@ class Reader:
         """A process that waits for questions; what it imports is not counted as reading."""
         if self._process is None or self._process.poll() is not None:
             # -P: a module that lies in the folder we happen to be in must not be imported.
-            command = [sys.executable, "-P", "-m", "sordino.serve.reader"]
+            command = [sys.executable, "-P", "-m", "sordino.report.reader"]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             self._process = subprocess.Popen(command, **pipes)  # type: ignore[call-overload]  # typeshed lists them one by one
             assert self._process.stdout is not None
@@ -107,18 +107,18 @@ class Reader:
 
 
 @cache
-def lists() -> Reader:
-    """The reader for lists, which price every run once."""
+def start_for_lists() -> Reader:
+    """The one reader for lists, which price every run once."""
     return Reader(20.0)
 
 
 @cache
-def pages() -> Reader:
-    """The reader for the page of one run, so that it does not wait for the list."""
+def start_for_pages() -> Reader:
+    """The one reader for pages of one run, so that it does not wait for the list."""
     return Reader(60.0)
 
 
-def read(path: Path, *, brief: bool) -> Answer:
+def read(path: Path, *, brief: bool) -> Reply:
     """The facts of a run, or why there are none; a folder can hold anything."""
     try:
         return gather(path, brief=brief)
@@ -128,8 +128,8 @@ def read(path: Path, *, brief: bool) -> Answer:
         return f"this run cannot be read: {type(error).__name__}"
 
 
-def main(questions: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer until nobody asks any more."""
+def answer(questions: IO[bytes], answers: IO[bytes]) -> None:
+    """Reply until nobody asks any more."""
     _limit_memory()
     answers.write(_READY)
     answers.flush()
@@ -159,4 +159,4 @@ def _give_up_after(seconds: float) -> None:
 if __name__ == "__main__":
     with os.fdopen(os.dup(1), "wb") as own:
         os.dup2(2, 1)  # nothing that is printed may get between the answers
-        main(sys.stdin.buffer, own)
+        answer(sys.stdin.buffer, own)

@@ -5,13 +5,15 @@ The healthy recipe beside each sabotage goes through the very same check: what i
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from sordino import recipes
+from sordino import mechanisms, recipes
 from sordino.audit import conformance
-from tests.audit.recipe_sabotages import BROKEN, HEALTHY
+from tests.audit.conformance.recipe_sabotages import BROKEN, HEALTHY
 
 CASES = [(recipe, name) for recipe, twists in BROKEN.items() for name in twists]
 
@@ -38,6 +40,28 @@ def test_every_sabotage_of_a_recipe_is_found(recipe: str, name: str, monkeypatch
 
 
 def test_every_recipe_of_the_library_has_four_sabotages_at_least() -> None:
-    names = {name: HEALTHY[name].name for name in BROKEN}
-    assert set(recipes.__all__) <= set(names.values())
+    assert set(recipes.__all__) <= set(mechanisms.find_all()) <= set(BROKEN) <= set(HEALTHY)
     assert all(len(twists) >= 4 for twists in BROKEN.values())
+
+
+ADDED = """
+from dataclasses import replace
+from sordino import recipes
+from sordino.mechanisms import Mechanism
+
+def tight(**common):
+    return replace(recipes.dpsgd(**common), name="tight", clip=0.5)
+
+MECHANISMS = (Mechanism("tight", title="Tight", summary="DP-SGD with a small bound", paper="none", recipe=tight),)
+"""
+
+
+def test_a_mechanism_that_is_added_as_one_file_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tight.py").write_text(ADDED)
+    monkeypatch.setattr(mechanisms, "__path__", [*mechanisms.__path__, str(tmp_path)])
+    try:
+        recipe = conformance.build_examples()["tight"]
+    finally:
+        sys.modules.pop("sordino.mechanisms.tight", None)
+    assert recipe.clip == 0.5
+    assert conformance.check(recipe, steps=2, price=False).passed

@@ -39,14 +39,14 @@ class Folder:
     def ledger(self) -> Path:
         """Where the ledger is; an error if this folder has none of its own."""
         path = self.path / LEDGER
-        if not _is_regular(path):
+        if not is_regular(path):
             raise InvalidInput(f"{self.path} holds no {LEDGER}: give the folder of a run of `sordino train`")
         return path
 
     def text(self, name: str) -> str | None:
         """A small UTF-8 file of the folder, or None where there is none."""
         path = self.path / name
-        if not _is_regular(path):
+        if not is_regular(path):
             return None
         try:
             # A pipe put here after the look above must not block us, and a link must not lead elsewhere.
@@ -69,7 +69,7 @@ class Folder:
     def json(self, name: str) -> dict[str, Any] | None:
         """A JSON object of the folder, or None where there is none."""
         text = self.text(name)
-        return None if text is None else json_object(text, str(self.path / name))
+        return None if text is None else parse_object(text, str(self.path / name))
 
     def history(self, field: str = "accuracy") -> list[tuple[float, float]]:
         """(step, held-out accuracy or another field) from `history.jsonl`, without a line that a crash cut short."""
@@ -90,7 +90,7 @@ class Folder:
 
 
 @contextmanager
-def whatever_it_holds(run: str | Path) -> Iterator[None]:
+def expect_anything(run: str | Path) -> Iterator[None]:
     """A folder from elsewhere can hold what nobody foresaw: that ends in one line too."""
     try:
         yield
@@ -100,7 +100,7 @@ def whatever_it_holds(run: str | Path) -> Iterator[None]:
         raise InvalidInput(f"{run} cannot be read ({type(error).__name__}): it was not written by Sordino") from error
 
 
-def json_object(text: str, name: str) -> dict[str, Any]:
+def parse_object(text: str, name: str) -> dict[str, Any]:
     """The JSON object in `text`, or an error that calls the file by `name`."""
     try:
         value = json.loads(text)
@@ -111,7 +111,8 @@ def json_object(text: str, name: str) -> dict[str, Any]:
     return value
 
 
-def _is_regular(path: Path) -> bool:
+def is_regular(path: Path) -> bool:
+    """Whether `path` is a file itself: neither missing, nor a link, a pipe or a folder."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except (OSError, ValueError):

@@ -9,11 +9,9 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from sordino import Budget, recipes
-from sordino.audit.claims import Claim
-from sordino.audit.deciding import Scores, certified
+from sordino.audit.auditing import AuditFailed, audit_recipe
+from sordino.audit.bounds import Claim, Scores, certify
 from sordino.audit.instances import Instance
-from sordino.audit.mechanisms import mechanism
-from sordino.audit.result import AuditFailed
 from tests.audit.sabotage import Halved
 
 STEPS = 4
@@ -28,14 +26,14 @@ def dpsgd(epsilon: float, records: int = 64, rate: float = 1.0) -> recipes.Recip
 @pytest.mark.parametrize("epsilon", [1.0, 2.0, 4.0, 8.0])
 def test_the_lower_bound_reaches_half_of_the_true_epsilon(epsilon: float, loss: str) -> None:
     instance = Instance("all records", lanes=256, loss=loss)
-    audit = mechanism(dpsgd(epsilon), instances=[instance], trials=6000, seed=7, steps=STEPS)
+    audit = audit_recipe(dpsgd(epsilon), instances=[instance], trials=6000, seed=7, steps=STEPS)
     assert audit.epsilon_claimed == pytest.approx(epsilon, rel=2e-3)
     assert 0.5 * epsilon <= audit.epsilon_lower <= audit.epsilon_claimed
 
 
 def test_a_failure_is_loud_and_says_both_numbers() -> None:
     with pytest.raises(AuditFailed, match=r"claim BROKEN, .* <= ε with 99.9% confidence, 4\.\d+ claimed") as failure:
-        mechanism(dpsgd(4.0), instances=[Instance("all records")], source=Halved, seed=1)
+        audit_recipe(dpsgd(4.0), instances=[Instance("all records")], source=Halved, seed=1)
     plain = json.loads(json.dumps(failure.value.audit.to_dict(), allow_nan=False))
     assert plain["passed"] is False
     assert plain["epsilon_lower"] > plain["epsilon_claimed"]
@@ -44,7 +42,7 @@ def test_a_failure_is_loud_and_says_both_numbers() -> None:
 
 def test_progress_is_told() -> None:
     told: list[tuple[str, int, int]] = []
-    mechanism(
+    audit_recipe(
         dpsgd(4.0),
         instances=[Instance("all records")],
         trials=256,
@@ -61,7 +59,7 @@ def alarms(claim: Claim, sigma: float, rate: float, repetitions: int, trials: in
     for _ in range(repetitions):
         absent = generator.normal(0.0, sigma, trials)
         present = generator.normal(0.0, sigma, trials) + (generator.random(trials) < rate)
-        rules = certified(Scores({"x": absent}, {"x": present}), claim, 0.999)
+        rules = certify(Scores({"x": absent}, {"x": present}), claim, 0.999)
         found += any(claim.refuted_by(rule.rates) for rule in rules)
     return found
 

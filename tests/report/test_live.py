@@ -8,11 +8,12 @@ import pytest
 
 from sordino import Recipe
 from sordino.accounting import Ledger
-from sordino.serve import Server, shelf
+from sordino.report import shelf
+from sordino.report.server import Server
 from tests import page_checks
 from tests.browser import Browser
+from tests.report.test_server import page_of
 from tests.runs import AUDIT, OUTCOME, make_run
-from tests.serve.test_server import page_of
 
 ATTACK = '"><img src=x onerror="window.pwned=1"><script>window.pwned=1</script>'
 NAME = "<img src=x onerror=window.pwned=1>"

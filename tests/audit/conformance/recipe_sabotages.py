@@ -17,9 +17,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sordino import Private, Recipe, recipes, step
+from sordino import Private, Recipe, mechanisms, recipes, step
 from sordino.accounting import erasure, grids, jl_gaussian
 from sordino.accounting.pld import PrivacyLossDistribution
+from sordino.audit import conformance
 from sordino.gradients import Engine
 from sordino.gradients import projected as projected_engine
 from sordino.mechanisms import noisy_test as noisy_tests
@@ -476,11 +477,10 @@ JL = recipes.jl(projections=24, **COMMON)
 PUBLIC = recipes.screening(public=torch.ones(2, 1), public_name="ones", temperature=1e3, **COMMON)
 NOISED = recipes.screening(validation_noise=1.0, temperature=1e6, **COMMON)
 
+# Every mechanism of the library, those below with settings in which more can go wrong.
 HEALTHY: dict[str, Recipe] = {
-    "dpsgd": recipes.dpsgd(**COMMON),
+    **conformance.build_examples(),
     "dpsgd with momentum": recipes.dpsgd(momentum=0.9, **COMMON),
-    "dpadam": recipes.dpadam(**COMMON),
-    "automatic": recipes.automatic(**COMMON),
     "jl": JL,
     "dynamic": DYNAMIC,
     "growing_mu": GROWING,
@@ -491,10 +491,9 @@ HEALTHY: dict[str, Recipe] = {
     "dpsur with line search": recipes.dpsur(line_search=True, **COMMON),
     "dpsur with reuse": recipes.dpsur(reuse=True, **COMMON),
     "dpsur, two at once": recipes.dpsur(test_every=2, **COMMON),
+    "screening": NOISED,
     "screening, public": PUBLIC,
-    "screening, noised": NOISED,
     "dpagd": DPAGD,
-    "dpis": recipes.dpis(**OPEN),
     "dpis, adaptive": recipes.dpis(adaptive=True, **OPEN),
 }
 
@@ -503,25 +502,31 @@ def lengths(kind: type[StepLength]) -> Twist:
     return parts(selection=kind(epsilon=0.5, candidates=5))
 
 
+ANY: dict[str, Twist] = {
+    "half the noise": Twist(patch=halving_noise),
+    "len(data) in a scale": Twist(arrange=scaled_by_length),
+    "every other charge forgotten": Twist(arrange=sabotage.forgetful),
+    "the ledger is written afterwards": Twist(arrange=sabotage.late),
+}
+"""What every mechanism can get wrong: the sabotages of those that have no table of their own."""
+
 BROKEN: dict[str, dict[str, Twist]] = {
+    **dict.fromkeys(mechanisms.find_all(), ANY),
     "dpsgd": {
+        **ANY,
         "clipping off": parts(weighing=sabotage.Unclipped()),
         "twice the bound": parts(weighing=sabotage.TwiceTheBound()),
         "one weight for all": parts(weighing=sabotage.ByTheMean()),
         "a bad record silences all": parts(weighing=sabotage.NothingFromABatchWithNaN()),
         "divisor is the realised batch": by_draw(lambda a: replace(a.terms, divisor=max(1, len(a.draw)))),
         "noise by the size of the draw": by_draw(lambda a: replace(a.terms, noise_multiplier=1 + len(a.draw) / 20)),
-        "len(data) in a scale": Twist(arrange=scaled_by_length),
         "statistics of all records in a transform": Twist(options={"prepare": standardised}),
         "a metric of the draw in a log": parts(weighing=Logs()),
         "a metric of the draw on the screen": parts(weighing=Logs(print)),
         "learning rate by the training loss": Twist(arrange=following_the_loss),
         "an empty draw is skipped": Twist(patch=skipping_empty),
-        "half the noise": Twist(patch=halving_noise),
         "draws more than it says": patched(Poisson, "draw", more_than_it_says),
         "a second answer on one draw": parts(selection=sabotage.AnswersTwice()),
-        "every other charge forgotten": Twist(arrange=sabotage.forgetful),
-        "the ledger is written afterwards": Twist(arrange=sabotage.late),
         "one direction priced alone": Twist(patch=added_alone),
     },
     "dpadam": {
@@ -621,7 +626,7 @@ BROKEN: dict[str, dict[str, Twist]] = {
             )
         ),
     },
-    "screening, noised": {
+    "screening": {
         "the forced interval is not priced": Twist(patch=without_forced),
         "half the noise of a test": tests_changed(energy=half_the_test),
         "the test's value is not clipped": tests_changed(add_noise=lambda self, means, noise: means + noise),

@@ -20,8 +20,8 @@ from sordino.accounting.erasure import AnnealedErasure, Erasure
 from sordino.accounting.events import DpEvent, PoissonSampledDpEvent, unroll
 from sordino.accounting.filtered import Filtered
 from sordino.accounting.paid_by_epoch import PaidByEpoch
-from sordino.audit.conformance.payments import Answer, Choice, Energy, Noised, Unseen, Verdict, answers, assigned
-from sordino.audit.conformance.tape import Entry, Release, Tape
+from sordino.audit.conformance.payments import Answer, Choice, Energy, Noised, Unseen, Verdict, answers, assign
+from sordino.audit.conformance.tape import Happening, Release, Tape
 from sordino.errors import InvalidInput
 
 TOLERANCE = 1e-4
@@ -37,7 +37,7 @@ Passes = Callable[[NDArray[np.float64]], NDArray[np.bool_]]
 """Whether a test passes, for noisy values."""
 
 
-def diverged(first: Sequence[Entry], second: Sequence[Entry]) -> list[str]:
+def find_divergence(first: Sequence[Happening], second: Sequence[Happening]) -> list[str]:
     """The first thing that happened on one tape and not on the other, or with other numbers."""
     for place, (one, other) in enumerate(zip_longest(first, second)):
         if one is None or other is None:
@@ -45,18 +45,18 @@ def diverged(first: Sequence[Entry], second: Sequence[Entry]) -> list[str]:
             return [f"control flow depends on the records: thing {place + 1} of a run, {said}, happens for one alone"]
         if one.what != other.what:
             return [f"control flow depends on the records: thing {place + 1} of a run: {one.what}, or {other.what}"]
-        if not _close(one.numbers, other.numbers):
+        if not _are_close(one.numbers, other.numbers):
             return [f"public numbers depend on the records: {one.what} with {one.numbers} or with {other.numbers}"]
     return []
 
 
-def _close(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
+def _are_close(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
     return len(first) == len(second) and all(
         a == b or math.isclose(a, b, rel_tol=CLOSE) for a, b in zip(first, second, strict=True)
     )
 
 
-def different(first: Any, second: Any, name: str = "state") -> str | None:
+def find_difference(first: Any, second: Any, name: str = "state") -> str | None:
     """Where two public states are not the same, bit for bit; None if they are."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         same = first.shape == second.shape and torch.equal(torch.nan_to_num(first), torch.nan_to_num(second))
@@ -64,17 +64,17 @@ def different(first: Any, second: Any, name: str = "state") -> str | None:
     if isinstance(first, dict) and isinstance(second, dict):
         if list(first) != list(second):
             return name
-        inside = (different(first[key], second[key], f"{name}.{key}") for key in first)
+        inside = (find_difference(first[key], second[key], f"{name}.{key}") for key in first)
         return next((found for found in inside if found), None)
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
         if len(first) != len(second):
             return name
         pairs = enumerate(zip(first, second, strict=True))
-        return next((found for i, (a, b) in pairs if (found := different(a, b, f"{name}[{i}]"))), None)
+        return next((found for i, (a, b) in pairs if (found := find_difference(a, b, f"{name}[{i}]"))), None)
     return None if first == second or (first != first and second != second) else name
 
 
-def unpaid(tape: Tape) -> list[str]:
+def find_unpaid(tape: Tape) -> list[str]:
     """What is wrong with the books of one run alone: order, missing events, noise that was not added, draws."""
     found = list(tape.findings)
     for noise in tape.noises:
@@ -83,9 +83,9 @@ def unpaid(tape: Tape) -> list[str]:
             found.append(f"noise was drawn on receipt {sequence} before its event was in the ledger (law 5)")
         elif sequence > len(tape.charges) or tape.charges[sequence - 1] != event:
             found.append(f"the ledger does not hold the event of receipt {sequence} (law 4)")
-    for sequence, releases in _by_receipt(tape.releases):
+    for sequence, releases in _group_by_receipt(tape.releases):
         event = releases[0].receipt.event
-        claimed = min(_sampled(event), len(releases))
+        claimed = min(_count_draws(event), len(releases))
         if tape.draws(sequence) < claimed:
             found.append(
                 f"receipt {sequence} claims {claimed} draws of its own, {tape.draws(sequence)} were made: merge (law 3)"
@@ -95,17 +95,17 @@ def unpaid(tape: Tape) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _by_receipt(releases: Sequence[Release]) -> Iterator[tuple[int, list[Release]]]:
+def _group_by_receipt(releases: Sequence[Release]) -> Iterator[tuple[int, list[Release]]]:
     for sequence, group in groupby(releases, key=lambda release: release.receipt.sequence):
         yield sequence, list(group)
 
 
-def _sampled(event: DpEvent) -> int:
+def _count_draws(event: DpEvent) -> int:
     """How many draws of its own an event claims."""
     found = 0
     for leaf, times in unroll(event):
         if isinstance(leaf, Filtered):
-            found += _sampled(leaf.event)
+            found += _count_draws(leaf.event)
         elif isinstance(leaf, Erasure | AnnealedErasure):
             proposes = leaf.rate < 1 and math.isfinite(leaf.noise_multiplier)
             found += times * (int(proposes) + int(leaf.test_rate < 1))
@@ -114,31 +114,31 @@ def _sampled(event: DpEvent) -> int:
     return found
 
 
-def overmoved(first: Tape, second: Tape, out: bool, passes: Passes | None) -> list[str]:
+def find_overmoved(first: Tape, second: Tape, out: bool, passes: Passes | None) -> list[str]:
     """Which values moved by more than their receipts pay for; where the record stayed `out`, by anything at all."""
     found: list[str] = []
-    for sequence, pairs in _by_payment(list(zip(first.releases, second.releases, strict=False))):
+    for sequence, pairs in _group_by_payment(list(zip(first.releases, second.releases, strict=False))):
         event = pairs[0][0].receipt.event
         try:
             paid = answers(event)
         except InvalidInput:
             continue  # the tape said so already
-        kinds = assigned(paid, len(pairs))
+        kinds = assign(paid, len(pairs))
         where = f"on receipt {sequence}, {type(event).__name__}"
         if not kinds:
             found.append(f"a value was released {where}, which pays for nothing (law 4)")
         elif all(isinstance(kind, Noised) for kind in kinds):
-            found += _gaussian(pairs, [answer for answer in paid if isinstance(answer, Noised)], paid, where, out)
+            found += _check_gaussian(pairs, [answer for answer in paid if isinstance(answer, Noised)], paid, where, out)
         else:
             for pair, kind in zip(pairs, kinds, strict=True):
-                found += _single(pair, kind, where, out, passes)
+                found += _check_single(pair, kind, where, out, passes)
     return list(dict.fromkeys(found))
 
 
 Pair = tuple[Release, Release]
 
 
-def _by_payment(releases: Sequence[Pair]) -> Iterator[tuple[int, list[Pair]]]:
+def _group_by_payment(releases: Sequence[Pair]) -> Iterator[tuple[int, list[Pair]]]:
     """Releases by the receipt that pays for them: further batches of an epoch are paid for by the one that opened it.
 
     So they are worth Σ (Δ/σ)² together, as if they were on one receipt, and a record in two batches shows.
@@ -153,25 +153,27 @@ def _by_payment(releases: Sequence[Pair]) -> Iterator[tuple[int, list[Pair]]]:
         yield payer, list(group)
 
 
-def _single(pair: Pair, kind: Answer, where: str, out: bool, passes: Passes | None) -> list[str]:
+def _check_single(pair: Pair, kind: Answer, where: str, out: bool, passes: Passes | None) -> list[str]:
     if isinstance(kind, Noised):
-        return _gaussian([pair], [kind], [kind], where, out)
+        return _check_gaussian([pair], [kind], [kind], where, out)
     if isinstance(kind, Choice):
-        return _choice(pair, kind, where, out)
-    found = [finding for release in pair for finding in _added(release, where)]
-    if out and kind.rate < 1 and not torch.allclose(*_values(pair), rtol=TOLERANCE, atol=0):
+        return _check_choice(pair, kind, where, out)
+    found = [finding for release in pair for finding in _check_added(release, where)]
+    if out and kind.rate < 1 and not torch.allclose(*_read_values(pair), rtol=TOLERANCE, atol=0):
         found.append(f"the value of a test changed with a record that was not drawn {where}")
     for release in pair:
         std = release.noises[-1].std if release.noises else 0.0
         value = release.value.reshape(-1).double().numpy()
         if isinstance(kind, Energy) and bool((np.abs(value) * 2 * kind.multiplier > std * (1 + TOLERANCE)).any()):
-            found.append(f"a test's value of {_size(value)} has noise {std:.4g} {where}, which pays for less")
+            found.append(f"a test's value of {_write_size(value)} has noise {std:.4g} {where}, which pays for less")
         if isinstance(kind, Verdict):
-            found += _verdict(value, std, kind, where, passes)
+            found += _check_verdict(value, std, kind, where, passes)
     return found
 
 
-def _verdict(value: NDArray[np.float64], std: float, kind: Verdict, where: str, passes: Passes | None) -> list[str]:
+def _check_verdict(
+    value: NDArray[np.float64], std: float, kind: Verdict, where: str, passes: Passes | None
+) -> list[str]:
     if passes is None:
         return [f"a verdict {where} cannot be checked: its selector has no test with a method passes"]
     chance = float(np.mean(passes(value[0] + std * QUANTILES)))
@@ -180,11 +182,11 @@ def _verdict(value: NDArray[np.float64], std: float, kind: Verdict, where: str, 
     return [f"a test passes with probability {chance:.4f}, outside {kind.lowest:.4f}..{kind.highest:.4f} {where}"]
 
 
-def _choice(pair: Pair, kind: Choice, where: str, out: bool) -> list[str]:
-    scale = _scale(pair[0])
+def _check_choice(pair: Pair, kind: Choice, where: str, out: bool) -> list[str]:
+    scale = _find_scale(pair[0])
     if scale is None:
         return [f"a choice was made without the exponential noise that it pays for {where}"]
-    before, after = _values(pair)
+    before, after = _read_values(pair)
     moved = after - before
     largest = float(moved.abs().max())
     if out and kind.rate < 1:
@@ -197,7 +199,7 @@ def _choice(pair: Pair, kind: Choice, where: str, out: bool) -> list[str]:
     return found
 
 
-def _scale(release: Release) -> float | None:
+def _find_scale(release: Release) -> float | None:
     """The scale of exponential noise that was subtracted, if that is what was done."""
     if len(release.noises) != 1 or release.noises[0].drawn.numel() != 2 * release.value.numel():
         return None
@@ -208,16 +210,16 @@ def _scale(release: Release) -> float | None:
     return scale if alike else None
 
 
-def _gaussian(
+def _check_gaussian(
     pairs: Sequence[Pair], paid: Sequence[Noised], all_paid: Sequence[Answer], where: str, out: bool
 ) -> list[str]:
     """Answers on one receipt are worth Σ (Δ/σ)² together, at most Σ 1/m² of what was paid (law 3)."""
-    found = [finding for pair in pairs for release in pair for finding in _added(release, where)]
+    found = [finding for pair in pairs for release in pair for finding in _check_added(release, where)]
     worth, largest = 0.0, 0.0
     for pair in pairs:
-        before, after = _values(pair)
+        before, after = _read_values(pair)
         if before.shape != after.shape:
-            before, after, more = _aligned(before, after, all_paid)
+            before, after, more = _align(before, after, all_paid)
             found += [f"a release has another size with one record more {where}"] if more else []
         stds = [noise.std for noise in pair[0].noises] or [0.0]
         moved = float((after - before).norm())
@@ -226,7 +228,7 @@ def _gaussian(
         largest = max(largest, moved)
         worth += (moved / min(stds)) ** 2 if min(stds) > 0 else (math.inf if moved else 0.0)
     allowed = math.fsum(answer.multiplier**-2 for answer in paid)
-    stretch = max((_stretch(answer.projections) for answer in paid if answer.projections), default=1.0)
+    stretch = max((_find_stretch(answer.projections) for answer in paid if answer.projections), default=1.0)
     if out and any(answer.rate < 1 for answer in paid):
         if worth > allowed * (10 * TOLERANCE) ** 2:
             found.append(f"a sum moved by {largest:.4g} with a record that was not drawn {where}")
@@ -238,12 +240,12 @@ def _gaussian(
     return found
 
 
-def _stretch(projections: int) -> float:
+def _find_stretch(projections: int) -> float:
     """√r/χ_r, by which r projections seldom lengthen a contribution more."""
     return max(1.0, math.sqrt(projections / (2 * float(gammaincinv(projections / 2, STRETCHED)))))
 
 
-def _aligned(before: Tensor, after: Tensor, paid: Sequence[Answer]) -> tuple[Tensor, Tensor, bool]:
+def _align(before: Tensor, after: Tensor, paid: Sequence[Answer]) -> tuple[Tensor, Tensor, bool]:
     """The common part of two lists of counts; whether what is left over is more than a new count of one."""
     common = min(len(before), len(after))
     rest = torch.cat([before[common:], after[common:]])
@@ -251,7 +253,7 @@ def _aligned(before: Tensor, after: Tensor, paid: Sequence[Answer]) -> tuple[Ten
     return before[:common], after[:common], unpaid_for
 
 
-def _added(release: Release, where: str) -> list[str]:
+def _check_added(release: Release, where: str) -> list[str]:
     """The noise that was drawn is the noise that was added, to every number."""
     if not release.noises:
         return [f"a value was released without noise {where}"]
@@ -265,10 +267,10 @@ def _added(release: Release, where: str) -> list[str]:
     return [f"the noise that was drawn is not what was added to every number {where}"]
 
 
-def _values(pair: Pair) -> tuple[Tensor, Tensor]:
+def _read_values(pair: Pair) -> tuple[Tensor, Tensor]:
     first, second = (release.value.reshape(-1).double() for release in pair)
     return first, second
 
 
-def _size(value: NDArray[np.float64]) -> str:
+def _write_size(value: NDArray[np.float64]) -> str:
     return f"{float(np.abs(value).max()):.4g}"

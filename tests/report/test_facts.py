@@ -11,15 +11,15 @@ from itertools import pairwise
 import pytest
 from scipy.stats import norm
 
-from sordino import recipes
+from sordino import mechanisms, recipes
 from sordino.accounting import Budget, Ledger, pricing
 from sordino.accounting.events import GaussianDpEvent
 from sordino.accounting.plans import Bill
 from sordino.errors import InvalidInput, LedgerError
 from sordino.report import gather, report
-from sordino.report.folder import MOST_BYTES
-from sordino.report.prices import Tariff, curve, detection
-from sordino.report.run_report import html
+from sordino.report.prices import Tariff, bound_detection, price_curve
+from sordino.report.run_folder import MOST_BYTES
+from sordino.report.run_page import render_run
 from tests.runs import AUDIT, OUTCOME, history, make_run
 
 
@@ -47,7 +47,7 @@ def test_the_versions_that_trained_are_those_that_the_run_wrote_down(tmp_path, r
     facts = gather(run)
     assert facts.trained_with == (told if isinstance(told, dict) else {})
     assert facts.versions["torch"]
-    assert ("Trained with" in html(facts)) == isinstance(told, dict)
+    assert ("Trained with" in render_run(facts)) == isinstance(told, dict)
 
 
 def test_spending_rises_from_nothing_to_the_guarantee(full_run):
@@ -69,19 +69,19 @@ def test_the_curve_holds_at_every_point(full_run):
 def test_detection_bounds_the_best_test_on_a_gaussian(false_alarms):
     """Neyman-Pearson: against N(0, σ²) and N(1, σ²) the best test of level α has power Φ(Φ⁻¹(α) + 1/σ)."""
     sigma = 1.5
-    points = curve(Bill((((GaussianDpEvent(sigma), 1),),)), Tariff(1e-5))
+    points = price_curve(Bill((((GaussianDpEvent(sigma), 1),),)), Tariff(1e-5))
     best = norm.cdf(norm.ppf(false_alarms) + 1 / sigma)
-    assert best - 1e-6 <= detection(points, false_alarms) <= best + 0.03
+    assert best - 1e-6 <= bound_detection(points, false_alarms) <= best + 0.03
 
 
 def test_detection_would_object_to_a_curve_that_claims_too_much():
-    claimed = curve(Bill((((GaussianDpEvent(3.0), 1),),)), Tariff(1e-5))
-    assert detection(claimed, 0.01) < norm.cdf(norm.ppf(0.01) + 1 / 1.5)
+    claimed = price_curve(Bill((((GaussianDpEvent(3.0), 1),),)), Tariff(1e-5))
+    assert bound_detection(claimed, 0.01) < norm.cdf(norm.ppf(0.01) + 1 / 1.5)
 
 
 def test_nothing_private_and_no_path_reaches_the_page(full_run):
     """Law 7: membership results, times finer than a minute and somebody's home directory stay where they are."""
-    page = html(gather(full_run))
+    page = render_run(gather(full_run))
     assert "canary of one step" in page
     assert "0.987654" not in page
     assert "membership" not in page.lower()
@@ -94,7 +94,7 @@ def test_published_accounting_is_never_called_strong(tmp_path, recipe):
     run = make_run(tmp_path, replace(recipe, basis="published"))
     facts = gather(run)
     assert facts.guarantee.basis == "published"
-    page = html(facts)
+    page = render_run(facts)
     assert "Nothing is promised" in page
     assert "Do not promise it to anybody" in page
 
@@ -109,7 +109,7 @@ def test_a_recipe_that_was_exchanged_is_noticed(tmp_path, recipe):
     assert gather(run).cautions == ()
     (run / "recipe.toml").write_text(replace(recipe, clip=77.0).to_toml())
     assert "may not be those of this run" in gather(run).cautions[0]
-    assert "may not be those of this run" in html(gather(run))
+    assert "may not be those of this run" in render_run(gather(run))
 
 
 def test_a_ledger_that_was_changed_is_refused(tmp_path, recipe):
@@ -164,8 +164,8 @@ def test_a_bound_that_was_chosen_on_the_way_is_drawn_from_the_history(tmp_path):
     lines = '{"step": 4, "accuracy": null, "clip": 0.5}\n{"step": 8, "accuracy": null, "clip": 0.25}\n'
     facts = gather(make_run(tmp_path, recipe, files={"history.jsonl": lines}))
     assert facts.clip == ((4, 0.5), (8, 0.25))
-    assert "The most that one record’s gradient may weigh." in html(facts)
-    assert "may weigh." not in html(replace(facts, clip=()))
+    assert "The most that one record’s gradient may weigh." in render_run(facts)
+    assert "may weigh." not in render_run(replace(facts, clip=()))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_without_a_budget_delta_must_come_from_somewhere(tmp_path):
     facts = gather(tmp_path / "run", delta=1e-6)
     assert facts.recipe is None
     assert [noise for _, noise in facts.noise] == [2.0, 2.0]
-    assert "does not hold it" in html(facts)
+    assert "does not hold it" in render_run(facts)
 
 
 @pytest.mark.parametrize("name", ["dynamic", "dpis", "dpsur", "jl"])
@@ -209,12 +209,13 @@ def test_every_kind_of_recipe_has_a_report(tmp_path, name):
     assert facts.guarantee.epsilon == tariff.price(recipe.plan())
     assert facts.noise
     assert 15_000 < (tmp_path / "page.html").stat().st_size < 90_000
+    assert f"{mechanisms.find(name).sentence}." in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_a_run_that_spent_nothing_or_everything(tmp_path, recipe):
     nothing = gather(make_run(tmp_path, recipe, name="nothing", events=0))
     assert nothing.guarantee.epsilon == 0
-    assert "ε = 0.00" in html(nothing)
+    assert "ε = 0.00" in render_run(nothing)
     assert not nothing.finished
     run = tmp_path / "everything"
     run.mkdir()
@@ -222,12 +223,12 @@ def test_a_run_that_spent_nothing_or_everything(tmp_path, recipe):
         ledger.charge(GaussianDpEvent(0.0))
     everything = gather(run, delta=1e-5)
     assert math.isinf(everything.guarantee.epsilon)
-    assert "No record is protected" in html(everything)
+    assert "No record is protected" in render_run(everything)
 
 
 def test_a_failed_audit_is_shown_as_such(tmp_path, recipe):
     broken = {**AUDIT["mechanism"], "passed": False, "findings": ["two draws, one event"]}
-    page = html(gather(make_run(tmp_path, recipe), audit=broken))
+    page = render_run(gather(make_run(tmp_path, recipe), audit=broken))
     assert "REFUTED" in page
     assert "two draws, one event" in page
     assert "not refuted" not in page
@@ -235,13 +236,13 @@ def test_a_failed_audit_is_shown_as_such(tmp_path, recipe):
 
 def test_odd_values_in_an_audit_stay_words(tmp_path, recipe):
     odd = {"passed": "yes", "confidence": None, "attacks": [3, {"epsilon_claimed": None}], "findings": 5}
-    page = html(gather(make_run(tmp_path, recipe), audit=odd))
+    page = render_run(gather(make_run(tmp_path, recipe), audit=odd))
     assert "REFUTED" in page
 
 
 def test_replacement_is_not_called_removal(full_run):
     facts = gather(full_run)
-    page = html(replace(facts, guarantee=replace(facts.guarantee, adjacency="replace-one")))
+    page = render_run(replace(facts, guarantee=replace(facts.guarantee, adjacency="replace-one")))
     assert "replacing one record by any other" in page
     assert "adding or removing" not in page
 
@@ -261,4 +262,4 @@ def test_long_histories_and_many_noises_make_no_long_page(tmp_path, recipe):
     assert facts.accuracy[0][0] == 0
     assert facts.accuracy[-1][0] == 333
     assert facts.noise[-1] == (340.0, 799.0)
-    assert len(html(facts)) < 80_000
+    assert len(render_run(facts)) < 80_000

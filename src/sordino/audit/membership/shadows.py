@@ -1,16 +1,21 @@
 """Attacks by reference models, each trained on a random half of the same records: LiRA and RMIA.
 
-Nothing here imports torch: reference models are known by their confidence ln(p / (1 − p)) in every example's class.
+`train_references` is the one way to train them. The attacks know the models by their confidence ln(p / (1 − p)) in
+every example's class.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy import stats
+from torch import Tensor, nn
 
+from sordino.audit.membership.attacks import Examples, query
 from sordino.audit.membership.scoring import Membership, score
 from sordino.errors import InvalidInput
 
@@ -18,6 +23,8 @@ Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 FEW = 16
 """Fewer models than this do not tell the spread of one example: all examples then share one."""
+Train = Callable[[Examples, int], nn.Module]
+"""Trains a model on these examples; the number is a seed of its own for each."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +51,39 @@ class References:
             return means, np.full_like(means, np.sqrt(np.nanmean((chosen - means) ** 2)) + 1e-12)
         return means, np.nanstd(chosen, axis=0, ddof=1) + 1e-12
 
-    def mean_probability(self, inside: bool | None = None) -> Array:
-        """p of the true class, averaged over models."""
-        chosen = self.inside == inside if inside is not None else np.ones_like(self.inside)
-        return np.asarray(np.nanmean(np.where(chosen, _probability(self.confidences), np.nan), axis=0))
+    def mean_probability(self, inside: bool) -> Array:
+        """p of the true class, averaged over the models that trained on the example, or that did not."""
+        return np.asarray(
+            np.nanmean(np.where(self.inside == inside, _find_probability(self.confidences), np.nan), axis=0)
+        )
+
+
+def train_references(
+    train: Train,
+    examples: Examples,
+    models: int,
+    *,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[References, list[nn.Module]]:
+    """Train `models` models on random halves of `examples`, and ask each about all of them."""
+    inputs, labels = examples
+    inside = draw_halves(len(labels), models, seed)
+    trained: list[nn.Module] = []
+    confidences = np.empty(inside.shape)
+    for number, chosen in enumerate(inside):
+        trained.append(train((inputs[chosen], labels[chosen]), seed * 1000 + number))
+        confidences[number] = query(trained[-1], examples).confidences.numpy()
+        if progress is not None:
+            progress(number + 1, models)
+    return References(confidences, inside.numpy()), trained
+
+
+def draw_halves(records: int, models: int, seed: int = 0) -> Tensor:
+    """Which model trains on which record: every record is in half of the models, up to one, at random."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.rand(models, records, generator=generator).argsort(0)
+    return order < models // 2
 
 
 def lira(target: Array, members: Flags, references: References, *, online: bool = True) -> Membership:
@@ -61,7 +97,7 @@ def lira(target: Array, members: Flags, references: References, *, online: bool 
         scores = stats.norm.logpdf(target, mean_in, spread_in) - stats.norm.logpdf(target, mean_out, spread_out)
     else:
         scores = stats.norm.logcdf((target - mean_out) / spread_out)
-    return score(f"LiRA, {_name(online)}", scores[members], scores[~members])
+    return score(f"LiRA, {_name_kind(online)}", scores[members], scores[~members])
 
 
 def rmia(
@@ -83,17 +119,17 @@ def rmia(
         expected = (references.mean_probability(True) + references.mean_probability(False)) / 2
     else:
         expected = ((1 + offline_slope) * references.mean_probability(False) + 1 - offline_slope) / 2
-    ratio = _probability(target) / expected
-    others = _probability(population[0]) / _probability(population[1]).mean(axis=0)
+    ratio = _find_probability(target) / expected
+    others = _find_probability(population[0]) / _find_probability(population[1]).mean(axis=0)
     scores = np.searchsorted(np.sort(others), ratio / gamma, side="right") / len(others)
     # Within equal shares of z the ratio itself decides, so that low false positive rates are not lost to ties.
     scores = scores + 1e-6 * stats.rankdata(ratio) / len(ratio)
-    return score(f"RMIA, {_name(online)}", scores[members], scores[~members])
+    return score(f"RMIA, {_name_kind(online)}", scores[members], scores[~members])
 
 
-def _probability(confidences: Array) -> Array:
+def _find_probability(confidences: Array) -> Array:
     return np.asarray(np.clip(1 / (1 + np.exp(-np.clip(confidences, -500, 500))), 1e-12, 1.0))
 
 
-def _name(online: bool) -> str:
+def _name_kind(online: bool) -> str:
     return "online" if online else "offline"

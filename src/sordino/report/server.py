@@ -1,8 +1,12 @@
-"""A small web server for one person: loopback only, read-only, behind a random token, deaf to everything else."""
+"""`sordino serve`: a small web server for one person: loopback only, read-only, behind a random token, deaf otherwise.
+
+Its pages are the list of runs, and one run with its charts; both follow what happens.
+"""
 
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 import socket
 import threading
@@ -13,13 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from sordino.errors import InvalidInput
-from sordino.serve import pages
-from sordino.serve.shelf import Shelf
+from sordino.report import page
+from sordino.report.page import Page
+from sordino.report.run_folder import Folder
+from sordino.report.run_page import describe_run
+from sordino.report.shelf import Listed, Shelf
 
 HOST = "127.0.0.1"
 MOST_AT_ONCE = 64
 DEADLINE = 10.0
 """Seconds within which a request must have been said, however slowly it is."""
+PATIENCE = 3.0
+"""Seconds that a list may take; runs that are not priced by then are priced at the next look."""
+_RUN = re.compile(r"run/([0-9a-f]{16})")
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -60,21 +70,21 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: bool) -> None:
         self._deadline.cancel()
-        self.server.heard(self.request)
-        page = pages.find(self.server.shelf, self._route())
-        if page is None:
+        self.server.note_heard(self.request)
+        found = find_page(self.server.shelf, self._find_route())
+        if found is None:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
-        content = page.html.encode("utf-8", "replace")
+        content = found.html.encode("utf-8", "replace")
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", "text/html; charset=utf-8")
-        self.send_header("Content-Security-Policy", f"{page.policy}; frame-ancestors 'none'")
+        self.send_header("Content-Security-Policy", f"{found.policy}; frame-ancestors 'none'")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if body:
             self.wfile.write(content)
 
-    def _route(self) -> str | None:
+    def _find_route(self) -> str | None:
         """What is asked for below the token, or None if the request does not know it."""
         if self.headers.get("Host") not in self.server.names:  # a page elsewhere whose name was made to point here
             return None
@@ -118,7 +128,7 @@ class Server(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(24)
         self.deadline = deadline
         self._silent: dict[Any, None] = {}  # who has not said what it wants, oldest first
-        self._heard: set[Any] = set()
+        self._served: set[Any] = set()
         self._lock = threading.Lock()
         try:
             super().__init__((HOST, port), Handler)
@@ -140,7 +150,7 @@ class Server(ThreadingHTTPServer):
 
     def _admit(self, request: Any) -> bool:
         with self._lock:
-            if len(self._silent) + len(self._heard) >= MOST_AT_ONCE:
+            if len(self._silent) + len(self._served) >= MOST_AT_ONCE:
                 if not self._silent:
                     return False
                 oldest = next(iter(self._silent))
@@ -150,12 +160,12 @@ class Server(ThreadingHTTPServer):
             self._silent[request] = None
             return True
 
-    def heard(self, request: Any) -> None:
+    def note_heard(self, request: Any) -> None:
         """This client has said what it wants, and is served."""
         with self._lock:
             if request in self._silent:
                 del self._silent[request]
-                self._heard.add(request)
+                self._served.add(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -163,8 +173,48 @@ class Server(ThreadingHTTPServer):
         finally:
             with self._lock:
                 self._silent.pop(request, None)
-                self._heard.discard(request)
+                self._served.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up or stalls is no news."""
         return
+
+
+# -- pages ------------------------------------------------------------------------------------------------------------
+
+
+def find_page(shelf: Shelf, route: str | None) -> Page | None:
+    """The page at `route` below the token; None where there is none."""
+    if route == "":
+        rows = [_describe_row(row) for row in shelf.list_runs(PATIENCE)]
+        return page.render("runs.html", live=True, name=Folder(shelf.root).name, root=str(shelf.root), rows=rows)
+    named = _RUN.fullmatch(route or "")
+    entry = shelf.find_entries().get(named[1]) if named else None
+    if entry is None:
+        return None
+    try:
+        return page.render("live.html", live=True, **describe_run(shelf.read_facts(entry)))
+    except InvalidInput as error:
+        return page.render("problem.html", live=True, name=entry.name, problem=str(error))
+    except Exception as error:  # noqa: BLE001  # a folder can hold anything, and its page must say so
+        return page.render(
+            "problem.html", live=True, name=entry.name, problem=f"this run cannot be shown: {type(error).__name__}"
+        )
+
+
+def _describe_row(row: Listed) -> dict[str, Any]:
+    facts = row.facts
+    spent = 0.0
+    if facts is not None and facts.budget is not None:
+        spent = min(1.0, facts.guarantee.epsilon / facts.budget.epsilon)
+    return {"run": row, "facts": facts, "spent": f"{100 * spent:.1f}%", "state": _name_state(row)}
+
+
+def _name_state(row: Listed) -> str:
+    if row.problem:
+        return "cannot be read"
+    if row.facts is None:
+        return "is being priced"
+    if row.facts.finished:
+        return "finished"
+    return "running" if row.live else "stopped"

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from sordino.accounting.guarantee import label_method, read_versions
 from sordino.errors import InvalidInput
 from sordino.report import page
-from sordino.report.charts import Chart, Series
-from sordino.report.prices import thinned
-from sordino.report.scales import Axis, percent, plain, whole
+from sordino.report.charts import Axis, Chart, Series, percent, plain, whole
+from sordino.report.prices import thin
 
 MOST_TICKS = 7
 MOST_POINTS = 60
@@ -47,7 +46,7 @@ def comparison(results: Results, path: str | os.PathLike[str], *, title: str = "
     rows = [_Row.of(result) for result in results]
     if not rows:
         raise InvalidInput("results is empty: a comparison needs at least one run")
-    page.write(path, html(rows, title))
+    page.write(path, _render_methods(rows, title))
 
 
 @dataclass(frozen=True)
@@ -74,44 +73,48 @@ class _Row:
             return cls(
                 dataset=str(result["dataset"]),
                 method=label_method(str(result["method"]), basis, accounting),
-                epsilon=None if epsilon in (None, math.inf, "infinity") else _positive(epsilon),
+                epsilon=None if epsilon in (None, math.inf, "infinity") else _require_positive(epsilon),
                 seed=str(result["seed"]),
-                accuracy=_finite(result["accuracy"]),
-                seconds=None if result.get("seconds") is None else _finite(result["seconds"]),
+                accuracy=_require_finite(result["accuracy"]),
+                seconds=None if result.get("seconds") is None else _require_finite(result["seconds"]),
                 basis=basis,
                 stated=float(str(guarantee["epsilon"])) if "epsilon" in guarantee else None,
-                curve=tuple((_finite(p["step"]), _finite(p["accuracy"])) for p in result.get("curve") or ()),
-                noise=tuple(map(_finite, result.get("noise") or ())),
-                clip=tuple(map(_finite, result.get("clip") or ())),
+                curve=tuple(
+                    (_require_finite(p["step"]), _require_finite(p["accuracy"])) for p in result.get("curve") or ()
+                ),
+                noise=tuple(map(_require_finite, result.get("noise") or ())),
+                clip=tuple(map(_require_finite, result.get("clip") or ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidInput(f"a result of the comparison cannot be used: {error!r}") from None
 
 
-def _finite(value: Any) -> float:
+def _require_finite(value: Any) -> float:
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{value} is not finite")
     return number
 
 
-def _positive(value: Any) -> float:
-    number = _finite(value)
+def _require_positive(value: Any) -> float:
+    number = _require_finite(value)
     if number <= 0:
         raise ValueError(f"epsilon={value} must be > 0, or None without privacy")
     return number
 
 
-def html(rows: Sequence[_Row], title: str) -> str:
+def _render_methods(rows: Sequence[_Row], title: str) -> str:
     """The page about `rows`."""
     names = list(dict.fromkeys(row.dataset for row in rows))
-    sections = [_section(k, name, [row for row in rows if row.dataset == name]) for k, name in enumerate(names)]
+    sections = [
+        _describe_dataset(k, name, [row for row in rows if row.dataset == name]) for k, name in enumerate(names)
+    ]
     return page.render("comparison.html", title=title, sections=sections, versions=read_versions(), runs=len(rows)).html
 
 
-def _section(number: int, dataset: str, rows: Sequence[_Row]) -> dict[str, Any]:
-    groups = _grouped(rows, lambda row: (row.method, row.epsilon))
-    table = [_line(method, epsilon, group) for (method, epsilon), group in groups.items()]
+def _describe_dataset(number: int, dataset: str, rows: Sequence[_Row]) -> dict[str, Any]:
+    groups = _group(rows, lambda row: (row.method, row.epsilon))
+    table = [_summarise(method, epsilon, group) for (method, epsilon), group in groups.items()]
     best: dict[float, float] = {}
     equal = [line for line in table if line["basis"] in ("proven", "–") and line["epsilon"] is not None]
     for line in equal:  # an ε that is not proven is no equal terms
@@ -119,15 +122,15 @@ def _section(number: int, dataset: str, rows: Sequence[_Row]) -> dict[str, Any]:
     for line in table:
         line["best"] = line in equal and line["mean"] == best[line["epsilon"]]
     charts = [
-        _against_epsilon(number, rows),
-        *(_over_steps(number, epsilon, rows) for epsilon in _shown(rows)),
-        _schedule(number, "noise", "Noise multiplier", rows),
-        _schedule(number, "clip", "Clipping bound", rows),
+        _chart_against_epsilon(number, rows),
+        *(_chart_over_steps(number, epsilon, rows) for epsilon in _choose_epsilons(rows)),
+        _chart_schedule(number, "noise", "Noise multiplier", rows),
+        _chart_schedule(number, "clip", "Clipping bound", rows),
     ]
     return {"dataset": dataset, "charts": [chart for chart in charts if chart], "table": table}
 
 
-def _line(method: str, epsilon: float | None, group: Sequence[_Row]) -> dict[str, Any]:
+def _summarise(method: str, epsilon: float | None, group: Sequence[_Row]) -> dict[str, Any]:
     accuracies = [row.accuracy for row in group]
     seconds = [row.seconds for row in group if row.seconds is not None]
     stated = [row.stated for row in group if row.stated is not None]
@@ -138,75 +141,78 @@ def _line(method: str, epsilon: float | None, group: Sequence[_Row]) -> dict[str
         "stated": max(stated) if stated else None,
         "basis": " / ".join(sorted({row.basis for row in group if row.basis})) or "–",
         "mean": statistics.fmean(accuracies),
-        "accuracy": _spread_words(accuracies),
+        "accuracy": _write_spread(accuracies),
         "runs": len(group),
         "seconds": whole(statistics.fmean(seconds)) if seconds else "–",
     }
 
 
-def _spread_words(values: Sequence[float]) -> str:
+def _write_spread(values: Sequence[float]) -> str:
     mean = f"{100 * statistics.fmean(values):.1f}"
     return f"{mean} ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else mean
 
 
-def _against_epsilon(number: int, rows: Sequence[_Row]) -> Chart | None:
+def _chart_against_epsilon(number: int, rows: Sequence[_Row]) -> Chart | None:
     private = [row for row in rows if row.epsilon is not None]
     if not private:
         return None
     series = []
-    for method, group in _grouped(private, lambda row: row.method).items():
-        by = sorted(_grouped(group, lambda row: row.epsilon).items())
+    for method, group in _group(private, lambda row: row.method).items():
+        by = sorted(_group(group, lambda row: row.epsilon).items())
         accuracies = [(epsilon, [row.accuracy for row in same]) for epsilon, same in by]
         points = [(epsilon, statistics.fmean(values)) for epsilon, values in accuracies]
         spread = [(epsilon, min(values), max(values)) for epsilon, values in accuracies if len(values) > 1]
         series.append(Series(method, points, dotted=True, spread=spread))
-    free = [Series(f"{m}, without privacy", _level(private, g), planned=True) for m, g in _without(rows).items()]
+    free = [
+        Series(f"{m}, without privacy", _draw_level(private, g), planned=True)
+        for m, g in _group_unprotected(rows).items()
+    ]
     values = [row.accuracy for row in rows]
     return Chart(
         f"accuracy-{number}",
         "Accuracy against ε",
         f"Mean held-out accuracy of {len(series)} methods at each ε, with the least and the largest over seeds.",
-        _epsilons(private),
-        _shares(values),
+        _find_epsilon_axis(private),
+        _find_share_axis(values),
         [*series, *free],
         note="Points are means over seeds, bars reach from the worst to the best.",
         wide=True,
     )
 
 
-def _epsilons(rows: Sequence[_Row]) -> Axis:
+def _find_epsilon_axis(rows: Sequence[_Row]) -> Axis:
     values = sorted({row.epsilon for row in rows if row.epsilon is not None})
     if len(values) <= MOST_TICKS:
         return Axis("ε", values[0] / 1.2, values[-1] * 1.2, log=True, fixed=tuple(values))
     return Axis("ε", values[0] / 1.2, values[-1] * 1.2, log=True)
 
 
-def _shares(values: Iterable[float]) -> Axis:
+def _find_share_axis(values: Iterable[float]) -> Axis:
     axis = Axis.over("accuracy", values)
     return Axis("accuracy", max(0.0, axis.low), min(1.0, axis.high), write=percent)
 
 
-def _without(rows: Sequence[_Row]) -> dict[Any, list[_Row]]:
-    return _grouped([row for row in rows if row.epsilon is None], lambda row: row.method)
+def _group_unprotected(rows: Sequence[_Row]) -> dict[Any, list[_Row]]:
+    return _group([row for row in rows if row.epsilon is None], lambda row: row.method)
 
 
-def _level(private: Sequence[_Row], group: Sequence[_Row]) -> list[tuple[float, float]]:
+def _draw_level(private: Sequence[_Row], group: Sequence[_Row]) -> list[tuple[float, float]]:
     mean = statistics.fmean(row.accuracy for row in group)
     places = [row.epsilon for row in private if row.epsilon is not None]
     return [(place, mean) for place in sorted(set(places))]
 
 
-def _shown(rows: Sequence[_Row]) -> list[float]:
+def _choose_epsilons(rows: Sequence[_Row]) -> list[float]:
     """The smallest, the middle and the largest ε that have curves: more would be read by nobody."""
     found = sorted({row.epsilon for row in rows if row.epsilon is not None and row.curve})
     return sorted({found[0], found[len(found) // 2], found[-1]}) if found else []
 
 
-def _over_steps(number: int, epsilon: float, rows: Sequence[_Row]) -> Chart | None:
+def _chart_over_steps(number: int, epsilon: float, rows: Sequence[_Row]) -> Chart | None:
     """Accuracy over steps at one ε: mean and range over seeds, which need not have been tried at the same steps."""
     series = []
-    for method, group in _grouped([r for r in rows if r.epsilon == epsilon and r.curve], lambda r: r.method).items():
-        steps, values = _aligned([row.curve for row in group])
+    for method, group in _group([r for r in rows if r.epsilon == epsilon and r.curve], lambda r: r.method).items():
+        steps, values = _align([row.curve for row in group])
         keep = [round(k) for k in np.linspace(0, len(steps) - 1, min(len(steps), MOST_POINTS))]
         steps, values = [steps[k] for k in keep], values[:, keep]
         points = list(zip(steps, values.mean(0).tolist(), strict=True))
@@ -215,16 +221,18 @@ def _over_steps(number: int, epsilon: float, rows: Sequence[_Row]) -> Chart | No
     if not series:
         return None
     return Chart(
-        f"steps-{number}-{_ident(epsilon)}",
+        f"steps-{number}-{_write_ident(epsilon)}",
         f"Accuracy over steps at ε = {plain(epsilon)}",
         f"Held-out accuracy of {len(series)} methods while they train, mean and range over seeds.",
         Axis.along("step", (x for s in series for x, _ in s.points)),
-        _shares(y for s in series for p in (s.points, [(x, v) for x, *vs in s.spread for v in vs]) for _, y in p),
+        _find_share_axis(
+            y for s in series for p in (s.points, [(x, v) for x, *vs in s.spread for v in vs]) for _, y in p
+        ),
         series,
     )
 
 
-def _aligned(curves: Sequence[tuple[tuple[float, float], ...]]) -> tuple[list[float], NDArray[np.float64]]:
+def _align(curves: Sequence[tuple[tuple[float, float], ...]]) -> tuple[list[float], NDArray[np.float64]]:
     """Every curve at the first one's steps, as far as all reach; straight lines between what was measured."""
     sides = [sorted(curve) for curve in curves]
     low, high = max(side[0][0] for side in sides), min(side[-1][0] for side in sides)
@@ -232,14 +240,14 @@ def _aligned(curves: Sequence[tuple[tuple[float, float], ...]]) -> tuple[list[fl
     return steps, np.array([np.interp(steps, *np.transpose(side)) for side in sides])
 
 
-def _schedule(number: int, key: str, title: str, rows: Sequence[_Row]) -> Chart | None:
+def _chart_schedule(number: int, key: str, title: str, rows: Sequence[_Row]) -> Chart | None:
     """The schedule of every method at its largest ε, over the share of the run."""
     series = []
-    for method, group in _grouped([row for row in rows if getattr(row, key)], lambda row: row.method).items():
+    for method, group in _group([row for row in rows if getattr(row, key)], lambda row: row.method).items():
         chosen = max(group, key=lambda row: row.epsilon or 0.0)
         values = getattr(chosen, key)
         points = [(k / max(1, len(values) - 1), value) for k, value in enumerate(values)]
-        series.append(Series(method, thinned(points, MOST_POINTS), stepped=True))
+        series.append(Series(method, thin(points, MOST_POINTS), stepped=True))
     if not series:
         return None
     return Chart(
@@ -253,12 +261,12 @@ def _schedule(number: int, key: str, title: str, rows: Sequence[_Row]) -> Chart 
     )
 
 
-def _grouped(rows: Sequence[_Row], key: Any) -> dict[Any, list[_Row]]:
+def _group(rows: Sequence[_Row], key: Any) -> dict[Any, list[_Row]]:
     groups: dict[Any, list[_Row]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
     return groups
 
 
-def _ident(value: float) -> str:
+def _write_ident(value: float) -> str:
     return f"{value:g}".replace(".", "-").replace("+", "")
