@@ -78,7 +78,7 @@ class Facts:
     final_accuracy: float | None = None
     twin_accuracy: float | None = None
     audit: Mapping[str, Any] | None = None
-    read_versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
     trained_with: Mapping[str, str] = field(default_factory=dict)
     cautions: tuple[str, ...] = ()
 
