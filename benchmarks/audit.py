@@ -27,7 +27,7 @@ import typer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sordino import Budget, Private, Recipe, data, models, recipes
+from sordino import Budget, Private, Recipe, recipes
 from sordino.audit.membership import (
     Membership,
     Partition,
@@ -40,7 +40,8 @@ from sordino.audit.membership import (
     white_box,
 )
 from sordino.audit.membership.training import Train
-from sordino.experiments.store import keep, read_lines
+from sordino.lab import data, networks
+from sordino.lab.experiments.results import keep_lines, read_lines
 
 app = typer.Typer(add_completion=False)
 RESULTS = Path(__file__).parent / "results" / "audit"
@@ -82,14 +83,14 @@ class Task:
 TASKS = {
     "fashion": Task(
         "fashion-mnist",
-        models.mnist_cnn,
+        networks.mnist_cnn,
         2048,
         4.0,
         {1.0: (4.0, 1.3), 2.0: (2.15, 1.3), 3.0: (2.15, 0.8), 4.0: (2.15, 0.8)},
     ),
     "cifar": Task(
         "cifar10",
-        models.cifar_cnn,
+        networks.cifar_cnn,
         8192,
         4.0,
         {1.0: (11.0, 1.3), 2.0: (9.0, 1.3), 3.0: (5.67, 1.1), 4.0: (5.67, 1.1)},
@@ -216,7 +217,7 @@ def one(
     if records is None:
         result: dict[str, Any] = {"label": label, "task": task, "method": method, "epsilon": epsilon, "seed": seed}
         result["attacks"] = [attack.to_dict() for attack in found]
-        keep(RESULTS / f"{task}.jsonl", result)
+        keep_lines(RESULTS / f"{task}.jsonl", result)
 
 
 @app.command()

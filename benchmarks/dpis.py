@@ -25,10 +25,10 @@ import typer
 from benchmarks import results
 from benchmarks.many import finish
 from sordino.accounting import Budget, calibrate_noise
-from sordino.experiments import Case, run
-from sordino.experiments.papers import paper_table
-from sordino.experiments.store import Row, keep, read_lines
-from sordino.experiments.tables import markdown
+from sordino.lab.experiments import Case, run
+from sordino.lab.experiments.papers import paper_table
+from sordino.lab.experiments.results import Row, keep_lines, read_lines
+from sordino.lab.experiments.summaries import write_markdown
 
 app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 ROOT = Path(__file__).parent
@@ -93,7 +93,7 @@ def store(task: str, case: Case, row: Row) -> None:
     result = {"task": task, "method": case.method, "epsilon": case.epsilon, "seed": case.seed}
     result |= {"history": history(row), "guarantee": row["guarantee"]}
     result["label"] = f"{task}-{case.method}-eps{case.epsilon:g}-seed{case.seed}"
-    keep(RESULTS / f"{task}.jsonl", result)
+    keep_lines(RESULTS / f"{task}.jsonl", result)
 
 
 def history(row: Row) -> list[dict[str, float]]:
@@ -178,7 +178,7 @@ def tables() -> str:
     groups = finished()
     keys = [key for key in product(TASKS, EPSILONS, METHODS) if key in groups]
     heads = ["task", "ε", "method", "accuracy", "printed", "σ_G at the end", "time per epoch"]
-    return markdown(heads, [line(*key, groups) for key in keys])
+    return write_markdown(heads, [line(*key, groups) for key in keys])
 
 
 def line(name: str, epsilon: float, method: str, groups: Groups) -> list[str]:

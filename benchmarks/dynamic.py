@@ -23,9 +23,9 @@ from benchmarks import results
 from benchmarks.many import finish
 from sordino import Budget, Recipe, recipes
 from sordino.accounting import epsilon
-from sordino.experiments import Case, catalogue, read_all, store
-from sordino.experiments.store import Row
-from sordino.experiments.tables import markdown
+from sordino.lab.experiments import Case, catalogue, read_all
+from sordino.lab.experiments.results import Row, keep_lines
+from sordino.lab.experiments.summaries import write_markdown
 
 app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 IMAGES = Path(__file__).parent.parent / "docs" / "mechanisms" / "img"
@@ -71,7 +71,7 @@ def grid(
 
     def keep(case: Case, row: Row) -> None:
         if case.label not in corners:
-            store.keep(STORED / f"{dataset}.jsonl", row)
+            keep_lines(STORED / f"{dataset}.jsonl", row)
 
     finish(list(cases.values()), out, keep, workers)
     results.put(results.SCHEDULES, ratios_table(dataset, epsilon), by="benchmarks.dynamic")
@@ -86,7 +86,7 @@ def ratios_table(dataset: str, target: float) -> str:
         return f"{100 * row['accuracy']:.2f}" if row else ""
 
     heads = [f"{dataset}, ε = {target:g}", *(f"1/ρ_c = {clip:g}" for clip in CLIP_GRID)]
-    return markdown(heads, [[f"1/ρ_μ = {mu:g}", *(shown(mu, clip) for clip in CLIP_GRID)] for mu in MU_GRID])
+    return write_markdown(heads, [[f"1/ρ_μ = {mu:g}", *(shown(mu, clip) for clip in CLIP_GRID)] for mu in MU_GRID])
 
 
 # -- accounting ------------------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sordino import Budget, Private, Recipe, recipes
-from sordino.data import load
-from sordino.experiments.store import read_lines
-from sordino.models import build
+from sordino.lab.data import load
+from sordino.lab.experiments.results import read_lines
+from sordino.lab.networks import build
 
 IMAGES = Path(__file__).parent.parent / "docs" / "mechanisms" / "img"
 RESULTS = Path(__file__).parent / "results" / "selection"

@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 from benchmarks.figures import save
 from benchmarks.results import STORED
 from benchmarks.wanted import EPSILONS, footing_of, mechanism, where
-from sordino.experiments import read_all
-from sordino.experiments.store import Row
+from sordino.lab.experiments import read_all
+from sordino.lab.experiments.results import Row
 
 SELECTIVE = ("dpsgd", "screening", "dpsur", "dpsur-reuse")
 SCHEDULED = ("dpsgd", "decay", "dynamic")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sordino.errors import SordinoError
-from sordino.experiments import Case
-from sordino.experiments.case import EVALUATIONS
-from sordino.experiments.pool import Told, run_all
-from sordino.experiments.store import Row, find
+from sordino.lab.experiments import Case
+from sordino.lab.experiments.cases import EVALUATIONS
+from sordino.lab.experiments.pool import Told, run_all
+from sordino.lab.experiments.results import Row, find
 
 
 def finish(

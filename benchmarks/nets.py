@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sordino import models
+from sordino.lab import networks
 
 Data = tuple[Tensor, Tensor]
 
@@ -62,7 +62,7 @@ def mnist_cnn() -> nn.Module:
 
 def frozen_bilstm() -> nn.Module:
     """The IMDb network with vectors that are not trained."""
-    return models.imdb_bilstm(torch.randn(20_000, 100))
+    return networks.imdb_bilstm(torch.randn(20_000, 100))
 
 
 def stack(layers: int) -> Callable[[], nn.Module]:
@@ -77,12 +77,12 @@ CASES: Mapping[str, Case] = MappingProxyType(
         for case in (
             Case("MNIST CNN 26k, 256", mnist_cnn, images(1, 28), 256, 1.1),
             Case("MNIST CNN 26k, 2048", mnist_cnn, images(1, 28), 2048, 1.1),
-            Case("CIFAR CNN 550k, 256", models.cifar_cnn, images(3, 32), 256, 1.3),
+            Case("CIFAR CNN 550k, 256", networks.cifar_cnn, images(3, 32), 256, 1.3),
             Case("BiLSTM32 frozen embedding, 256x80", frozen_bilstm, texts(20_000, 80), 256, 1.1),
-            Case("BiLSTM64 trained embedding, 64x150", models.jl_bilstm, texts(8_000, 150), 64, 1.1),
-            Case("VGG13 32M at 32x32, 64", models.vgg13, images(3, 32), 64, 1.3),
-            Case("transformer 4x128, 128x64", models.transformer, texts(10_000, 64), 128, 1.3),
-            Case("embedding MLP 2M, 256x200", models.embedding_mlp, texts(20_000, 200), 256, 1.3),
+            Case("BiLSTM64 trained embedding, 64x150", networks.jl_bilstm, texts(8_000, 150), 64, 1.1),
+            Case("VGG13 32M at 32x32, 64", networks.vgg13, images(3, 32), 64, 1.3),
+            Case("transformer 4x128, 128x64", networks.transformer, texts(10_000, 64), 128, 1.3),
+            Case("embedding MLP 2M, 256x200", networks.embedding_mlp, texts(20_000, 200), 256, 1.3),
         )
     }
 )

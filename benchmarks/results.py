@@ -19,13 +19,13 @@ import typer
 
 from benchmarks.wanted import DATASETS, EPSILONS, SEEDS, footing_of, mechanism, missing, where
 from sordino.errors import InvalidInput
-from sordino.experiments import Case, catalogue, read_all, tables
-from sordino.experiments.figures import draw
-from sordino.experiments.papers import best_printed, paper_tables
-from sordino.experiments.reproducing import Planned, cases_of, plan, side_by_side
-from sordino.experiments.settings import Settings
-from sordino.experiments.store import Row, keep
-from sordino.experiments.tables import Summary, markdown, summaries
+from sordino.lab.experiments import Case, catalogue, read_all, summaries
+from sordino.lab.experiments.cases import Settings
+from sordino.lab.experiments.papers import best_printed, paper_tables
+from sordino.lab.experiments.publishing import draw_figures
+from sordino.lab.experiments.reproducing import Planned, cases_of, compare_side_by_side, plan
+from sordino.lab.experiments.results import Row, keep_lines
+from sordino.lab.experiments.summaries import Summary, summarise, write_markdown
 
 app = typer.Typer(add_completion=False)
 ROOT = Path(__file__).parent
@@ -48,7 +48,7 @@ def collect(folders: Folders) -> None:
     wanted = {row["label"] for row in _configured(rows)} | _labels_of_tables()
     kept = [row for row in rows if row["label"] in wanted]
     for dataset in sorted({row["dataset"] for row in kept}):
-        keep(STORED / f"{dataset}.jsonl", *(row for row in kept if row["dataset"] == dataset))
+        keep_lines(STORED / f"{dataset}.jsonl", *(row for row in kept if row["dataset"] == dataset))
     print(f"{len(kept)} of {len(rows)} results kept in {STORED}")
 
 
@@ -59,7 +59,7 @@ def page() -> None:
     rows = _configured(stored)
     PAGE.write_text("\n".join(_page(rows, stored)))
     if rows:
-        for path in draw(rows, IMAGES):
+        for path in draw_figures(rows, IMAGES):
             print(path)
     put(CHOICE, footing(rows))
     put(SCHEDULES, _paper("dynamic:table1", stored))
@@ -94,7 +94,7 @@ def footing(rows: Sequence[Row]) -> str:
     """The mechanisms on one footing: same features, network, length and δ; bold is the best of a column."""
     best: dict[tuple[str, float], float] = {}
     cells: dict[tuple[str, str], dict[float, Summary]] = {}
-    for each in summaries(rows):
+    for each in summarise(rows):
         if footing_of(each.dataset, each.method) in ("linear", "cnn") and each.standing == "proven":
             place = where(each.dataset, each.method)
             best[place, each.epsilon] = max(best.get((place, each.epsilon), 0.0), each.mean)
@@ -106,7 +106,7 @@ def footing(rows: Sequence[Row]) -> str:
         return f"**{each.text}**" if each.mean == best[where(each.dataset, each.method), each.epsilon] else each.text
 
     lines = [[*key, *(shown(by_epsilon.get(e)) for e in EPSILONS)] for key, by_epsilon in sorted(cells.items())]
-    return markdown(["dataset", "method", *(f"ε = {e:g}" for e in EPSILONS)], lines)
+    return write_markdown(["dataset", "method", *(f"ε = {e:g}" for e in EPSILONS)], lines)
 
 
 def _page(rows: Sequence[Row], stored: Sequence[Row]) -> Iterator[str]:
@@ -154,7 +154,7 @@ def _goal(rows: Sequence[Row]) -> str:
                 "" if not (printed and ours) else "yes" if ours.mean >= printed[0] + MARGIN else "no",
             ]
         )
-    return markdown(["dataset", "ε", "best printed", "best proven", "method", "δ", "difference", "goal"], lines)
+    return write_markdown(["dataset", "ε", "best printed", "best proven", "method", "δ", "difference", "goal"], lines)
 
 
 def _deltas(rows: Sequence[Row], dataset: str, method: str) -> str:
@@ -168,7 +168,7 @@ def _best(rows: Sequence[Row]) -> dict[tuple[str, float], Summary]:
     That is the recipe called so where it is among them: the largest of many means over a test set flatters.
     """
     found: dict[tuple[str, float], Summary] = {}
-    proven = [each for each in summaries(rows) if each.basis == "proven"]
+    proven = [each for each in summarise(rows) if each.basis == "proven"]
     for each in sorted(proven, key=lambda each: (min(each.seeds, SEEDS), each.method == "best", each.mean)):
         found[each.dataset, each.epsilon] = each
     return found
@@ -189,18 +189,18 @@ def _section(dataset: str, rows: Sequence[Row]) -> Iterator[str]:
     if not rows:
         yield "No run is stored yet.\n"
         return
-    yield tables.accuracy_table(rows)
+    yield summaries.accuracy_table(rows)
     known = catalogue()
     for method in sorted({row["method"] for row in rows}):
         yield f"- `{method}` (δ = {_deltas(rows, dataset, method)}): {known[dataset, method].provenance}"
     yield ""
     yield from _conditions(rows)
-    levels = tables.levels_for(rows)
+    levels = summaries.levels_for(rows)
     yield (
         "ε spent when the runs at the largest ε were first seen to have an accuracy (means over seeds; methods with "
         f"{POINTS} evaluations or more, and with an accountant that knows on the way):\n"
     )
-    yield tables.epsilon_table(rows, levels, POINTS)
+    yield summaries.epsilon_table(rows, levels, POINTS)
     yield f"![accuracy against ε](img/results/{dataset}-accuracy-against-epsilon.svg)\n"
     yield f"![accuracy against steps](img/results/{dataset}-accuracy-against-steps.svg)\n"
     yield f"![noise and clipping bound](img/results/{dataset}-schedules.svg)\n"
@@ -230,7 +230,7 @@ def _paper(name: str, rows: Sequence[Row]) -> str:
     """The cells of a paper's table for which there are runs, side by side with them."""
     by_label = {row["label"]: row for row in rows}
     shown = [each for each in _planned(name) if any(case.label in by_label for case in cases_of([each]))]
-    return side_by_side(paper_tables()[name], shown, by_label.get) if shown else ""
+    return compare_side_by_side(paper_tables()[name], shown, by_label.get) if shown else ""
 
 
 def _planned(name: str) -> list[Planned]:

@@ -25,11 +25,11 @@ import typer
 
 from benchmarks import results
 from benchmarks.many import finish
-from sordino.experiments import Case, recipe_of, run
-from sordino.experiments.case import EVALUATIONS
-from sordino.experiments.papers import paper_table
-from sordino.experiments.store import Row, keep, read_lines
-from sordino.experiments.tables import markdown
+from sordino.lab.experiments import Case, recipe_of, run
+from sordino.lab.experiments.cases import EVALUATIONS
+from sordino.lab.experiments.papers import paper_table
+from sordino.lab.experiments.results import Row, keep_lines, read_lines
+from sordino.lab.experiments.summaries import write_markdown
 
 app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 RESULTS = Path(__file__).parent / "results" / "selection"
@@ -121,7 +121,7 @@ def store(task: str, case: Case, row: Row) -> None:
     result = {key: row[key] for key in ("attempts", "accepted", "seconds", "accuracy", "method", "basis", "steps")}
     result |= {"task": task, "epsilon": row["guarantee"]["epsilon"]}
     result |= {"label": label_of(task, case), "target": case.epsilon}
-    keep(RESULTS / f"{task}.jsonl", result)
+    keep_lines(RESULTS / f"{task}.jsonl", result)
 
 
 def label_of(task: str, case: Case) -> str:
@@ -211,7 +211,7 @@ def tables(names: Sequence[str] = tuple(TASKS)) -> str:
         found = finished(name)
         kinds = [method for method in METHODS if any((method, epsilon) in found for epsilon in EPSILONS)]
         if kinds:
-            parts.append(f"**{name}**\n\n" + markdown(heads, [line(name, method, found) for method in kinds]))
+            parts.append(f"**{name}**\n\n" + write_markdown(heads, [line(name, method, found) for method in kinds]))
     return "\n".join(parts)
 
 

@@ -6,9 +6,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from sordino.experiments import catalogue, recipe_of
-from sordino.experiments.store import Row
-from sordino.experiments.tables import markdown
+from sordino.lab.experiments import catalogue, recipe_of
+from sordino.lab.experiments.results import Row
+from sordino.lab.experiments.summaries import write_markdown
 
 RECORDS = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}
 
@@ -21,7 +21,7 @@ def left_out(rows: Sequence[Row]) -> str:
         if known[row["dataset"], row["method"]].footing == "short":
             groups[row["dataset"], row["method"]].append(row)
     header = ["dataset", "method", "ε", "taken", "with the paper's noise", "hours a run of that"]
-    return markdown(header, [_line(*key, group) for key, group in sorted(groups.items())]) if groups else ""
+    return write_markdown(header, [_line(*key, group) for key, group in sorted(groups.items())]) if groups else ""
 
 
 def _line(dataset: str, method: str, group: Sequence[Row]) -> list[str]:

@@ -7,9 +7,9 @@ from functools import cache
 from itertools import product
 
 from benchmarks.shortened import left_out
-from sordino.experiments import catalogue
-from sordino.experiments.store import Row
-from sordino.experiments.tables import markdown, summaries
+from sordino.lab.experiments import catalogue
+from sordino.lab.experiments.results import Row
+from sordino.lab.experiments.summaries import summarise, write_markdown
 
 DATASETS = ("mnist", "fashion-mnist", "cifar10", "imdb", "names")
 EPSILONS = (1.0, 2.0, 3.0, 4.0)
@@ -43,7 +43,7 @@ def missing(rows: Sequence[Row]) -> Iterator[str]:
         "(`short`) or on one footing (`linear`, `cnn`).\n"
     )
     lines = _few_seeds(rows)
-    yield markdown(["dataset", "method", "ε (seeds)"], lines) if lines else "Nothing.\n"
+    yield write_markdown(["dataset", "method", "ε (seeds)"], lines) if lines else "Nothing.\n"
     without = ", ".join(_without_cnn(rows))
     yield f"Without a CNN's run on CIFAR-10 at a proven ε, whole or shortened: {without or 'none'}.\n"
     if short := left_out(rows):
@@ -53,7 +53,7 @@ def missing(rows: Sequence[Row]) -> Iterator[str]:
 
 def _few_seeds(rows: Sequence[Row]) -> list[list[str]]:
     seeds: dict[tuple[str, str, float], int] = {}
-    for each in summaries(rows):
+    for each in summarise(rows):
         if each.basis == "proven":
             cell = (where(each.dataset, each.method), mechanism(each.dataset, each.method), each.epsilon)
             seeds[cell] = max(seeds.get(cell, 0), each.seeds)

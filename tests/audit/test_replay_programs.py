@@ -19,12 +19,12 @@ from sordino.audit.conformance import Neighbours, Tape, replaying
 from sordino.data import tabular_labels, tabular_release
 from sordino.data.tabular import Table
 from sordino.data.tabular_schema import Schema, for_header
-from sordino.features import normalising
 from sordino.federated import mechanism as rounds
 from sordino.federated.account import Account
 from sordino.federated.mechanism import Mechanism, Round
 from sordino.federated.quantile import Quantile
 from sordino.noise import Secure, Seeded, noised
+from sordino.tables import normalising
 from tests.audit import sabotage
 
 Patch = pytest.MonkeyPatch

@@ -13,8 +13,8 @@ from sordino.accounting.adjacency import required_adjacency
 from sordino.accounting.pricing import ACCOUNTANTS
 from sordino.cli import completing
 from sordino.cli.defaults import OPTIMIZERS
-from sordino.data import LOADERS
-from sordino.models import ARCHITECTURES
+from sordino.lab.data import LOADERS
+from sordino.lab.networks import ARCHITECTURES
 
 SCRIPT = "import sys; sys.argv[0] = 'sordino'; from sordino.cli import main; main()"
 

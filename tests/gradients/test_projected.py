@@ -9,10 +9,11 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from sordino import UnsupportedModel, models
+from sordino import UnsupportedModel
 from sordino.gradients import projected
 from sordino.gradients.engine import Batch, Objective
 from sordino.gradients.projected import Coins, Projected
+from sordino.lab import networks
 from sordino.noise import Seeded
 from tests.helpers import batch_of, classification, cross_entropy, loop_oracle, mlp, oracle_norms, oracle_sum
 
@@ -77,7 +78,7 @@ def test_clipping_approaches_exact_clipping() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [mlp, lambda: models.digits_cnn(), lambda: models.transformer(50, 8, 16, 2, 1, classes=3)]
+    "model", [mlp, lambda: networks.digits_cnn(), lambda: networks.transformer(50, 8, 16, 2, 1, classes=3)]
 )
 def test_both_ways_use_the_same_projections(model: Any) -> None:
     torch.manual_seed(0)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sordino import models
 from sordino.errors import InvalidInput, UnsupportedModel
 from sordino.gradients.engine import Objective
 from sordino.gradients.projected import Projected
+from sordino.lab import networks
 from sordino.noise import Seeded
 from tests.gradients.test_projected import engine, setting
 from tests.helpers import batch_of, cross_entropy, mlp
@@ -20,7 +20,7 @@ from tests.helpers import batch_of, cross_entropy, mlp
 
 def test_a_recurrent_network_goes_by_double_vjp_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
-    model = models.names_lstm(vocabulary=30, classes=3)
+    model = networks.names_lstm(vocabulary=30, classes=3)
     objective, parameters = Objective(model, cross_entropy), list(model.parameters())
     batch = batch_of(torch.randint(1, 30, (4, 5)), torch.randint(0, 3, (4,)))
     made = engine(2)

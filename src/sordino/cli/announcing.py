@@ -13,7 +13,7 @@ from sordino.cli.common import messages
 from sordino.cli.session import Session
 from sordino.data.tabular_schema import KINDS, Schema, Skip
 from sordino.data.tabular_sheet import Sheet
-from sordino.models import parameter_count
+from sordino.lab.networks import parameter_count
 
 _MANY = 12
 

@@ -17,7 +17,7 @@ from torch import nn
 from sordino.cli import sizing
 from sordino.cli.config import ModelChoice
 from sordino.errors import InvalidInput
-from sordino.models import ARCHITECTURES, parameter_count
+from sordino.lab.networks import ARCHITECTURES, parameter_count
 from sordino.recipe import Recipe
 
 ROOMY = 12.0

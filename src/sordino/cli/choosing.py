@@ -13,7 +13,8 @@ from sordino.cli.common import caution, delta_for
 from sordino.cli.config import Config, DataChoice, ModelChoice, class_names, read
 from sordino.cli.defaults import BENCHMARK, OPTIMIZERS, Defaults, defaults_for
 from sordino.cli.reserving import Reserving
-from sordino.data import Data, tabular_release
+from sordino.data import tabular_release
+from sordino.data.dataset import Data
 from sordino.data.tabular_release import Plan
 from sordino.data.tabular_sheet import Sheet
 from sordino.errors import InvalidInput

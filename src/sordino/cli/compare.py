@@ -14,7 +14,7 @@ from sordino.cli.common import FOUND, complain, console, print_json
 from sordino.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from sordino.experiments import Case, Settings
+    from sordino.lab.experiments import Case, Settings
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -83,16 +83,16 @@ def compare(
 def conclude(cases: list[Case], folder: Path, workers: int | None, evaluations: int | None, *, as_json: bool) -> None:
     """Run all cases with a live table, publish what came out, and say what failed."""
     from sordino.cli.live import run_shown
-    from sordino.experiments import store, tables
-    from sordino.experiments.publishing import publish
+    from sordino.lab.experiments import results, summaries
+    from sordino.lab.experiments.publishing import publish
 
     failed = run_shown(cases, folder, workers, evaluations)
-    rows = [row for case in cases if (row := store.find(folder, case.label)) is not None]
+    rows = [row for case in cases if (row := results.find(folder, case.label)) is not None]
     paths = publish(rows, folder) if rows else []
     if as_json:
         print_json({"rows": rows, "files": [str(path) for path in paths]})
     elif rows:
-        console().print(tables.accuracy_table(rows), markup=False)
+        console().print(summaries.accuracy_table(rows), markup=False)
         console().print(f"{len(rows)} results in {folder}: {', '.join(path.name for path in paths[:3])}", markup=False)
     for line in failed:
         complain(line)
@@ -131,7 +131,7 @@ def cases_of(plan: Plan) -> list[Case]:
 
 
 def _chosen(plan: Plan) -> list[Settings]:
-    from sordino.experiments import catalogue, read
+    from sordino.lab.experiments import catalogue, read
 
     own = [read(Path(path)) for path in plan.settings]
     if plan.dataset is None and not own:

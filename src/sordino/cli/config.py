@@ -40,9 +40,10 @@ from typing import Any, TypeVar
 import tomli_w
 
 from sordino import checkpoint, toml
-from sordino.data import LOADERS, tabular_schema
+from sordino.data import tabular_schema
 from sordino.data.tabular_schema import Schema
 from sordino.errors import InvalidInput
+from sordino.lab.data import LOADERS
 from sordino.recipe import Recipe
 from sordino.report.folder import Folder
 

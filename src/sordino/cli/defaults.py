@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sordino.data import Data
+from sordino.data.dataset import Data
 from sordino.data.tabular_sheet import Sheet
 from sordino.propose import Optimizer
 

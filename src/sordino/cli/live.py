@@ -12,9 +12,9 @@ from rich.live import Live
 from rich.table import Table
 
 from sordino.cli.common import INTERRUPTED, complain, messages
-from sordino.experiments import Case
-from sordino.experiments.case import EVALUATIONS
-from sordino.experiments.pool import Told, run_all
+from sordino.lab.experiments import Case
+from sordino.lab.experiments.cases import EVALUATIONS
+from sordino.lab.experiments.pool import Told, run_all
 
 DIED = "its process died twice: run again to go on"
 

@@ -15,7 +15,8 @@ from sordino.books import require_fresh
 from sordino.claims import announce_together, weaker
 from sordino.cli.config import Config
 from sordino.cli.reserving import Reserving
-from sordino.data import Data, tabular_release
+from sordino.data import tabular_release
+from sordino.data.dataset import Data
 from sordino.data.tabular_release import Plan
 from sordino.data.tabular_schema import Number, Schema, Skip
 from sordino.data.tabular_sheet import Sheet

@@ -12,7 +12,7 @@ from sordino.cli.common import FOUND, complain, console
 from sordino.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from sordino.experiments.papers import PaperTable
+    from sordino.lab.experiments.papers import PaperTable
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -65,7 +65,7 @@ def reproduce(
     listed: Annotated[bool, typer.Option("--list", help="List the tables and where they stand.")] = False,
 ) -> None:
     """Rerun a table of a paper and set its figures beside ours."""
-    from sordino.experiments.papers import paper_table, paper_tables
+    from sordino.lab.experiments.papers import paper_table, paper_tables
 
     if listed:
         for each in paper_tables().values():
@@ -104,8 +104,8 @@ def _require(table: PaperTable, wanted: Wanted) -> None:
 def _trained(table: PaperTable, wanted: Wanted) -> list[str]:
     """Tables of accuracy, and of the ε that reaches one: what failed, one line each."""
     from sordino.cli.live import run_shown
-    from sordino.experiments import catalogue, store
-    from sordino.experiments.reproducing import cases_of, plan, side_by_side
+    from sordino.lab.experiments import catalogue, results
+    from sordino.lab.experiments.reproducing import cases_of, compare_side_by_side, plan
 
     planned = plan(
         table,
@@ -117,32 +117,31 @@ def _trained(table: PaperTable, wanted: Wanted) -> list[str]:
         steps=wanted.steps,
     )
     failed = [] if wanted.show else run_shown(cases_of(planned), wanted.out, wanted.workers)
-    _keep(side_by_side(table, planned, lambda label: store.find(wanted.out, label)), table, wanted)
+    _keep(compare_side_by_side(table, planned, lambda label: results.find(wanted.out, label)), table, wanted)
     return failed
 
 
 def _timed(table: PaperTable, wanted: Wanted) -> list[str]:
     """Tables of speed."""
-    from sordino.experiments import catalogue
-    from sordino.experiments.reproducing import quick_cells
-    from sordino.experiments.timing import timed
+    from sordino.lab.experiments import catalogue
+    from sordino.lab.experiments.reproducing import compare_times, quick_cells
 
     cells = table.cells(wanted.datasets)
     cells = quick_cells(table, cells) if wanted.quick else cells
-    _keep(timed(table, cells, catalogue(), wanted.out, wanted.records, wanted.show), table, wanted)
+    _keep(compare_times(table, cells, catalogue(), wanted.out, wanted.records, wanted.show), table, wanted)
     return []
 
 
 def _attacked(table: PaperTable, wanted: Wanted) -> list[str]:
     """Tables of membership attacks, models without privacy included."""
-    from sordino.experiments import catalogue
-    from sordino.experiments.attacking import Attacks, attacked
-    from sordino.experiments.reproducing import quick_cells
+    from sordino.lab.experiments import catalogue
+    from sordino.lab.experiments.attacks import Attacks, compare_attacks
+    from sordino.lab.experiments.reproducing import quick_cells
 
     cells = [*table.cells(wanted.datasets), *table.non_private(wanted.datasets)]
     cells = quick_cells(table, cells) if wanted.quick else cells
     attacks = Attacks(wanted.out, wanted.seeds or 1, wanted.records, wanted.steps, wanted.show)
-    _keep(attacked(table, cells, catalogue(), attacks), table, wanted)
+    _keep(compare_attacks(table, cells, catalogue(), attacks), table, wanted)
     return []
 
 

@@ -20,11 +20,12 @@ from sordino.cli.choosing import Chosen
 from sordino.cli.common import caution
 from sordino.cli.config import Config
 from sordino.cli.preparing import LEDGER
-from sordino.data import Data, tabular_release, tabular_schema
+from sordino.data import tabular_release, tabular_schema
+from sordino.data.dataset import Data
 from sordino.data.tabular_schema import Schema
 from sordino.data.tabular_sheet import Sheet
 from sordino.errors import InvalidInput
-from sordino.models import parameter_count
+from sordino.lab.networks import parameter_count
 from sordino.private import Private
 from sordino.sampling.importance import Importance
 

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from sordino import data as benchmarks
 from sordino.cli import arrays
 from sordino.cli.arrays import Array
 from sordino.cli.config import DataChoice
-from sordino.data import Data, Step, folder, tabular
+from sordino.data import folder, tabular
+from sordino.data.dataset import Data, Step
 from sordino.data.tabular_sheet import HELD_OUT, Sheet
 from sordino.errors import InvalidInput
+from sordino.lab import data as benchmarks
 
 TABLES = (".csv", ".tsv")
 HELD_OUT_SHARE = 0.2

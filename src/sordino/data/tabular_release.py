@@ -5,7 +5,7 @@ All releases together cost a declared share of ε. Each is a sum over records of
 1. **kinds**: of m columns, one histogram each (`tabular_kinds`) and half the number of different values. A record
    changes one count and at most one of the halves per column, so the sensitivity is √(m·(1 + 1/4)).
 2. **scales**: mean and deviation of the k numbers within their released ranges, two Gaussian releases
-   (`sordino.features.private_normalisation`), sensitivity √k each.
+   (`sordino.lab.features.private_normalisation`), sensitivity √k each.
 3. **classes**: the labels whose noised count exceeds a threshold (`tabular_labels`).
 
 What comes after them is a function of what was released: it costs nothing more.
@@ -29,8 +29,8 @@ from sordino.data.tabular import Table, numbers
 from sordino.data.tabular_encoding import scaled
 from sordino.data.tabular_schema import Column, Number, Schema
 from sordino.errors import InvalidInput
-from sordino.features.normalising import private_normalisation
 from sordino.noise import Source, noised
+from sordino.tables.normalising import private_normalisation
 
 SHARE = 0.3
 """Of ε, for all releases together, unless another share is asked for."""

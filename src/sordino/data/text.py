@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.data.words import coder
+from sordino.lab.data.vocabulary import make_coder
 
 _MOST_CELLS = 2**28
 _FEWEST, _MOST = 64, 1024
@@ -21,7 +21,7 @@ def bag_of_words(texts: Sequence[str], buckets: int) -> NDArray[np.float32]:
     The sign makes words that share a bucket cancel on average instead of adding up (Weinberger et al. 2009); the root
     keeps a word that is repeated from drowning the others. An empty text is a row of zeros.
     """
-    code = coder("hashed")
+    code = make_coder("hashed")
     rows = np.zeros((len(texts), buckets), np.float32)
     for row, text in zip(rows, texts, strict=True):
         codes = np.array(code(text), np.int64)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sordino.data.download import DataUnavailable, Remote, fetch
 from sordino.errors import InvalidInput
+from sordino.lab.data.download import DataUnavailable, Remote, fetch
 
 CONTENT = bytes(range(256)) * 1024
 SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from sordino import data
-from sordino.data.infinite_mnist import Deformation, InfiniteMnist, affine_maps, smoothing
 from sordino.errors import InvalidInput
+from sordino.lab import data
+from sordino.lab.data.infinite_mnist import Deformation, InfiniteMnist, draw_affine_maps, smoothing_matrix
 
 STILL = Deformation(rotation=0, shear=0, scale=0, shift=0, strength=0)
 
@@ -55,12 +55,12 @@ def test_without_deformation_nothing_moves() -> None:
 
 
 def test_a_pure_shift_moves_by_pixels() -> None:
-    maps = affine_maps(torch.tensor([[0.0, 0, 0, 0, 1, 0]], dtype=torch.float64), Deformation(shift=2.0), side=28)
+    maps = draw_affine_maps(torch.tensor([[0.0, 0, 0, 0, 1, 0]], dtype=torch.float64), Deformation(shift=2.0), side=28)
     assert maps[0].tolist() == [[1, 0, 2 * 2 / 28], [0, 1, 0]]
 
 
 def test_smoothing_keeps_constants_and_shrinks_noise() -> None:
-    smooth = smoothing(28, 4.0)
+    smooth = smoothing_matrix(28, 4.0)
     constant = torch.full((28, 28), 3.0, dtype=torch.float64)
     torch.testing.assert_close(smooth @ constant @ smooth.T, constant)
     noise = torch.randn(28, 28, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

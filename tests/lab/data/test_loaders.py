@@ -17,12 +17,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sordino import data
-from sordino.data import cifar10, glove, imdb, names, words
 from sordino.data.dataset import split, spread, tensors
-from sordino.data.download import DataUnavailable, Remote
-from sordino.data.images import read_idx
 from sordino.errors import InvalidInput
+from sordino.lab import data
+from sordino.lab.data import cifar10, imdb, surnames, vocabulary
+from sordino.lab.data.download import DataUnavailable, Remote
+from sordino.lab.data.mnist import read_idx
 
 
 def test_digits_are_here_without_any_download(empty_machine: Path) -> None:
@@ -79,14 +79,14 @@ def test_the_fewest_words_and_letters_have_ids_inside_the_table(
     empty_machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     imitation(empty_machine, monkeypatch)
-    for vocabulary in words.VOCABULARIES:
-        assert data.load("imdb", vocabulary=vocabulary, words=4, length=1).train[0].max() < 4
+    for name in vocabulary.VOCABULARIES:
+        assert data.load("imdb", vocabulary=name, words=4, length=1).train[0].max() < 4
     assert len(imdb.glove_embedding(words=4)) == 4
-    assert names.encode("Ada", 3).tolist() == [1, ord("A") + 3, 2]
+    assert surnames.encode_name("Ada", 3).tolist() == [1, ord("A") + 3, 2]
 
 
 def test_an_absent_set_says_where_it_was_to_come_from(empty_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "OFFICIAL", Remote("http://127.0.0.1:9/data.zip"))
+    monkeypatch.setattr(surnames, "OFFICIAL", Remote("http://127.0.0.1:9/data.zip"))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     with pytest.raises(DataUnavailable, match=r"data\.zip cannot be fetched from .*: go online, or set SORDINO_DATA"):
         data.load("names")
@@ -139,12 +139,12 @@ def cifar_archive(path: Path, batches: dict[str, bytes]) -> Path:
 def test_cifar10_from_the_official_archive(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = {name: rng.integers(0, 10, (4, 3073), dtype=np.uint8) for name in cifar10.MD5}
-    batches = cifar10._from_archive(
+    batches = cifar10._read_archive(
         cifar_archive(tmp_path / "c.tar.gz", {name: row.tobytes() for name, row in rows.items()})
     )
     assert all(np.array_equal(batches[name], rows[name]) for name in cifar10.MD5)
     with pytest.raises(DataUnavailable, match="lacks data_batch_1, "):
-        cifar10._from_archive(cifar_archive(tmp_path / "d.tar.gz", {"test_batch": b"\0" * 3073}))
+        cifar10._read_archive(cifar_archive(tmp_path / "d.tar.gz", {"test_batch": b"\0" * 3073}))
 
 
 def test_cifar10_refuses_other_bytes(empty_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_cifar10_of_sordino_data_comes_before_what_was_decoded(
         cifar_archive(folder / "cifar10" / "c.tar.gz", {name: bytes([value]) * 3073 for name in cifar10.MD5})
 
     def loaded() -> int:
-        return int(cifar10._decoded()["classes"][0])
+        return int(cifar10._decode_once()["classes"][0])
 
     monkeypatch.setattr(cifar10, "OFFICIAL", Remote("http://127.0.0.1:9/c.tar.gz"))
     for value in (1, 2):
@@ -211,15 +211,15 @@ def test_names(benchmark_folder: Path) -> None:
     assert len(classes) + len(loaded.test[1]) == 20_074
     assert len(loaded.classes) == 18
     assert loaded.test[1].bincount(minlength=18).min() >= 14
-    assert (tokens[:, -1] == names.END).all(), "padding is on the left: the last step has read the whole name"
+    assert (tokens[:, -1] == surnames.END).all(), "padding is on the left: the last step has read the whole name"
     assert tokens.max() < 259
     (caveat,) = loaded.caveats
     assert "a fixed fifth of each language held out, by the number of its names (instead: " in caveat
 
 
 def test_a_name_is_its_bytes() -> None:
-    assert names.encode("Ã", 6).tolist() == [0, 0, 1, 0xC3 + 3, 0x83 + 3, 2]
-    assert names.encode("abcdefgh", 6).tolist() == [1, *(ord(c) + 3 for c in "abcd"), 2]
+    assert surnames.encode_name("Ã", 6).tolist() == [0, 0, 1, 0xC3 + 3, 0x83 + 3, 2]
+    assert surnames.encode_name("abcdefgh", 6).tolist() == [1, *(ord(c) + 3 for c in "abcd"), 2]
 
 
 def test_names_from_the_official_archive(empty_machine: Path) -> None:
@@ -254,7 +254,7 @@ def test_imdb(benchmark_folder: Path) -> None:
 
 
 def test_keras_ranks_of_a_known_sentence(benchmark_folder: Path) -> None:
-    code = words.coder("keras")
+    code = vocabulary.make_coder("keras")
     assert code("The the, THE movie! xyzzyqq") == [1, 1, 1, 17, 0]
 
 
@@ -262,12 +262,12 @@ def test_glove_rows_follow_the_token_ids(benchmark_folder: Path) -> None:
     rows = imdb.glove_embedding()
     assert tuple(rows.shape) == (20_000, 100)
     assert rows[:4].abs().sum() == 0
-    with np.load(benchmark_folder / "glove" / glove.EXCERPT) as stored:
+    with np.load(benchmark_folder / "glove" / vocabulary.EXCERPT) as stored:
         for rank in (1, 17, 19_996):
             np.testing.assert_array_equal(rows[rank + 3], stored["vectors"][rank].astype(np.float32))
-        vocabulary = stored["words"].tolist()
-        want = (stored["vectors"][vocabulary.index("do")].astype(float) + stored["clitic_vectors"][0]) / 2
-    np.testing.assert_allclose(rows[vocabulary.index("don't") + 3], want, atol=1e-6)
+        counted = stored["words"].tolist()
+        want = (stored["vectors"][counted.index("do")].astype(float) + stored["clitic_vectors"][0]) / 2
+    np.testing.assert_allclose(rows[counted.index("don't") + 3], want, atol=1e-6)
 
 
 def imitation(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,12 +282,12 @@ def imitation(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 archive.addfile(member, io.BytesIO(text.encode()))
     monkeypatch.setattr(imdb, "OFFICIAL", Remote("http://127.0.0.1:9/reviews.tar.gz"))
     (cache / "imdb" / "index.json").write_text(json.dumps({"film": 2, "bad": 1, "good": 3, "don't": 4}))
-    monkeypatch.setattr(words, "WORD_INDEX", Remote("http://127.0.0.1:9/index.json"))
+    monkeypatch.setattr(vocabulary, "WORD_INDEX", Remote("http://127.0.0.1:9/index.json"))
     (cache / "glove").mkdir()
     with zipfile.ZipFile(cache / "glove" / "glove.zip", "w") as archive:
         lines = [f"{word} " + " ".join([str(i)] * 100) for i, word in enumerate(["film", "n't", "do", "good"], 1)]
-        archive.writestr(glove.MEMBER, "\n".join(lines) + "\n")
-    monkeypatch.setattr(glove, "OFFICIAL", Remote("http://127.0.0.1:9/glove.zip"))
+        archive.writestr(vocabulary.MEMBER, "\n".join(lines) + "\n")
+    monkeypatch.setattr(vocabulary, "GLOVE", Remote("http://127.0.0.1:9/glove.zip"))
 
 
 def by_review(loaded: data.Data) -> dict[tuple[int, ...], int]:
@@ -315,7 +315,7 @@ def excerpt(folder: Path) -> None:
     known = np.array(["bad", "film", "good"])
     stored = {"words": known, "found": np.array([True, True, True]), "vectors": np.full((3, 100), 9, np.float16)}
     clitics = {"clitics": np.array(["n't"]), "clitic_vectors": np.full((1, 100), 9, np.float16)}
-    np.savez(folder / "glove" / glove.EXCERPT, allow_pickle=False, **stored, **clitics)
+    np.savez(folder / "glove" / vocabulary.EXCERPT, allow_pickle=False, **stored, **clitics)
 
 
 def test_public_words_get_public_vectors_whatever_the_reviews_hold(
@@ -333,7 +333,7 @@ def test_public_words_need_the_official_vectors(
     empty_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     excerpt(empty_machine)
-    monkeypatch.setattr(glove, "OFFICIAL", Remote("http://127.0.0.1:9/glove.zip"))
+    monkeypatch.setattr(vocabulary, "GLOVE", Remote("http://127.0.0.1:9/glove.zip"))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     with pytest.raises(DataUnavailable, match=r"glove\.zip cannot be fetched from .*: go online, or set SORDINO_DATA"):
         imdb.glove_embedding("glove", words=8)
@@ -341,20 +341,20 @@ def test_public_words_need_the_official_vectors(
 
 def test_padding_and_cutting_sides() -> None:
     ids, ends = np.array([7, 8, 9, 5]), np.array([3, 4])
-    assert words.windows(ids, ends, 3, "post", "post").tolist() == [[1, 7, 8], [1, 5, 0]]
-    assert words.windows(ids, ends, 3, "pre", "pre").tolist() == [[7, 8, 9], [0, 1, 5]]
+    assert vocabulary.cut_windows(ids, ends, 3, "post", "post").tolist() == [[1, 7, 8], [1, 5, 0]]
+    assert vocabulary.cut_windows(ids, ends, 3, "pre", "pre").tolist() == [[7, 8, 9], [0, 1, 5]]
     with pytest.raises(InvalidInput, match="pad='left' must be 'pre' or 'post'"):
-        words.windows(ids, ends, 3, "left", "pre")
+        vocabulary.cut_windows(ids, ends, 3, "left", "pre")
 
 
 def test_a_table_of_reviews_keeps_tabs_and_strange_line_ends(tmp_path: Path) -> None:
     path = tmp_path / "train.tsv.xz"
     path.write_bytes(lzma.compress("0\t1\t5\ta\tb\x85c\n1\t9\t6\td".encode()))
-    assert imdb._from_table(path) == (["a\tb\x85c", "d"], [0, 1])
+    assert imdb._read_table(path) == (["a\tb\x85c", "d"], [0, 1])
     for bad in (b"plain", lzma.compress(b"0\t1\n"), lzma.compress(b"x\t1\t5\ta")):
         path.write_bytes(bad)
         with pytest.raises(DataUnavailable, match="is not a table of reviews"):
-            imdb._from_table(path)
+            imdb._read_table(path)
 
 
 def test_a_loader_batches_the_records() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sordino.experiments import Case
+from sordino.lab.experiments import Case
 
 Row = dict[str, Any]
 

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from sordino.cli import app
 from sordino.errors import InvalidInput
-from sordino.experiments import papers
-from sordino.experiments.papers import PaperTable, paper_table
-from sordino.experiments.pool import Told, explained, run_all
-from tests.experiments.cases import small
+from sordino.lab.experiments import papers
+from sordino.lab.experiments.papers import PaperTable, paper_table
+from sordino.lab.experiments.pool import Told, explain, run_all
+from tests.lab.experiments.cases import small
 
 DEADLINE = 600.0
 
@@ -99,13 +99,13 @@ def test_a_table_is_reproduced(tmp_path, monkeypatch):
 
 
 def test_showing_seconds_measures_none(tmp_path, monkeypatch):
-    from sordino.experiments import timing
+    from sordino.lab.experiments import reproducing
 
     printed = {"digits": {"DPSGD": [9.0]}}
     variants = {"DPSGD": {"method": "dpsgd", "recipe": {"noise_multiplier": 1.0}}}
     table = replace(paper_table("jl:table2"), name="digits:seconds", variants=variants, printed=printed)
     monkeypatch.setattr(papers, "paper_tables", lambda: {"digits:seconds": table})
-    monkeypatch.setattr(timing, "seconds_per_epoch", lambda case: 7.0)
+    monkeypatch.setattr(reproducing, "time_epoch", lambda case: 7.0)
     command = ["reproduce", "digits:seconds", "--out", str(tmp_path)]
     shown = CliRunner().invoke(app, [*command, "--show"])
     assert "| digits | DPSGD | 9 |  |" in shown.output
@@ -232,7 +232,7 @@ def test_long_work_before_a_run_is_announced_once(tmp_path, monkeypatch, capsys)
 def test_every_failure_is_one_line_with_its_cause_and_a_way_out(error, line):
     with pytest.raises(type(error)) as caught:
         raise error
-    said = explained(caught.value)
+    said = explain(caught.value)
     assert re.search(line, said)
     assert "\n" not in said
     assert "8123" not in said, "a shape tells how many records the draw had"

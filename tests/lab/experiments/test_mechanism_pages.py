@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import dpis, results, selection
-from tests.experiments.cases import row
+from tests.lab.experiments.cases import row
 
 
 @pytest.fixture(params=[dpis, selection], ids=["dpis", "selection"])

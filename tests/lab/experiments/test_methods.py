@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sordino.experiments import recipe_of
-from sordino.experiments.methods import accountant_of, priced_alike
-from tests.experiments.cases import small
+from sordino.lab.experiments import recipe_of
+from sordino.lab.experiments.methods import accountant_of, is_priced_alike
+from tests.lab.experiments.cases import small
 
 SHARED = {"batch_size": 100, "steps": 8}
 PUBLIC = (torch.rand(6, 1, 8, 8), torch.zeros(6, dtype=torch.int64))
@@ -43,7 +43,7 @@ def test_a_baseline_is_priced_as_in_the_paper_that_ran_it():
 )
 def test_where_both_accountings_give_one_recipe(recipe, published, alike):
     for accounting in ("proven", "published"):
-        assert priced_alike(small(recipe={"name": recipe}, published=published, accounting=accounting)) is alike
+        assert is_priced_alike(small(recipe={"name": recipe}, published=published, accounting=accounting)) is alike
 
 
 @pytest.mark.parametrize("name", ["dpsgd", "automatic", "dynamic", "noise_decay", "dpis", "screening"])

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from sordino.errors import InvalidInput
-from sordino.experiments import Case, catalogue, read_all, recipe_of
-from sordino.experiments.papers import best_printed, paper_table, paper_tables
-from sordino.experiments.reproducing import cases_of, plan, quick_cells, side_by_side
-from tests.experiments.cases import row
+from sordino.lab.experiments import Case, catalogue, read_all, recipe_of
+from sordino.lab.experiments.papers import best_printed, paper_table, paper_tables
+from sordino.lab.experiments.reproducing import cases_of, compare_side_by_side, plan, quick_cells
+from tests.lab.experiments.cases import row
 
 KNOWN = catalogue()
 TABLES = paper_tables()
@@ -86,7 +86,7 @@ def test_the_three_figures_stand_side_by_side():
         first.cases["published"][0].label: row(accuracy=0.7, basis="published"),
         first.cases["proven"][0].label: row(accuracy=0.6),
     }
-    text = side_by_side(table, planned, found.get)
+    text = compare_side_by_side(table, planned, found.get)
     assert "| imdb | DPSUR | 3 | 72.16 | 70.00 (1) [published] | 60.00 (1) |" in text
     assert "| imdb | DPSGD | 3 | 70.41 |  |  |" in text
 
@@ -95,7 +95,7 @@ def test_a_table_of_epsilons_reads_the_curve():
     table = paper_table("screening:table3")
     planned = plan(table, ["mnist"], KNOWN, seeds=1)
     labels = {case.label: row(epsilon=6.0, accuracy=0.96) for each in planned for case in each.cases["proven"]}
-    lines = side_by_side(table, planned, labels.get).splitlines()
+    lines = compare_side_by_side(table, planned, labels.get).splitlines()
     assert "| mnist | DPSGD | 0.98 | not reached |  | not reached |" in lines
     assert "| mnist | DPSGD | 0.96 | 2.47 |  | 6.00 (1) |" in lines
 

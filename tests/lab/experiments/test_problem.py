@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from sordino import data
-from sordino.data.infinite_mnist import InfiniteMnist
-from sordino.experiments import problem_of
-from tests.experiments.cases import small
+from sordino.lab import data
+from sordino.lab.data.infinite_mnist import InfiniteMnist
+from sordino.lab.experiments import problem_of
+from tests.lab.experiments.cases import small
 
 
 class Counted(InfiniteMnist):

@@ -8,8 +8,9 @@ import pytest
 
 from benchmarks import dynamic, results
 from sordino.errors import InvalidInput
-from sordino.experiments import catalogue, recipe_of, store
-from tests.experiments.cases import row
+from sordino.lab.experiments import catalogue, recipe_of
+from sordino.lab.experiments import results as store
+from tests.lab.experiments.cases import row
 
 pytest.importorskip("matplotlib")
 

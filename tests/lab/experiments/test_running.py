@@ -1,4 +1,4 @@
-"""A run is trained once, goes on where it was killed, and never costs more than it may."""
+"""A run is trained once, goes on where it was killed, never costs more than it may, and averages what it says."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import json
 
 import pytest
 import torch
+from torch import nn
 
 from sordino.accounting import Ledger
 from sordino.claims import FIXED_IN_ADVANCE
 from sordino.errors import InvalidInput
-from sordino.experiments import read_all, run
+from sordino.lab.experiments import read_all, run
+from sordino.lab.experiments.running import Average
 from sordino.private import Private
-from tests.experiments.cases import small
+from tests.lab.experiments.cases import small
 
 
 class Killed(BaseException):
@@ -111,7 +113,7 @@ def test_released_statistics_are_paid_from_the_same_budget(tmp_path, monkeypatch
 
 
 def test_public_records_are_not_evaluated_on(tmp_path):
-    from sordino.experiments import problem_of
+    from sordino.lab.experiments import problem_of
 
     problem = problem_of(small(data={"public": 100}))
     everything = problem_of(small())
@@ -154,3 +156,52 @@ def test_refusals_are_one_line(tmp_path, changes, word):
     with pytest.raises(InvalidInput, match=word) as refused:
         run(small(**changes), tmp_path)
     assert "\n" not in str(refused.value)
+
+
+def iterates(count: int) -> list[nn.Linear]:
+    torch.manual_seed(0)
+    return [nn.Linear(3, 2) for _ in range(count)]
+
+
+def test_the_mean_of_the_last_share():
+    models, average = iterates(10), Average(0.4, 10)
+    for step, model in enumerate(models):
+        average.observe(model, step)
+    expected = torch.stack([model.weight for model in models[6:]]).mean(0)
+    wrong = torch.stack([model.weight for model in models[5:]]).mean(0)
+    assert torch.allclose(average.mean["weight"], expected, atol=1e-6)
+    assert not torch.allclose(average.mean["weight"], wrong, atol=1e-3)
+    assert average.count == 4
+
+
+def test_a_resumed_mean_is_the_same():
+    models, whole, first, second = iterates(10), Average(0.5, 10), Average(0.5, 10), Average(0.5, 10)
+    for step, model in enumerate(models):
+        whole.observe(model, step)
+    for step in range(7):
+        first.observe(models[step], step)
+    second.restore(first.state())
+    for step in range(7, 10):
+        second.observe(models[step], step)
+    assert torch.allclose(second.mean["bias"], whole.mean["bias"], atol=1e-6)
+
+
+def test_it_is_installed_only_for_a_while_and_leaves_frozen_parameters_alone():
+    model = nn.Linear(3, 2)
+    model.bias.requires_grad_(False)
+    average = Average(0.1, 1)
+    average.observe(model, 0)
+    first = model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight += 1
+    with average.installed(model):
+        assert torch.equal(model.weight, first)
+    assert torch.equal(model.weight, first + 1)
+    assert set(average.mean) == {"weight"}
+
+
+def test_without_a_share_nothing_is_averaged():
+    average = Average(0.0, 5)
+    for step in range(5):
+        average.observe(nn.Linear(3, 2), step)
+    assert not average.mean

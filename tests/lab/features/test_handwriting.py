@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from sordino.errors import InvalidInput
-from sordino.features import handwriting
-from sordino.features.handwriting import Handwriting, handwriting_features, trained
-from sordino.features.pen import POINTS, Characters, _path, draw, invent
-from sordino.features.upright import upright
+from sordino.lab.features import handwriting
+from sordino.lab.features.handwriting import Handwriting, describe_handwriting, load_network, make_upright
+from sordino.lab.features.pen import POINTS, Characters, _trace, draw, invent
 
 SMALL = Handwriting(characters=4, steps=3)
 
@@ -42,11 +41,11 @@ def test_a_straight_stroke_is_a_line_and_a_full_turn_a_circle() -> None:
             one, torch.zeros(1, 1, 2), 0 * one, torch.ones(1, 1, 1), torch.full((1, 1, 1), turn), one[None] * 0
         )
 
-    points, weights = _path(stroke(0.0))
+    points, weights = _trace(stroke(0.0))
     torch.testing.assert_close(points[0, :, 0], torch.arange(1, POINTS + 1) / POINTS)
     torch.testing.assert_close(points[0, :, 1], torch.zeros(POINTS))
     torch.testing.assert_close(weights.sum(), torch.tensor(1.0))
-    circle, _ = _path(stroke(2 * torch.pi))
+    circle, _ = _trace(stroke(2 * torch.pi))
     radii = (circle[0] - circle[0].mean(0)).norm(dim=1)
     torch.testing.assert_close(radii, torch.full((POINTS,), 1 / (2 * torch.pi)), atol=1e-3, rtol=0)
 
@@ -82,7 +81,7 @@ def test_two_drawings_of_a_character_are_nearer_than_those_of_two_characters() -
 def test_upright_pictures_do_not_lean_and_stand_in_the_middle() -> None:
     pictures = draw(invent(100, seed=7), hand(7))
     _, _, before = moments(pictures)
-    x, y, after = moments(upright(pictures))
+    x, y, after = moments(make_upright(pictures))
     assert after.abs().mean() < 0.5 * before.abs().mean()
     torch.testing.assert_close(x, torch.full((100,), 14.0), atol=0.3, rtol=0)
     torch.testing.assert_close(y, torch.full((100,), 14.0), atol=0.3, rtol=0)
@@ -95,47 +94,51 @@ def test_an_upright_stroke_that_was_sheared_comes_back() -> None:
     for row in range(4, 24):
         shift = round(0.4 * (row - 13.5))
         leaning[0, 0, row, 13 + shift : 15 + shift] = 1
-    assert (upright(leaning) - straight).abs().mean() < 0.4 * (leaning - straight).abs().mean()
-    torch.testing.assert_close(upright(straight), straight, atol=1e-4, rtol=0)
+    assert (make_upright(leaning) - straight).abs().mean() < 0.4 * (leaning - straight).abs().mean()
+    torch.testing.assert_close(make_upright(straight), straight, atol=1e-4, rtol=0)
 
 
 def test_blank_pictures_stay_blank_and_pictures_need_not_be_square() -> None:
-    assert torch.equal(upright(torch.zeros(2, 1, 28, 28)), torch.zeros(2, 1, 28, 28))
-    assert upright(torch.rand(2, 1, 20, 28)).shape == (2, 1, 20, 28)
+    assert torch.equal(make_upright(torch.zeros(2, 1, 28, 28)), torch.zeros(2, 1, 28, 28))
+    assert make_upright(torch.rand(2, 1, 20, 28)).shape == (2, 1, 20, 28)
 
 
 def test_views_turn_and_zoom_about_the_centre() -> None:
     cross = torch.zeros(1, 1, 28, 28)
     cross[..., 4:24, 13:15] = 1
-    torch.testing.assert_close(handwriting.view(cross, 0.0, 1.0), cross)
-    torch.testing.assert_close(handwriting.view(cross, torch.pi / 2, 1.0), cross.transpose(2, 3), atol=1e-4, rtol=0)
-    assert handwriting.view(cross, 0.0, 0.9).sum() > 1.1 * cross.sum(), "what is seen of a smaller part is larger"
-    assert handwriting.view(cross, 0.0, 1.1).sum() < 0.9 * cross.sum()
+    torch.testing.assert_close(handwriting.turn_and_zoom(cross, 0.0, 1.0), cross)
+    torch.testing.assert_close(
+        handwriting.turn_and_zoom(cross, torch.pi / 2, 1.0), cross.transpose(2, 3), atol=1e-4, rtol=0
+    )
+    assert handwriting.turn_and_zoom(cross, 0.0, 0.9).sum() > 1.1 * cross.sum(), (
+        "what is seen of a smaller part is larger"
+    )
+    assert handwriting.turn_and_zoom(cross, 0.0, 1.1).sum() < 0.9 * cross.sum()
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_record_s_features_are_its_own_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = draw(invent(6, seed=9), hand(9))
-    features = handwriting_features(images, SMALL, folder=tmp_path, quiet=True)
+    features = describe_handwriting(images, SMALL, folder=tmp_path, quiet=True)
     assert features.shape == (6, handwriting.WIDTH)
     torch.testing.assert_close(features.norm(dim=1), torch.ones(6))
     changed = images.clone()
     changed[0] = images[1]
-    others = handwriting_features(changed, SMALL, folder=tmp_path, quiet=True)
+    others = describe_handwriting(changed, SMALL, folder=tmp_path, quiet=True)
     torch.testing.assert_close(others[1:], features[1:])
     torch.testing.assert_close(others[0], features[1])
     monkeypatch.setattr(handwriting, "_learn", lambda *_: pytest.fail("the network was to be kept"))
-    monkeypatch.setattr(handwriting, "_described", lambda *_: pytest.fail("the features were to be kept"))
-    assert torch.equal(handwriting_features(images, SMALL, folder=tmp_path, quiet=True), features)
+    monkeypatch.setattr(handwriting, "_describe", lambda *_: pytest.fail("the features were to be kept"))
+    assert torch.equal(describe_handwriting(images, SMALL, folder=tmp_path, quiet=True), features)
 
 
 @pytest.mark.usefixtures("quick")
 def test_training_moves_the_network_and_leaves_the_random_state_alone(tmp_path: Path) -> None:
     state = torch.random.get_rng_state()
-    network = trained(SMALL, tmp_path, quiet=True)
+    network = load_network(SMALL, tmp_path, quiet=True)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert not network.training
-    longer = trained(Handwriting(characters=4, steps=6), tmp_path, quiet=True)
+    longer = load_network(Handwriting(characters=4, steps=6), tmp_path, quiet=True)
     assert not torch.equal(longer[0].weight, network[0].weight)
 
 
@@ -149,21 +152,21 @@ def test_drawings_that_were_learned_are_told_apart_better_than_by_an_untrained_n
     twice = torch.cat([draw(characters, hand(1)), draw(characters, hand(2))])
 
     def share(network: torch.nn.Module) -> float:
-        seen = handwriting._described(twice, network)
+        seen = handwriting._describe(twice, network)
         seen = torch.nn.functional.normalize(seen - seen.mean(0))
         alike = (seen @ seen.T).fill_diagonal_(-1)
         return float((alike.argmax(1) % 40 == torch.arange(80) % 40).float().mean())
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        untrained = share(handwriting.maps().eval())
-    assert share(trained(choice, tmp_path, quiet=True)) > untrained + 0.1
+        untrained = share(handwriting.build_network().eval())
+    assert share(load_network(choice, tmp_path, quiet=True)) > untrained + 0.1
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 28, 28), (2, 1, 32, 32), (0, 1, 28, 28), (28, 28)])
 def test_other_pictures_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="must be"):
-        handwriting_features(torch.zeros(shape), SMALL, folder=tmp_path)
+        describe_handwriting(torch.zeros(shape), SMALL, folder=tmp_path)
 
 
 def test_choices_out_of_range_are_refused() -> None:

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from sordino.errors import InvalidInput
-from sordino.experiments import Case
-from sordino.experiments.problem import problem_of
-from sordino.features import scatter, white_scattering
-from sordino.features.joined import joined_features
-from sordino.features.white_scattering import WhiteScattering
-from sordino.features.whitening import unit, whitening
+from sordino.lab.experiments import Case
+from sordino.lab.experiments.problem import join_features, problem_of
+from sordino.lab.features import scatter, scattering
+from sordino.lab.features.scattering import WhiteScattering
+from sordino.lab.features.synthetic import fit_whitening, scale_to_unit
 
 pytest.importorskip("kymatio")
 SMALL = WhiteScattering(groups=9)
@@ -23,7 +22,7 @@ SMALL = WhiteScattering(groups=9)
 
 @pytest.fixture(autouse=True)
 def few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(white_scattering, "_EXAMPLES", 40)
+    monkeypatch.setattr(scattering, "_EXAMPLES", 40)
 
 
 def images(count: int = 5) -> Tensor:
@@ -34,7 +33,7 @@ def images(count: int = 5) -> Tensor:
 def test_whitening_is_the_inverse_root_of_the_covariance_plus_ridge(count: int) -> None:
     """In full, and through the few directions that fewer examples than dimensions span."""
     examples = torch.randn(count, 12, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 13)
-    white = whitening(examples, 0.01)
+    white = fit_whitening(examples, 0.01)
     centred = (examples - examples.mean(0)).double()
     covariance = centred.T @ centred / count
     ridged = covariance + 0.01 * torch.linalg.eigvalsh(covariance)[-1] * torch.eye(12)
@@ -43,22 +42,22 @@ def test_whitening_is_the_inverse_root_of_the_covariance_plus_ridge(count: int) 
 
 
 def test_white_scattering_is_that_of_the_formula(tmp_path: Path) -> None:
-    found = white_scattering.white_scattering(images(), SMALL, folder=tmp_path)
-    white = white_scattering.fitted(SMALL, 1, 16, 16, tmp_path)
-    plain = unit(scatter(images(), groups=9, folder=tmp_path, quiet=True).flatten(1))
-    torch.testing.assert_close(found, unit(white(plain)), atol=1e-5, rtol=1e-4)
+    found = scattering.scatter_white(images(), SMALL, folder=tmp_path)
+    white = scattering.fit_white_scattering(SMALL, 1, 16, 16, tmp_path)
+    plain = scale_to_unit(scatter(images(), groups=9, folder=tmp_path, quiet=True).flatten(1))
+    torch.testing.assert_close(found, scale_to_unit(white(plain)), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(found.norm(dim=1), torch.ones(5))
 
 
 def test_a_record_alone_has_the_same_features(tmp_path: Path) -> None:
-    together = white_scattering.white_scattering(images(), SMALL, folder=tmp_path)
-    alone = white_scattering.white_scattering(images()[2:3], SMALL, folder=tmp_path)
+    together = scattering.scatter_white(images(), SMALL, folder=tmp_path)
+    alone = scattering.scatter_white(images()[2:3], SMALL, folder=tmp_path)
     torch.testing.assert_close(alone[0], together[2], atol=1e-5, rtol=1e-4)
 
 
 def test_mirror_images_have_the_same_features_if_asked_for(tmp_path: Path) -> None:
     def of(x: Tensor, mirror: bool) -> Tensor:
-        return white_scattering.white_scattering(x, WhiteScattering(groups=9, mirror=mirror), folder=tmp_path)
+        return scattering.scatter_white(x, WhiteScattering(groups=9, mirror=mirror), folder=tmp_path)
 
     torch.testing.assert_close(of(images(), True), of(images().flip(3), True), atol=1e-4, rtol=1e-3)
     assert not torch.allclose(of(images(), False), of(images().flip(3), False), atol=1e-2)
@@ -67,18 +66,18 @@ def test_mirror_images_have_the_same_features_if_asked_for(tmp_path: Path) -> No
 def test_gray_is_the_scattering_of_brightness(tmp_path: Path) -> None:
     colours = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(2))
     gray = torch.einsum("nchw,c->nhw", colours, torch.tensor([0.299, 0.587, 0.114]))[:, None]
-    found = white_scattering.white_scattering(colours, WhiteScattering(groups=9, gray=True), folder=tmp_path)
-    expected = white_scattering.white_scattering(gray, SMALL, folder=tmp_path)
+    found = scattering.scatter_white(colours, WhiteScattering(groups=9, gray=True), folder=tmp_path)
+    expected = scattering.scatter_white(gray, SMALL, folder=tmp_path)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
     with pytest.raises(InvalidInput, match="leave gray out"):
-        white_scattering.white_scattering(images(), WhiteScattering(gray=True), folder=tmp_path)
+        scattering.scatter_white(images(), WhiteScattering(gray=True), folder=tmp_path)
 
 
 def test_joined_features_have_the_mean_of_the_kernels(tmp_path: Path) -> None:
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     parts = [lambda rows: rows.reshape(-1, 2, 2), lambda rows: rows[:, :3] * 7]
-    found = joined_features(x, parts, named="two", folder=tmp_path)
-    first, second = unit(x), unit(x[:, :3])
+    found = join_features(x, parts, named="two", folder=tmp_path)
+    first, second = scale_to_unit(x), scale_to_unit(x[:, :3])
     assert found.shape == (6, 7)
     torch.testing.assert_close(found @ found.T, (first @ first.T + second @ second.T) / 2)
 
@@ -92,7 +91,7 @@ def test_joined_features_are_computed_once(tmp_path: Path) -> None:
 
     x = torch.ones(3, 2)
     for named, count in (("a", 1), ("a", 1), ("b", 2)):
-        joined_features(x, [part], named=named, folder=tmp_path)
+        join_features(x, [part], named=named, folder=tmp_path)
         assert len(calls) == count
 
 
@@ -113,7 +112,7 @@ def test_refusals_name_the_value(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"ridge=0\.0"):
         WhiteScattering(ridge=0.0)
     with pytest.raises(InvalidInput, match="no parts"):
-        joined_features(torch.ones(2, 2), [], named="none", folder=tmp_path)
+        join_features(torch.ones(2, 2), [], named="none", folder=tmp_path)
     with pytest.raises(InvalidInput, match="kind='cubes'"):
         problem_of(case(features={"kind": "joined", "parts": [{"kind": "cubes"}]}))
     with pytest.raises(InvalidInput, match="a part with noise"):

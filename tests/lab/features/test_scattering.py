@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sordino.errors import InvalidInput
-from sordino.features import MissingExtra, group_norm, scatter, scattering
+from sordino.lab.features import MissingExtra, group_norm, scatter, scattering
 
 needs_kymatio = pytest.mark.skipif(importlib.util.find_spec("kymatio") is None, reason="kymatio is not installed")
 
@@ -27,7 +27,7 @@ def test_the_two_dimensional_front_end_needs_no_module_that_breaks(monkeypatch: 
         monkeypatch.delitem(sys.modules, name)
     for broken in ("kymatio.torch", "kymatio.scattering3d.frontend.torch_frontend", "kymatio.scattering3d.filter_bank"):
         monkeypatch.setitem(sys.modules, broken, None)
-    assert scattering.transform(28, 28)(torch.zeros(1, 28, 28)).shape == (1, 81, 7, 7)
+    assert scattering.build_transform(28, 28)(torch.zeros(1, 28, 28)).shape == (1, 81, 7, 7)
 
 
 @needs_kymatio
@@ -67,13 +67,13 @@ def test_features_are_computed_once_and_keyed_by_all_that_decides_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[int] = []
-    original = scattering._compute
+    original = scattering._fill_scattering
 
     def counted(images: Tensor, *rest: object) -> None:
         runs.append(len(images))
         original(images, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(scattering, "_compute", counted)
+    monkeypatch.setattr(scattering, "_fill_scattering", counted)
     first = scatter(digits(), folder=tmp_path, quiet=True)
     again = scatter(digits(), folder=tmp_path, quiet=True)
     assert len(runs) == 1
@@ -119,7 +119,7 @@ def test_a_computation_that_was_killed_leaves_nothing_that_counts(
         return plane
 
     with monkeypatch.context() as patch:
-        patch.setattr(scattering, "transform", killed)
+        patch.setattr(scattering, "build_transform", killed)
         with pytest.raises(KeyboardInterrupt):
             scatter(digits(), folder=tmp_path, quiet=True)
     assert not list(tmp_path.glob("*.npy"))

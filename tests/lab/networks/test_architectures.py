@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sordino import models
 from sordino.errors import InvalidInput
+from sordino.lab import networks
+from sordino.lab.networks.images import SlidingMax
 
 Build = Callable[[], nn.Module]
 
@@ -25,29 +26,29 @@ def tokens(vocabulary: int, length: int) -> Callable[[int], Tensor]:
 
 GLOVE = torch.zeros(20_000, 100)
 CASES: list[tuple[str, Build, int, Callable[[int], Tensor], int]] = [
-    ("mnist", models.mnist_cnn, 26_010, images(1, 28), 10),
-    ("mnist p3", partial(models.mnist_cnn, "relu", padding=3), 26_010, images(1, 28), 10),
-    ("cifar", models.cifar_cnn, 550_570, images(3, 32), 10),
-    ("jl cifar", models.jl_cifar, 623_146, images(3, 32), 10),
-    ("vgg13", models.vgg13, 32_394_562, images(3, 32), 10),
-    ("alexnet 32", models.alexnet, 21_622_154, images(3, 32), 10),
-    ("alexnet grey", partial(models.alexnet, channels=1), 21_598_922, images(1, 28), 10),
-    ("scatter linear", models.scatter_linear, 39_700, images(81, 7), 10),
-    ("scatter linear cifar", partial(models.scatter_linear, 243), 155_530, images(243, 8), 10),
-    ("scatter cnn", models.scatter_cnn, 33_066, images(81, 7), 10),
-    ("scatter cnn cifar", partial(models.scatter_cnn, 243), 187_210, images(243, 8), 10),
-    ("imdb", models.imdb_bilstm, 2_021_202, tokens(20_000, 80), 2),
-    ("imdb glove", partial(models.imdb_bilstm, GLOVE), 21_202, tokens(20_000, 80), 2),
-    ("imdb glove tuned", partial(models.imdb_bilstm, GLOVE, frozen=False), 2_021_202, tokens(20_000, 80), 2),
-    ("jl bilstm", models.jl_bilstm, 598_274, tokens(8185, 20), 2),
-    ("jl bilstm torch", partial(models.jl_bilstm, single_bias=False), 598_786, tokens(8185, 20), 2),
-    ("names", models.names_lstm, 118_226, tokens(259, 20), 18),
-    ("imdb mlp", models.imdb_mlp, 160_306, tokens(10_000, 256), 2),
-    ("embedding mlp", models.embedding_mlp, 2_006_594, tokens(20_000, 80), 2),
-    ("transformer", models.transformer, 2_073_602, tokens(10_000, 64), 2),
-    ("linear", models.linear, 650, images(1, 8), 10),
-    ("digits mlp", models.digits_mlp, 2_410, images(1, 8), 10),
-    ("digits cnn", models.digits_cnn, 6_090, images(1, 8), 10),
+    ("mnist", networks.mnist_cnn, 26_010, images(1, 28), 10),
+    ("mnist p3", partial(networks.mnist_cnn, "relu", padding=3), 26_010, images(1, 28), 10),
+    ("cifar", networks.cifar_cnn, 550_570, images(3, 32), 10),
+    ("jl cifar", networks.jl_cifar, 623_146, images(3, 32), 10),
+    ("vgg13", networks.vgg13, 32_394_562, images(3, 32), 10),
+    ("alexnet 32", networks.alexnet, 21_622_154, images(3, 32), 10),
+    ("alexnet grey", partial(networks.alexnet, channels=1), 21_598_922, images(1, 28), 10),
+    ("scatter linear", networks.scatter_linear, 39_700, images(81, 7), 10),
+    ("scatter linear cifar", partial(networks.scatter_linear, 243), 155_530, images(243, 8), 10),
+    ("scatter cnn", networks.scatter_cnn, 33_066, images(81, 7), 10),
+    ("scatter cnn cifar", partial(networks.scatter_cnn, 243), 187_210, images(243, 8), 10),
+    ("imdb", networks.imdb_bilstm, 2_021_202, tokens(20_000, 80), 2),
+    ("imdb glove", partial(networks.imdb_bilstm, GLOVE), 21_202, tokens(20_000, 80), 2),
+    ("imdb glove tuned", partial(networks.imdb_bilstm, GLOVE, frozen=False), 2_021_202, tokens(20_000, 80), 2),
+    ("jl bilstm", networks.jl_bilstm, 598_274, tokens(8185, 20), 2),
+    ("jl bilstm torch", partial(networks.jl_bilstm, single_bias=False), 598_786, tokens(8185, 20), 2),
+    ("names", networks.names_lstm, 118_226, tokens(259, 20), 18),
+    ("imdb mlp", networks.imdb_mlp, 160_306, tokens(10_000, 256), 2),
+    ("embedding mlp", networks.embedding_mlp, 2_006_594, tokens(20_000, 80), 2),
+    ("transformer", networks.transformer, 2_073_602, tokens(10_000, 64), 2),
+    ("linear", networks.linear, 650, images(1, 8), 10),
+    ("digits mlp", networks.digits_mlp, 2_410, images(1, 8), 10),
+    ("digits cnn", networks.digits_cnn, 6_090, images(1, 8), 10),
 ]
 
 
@@ -57,7 +58,7 @@ def test_count_shape_and_independence_of_records(
 ) -> None:
     torch.manual_seed(0)
     model = build()
-    assert models.parameter_count(model, trained=True) == count
+    assert networks.parameter_count(model, trained=True) == count
     batch = make(3)
     with torch.no_grad():
         together = model(batch)
@@ -69,7 +70,7 @@ def test_count_shape_and_independence_of_records(
 def test_the_single_bias_of_keras_is_the_same_function() -> None:
     """Moving the second bias into the first changes no output, so the paper's smaller count loses nothing."""
     torch.manual_seed(0)
-    two, one = models.jl_bilstm(single_bias=False), models.jl_bilstm()
+    two, one = networks.jl_bilstm(single_bias=False), networks.jl_bilstm()
     state = two.state_dict()
     for name in [n for n in state if "bias_hh" in n]:
         state[name.replace("bias_hh", "bias_ih")] = state[name.replace("bias_hh", "bias_ih")] + state[name]
@@ -81,20 +82,20 @@ def test_the_single_bias_of_keras_is_the_same_function() -> None:
 
 def test_tempered_sigmoid_with_2_2_1_is_tanh_and_with_other_numbers_is_not() -> None:
     x = torch.linspace(-4, 4, 101, dtype=torch.float64)
-    torch.testing.assert_close(models.TemperedSigmoid(2, 2, 1)(x), torch.tanh(x))
-    assert (models.TemperedSigmoid(2, 1.9, 1)(x) - torch.tanh(x)).abs().max() > 0.01
-    torch.testing.assert_close(models.TemperedSigmoid(1.58, 3, 0.71)(x), 1.58 / (1 + torch.exp(-3 * x)) - 0.71)
+    torch.testing.assert_close(networks.TemperedSigmoid(2, 2, 1)(x), torch.tanh(x))
+    assert (networks.TemperedSigmoid(2, 1.9, 1)(x) - torch.tanh(x)).abs().max() > 0.01
+    torch.testing.assert_close(networks.TemperedSigmoid(1.58, 3, 0.71)(x), 1.58 / (1 + torch.exp(-3 * x)) - 0.71)
 
 
 def test_the_activation_choice_reaches_every_hidden_layer() -> None:
-    model = models.cifar_cnn(activation=(1.58, 3.0, 0.71))
-    assert sum(isinstance(m, models.TemperedSigmoid) for m in model.modules()) == 7
+    model = networks.cifar_cnn(activation=(1.58, 3.0, 0.71))
+    assert sum(isinstance(m, networks.TemperedSigmoid) for m in model.modules()) == 7
     assert not any(isinstance(m, nn.Tanh | nn.ReLU) for m in model.modules())
 
 
 def test_a_frozen_embedding_keeps_its_rows_and_gets_no_gradient() -> None:
     vectors = torch.randn(20_000, 100)
-    model = models.imdb_bilstm(vectors)
+    model = networks.imdb_bilstm(vectors)
     model(tokens(20_000, 5)(2)).sum().backward()
     assert model.embedding.weight.grad is None
     assert torch.equal(model.embedding.weight, vectors)
@@ -102,19 +103,29 @@ def test_a_frozen_embedding_keeps_its_rows_and_gets_no_gradient() -> None:
 
 def test_normalisation_comes_first() -> None:
     norm = nn.GroupNorm(27, 81, affine=False)
-    model = models.scatter_linear(norm=norm)
+    model = networks.scatter_linear(norm=norm)
     x = torch.rand(2, 81, 7, 7)
     torch.testing.assert_close(model(3 * x + 7), model(x), rtol=1e-3, atol=1e-3)
 
 
 def test_build_by_name_and_the_refusals() -> None:
-    assert models.parameter_count(models.build("mnist-cnn", padding=3)) == 26_010
-    assert set(models.ARCHITECTURES) >= {"vgg13", "alexnet", "transformer", "imdb-bilstm", "scatter-cnn"}
+    assert networks.parameter_count(networks.build("mnist-cnn", padding=3)) == 26_010
+    assert set(networks.ARCHITECTURES) >= {"vgg13", "alexnet", "transformer", "imdb-bilstm", "scatter-cnn"}
     with pytest.raises(InvalidInput, match=r"model='resnet' is not known: choose one of alexnet, "):
-        models.build("resnet")
+        networks.build("resnet")
     with pytest.raises(InvalidInput, match="activation='gelu' must be"):
-        models.mnist_cnn("gelu")
+        networks.mnist_cnn("gelu")
     with pytest.raises(InvalidInput, match="channels=80 must be 81"):
-        models.scatter_cnn(80)
+        networks.scatter_cnn(80)
     with pytest.raises(InvalidInput, match="length=65 must be <= 64"):
-        models.transformer()(tokens(10, 65)(1))
+        networks.transformer()(tokens(10, 65)(1))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 14, 14), (1, 1, 2, 2), (3, 2, 5, 7)])
+def test_sliding_max_is_torchs_pooling(shape: tuple[int, ...]) -> None:
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    pooled, wanted = SlidingMax()(images), nn.MaxPool2d(2, stride=1)(images)
+    torch.testing.assert_close(pooled, wanted)
+    weights = torch.linspace(1, 2, wanted.numel(), dtype=torch.float64).reshape(wanted.shape)
+    gradients = [torch.autograd.grad((output * weights).sum(), images)[0] for output in (pooled, wanted)]
+    torch.testing.assert_close(*gradients)

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
-from sordino.data import store
 from sordino.data.dataset import Data
-from sordino.data.download import DataUnavailable, Remote
-from sordino.data.images import IMAGENET, Constants, normalisation, scaled
+from sordino.lab.data import cache
+from sordino.lab.data.download import DataUnavailable, Remote
+from sordino.lab.data.mnist import IMAGENET, Constants, choose_normalisation, scale_pixels
 
 OFFICIAL = Remote("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530")
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -32,30 +32,30 @@ MD5 = {
 """Of the official binary batches; any other layout must give the same bytes."""
 
 
-def load(normalise: str = "imagenet") -> Data:
+def load_cifar10(normalise: str = "imagenet") -> Data:
     """Images [N, 3, 32, 32]; Tramer and Boneh and DPSUR standardise by ImageNet's constants, which are public."""
-    step, constants = normalisation(normalise, {"imagenet": IMAGENET, "dataset": PUBLISHED})
-    stored = _decoded()
+    step, constants = choose_normalisation(normalise, {"imagenet": IMAGENET, "dataset": PUBLISHED})
+    stored = _decode_once()
     pixels, classes = torch.from_numpy(stored["pixels"]), torch.from_numpy(stored["classes"]).long()
-    train = TensorDataset(scaled(pixels[:50_000], constants), classes[:50_000])
-    test = TensorDataset(scaled(pixels[50_000:], constants), classes[50_000:])
+    train = TensorDataset(scale_pixels(pixels[:50_000], constants), classes[:50_000])
+    test = TensorDataset(scale_pixels(pixels[50_000:], constants), classes[50_000:])
     return Data("cifar10", train, test, CLASSES, (step,))
 
 
-def _decoded() -> dict[str, NDArray[np.generic]]:
+def _decode_once() -> dict[str, NDArray[np.generic]]:
     """What was decoded before; of SORDINO_DATA only what was decoded from the very files that lie there now."""
-    given = store.given("cifar10", MOSAICS, OFFICIAL.name)
+    given = cache.find_given("cifar10", MOSAICS, OFFICIAL.name)
     if given is None:
-        return store.remember("cifar10", "batches", _read)
+        return cache.remember_arrays("cifar10", "batches", _read_batches)
     files = [given] if given.name == OFFICIAL.name else [given, *sorted(given.parent.glob("*.webp"))]
     digest = hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()[:16]
-    return store.remember("cifar10", f"batches-{digest}", _read)
+    return cache.remember_arrays("cifar10", f"batches-{digest}", _read_batches)
 
 
-def _read() -> dict[str, NDArray[np.generic]]:
+def _read_batches() -> dict[str, NDArray[np.generic]]:
     """All six batches in the official order, whatever the layout, checked against the official bytes."""
-    source = store.obtain("cifar10", OFFICIAL, MOSAICS)
-    batches = _from_archive(source) if source.name == OFFICIAL.name else _from_mosaics(source.parent)
+    source = cache.obtain("cifar10", OFFICIAL, MOSAICS)
+    batches = _read_archive(source) if source.name == OFFICIAL.name else _read_mosaics(source.parent)
     for name, batch in batches.items():
         if (found := hashlib.md5(batch.tobytes()).hexdigest()) != MD5[name]:
             raise DataUnavailable(
@@ -65,7 +65,7 @@ def _read() -> dict[str, NDArray[np.generic]]:
     return {"pixels": rows[:, 1:].reshape(-1, 3, 32, 32), "classes": rows[:, 0]}
 
 
-def _from_archive(path: Path) -> dict[str, NDArray[np.uint8]]:
+def _read_archive(path: Path) -> dict[str, NDArray[np.uint8]]:
     """Each batch is 10,000 rows of one class byte and 3,072 pixel bytes (red, green, blue)."""
     batches = {}
     with tarfile.open(path) as archive:
@@ -79,7 +79,7 @@ def _from_archive(path: Path) -> dict[str, NDArray[np.uint8]]:
     return batches
 
 
-def _from_mosaics(folder: Path) -> dict[str, NDArray[np.uint8]]:
+def _read_mosaics(folder: Path) -> dict[str, NDArray[np.uint8]]:
     """Each batch is one lossless picture, a grid of 100x100 images row by row; ``labels.npy`` has the classes."""
     try:
         from PIL import Image

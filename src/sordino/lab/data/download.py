@@ -19,6 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from sordino.errors import InvalidInput, SordinoError
 
 CHUNK = 1 << 16
+Advance = Callable[[int, int | None], None]
 
 
 class DataUnavailable(SordinoError):
@@ -57,10 +58,10 @@ def fetch(
     fetched once more from the start.
     """
     part = target.with_name(target.name + ".part")
-    with writing(target.parent), exclusive(target.with_name(target.name + ".lock")):
+    with explain_failed_writes(target.parent), hold_lock(target.with_name(target.name + ".lock")):
         if target.exists():
             return target
-        with _progress(quiet) as progress:
+        with _show_progress(quiet) as progress:
             task = progress.add_task(target.name, total=None)
 
             def advance(done: int, total: int | None) -> None:
@@ -73,7 +74,7 @@ def fetch(
                 except DataUnavailable as error:
                     part.unlink()
                     if last:
-                        raise _unavailable(remote, f"wrong bytes: {error}") from error
+                        raise _refuse(remote, f"wrong bytes: {error}") from error
                 else:
                     break
         part.replace(target)
@@ -81,7 +82,7 @@ def fetch(
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def explain_failed_writes(folder: Path) -> Iterator[None]:
     """Whoever writes into the cache within is told in one line where that failed and how to choose another place."""
     try:
         yield
@@ -92,7 +93,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def exclusive(path: Path) -> Iterator[None]:
+def hold_lock(path: Path) -> Iterator[None]:
     """Hold the lock file `path`; the operating system lets go when the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
@@ -107,33 +108,30 @@ def exclusive(path: Path) -> Iterator[None]:
         yield
 
 
-Advance = Callable[[int, int | None], None]
-
-
 def _complete(remote: Remote, part: Path, timeout: float, attempts: int, pause: float, advance: Advance) -> None:
     """Try until `part` is complete, or until `attempts` tries in a row brought nothing new."""
     fruitless = 0
     while True:
-        before = _size(part)
+        before = _count_bytes(part)
         try:
             _continue(remote.url, part, timeout, advance)
             return
         except urllib.error.HTTPError as error:
             error.close()
             if error.code < 500:
-                raise _unavailable(remote, f"HTTP {error.code}") from error
+                raise _refuse(remote, f"HTTP {error.code}") from error
             reason = f"HTTP {error.code}"
         except (OSError, http.client.HTTPException) as error:
             reason = str(getattr(error, "reason", error)) or type(error).__name__
-        fruitless = 0 if _size(part) > before else fruitless + 1
+        fruitless = 0 if _count_bytes(part) > before else fruitless + 1
         if fruitless >= attempts:
-            raise _unavailable(remote, reason)
+            raise _refuse(remote, reason)
         time.sleep(pause * fruitless)
 
 
 def _continue(url: str, part: Path, timeout: float, advance: Advance) -> None:
     """Ask for what is missing and append it; raises if the connection ends early."""
-    have = _size(part)
+    have = _count_bytes(part)
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         response = urllib.request.urlopen(request, timeout=timeout)
@@ -147,7 +145,7 @@ def _continue(url: str, part: Path, timeout: float, advance: Advance) -> None:
         have = have if resumed else 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else None
-        with writing(part.parent), part.open("ab" if resumed else "wb") as file:
+        with explain_failed_writes(part.parent), part.open("ab" if resumed else "wb") as file:
             for chunk in _chunks(response):
                 file.write(chunk)
                 have += len(chunk)
@@ -165,17 +163,17 @@ def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
         raise http.client.HTTPException(str(error) or type(error).__name__) from error
 
 
-def _size(part: Path) -> int:
+def _count_bytes(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-def _unavailable(remote: Remote, reason: str) -> DataUnavailable:
+def _refuse(remote: Remote, reason: str) -> DataUnavailable:
     return DataUnavailable(
         f"{remote.name} cannot be fetched from {remote.url} ({reason}): "
         "go online, or set SORDINO_DATA to a folder that holds the datasets"
     )
 
 
-def _progress(quiet: bool) -> Progress:
+def _show_progress(quiet: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=quiet, transient=True)

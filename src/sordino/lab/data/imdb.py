@@ -14,11 +14,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from sordino.data import glove, store
 from sordino.data.dataset import Data, Step, spread
-from sordino.data.download import DataUnavailable, Remote
-from sordino.data.words import VOCABULARIES, encode_all, keras_words, token_ids, windows
 from sordino.errors import InvalidInput
+from sordino.lab.data import cache
+from sordino.lab.data.download import DataUnavailable, Remote
+from sordino.lab.data.vocabulary import (
+    VOCABULARIES,
+    cut_windows,
+    embed,
+    encode_all,
+    keras_words,
+    public_words,
+    token_ids,
+)
 
 OFFICIAL = Remote(
     "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz", "md5:7c2ac02c03563afcf9b574c7e56c153a"
@@ -27,7 +35,7 @@ FEWEST = 4
 Reviews = tuple[list[str], list[int]]
 
 
-def load(
+def load_imdb(
     vocabulary: str = "keras", words: int = 20_000, length: int = 80, pad: str = "post", cut: str = "post"
 ) -> Data:
     """Token ids [N, length] below `words`: 0 padding, 1 start, 2 unknown.
@@ -39,14 +47,14 @@ def load(
         raise InvalidInput(
             f"vocabulary={vocabulary!r} must be one of {', '.join(VOCABULARIES)}: 'hashed' needs no file"
         )
-    _check(words)
+    _check_words(words)
     if length < 1:
         raise InvalidInput(f"length={length} must be >= 1: DPSUR reads the first 80 words of a review")
     splits = {}
     for split in ("train", "test"):
-        stored = _codes(split, vocabulary)
+        stored = _code_reviews(split, vocabulary)
         ids = token_ids(stored["codes"], vocabulary, words)
-        tokens, classes = torch.from_numpy(windows(ids, stored["ends"], length, pad, cut)), stored["classes"]
+        tokens, classes = torch.from_numpy(cut_windows(ids, stored["ends"], length, pad, cut)), stored["classes"]
         order = spread(len(tokens))
         splits[split] = TensorDataset(tokens[order], torch.from_numpy(classes).long()[order])
     steps = (VOCABULARIES[vocabulary], Step(f"the first {words} token ids, length {length}, pad {pad}, cut {cut}"))
@@ -57,31 +65,31 @@ def glove_embedding(vocabulary: str = "keras", words: int = 20_000) -> Tensor:
     """GloVe vectors [words, 100], one row per token id of `load` with the same arguments."""
     if vocabulary not in ("keras", "glove"):
         raise InvalidInput(f"vocabulary={vocabulary!r} must be 'keras' or 'glove': hashed words have no vectors")
-    _check(words)
+    _check_words(words)
     counted = vocabulary == "keras"
-    ranked = keras_words() if counted else glove.public_words()
-    return glove.embedding(ranked[: words - 4], excerpt=counted)
+    ranked = keras_words() if counted else public_words()
+    return embed(ranked[: words - 4], excerpt=counted)
 
 
-def _check(words: int) -> None:
+def _check_words(words: int) -> None:
     if words < FEWEST:
         raise InvalidInput(f"words={words} must be >= {FEWEST}: ids 0 to 2 are padding, start and unknown; try 20000")
 
 
-def _codes(split: str, vocabulary: str) -> dict[str, NDArray[np.generic]]:
+def _code_reviews(split: str, vocabulary: str) -> dict[str, NDArray[np.generic]]:
     """Word codes of all reviews of a split; made once, as tokenising takes seconds."""
-    source = store.obtain("imdb", OFFICIAL, f"{split}.tsv.xz")
+    source = cache.obtain("imdb", OFFICIAL, f"{split}.tsv.xz")
 
     def make() -> dict[str, NDArray[np.generic]]:
-        texts, classes = _from_archive(source, split) if source.name == OFFICIAL.name else _from_table(source)
+        texts, classes = _read_archive(source, split) if source.name == OFFICIAL.name else _read_table(source)
         return {"classes": np.array(classes, dtype=np.uint8), **encode_all(texts, vocabulary)}
 
     with source.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    return store.remember("imdb", f"{split}-{vocabulary}-{digest}", make)
+    return cache.remember_arrays("imdb", f"{split}-{vocabulary}-{digest}", make)
 
 
-def _from_table(path: Path) -> Reviews:
+def _read_table(path: Path) -> Reviews:
     """One review per line: class, rating, id, text. Only newlines end a line, and a text may hold tabs."""
     try:
         lines = lzma.decompress(path.read_bytes()).decode().split("\n")
@@ -91,7 +99,7 @@ def _from_table(path: Path) -> Reviews:
         raise DataUnavailable(f"{path} is not a table of reviews ({error}): replace the file and load again") from error
 
 
-def _from_archive(path: Path, split: str) -> Reviews:
+def _read_archive(path: Path, split: str) -> Reviews:
     """The official archive: aclImdb/<split>/<neg or pos>/<id>_<rating>.txt, here in the order class, id."""
     pattern = re.compile(rf"aclImdb/{split}/(neg|pos)/(\d+)_\d+\.txt")
     reviews = {}

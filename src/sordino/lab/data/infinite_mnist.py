@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from sordino.data import mnist
 from sordino.data.dataset import Data, Step
 from sordino.errors import InvalidInput
+from sordino.lab.data.mnist import load_mnist
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class InfiniteMnist(Dataset[tuple[Tensor, ...]]):
             raise InvalidInput(f"seed={seed} must be in 0..2^64 - 1: it keys the stream of every record")
         self.images, self.classes, self.records, self.seed = images, classes, records, seed
         self.deformation = deformation or Deformation()
-        self._smooth = smoothing(images.shape[-1], self.deformation.smoothness)
+        self._smooth = smoothing_matrix(images.shape[-1], self.deformation.smoothness)
 
     def __len__(self) -> int:
         return self.records
@@ -78,7 +78,7 @@ class InfiniteMnist(Dataset[tuple[Tensor, ...]]):
         """Read each image at affinely and elastically displaced places, between pixels by bilinear interpolation."""
         side = images.shape[-1]
         draws = np.stack([self._uniforms(index, 6 + 2 * side * side) for index in indices.tolist()])
-        affine = affine_maps(torch.from_numpy(draws[:, :6]), self.deformation, side)
+        affine = draw_affine_maps(torch.from_numpy(draws[:, :6]), self.deformation, side)
         grid = functional.affine_grid(affine.to(images), list(images.shape), align_corners=False)
         noise = torch.from_numpy(draws[:, 6:]).reshape(-1, 2, side, side)
         field = self.deformation.strength * (self._smooth @ noise @ self._smooth.T) * 2 / side
@@ -91,7 +91,7 @@ class InfiniteMnist(Dataset[tuple[Tensor, ...]]):
         return 2 * stream.random(count) - 1
 
 
-def affine_maps(draws: Tensor, by: Deformation, side: int) -> Tensor:
+def draw_affine_maps(draws: Tensor, by: Deformation, side: int) -> Tensor:
     """Matrices [N, 2, 3] that turn, shear, scale and shift, from six uniforms in [-1, 1) per record."""
     angle = draws[:, 0] * math.radians(by.rotation)
     shear = torch.tan(draws[:, 1] * math.radians(by.shear))
@@ -103,16 +103,16 @@ def affine_maps(draws: Tensor, by: Deformation, side: int) -> Tensor:
     return torch.stack([first, second], dim=1)
 
 
-def smoothing(side: int, sigma: float) -> Tensor:
+def smoothing_matrix(side: int, sigma: float) -> Tensor:
     """The matrix G with (G x G^T) = x convolved with a Gaussian of deviation `sigma`, each row summing to one."""
     places = torch.arange(side, dtype=torch.float64)
     weights = torch.exp(-((places[:, None] - places) ** 2) / (2 * sigma**2))
     return weights / weights.sum(dim=1, keepdim=True)
 
 
-def load(records: int = 600_000, seed: int = 0, normalise: str = "unit") -> Data:
+def load_infinite_mnist(records: int = 600_000, seed: int = 0, normalise: str = "unit") -> Data:
     """`records` digits for training, made when they are asked for, and MNIST's own 10,000 held out."""
-    base = mnist.load(normalise)
+    base = load_mnist(normalise)
     images, classes = base.train
     step = Step(
         f"{records} records made from {len(classes)} digits: the guarantee covers one deformation, not the digit",

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from sordino.data import store
 from sordino.data.dataset import Data, Step, split, spread
-from sordino.data.download import DataUnavailable, Remote
 from sordino.errors import InvalidInput
+from sordino.lab.data import cache
+from sordino.lab.data.download import DataUnavailable, Remote
 
 OFFICIAL = Remote("https://download.pytorch.org/tutorial/data.zip")
 COUNT, LANGUAGES = 20_074, 18
@@ -25,7 +25,7 @@ HELD_OUT = Step(
 )
 
 
-def load(length: int = 24) -> Data:
+def load_names(length: int = 24) -> Data:
     """Token ids [N, length]: start, bytes + 3, end, padded with 0 on the left so that the last step has read the name.
 
     A fixed fifth of each language is held out. Which names those are depends on how many names the language has: one
@@ -34,30 +34,30 @@ def load(length: int = 24) -> Data:
     """
     if length < SHORTEST:
         raise InvalidInput(f"length={length} must be >= {SHORTEST}: start, a byte and end; try 24")
-    texts = _read()
+    texts = _read_names()
     if (found := (len(texts), sum(map(len, texts.values())))) != (LANGUAGES, COUNT):
         raise DataUnavailable(
             f"names has (languages, names) = {found}, must be {(LANGUAGES, COUNT)}: replace the files"
         )
     parts: dict[str, list[tuple[Tensor, Tensor]]] = {"train": [], "test": []}
     for label, language in enumerate(sorted(texts)):
-        tokens = torch.stack([encode(name, length) for name in texts[language]])
+        tokens = torch.stack([encode_name(name, length) for name in texts[language]])
         for part, index in zip(parts.values(), split(len(tokens)), strict=True):
             part.append((tokens[index], torch.full((len(index),), label)))
     steps = (Step(f"bytes of each name, cut at {length - 2}"), HELD_OUT)
-    return Data("names", _mixed(parts["train"]), _mixed(parts["test"]), tuple(sorted(texts)), steps)
+    return Data("names", _mix(parts["train"]), _mix(parts["test"]), tuple(sorted(texts)), steps)
 
 
-def encode(name: str, length: int) -> Tensor:
+def encode_name(name: str, length: int) -> Tensor:
     """One name as token ids."""
     content = [byte + OFFSET for byte in name.encode()[: length - 2]]
     tokens = [START, *content, END]
     return torch.tensor([PAD] * (length - len(tokens)) + tokens)
 
 
-def _read() -> dict[str, list[str]]:
+def _read_names() -> dict[str, list[str]]:
     """Names by language, from a folder of text files or from the official archive."""
-    source = store.obtain("names", OFFICIAL, "English.txt")
+    source = cache.obtain("names", OFFICIAL, "English.txt")
     if source.name != OFFICIAL.name:
         files = {path.stem: path.read_bytes() for path in source.parent.glob("*.txt")}
     else:
@@ -70,7 +70,7 @@ def _read() -> dict[str, list[str]]:
     return {language: [name for name in text.decode().split("\n") if name] for language, text in files.items()}
 
 
-def _mixed(parts: list[tuple[Tensor, Tensor]]) -> TensorDataset:
+def _mix(parts: list[tuple[Tensor, Tensor]]) -> TensorDataset:
     tokens, classes = (torch.cat(list(column)) for column in zip(*parts, strict=True))
     order = spread(len(classes))
     return TensorDataset(tokens[order], classes[order])

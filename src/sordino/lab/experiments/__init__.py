@@ -3,7 +3,7 @@
 ::
 
     from pathlib import Path
-    from sordino.experiments import Case, read, run
+    from sordino.lab.experiments import Case, read, run
 
     case = Case(
         dataset="fashion-mnist", method="linear", epsilon=3.0, seed=0, average=0.4,
@@ -17,17 +17,16 @@
 
     cases = read(Path("configs/fashion-mnist/best.toml")).cases(epsilons=[1, 3], seeds=range(3))
 
-A case is plain data (`sordino.experiments.case`); what its tables may hold is told in docs/experiments.md.
+A case is plain data (`sordino.lab.experiments.cases`); what its tables may hold is told in docs/experiments.md.
 """
 
 from __future__ import annotations
 
-from sordino.experiments.case import Case
-from sordino.experiments.methods import recipe_of
-from sordino.experiments.problem import Problem, model_of, problem_of
-from sordino.experiments.running import run
-from sordino.experiments.settings import Settings, catalogue, read
-from sordino.experiments.store import export, read_all
+from sordino.lab.experiments.cases import Case, Settings, catalogue, read
+from sordino.lab.experiments.methods import recipe_of
+from sordino.lab.experiments.problem import Problem, model_of, problem_of
+from sordino.lab.experiments.results import export, read_all
+from sordino.lab.experiments.running import run
 
 __all__ = [
     "Case",

@@ -22,13 +22,12 @@ from torch import nn
 
 from sordino.audit.membership import Partition, black_box, white_box
 from sordino.checkpoint import write_durably
-from sordino.experiments.case import ACCOUNTINGS, Case
-from sordino.experiments.methods import MOST_STEPS, recipe_of
-from sordino.experiments.papers import NON_PRIVATE, Cell, PaperTable
-from sordino.experiments.problem import Split, model_of, problem_of
-from sordino.experiments.running import losses
-from sordino.experiments.settings import Settings
-from sordino.experiments.tables import markdown
+from sordino.lab.experiments.cases import ACCOUNTINGS, Case, Settings
+from sordino.lab.experiments.methods import MOST_STEPS, recipe_of
+from sordino.lab.experiments.papers import NON_PRIVATE, Cell, PaperTable
+from sordino.lab.experiments.problem import Split, model_of, problem_of
+from sordino.lab.experiments.running import compute_losses
+from sordino.lab.experiments.summaries import write_markdown
 from sordino.private import Private
 
 Known = Mapping[tuple[str, str], Settings]
@@ -66,7 +65,7 @@ class Attacks:
         mine, theirs = (
             (examples[0][part], examples[1][part]) for part in (partition.target_members, partition.shadow_members)
         )
-        target = self._plain(case, mine) if math.isinf(case.epsilon) else _private(case, mine)
+        target = self._plain(case, mine) if math.isinf(case.epsilon) else _train_privately(case, mine)
         shadow = self._shadow(case, theirs)
         found = black_box(target, shadow, examples, partition), white_box(target, examples, partition, seed=case.seed)
         return {attack: result.accuracy.value for attack, result in zip(ATTACKS, found, strict=True)}
@@ -94,31 +93,33 @@ class Attacks:
         total = self.steps or EPOCHS * per_epoch
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [math.ceil(total / 2)], gamma=0.1)
-        for part in _batches(len(examples[1]), total, case.seed):
+        for part in _shuffle_batches(len(examples[1]), total, case.seed):
             optimizer.zero_grad()
-            losses(model, (examples[0][part], examples[1][part])).mean().backward()
+            compute_losses(model, (examples[0][part], examples[1][part])).mean().backward()
             optimizer.step()
             schedule.step()
         return model
 
 
-def attacked(table: PaperTable, cells: Sequence[Cell], known: Known, attacks: Attacks) -> str:
+def compare_attacks(table: PaperTable, cells: Sequence[Cell], known: Known, attacks: Attacks) -> str:
     """A line per figure; a model without privacy has one for both accountings."""
     lines = []
     for cell in cells:
         ours = {}
         for accounting in ACCOUNTINGS:
-            cases = [_case(cell, seed, accounting, known, attacks) for seed in range(attacks.seeds)]
+            cases = [_case_of(cell, seed, accounting, known, attacks) for seed in range(attacks.seeds)]
             attack = cell.label.partition(", ")[0]
-            ours[accounting] = _figure([row[attack] for case in cases if (row := attacks.found(case)) is not None])
+            ours[accounting] = _write_figure(
+                [row[attack] for case in cases if (row := attacks.found(case)) is not None]
+            )
         column = "∞" if math.isinf(cell.column) else f"{cell.column:g}"
         figures = [f"{cell.printed:.3f}", ours["published"], ours["proven"]]
         lines.append([cell.dataset, cell.label, column, *figures])
     header = ["dataset", "attack", "ε", "paper", "ours, published ε", "ours, proven ε"]
-    return f"{table.where}\n\n{markdown(header, lines)}"
+    return f"{table.where}\n\n{write_markdown(header, lines)}"
 
 
-def _figure(shares: Sequence[float]) -> str:
+def _write_figure(shares: Sequence[float]) -> str:
     if not shares:
         return ""
     spread = f" ± {statistics.stdev(shares):.3f}" if len(shares) > 1 else ""
@@ -131,7 +132,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     return row if row.get("shadow") == SHADOW else None
 
 
-def _case(cell: Cell, seed: int, accounting: str, known: Known, attacks: Attacks) -> Case:
+def _case_of(cell: Cell, seed: int, accounting: str, known: Known, attacks: Attacks) -> Case:
     """The paper attacks networks on pixels: DPSGD's own, and that of DPSGD-TS trained by DPSUR."""
     method = cell.label.partition(", ")[2].lower()
     if method == NON_PRIVATE:
@@ -144,16 +145,16 @@ def _case(cell: Cell, seed: int, accounting: str, known: Known, attacks: Attacks
     return case.shortened(attacks.records and attacks.records // 3, attacks.steps) if short else case
 
 
-def _private(case: Case, examples: Split) -> nn.Module:
+def _train_privately(case: Case, examples: Split) -> nn.Module:
     recipe = recipe_of(case, len(examples[1]))
     model = model_of(case, tuple(examples[0].shape[1:]))
-    with Private(model, recipe.optimizer.build(model.parameters()), examples, losses, recipe) as private:
-        for _ in _at_most(MOST_STEPS, private):
+    with Private(model, recipe.optimizer.build(model.parameters()), examples, compute_losses, recipe) as private:
+        for _ in _take_at_most(MOST_STEPS, private):
             pass
     return model
 
 
-def _batches(count: int, total: int, seed: int) -> Iterator[torch.Tensor]:
+def _shuffle_batches(count: int, total: int, seed: int) -> Iterator[torch.Tensor]:
     """`total` batches of shuffled epochs."""
     generator = torch.Generator().manual_seed(seed)
     taken = 0
@@ -163,7 +164,7 @@ def _batches(count: int, total: int, seed: int) -> Iterator[torch.Tensor]:
             yield part
 
 
-def _at_most(count: int, private: Private) -> Iterator[object]:
+def _take_at_most(count: int, private: Private) -> Iterator[object]:
     """The steps of a run; the papers' accounting alone allows attempts without end."""
     for _, step in zip(range(count), private.steps(), strict=False):
         yield step

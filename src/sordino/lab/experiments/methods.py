@@ -12,8 +12,8 @@ from dp_accounting import DpEvent
 from sordino import recipes, toml
 from sordino.accounting import Budget, calibration, pricing
 from sordino.errors import InvalidInput
-from sordino.experiments.case import ACCOUNTINGS, Case, Options
-from sordino.experiments.problem import Split, released_first
+from sordino.lab.experiments.cases import ACCOUNTINGS, Case, Options
+from sordino.lab.experiments.problem import Split, released_first
 from sordino.propose import Optimizer
 from sordino.recipe import Recipe
 from sordino.schedules import Constant
@@ -48,7 +48,7 @@ def accountant_of(case: Case) -> str:
     return case.published or _BASELINES.get(case.method) or _ACCOUNTANTS.get(name, "rdp")
 
 
-def priced_alike(case: Case) -> bool:
+def is_priced_alike(case: Case) -> bool:
     """Whether the paper's accounting gives the very recipe that the proven one gives, so that one run stands for both.
 
     So it is for DPIS (the filter) and DP-SGD-JL: the theorem of the latter holds, and composing its trade-off functions
@@ -66,7 +66,7 @@ def recipe_of(case: Case, records: int, public: Split | None = None) -> Recipe:
     Where neither steps nor epochs are given, as many steps as the budget pays for at the given noise; else the least
     noise. What is released before training, such as statistics for normalising, is paid from the same budget.
     """
-    recipe = uncalibrated(case, case.recipe, records, public)
+    recipe = build_recipe(case, case.recipe, records, public)
     budget = Budget(case.epsilon, case.delta, accountant=accountant_of(case))
     spent = released_first(case)
     if not spent and (recipe.selection.constant or recipe.steps or recipe.epochs):
@@ -77,21 +77,21 @@ def recipe_of(case: Case, records: int, public: Split | None = None) -> Recipe:
         )
     ready = replace(recipe.for_records(records), budget=budget)
     if ready.steps is not None:
-        return _quiet_enough(ready, budget, spent)
+        return _find_noise(ready, budget, spent)
     if ready.selection.constant:
         event = replace(ready, steps=1).terms(0, {}).event
         return replace(ready, steps=calibration.steps_for(budget, event, spent=spent))
-    return _longest(ready, budget, spent)
+    return _find_length(ready, budget, spent)
 
 
-def _quiet_enough(recipe: Recipe, budget: Budget, spent: Runs) -> Recipe:
+def _find_noise(recipe: Recipe, budget: Budget, spent: Runs) -> Recipe:
     if recipe.noise_multiplier is not None:
         return recipe
     found = calibration.noise_for(budget, lambda noise: [*spent, *replace(recipe, noise_multiplier=noise).plan()])
     return replace(recipe, noise_multiplier=found.noise_multiplier)
 
 
-def _longest(recipe: Recipe, budget: Budget, spent: Runs) -> Recipe:
+def _find_length(recipe: Recipe, budget: Budget, spent: Runs) -> Recipe:
     """As many attempts as the budget pays for where attempts differ in price: by bisection."""
     low, high = 1, MOST_STEPS
     while low < high:
@@ -102,14 +102,14 @@ def _longest(recipe: Recipe, budget: Budget, spent: Runs) -> Recipe:
     return replace(recipe, steps=low)
 
 
-def uncalibrated(case: Case, table: Options, records: int, public: Split | None = None) -> Recipe:
+def build_recipe(case: Case, table: Options, records: int, public: Split | None = None) -> Recipe:
     """The recipe that `table` describes, with the case's optimizer, before anything is known of its price."""
     options = dict(table)
     name = str(options.pop("name"))
     if name not in recipes.__all__:
         raise InvalidInput(f"recipe={name!r} is not known: choose one of {', '.join(recipes.__all__)}")
     builder: Callable[..., Recipe] = getattr(recipes, name)
-    parts = {key: _part(options.pop(key), default) for key, default in _PARTS.items() if key in options}
+    parts = {key: _read_part(options.pop(key), default) for key, default in _PARTS.items() if key in options}
     if "validation_schedule" in parts:
         options["validation_schedule"] = parts.pop("validation_schedule")
     if name in SELECTIVE:
@@ -136,6 +136,6 @@ def optimizer_of(case: Case) -> Optimizer:
         raise InvalidInput(f"[optimizer] of method {case.method}: {error}") from error
 
 
-def _part(table: Any, default: type) -> Any:
+def _read_part(table: Any, default: type) -> Any:
     """A part that a configuration describes as a table, such as ``{part = "growing-mu", ratio = 2.0}``."""
     return toml.loads(tomli_w.dumps(table), default)

@@ -11,8 +11,7 @@ from importlib import resources
 from typing import Any
 
 from sordino.errors import InvalidInput
-from sordino.experiments.case import Case
-from sordino.experiments.settings import Settings
+from sordino.lab.experiments.cases import Case, Settings
 
 NON_PRIVATE = "non-private"
 
@@ -101,7 +100,7 @@ class PaperTable:
 @cache
 def paper_tables() -> dict[str, PaperTable]:
     """Every table by its name, such as ``"dpsur:table2"``."""
-    text = resources.files("sordino.experiments").joinpath("papers.toml").read_text("utf-8")
+    text = resources.files("sordino.lab.experiments").joinpath("papers.toml").read_text("utf-8")
     return {
         name: PaperTable(
             name,

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from sordino import heap
 from sordino.errors import InvalidInput, SordinoError, kept_back
-from sordino.experiments import store
-from sordino.experiments.case import EVALUATIONS, Case
+from sordino.lab.experiments import results
+from sordino.lab.experiments.cases import EVALUATIONS, Case
 from sordino.machine import cores
 
 PARENT_DIED = 3
@@ -69,22 +69,22 @@ def run_all(
     if workers is not None and workers < 1:
         raise InvalidInput(f"workers={workers} must be >= 1: leave it out to use every core")
     ended: dict[str, Told] = {}
-    waiting = deque(_unfinished(cases, folder, ended))
+    waiting = deque(_list_unfinished(cases, folder, ended))
     for told in ended.values():
         tell(told)
     tries = {case.label: 0 for case in waiting}
     idle: list[_Worker] = []
-    with _stopping() as running:
+    with _stop_at_end() as running:
         while waiting or running:
             while waiting and len(running) < (workers or cores()):
                 case = waiting.popleft()
                 tries[case.label] += 1
-                worker = _free(idle) or _started(case, folder, evaluations)
+                worker = _find_free(idle) or _start(case, folder, evaluations)
                 worker.take(case)
                 running.append(worker)
                 tell(Told(case, "running"))
             for worker in list(running):
-                outcome = _heard(worker, tell)
+                outcome = _hear(worker, tell)
                 if outcome is None:
                     continue
                 running.remove(worker)
@@ -100,11 +100,11 @@ def run_all(
     return [ended[case.label] for case in cases]
 
 
-def _unfinished(cases: Sequence[Case], folder: Path, ended: dict[str, Told]) -> Iterator[Case]:
+def _list_unfinished(cases: Sequence[Case], folder: Path, ended: dict[str, Told]) -> Iterator[Case]:
     """Each case once; those with a result are noted as ended."""
     waiting = []
     for case in {case.label: case for case in cases}.values():
-        row = store.find(folder, case.label)
+        row = results.find(folder, case.label)
         if row is None:
             waiting.append(case)
         else:
@@ -112,7 +112,7 @@ def _unfinished(cases: Sequence[Case], folder: Path, ended: dict[str, Told]) -> 
     return iter(waiting)
 
 
-def _free(idle: list[_Worker]) -> _Worker | None:
+def _find_free(idle: list[_Worker]) -> _Worker | None:
     """A worker that has nothing to do and did not die meanwhile."""
     while idle:
         worker = idle.pop()
@@ -121,7 +121,7 @@ def _free(idle: list[_Worker]) -> _Worker | None:
     return None
 
 
-def _started(case: Case, folder: Path, evaluations: int) -> _Worker:
+def _start(case: Case, folder: Path, evaluations: int) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(folder, theirs, evaluations), daemon=True)
@@ -131,7 +131,7 @@ def _started(case: Case, folder: Path, evaluations: int) -> _Worker:
     return _Worker(process, ours, case)
 
 
-def _heard(worker: _Worker, tell: Listener) -> Told | None:
+def _hear(worker: _Worker, tell: Listener) -> Told | None:
     """Pass on what a worker said; what became of its run, if that has ended."""
     alive = worker.process.is_alive()
     try:
@@ -153,7 +153,7 @@ def _serve(folder: Path, pipe: Connection, evaluations: int) -> None:
     """In a worker: run one case after the other with one thread, and report."""
     import torch
 
-    from sordino.experiments.running import run
+    from sordino.lab.experiments.running import run
 
     torch.set_num_threads(1)
     heap.keep()
@@ -165,7 +165,7 @@ def _serve(folder: Path, pipe: Connection, evaluations: int) -> None:
         try:
             row = run(case, folder, lambda *point: pipe.send(("running", point)), evaluations=evaluations)
         except Exception as error:  # noqa: BLE001 - whatever it was, other runs go on
-            pipe.send(("failed", (0, None, explained(error))))
+            pipe.send(("failed", (0, None, explain(error))))
         else:
             pipe.send(("finished", (row["steps"], row["accuracy"], "")))
 
@@ -177,12 +177,12 @@ def _pass_on(pipe: Connection) -> None:
         def emit(self, record: logging.LogRecord) -> None:
             pipe.send(("doing", record.getMessage()))
 
-    logger = logging.getLogger("sordino.features")
+    logger = logging.getLogger("sordino.lab.data.cache")
     logger.setLevel(logging.INFO)
     logger.addHandler(Channel())
 
 
-def explained(error: Exception) -> str:
+def explain(error: Exception) -> str:
     """One line: a refusal and the system speak for themselves; of all else what it was, where, and what to do.
 
     The words of other errors are kept back: shapes and sizes in them would tell how many records a draw had (law 7).
@@ -206,7 +206,7 @@ def _stop_with_parent() -> None:
 
 
 @contextmanager
-def _stopping() -> Iterator[list[_Worker]]:
+def _stop_at_end() -> Iterator[list[_Worker]]:
     """A list of workers that are stopped when the block ends, however it ends."""
     running: list[_Worker] = []
     try:

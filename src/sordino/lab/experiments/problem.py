@@ -1,13 +1,16 @@
 """What a case trains on: records, features, held-out records, and the network.
 
-``features = {kind = "scatter", groups = 27}`` scatters images and normalises each record alone, which is free.
-``features = {kind = "scatter", noise = 8.0, clip = ..., square_clip = ...}`` normalises by statistics over the
-records, which are released and charged (the papers' data normalisation, with a public bound instead of their median).
-``features = {kind = "patches", filters = 100}`` are `sordino.features.patches`, with the options of `Patches`, and
-``features = {kind = "words", anchors = 1000}`` are `sordino.features.words`, and ``features = {kind = "letters", runs =
-[2]}`` are `sordino.features.letters`: each record alone, which is free. So are ``{kind = "white-scatter", ridge =
-0.03}``, with the options of `WhiteScattering`, ``{kind = "handwriting"}``, with those of `Handwriting`, and
-``{kind = "joined", parts = [{kind = ...}, {kind = ...}]}``.
+Of the kinds of features, all but one treat each record alone, which is free; their options are those of the function:
+
+- ``{kind = "scatter", groups = 27}``: `sordino.lab.features.scatter`;
+- ``{kind = "white-scatter", ridge = 0.03}``: the same, whitened, with the options of `WhiteScattering`;
+- ``{kind = "patches", filters = 100}``: `sordino.lab.features.patches`, with the options of `Patches`;
+- ``{kind = "handwriting"}``: `sordino.lab.features.handwriting`, with the options of `Handwriting`;
+- ``{kind = "words", anchors = 1000}`` and ``{kind = "letters", runs = [2]}``: `sordino.lab.features.texts`;
+- ``{kind = "joined", parts = [{kind = ...}, {kind = ...}]}``: several of these side by side.
+
+``{kind = "scatter", noise = 8.0, clip = ..., square_clip = ...}`` normalises by statistics over the records, which are
+released and charged (the papers' data normalisation, with a public bound instead of their median).
 """
 
 from __future__ import annotations
@@ -18,28 +21,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from dp_accounting import DpEvent, GaussianDpEvent
 from torch import Tensor, nn
 
-from sordino import data, models
-from sordino.data import imdb
 from sordino.data.dataset import Pairs, tensors
-from sordino.data.infinite_mnist import InfiniteMnist
-from sordino.data.store import cache_folder
 from sordino.errors import InvalidInput
-from sordino.experiments.case import Case
-from sordino.features import ChannelNorm, scatter
-from sordino.features.handwriting import Handwriting, handwriting_features
-from sordino.features.joined import joined_features
-from sordino.features.kept import kept, room
-from sordino.features.letters import letter_features
-from sordino.features.patches import Patches, patch_features
-from sordino.features.white_scattering import WhiteScattering, white_scattering
-from sordino.features.words import word_features
+from sordino.lab import data, networks
+from sordino.lab.data.cache import allocate, cache_folder, remember_tensor
+from sordino.lab.data.imdb import glove_embedding
+from sordino.lab.data.infinite_mnist import InfiniteMnist
+from sordino.lab.experiments.cases import Case
+from sordino.lab.features import ChannelNorm, scatter
+from sordino.lab.features.handwriting import Handwriting, describe_handwriting
+from sordino.lab.features.patches import Patches, describe_patches
+from sordino.lab.features.scattering import WhiteScattering, scatter_white
+from sordino.lab.features.synthetic import scale_to_unit
+from sordino.lab.features.texts import describe_letters, describe_words
 
 Split = tuple[Tensor, Tensor]
 DEFORMED = "infinite-mnist"
+_JOINED_VERSION, _JOINED_CHUNK = 1, 500
 _SCATTER = {"groups", "dtype", "noise", "clip", "square_clip"}
 
 
@@ -58,9 +61,9 @@ def problem_of(case: Case) -> Problem:
     options = dict(case.data)
     public = int(options.pop("public", 0))
     loaded = data.load(case.dataset, **options)
-    (x, y), (test_x, test_y) = _training(loaded.train_set, case.records), loaded.test
-    train_x, test_x = _features(x, case), _features(test_x, case)
-    shown, held_out = _divided(len(test_y), public)
+    (x, y), (test_x, test_y) = _load_training(loaded.train_set, case.records), loaded.test
+    train_x, test_x = _make_features(x, case), _make_features(test_x, case)
+    shown, held_out = _divide(len(test_y), public)
     return Problem(
         (train_x, y),
         (test_x[held_out], test_y[held_out]) if public else (test_x, test_y),
@@ -69,7 +72,7 @@ def problem_of(case: Case) -> Problem:
     )
 
 
-def normalised(problem: Problem, norm: ChannelNorm) -> Problem:
+def normalise(problem: Problem, norm: ChannelNorm) -> Problem:
     """The same records by released statistics, a chunk at a time."""
 
     def by_norm(records: Split) -> Split:
@@ -91,7 +94,7 @@ def model_of(case: Case, shape: tuple[int, ...] = ()) -> nn.Module:
     options = dict(case.model)
     name = str(options.pop("name"))
     if options.get("embedding") == "glove":
-        options["embedding"] = imdb.glove_embedding(**_words(case))
+        options["embedding"] = glove_embedding(**_vocabulary_of(case))
     if name.startswith("scatter") and shape:
         options.setdefault("channels", shape[0])
     if isinstance(options.get("activation"), list):
@@ -99,12 +102,12 @@ def model_of(case: Case, shape: tuple[int, ...] = ()) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(case.seed)
         try:
-            return models.build(name, **options)
+            return networks.build(name, **options)
         except TypeError as error:
             raise InvalidInput(f"model={name} of method {case.method} cannot be built: {error}") from error
 
 
-def _training(records: Pairs, count: int | None) -> Split:
+def _load_training(records: Pairs, count: int | None) -> Split:
     """The training records, as many as are asked for: a try must not wait for the features of all of them.
 
     Deformed digits are made once and kept on disk.
@@ -116,31 +119,31 @@ def _training(records: Pairs, count: int | None) -> Split:
     classes = records.classes[torch.tensor(wanted) % len(records.classes)]
 
     def make(path: Path) -> None:
-        output = room(path, (len(wanted), *records.images.shape[1:]))
+        output = allocate(path, (len(wanted), *records.images.shape[1:]))
         for begin in wanted[::1000]:
             output[begin : begin + 1000] = records.batch(wanted[begin : begin + 1000])[0].numpy()
         output.flush()
 
     what = (DEFORMED, records.deformation, records.seed, len(wanted))
     title = f"{len(wanted):,} digits by deformation"
-    return kept(cache_folder() / DEFORMED, what, (records.images,), make, title=title), classes
+    return remember_tensor(cache_folder() / DEFORMED, what, (records.images,), make, title=title), classes
 
 
-def _features(inputs: Tensor, case: Case) -> Tensor:
-    return _made(inputs, dict(case.features), case) if case.features else inputs
+def _make_features(inputs: Tensor, case: Case) -> Tensor:
+    return _make_kind(inputs, dict(case.features), case) if case.features else inputs
 
 
-def _made(inputs: Tensor, options: dict[str, Any], case: Case) -> Tensor:
+def _make_kind(inputs: Tensor, options: dict[str, Any], case: Case) -> Tensor:
     """The features that one table of options describes."""
     kind = options.pop("kind", None)
     makers: dict[Any, Callable[..., Tensor]] = {
-        "scatter": lambda x, **chosen: _scattered(x, case, **chosen),
-        "patches": lambda x, **chosen: patch_features(x, Patches(**chosen)),
-        "white-scatter": lambda x, **chosen: white_scattering(x, WhiteScattering(**chosen)),
-        "handwriting": lambda x, **chosen: handwriting_features(x, Handwriting(**chosen), quiet=True),
-        "joined": lambda x, parts: _joined(x, parts, case),
-        "words": lambda x, **chosen: word_features(x, imdb.glove_embedding(**_words(case)), **chosen),
-        "letters": letter_features,
+        "scatter": lambda x, **chosen: _scatter(x, case, **chosen),
+        "patches": lambda x, **chosen: describe_patches(x, Patches(**chosen)),
+        "white-scatter": lambda x, **chosen: scatter_white(x, WhiteScattering(**chosen)),
+        "handwriting": lambda x, **chosen: describe_handwriting(x, Handwriting(**chosen), quiet=True),
+        "joined": lambda x, parts: _join(x, parts, case),
+        "words": lambda x, **chosen: describe_words(x, glove_embedding(**_vocabulary_of(case)), **chosen),
+        "letters": describe_letters,
     }
     if kind not in makers:
         raise InvalidInput(f"features kind={kind!r} must be one of {', '.join(makers)}, or leave the table out")
@@ -150,15 +153,41 @@ def _made(inputs: Tensor, options: dict[str, Any], case: Case) -> Tensor:
         raise InvalidInput(f"features kind={kind} have other options: {error}") from error
 
 
-def _joined(inputs: Tensor, parts: Sequence[dict[str, Any]], case: Case) -> Tensor:
+def _join(inputs: Tensor, parts: Sequence[dict[str, Any]], case: Case) -> Tensor:
     if any("noise" in part for part in parts):
         raise InvalidInput("features kind=joined have a part with noise: only whole features have released statistics")
-    makers = [partial(_made, options=dict(part), case=case) for part in parts]
-    named = ([sorted(part.items()) for part in parts], sorted(_words(case).items()))
-    return joined_features(inputs, makers, named=named, folder=cache_folder() / "joined")
+    makers = [partial(_make_kind, options=dict(part), case=case) for part in parts]
+    named = ([sorted(part.items()) for part in parts], sorted(_vocabulary_of(case).items()))
+    return join_features(inputs, makers, named=named, folder=cache_folder() / "joined")
 
 
-def _scattered(inputs: Tensor, case: Case, **options: Any) -> Tensor:
+def join_features(
+    inputs: Tensor, parts: Sequence[Callable[[Tensor], Tensor]], *, named: object, folder: Path
+) -> Tensor:
+    """Rows [N, sum of the parts' widths] of norm 1: every part flattened, of norm 1, and divided by sqrt(parts).
+
+    A linear classifier on them weighs the sum of the parts' kernels. `named` says what the parts are: with the inputs
+    it names the file in `folder` that keeps them.
+    Guarantees: a record's features depend on that record alone if those of every part do.
+    """
+    if not parts:
+        raise InvalidInput("features kind=joined have no parts: give two or more tables of features")
+
+    def make(path: Path) -> None:
+        made = [part(inputs) for part in parts]
+        ends = np.cumsum([each[0].numel() for each in made])
+        output = allocate(path, (len(inputs), int(ends[-1])))
+        for begin in range(0, len(inputs), _JOINED_CHUNK):
+            rows = output[begin : begin + _JOINED_CHUNK]
+            for each, end in zip(made, ends, strict=True):
+                some = scale_to_unit(each[begin : begin + _JOINED_CHUNK].flatten(1).float()) / len(made) ** 0.5
+                rows[:, end - some.shape[1] : end] = some.numpy()
+        output.flush()
+
+    return remember_tensor(folder, (_JOINED_VERSION, named), (inputs,), make, title="joined features")
+
+
+def _scatter(inputs: Tensor, case: Case, **options: Any) -> Tensor:
     if unknown := sorted(set(options) - _SCATTER):
         raise InvalidInput(f"features have no option {unknown[0]!r}: they have {', '.join(sorted(_SCATTER))}")
     small: dict[str, Any] = {"dtype": torch.float16} if options.get("dtype") == "float16" else {}
@@ -166,12 +195,12 @@ def _scattered(inputs: Tensor, case: Case, **options: Any) -> Tensor:
     return scatter(inputs, groups=options.get("groups"), channels_last=convolved, quiet=True, **small)
 
 
-def _words(case: Case) -> dict[str, Any]:
+def _vocabulary_of(case: Case) -> dict[str, Any]:
     """The options of the vocabulary, which decide the word vectors too."""
     return {key: case.data[key] for key in ("vocabulary", "words") if key in case.data}
 
 
-def _divided(count: int, public: int) -> tuple[Tensor, Tensor]:
+def _divide(count: int, public: int) -> tuple[Tensor, Tensor]:
     """Indices of about `public` evenly spaced held-out records, and of the others."""
     if not 0 <= public <= count // 2:
         raise InvalidInput(f"public={public} must be in 0..{count // 2}: the other held-out records measure accuracy")

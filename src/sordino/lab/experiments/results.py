@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from sordino.checkpoint import write_durably
-from sordino.data.download import exclusive
 from sordino.errors import InvalidInput, SordinoError
+from sordino.lab.data.download import hold_lock
 
 Row = dict[str, Any]
 _NESTED = ("guarantee", "curve", "noise", "clip", "case")
 
 
 @contextmanager
-def claimed(folder: Path, label: str) -> Iterator[None]:
+def claim(folder: Path, label: str) -> Iterator[None]:
     """Nobody else runs this case meanwhile; the claim ends with the process."""
-    with exclusive(folder / "runs" / f"{label}.lock"):
+    with hold_lock(folder / "runs" / f"{label}.lock"):
         yield
 
 
@@ -52,7 +52,7 @@ def read_all(*folders: Path) -> list[Row]:
 
 
 def read_lines(path: Path) -> list[Row]:
-    """The rows that `keep` wrote, in the order of their labels; none where there is no file."""
+    """The rows that `keep_lines` wrote, in the order of their labels; none where there is no file."""
     if not path.exists():
         return []
     try:
@@ -61,7 +61,7 @@ def read_lines(path: Path) -> list[Row]:
         raise SordinoError(f"{path} is not a file of results ({error}): restore it from the repository") from error
 
 
-def keep(path: Path, *rows: Row) -> None:
+def keep_lines(path: Path, *rows: Row) -> None:
     """Put `rows` among the lines of `path`, each in place of the one with its label; for one process at a time."""
     lines = {row["label"]: row for row in (*read_lines(path), *rows)}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,11 @@ from sordino.accounting.ledger import Ledger
 from sordino.checkpoint import write_durably
 from sordino.claims import FIXED_IN_ADVANCE, announce_together
 from sordino.errors import BudgetExhausted, InvalidInput
-from sordino.experiments import store
-from sordino.experiments.averaging import Average
-from sordino.experiments.case import EVALUATIONS, Case
-from sordino.experiments.methods import MOST_STEPS, recipe_of
-from sordino.experiments.problem import Problem, Split, model_of, normalised, problem_of
-from sordino.features import ChannelNorm, private_normalisation
+from sordino.lab.experiments import results
+from sordino.lab.experiments.cases import EVALUATIONS, Case
+from sordino.lab.experiments.methods import MOST_STEPS, recipe_of
+from sordino.lab.experiments.problem import Problem, Split, model_of, normalise, problem_of
+from sordino.lab.features import ChannelNorm, private_normalisation
 from sordino.noise import Secure
 from sordino.private import Private
 from sordino.sampling.importance import Importance
@@ -66,19 +66,19 @@ def run(
     """
     if evaluations < 1:
         raise InvalidInput(f"evaluations={evaluations} must be >= 1: the last model is always evaluated")
-    with store.claimed(folder, case.label):
-        stored = store.find(folder, case.label)
+    with results.claim(folder, case.label):
+        stored = results.find(folder, case.label)
         if stored is not None:
             return stored
-        row = _run(case, folder, problem_of(case), report or _silent, most or MOST_STEPS, evaluations)
+        row = _run(case, folder, problem_of(case), report or _say_nothing, most or MOST_STEPS, evaluations)
         if most is None:
-            store.write(folder, row)
+            results.write(folder, row)
             if not keep:
-                store.drop_checkpoints(folder / "runs" / case.label)
+                results.drop_checkpoints(folder / "runs" / case.label)
         return row
 
 
-def losses(model: nn.Module, batch: Split) -> Tensor:
+def compute_losses(model: nn.Module, batch: Split) -> Tensor:
     """Cross-entropy of each example; features that are stored in half precision become float32 here."""
     inputs, classes = batch
     inputs = inputs.float() if inputs.dtype == torch.float16 else inputs
@@ -86,7 +86,7 @@ def losses(model: nn.Module, batch: Split) -> Tensor:
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, records: Split) -> float:
+def measure_accuracy(model: nn.Module, records: Split) -> float:
     """The share of `records` that the model classifies rightly, in eval mode meanwhile."""
     training = model.training
     model.eval()
@@ -98,12 +98,12 @@ def accuracy(model: nn.Module, records: Split) -> float:
 
 def _run(case: Case, folder: Path, problem: Problem, report: Report, most: int, evaluations: int) -> dict[str, Any]:
     place = folder / "runs" / case.label
-    problem, ledger = _prepared(case, place, problem)
+    problem, ledger = _prepare(case, place, problem)
     records = len(problem.train[1])
     model = model_of(case, tuple(problem.train[0].shape[1:]))
     recipe = recipe_of(case, records, problem.public)
     trained = (p for p in model.parameters() if p.requires_grad)
-    private = Private(model, recipe.optimizer.build(trained), problem.train, losses, recipe, ledger=ledger)
+    private = Private(model, recipe.optimizer.build(trained), problem.train, compute_losses, recipe, ledger=ledger)
     with private:
         progress, average = Progress(), Average(case.average, private.total)
         if (place / LEDGER).exists():
@@ -112,20 +112,20 @@ def _run(case: Case, folder: Path, problem: Problem, report: Report, most: int, 
                 progress = Progress(**extra["progress"])
                 average.restore(extra["average"])
                 private.bench.memory.update(progress.memory)
-        for reached in _epochs(case, private, progress, average, problem.test, most, evaluations):
+        for reached in _train_epochs(case, private, progress, average, problem.test, most, evaluations):
             private.save(place, {"progress": vars(progress), "average": average.state()})
             report(private.position, private.total, reached)
-        return _row(case, private, progress, average, problem)
+        return _make_row(case, private, progress, average, problem)
 
 
-def _prepared(case: Case, place: Path, problem: Problem) -> tuple[Problem, Ledger | None]:
+def _prepare(case: Case, place: Path, problem: Problem) -> tuple[Problem, Ledger | None]:
     """Normalise by released statistics where the case asks for it: once per run, charged to the run's ledger."""
     options = case.features
     if "noise" not in options:
         return problem, None
     if (place / LEDGER).exists():
         stored = torch.load(place / STATISTICS, weights_only=True)
-        return normalised(problem, ChannelNorm(stored["mean"], stored["std"])), None
+        return normalise(problem, ChannelNorm(stored["mean"], stored["std"])), None
     if not {"clip", "square_clip"} <= set(options):
         raise InvalidInput("features with noise need clip and square_clip: public bounds on a record's statistics")
     ledger = Ledger.in_memory()
@@ -145,10 +145,10 @@ def _prepared(case: Case, place: Path, problem: Problem) -> tuple[Problem, Ledge
     torch.save({"mean": norm.mean, "std": norm.std}, beside)
     write_durably(place / STATISTICS, beside.read_bytes())
     beside.unlink()
-    return normalised(problem, norm), ledger
+    return normalise(problem, norm), ledger
 
 
-def _epochs(
+def _train_epochs(
     case: Case, private: Private, progress: Progress, average: Average, test: Split, most: int, evaluations: int
 ) -> Iterator[float]:
     """Train an epoch or more at a time until the steps, the budget or `most` attempts end; the accuracy after each.
@@ -162,18 +162,18 @@ def _epochs(
     while going and private.position < private.total and progress.attempts < most:
         started, worked = time.perf_counter(), time.process_time()
         count = min(stride - private.position % stride, most - progress.attempts)
-        going = _stretch(case, private, progress, average, count)
+        going = _take_steps(case, private, progress, average, count)
         progress.seconds += time.perf_counter() - started
         progress.processor_seconds += time.process_time() - worked
         with average.installed(model):
-            reached = accuracy(model, test)
+            reached = measure_accuracy(model, test)
         point = {"step": private.position, "accuracy": reached, "seconds": progress.seconds}
-        progress.curve = [*progress.curve, {**point, **_public_terms(private), **_spent(case, private)}]
+        progress.curve = [*progress.curve, {**point, **_read_public_terms(private), **_price_so_far(case, private)}]
         progress.memory = {k: v for k, v in private.bench.memory.items() if isinstance(v, int)}
         yield reached
 
 
-def _stretch(case: Case, private: Private, progress: Progress, average: Average, count: int) -> bool:
+def _take_steps(case: Case, private: Private, progress: Progress, average: Average, count: int) -> bool:
     """Up to `count` attempts; whether there may be more. An accepted one shows in the model, and is paid for."""
     bench = private.bench
     watched = bench.parameters()[-1]
@@ -207,7 +207,7 @@ def _set_rate(case: Case, private: Private) -> None:
         group["lr"] = rate * shapes[decay]
 
 
-def _public_terms(private: Private) -> dict[str, float]:
+def _read_public_terms(private: Private) -> dict[str, float]:
     """Noise multiplier and bound of the step just taken; DPIS chooses them from K̃, whose `share` of ÑC it released."""
     recipe, memory = private.bench.recipe, private.bench.memory
     if released := memory.get("released"):
@@ -217,7 +217,7 @@ def _public_terms(private: Private) -> dict[str, float]:
     return {"noise": float(terms.noise_multiplier), "clip": float(terms.clip)}
 
 
-def _spent(case: Case, private: Private) -> dict[str, float]:
+def _price_so_far(case: Case, private: Private) -> dict[str, float]:
     """ε so far, where every step costs the same and it is cheap to know; a filter only knows its whole budget."""
     recipe = private.bench.recipe
     if isinstance(recipe.sampler, Importance) or not (
@@ -227,13 +227,13 @@ def _spent(case: Case, private: Private) -> dict[str, float]:
     return {"epsilon": private.guarantee(case.delta, stopped="in advance").epsilon}
 
 
-def _row(case: Case, private: Private, progress: Progress, average: Average, problem: Problem) -> dict[str, Any]:
+def _make_row(case: Case, private: Private, progress: Progress, average: Average, problem: Problem) -> dict[str, Any]:
     model = private.bench.objective.model
     guarantee = private.guarantee(case.delta).to_dict()
     said = (CHOSEN if line == FIXED_IN_ADVANCE else line for line in guarantee["assumptions"])
     guarantee["assumptions"] = [*said, *problem.caveats]
     with average.installed(model):
-        final = accuracy(model, problem.test)
+        final = measure_accuracy(model, problem.test)
     return {
         "label": case.label,
         "dataset": case.dataset,
@@ -242,7 +242,7 @@ def _row(case: Case, private: Private, progress: Progress, average: Average, pro
         "seed": case.seed,
         "accounting": case.accounting,
         "accuracy": final,
-        "last_iterate": accuracy(model, problem.test),
+        "last_iterate": measure_accuracy(model, problem.test),
         "seconds": round(progress.seconds, 2),
         "processor_seconds": round(progress.processor_seconds, 2),
         "basis": guarantee["basis"],
@@ -257,5 +257,51 @@ def _row(case: Case, private: Private, progress: Progress, average: Average, pro
     }
 
 
-def _silent(step: int, steps: int, reached: float) -> None:
+def _say_nothing(step: int, steps: int, reached: float) -> None:
     return None
+
+
+class Average:
+    """The running mean of a model's parameters over the last `share` of `total` steps; nothing where share is 0."""
+
+    def __init__(self, share: float, total: int) -> None:
+        self.first = total - max(1, round(share * total)) if share > 0 else total
+        self.count = 0
+        self.mean: dict[str, Tensor] = {}
+
+    def observe(self, model: nn.Module, step: int) -> None:
+        """Take in the model after its step number `step` (from 0), if it is one of the last."""
+        if step < self.first:
+            return
+        self.count += 1
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            if name not in self.mean:
+                self.mean[name] = torch.zeros_like(parameter, requires_grad=False)
+            self.mean[name] += (parameter.detach() - self.mean[name]) / self.count
+
+    @contextmanager
+    def installed(self, model: nn.Module) -> Iterator[None]:
+        """The model with its mean parameters, until the block ends; as it is where there is no mean yet."""
+        held = {name: p for name, p in model.named_parameters() if name in self.mean}
+        kept = {name: p.detach().clone() for name, p in held.items()}
+        try:
+            self._write(held, self.mean)
+            yield
+        finally:
+            self._write(held, kept)
+
+    @staticmethod
+    def _write(parameters: dict[str, nn.Parameter], values: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(values[name])
+
+    def state(self) -> dict[str, Any]:
+        """Plain state for a checkpoint."""
+        return {"count": self.count, "mean": self.mean}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.count, self.mean = state["count"], dict(state["mean"])

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sordino.experiments.store import Row
+from sordino.lab.experiments.results import Row
 from sordino.standing import standing
 
 
@@ -58,15 +58,15 @@ class Reached:
         return str(self.seeds), str(self.evaluations)
 
 
-def summaries(rows: Iterable[Row]) -> list[Summary]:
+def summarise(rows: Iterable[Row]) -> list[Summary]:
     """One line per dataset, method, accounting and ε, in this order."""
     groups: dict[tuple[str, str, str, float], list[Row]] = defaultdict(list)
     for row in rows:
         groups[row["dataset"], row["method"], row["accounting"], row["epsilon"]].append(row)
-    return [_summary(group) for _, group in sorted(groups.items())]
+    return [_summarise_seeds(group) for _, group in sorted(groups.items())]
 
 
-def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+def write_markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     rows = [header, ["---"] * len(header), *lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
@@ -74,15 +74,15 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def accuracy_table(rows: Iterable[Row]) -> str:
     """Accuracy in per cent: a line per dataset, method and basis, a column per ε."""
-    found = summaries(rows)
+    found = summarise(rows)
     epsilons = sorted({each.epsilon for each in found})
     lines: dict[tuple[str, str, str], dict[float, Summary]] = defaultdict(dict)
     for each in found:
         lines[each.dataset, each.method, each.standing][each.epsilon] = each
-    return markdown(
+    return write_markdown(
         ["dataset", "method", "basis", *(f"ε = {epsilon:g}" for epsilon in epsilons), "seconds"],
         (
-            [*key, *(cells[e].text if e in cells else "" for e in epsilons), _seconds(cells.values())]
+            [*key, *(cells[e].text if e in cells else "" for e in epsilons), _write_seconds(cells.values())]
             for key, cells in lines.items()
         ),
     )
@@ -96,8 +96,10 @@ def epsilon_to_reach(rows: Iterable[Row], level: float) -> dict[tuple[str, str, 
     groups: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for row in rows:
         groups[row["dataset"], row["method"], standing(row["basis"], row["accounting"])].append(row)
-    longest = {key: [row for row in group if row["epsilon"] == _largest(group)] for key, group in groups.items()}
-    return {key: _reached(group, level) for key, group in sorted(longest.items()) if all(map(_followed, group))}
+    longest = {
+        key: [row for row in group if row["epsilon"] == _largest_epsilon(group)] for key, group in groups.items()
+    }
+    return {key: _find_reached(group, level) for key, group in sorted(longest.items()) if all(map(_is_followed, group))}
 
 
 def levels_for(rows: Sequence[Row], count: int = 3) -> list[float]:
@@ -116,10 +118,10 @@ def epsilon_table(rows: Sequence[Row], levels: Sequence[float], least: int = 1) 
     keys = sorted({key for column in columns for key, found in column.items() if found.evaluations >= least})
     cells = ([*key, *(c[key].text for c in columns), *columns[0][key].looks] for key in keys)
     header = ["dataset", "method", "basis", *(f"accuracy {level:.2f}" for level in levels), "seeds", "evaluations"]
-    return markdown(header, cells)
+    return write_markdown(header, cells)
 
 
-def _summary(group: list[Row]) -> Summary:
+def _summarise_seeds(group: list[Row]) -> Summary:
     first, scores = group[0], [100 * row["accuracy"] for row in group]
     return Summary(
         first["dataset"],
@@ -134,17 +136,17 @@ def _summary(group: list[Row]) -> Summary:
     )
 
 
-def _largest(group: Iterable[Row]) -> float:
+def _largest_epsilon(group: Iterable[Row]) -> float:
     return max(float(row["epsilon"]) for row in group)
 
 
-def _followed(row: Row) -> bool:
+def _is_followed(row: Row) -> bool:
     """Whether its curve says what was spent on the way: the ε of a filter is its whole budget from the beginning."""
     curve = row["curve"]
     return len(curve) > 1 and "epsilon" in curve[-1] and bool(curve[0]["epsilon"] < curve[-1]["epsilon"])
 
 
-def _reached(group: list[Row], level: float) -> Reached:
+def _find_reached(group: list[Row], level: float) -> Reached:
     found = [next((point for point in row["curve"] if point["accuracy"] >= level), None) for row in group]
     spent = [point["epsilon"] for point in found if point is not None]
     return Reached(
@@ -155,5 +157,5 @@ def _reached(group: list[Row], level: float) -> Reached:
     )
 
 
-def _seconds(cells: Iterable[Summary]) -> str:
+def _write_seconds(cells: Iterable[Summary]) -> str:
     return f"{statistics.mean(each.seconds for each in cells):,.0f}"

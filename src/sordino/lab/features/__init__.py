@@ -6,7 +6,7 @@ Scattering and group normalisation treat each record alone. Statistics over reco
 
 from __future__ import annotations
 
-from sordino.features.normalising import ChannelNorm, group_norm, private_normalisation
-from sordino.features.scattering import MissingExtra, scatter
+from sordino.lab.features.scattering import MissingExtra, scatter
+from sordino.tables.normalising import ChannelNorm, group_norm, private_normalisation
 
 __all__ = ["ChannelNorm", "MissingExtra", "group_norm", "private_normalisation", "scatter"]

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sordino.data.store import cache_folder
 from sordino.errors import InvalidInput
-from sordino.features.kept import kept, room
-from sordino.features.leaves import centred_leaves, dead_leaves
-from sordino.features.whitening import Map, unit, whitening
+from sordino.lab.data.cache import allocate, cache_folder, remember_tensor
+from sordino.lab.features.synthetic import Map, draw_centred_leaves, draw_dead_leaves, fit_whitening, scale_to_unit
 
 VERSION = 1
 """Part of every cache key: raised when the same arguments would give other features."""
@@ -51,7 +49,7 @@ class Patches:
             raise InvalidInput(f"threshold={self.threshold} must be >= 0 and ridge={self.ridge} > 0: try 0.25 and 0.03")
 
 
-def patch_features(images: Tensor, choice: Patches | None = None, *, folder: Path | None = None) -> Tensor:
+def describe_patches(images: Tensor, choice: Patches | None = None, *, folder: Path | None = None) -> Tensor:
     """Features [N, 2 * filters * grid^2] of norm 1 of images [N, channels, H, W], from a file in `folder` if known.
 
     With w_k the whitened filters and p a patch, r_k = <w_k, p - mean p> / sqrt(var p + 0.01); the cells of the grid
@@ -67,30 +65,34 @@ def patch_features(images: Tensor, choice: Patches | None = None, *, folder: Pat
         )
     images = images.detach().to(torch.float32).contiguous()
     place = folder or cache_folder() / "patches"
-    return kept(
-        place, (VERSION, choice), (images,), lambda path: _compute(images, choice, path), title="features of patches"
+    return remember_tensor(
+        place,
+        (VERSION, choice),
+        (images,),
+        lambda path: _fill_patches(images, choice, path),
+        title="features of patches",
     )
 
 
 @torch.no_grad()
-def describe(choice: Patches, height: int, width: int, channels: int) -> Map:
+def fit_description(choice: Patches, height: int, width: int, channels: int) -> Map:
     """The map from images of this size to their features, fitted to synthetic pictures alone."""
-    kernels = filter_bank(choice, channels)
-    pictures = centred_leaves if choice.objects else dead_leaves
+    kernels = make_filters(choice, channels)
+    pictures = draw_centred_leaves if choice.objects else draw_dead_leaves
     synthetic = pictures(_EXAMPLES, max(height, width), channels, 5)[:, :, :height, :width]
-    examples = torch.cat([_pooled(part, kernels, choice) for part in synthetic.split(CHUNK)])
+    examples = torch.cat([_pool(part, kernels, choice) for part in synthetic.split(CHUNK)])
     examples = examples[examples.norm(dim=1) > 0]
-    white = whitening(examples, choice.ridge)
-    return lambda images: unit(white(_pooled(images, kernels, choice)))
+    white = fit_whitening(examples, choice.ridge)
+    return lambda images: scale_to_unit(white(_pool(images, kernels, choice)))
 
 
 @torch.no_grad()
-def filter_bank(choice: Patches, channels: int) -> Tensor:
+def make_filters(choice: Patches, channels: int) -> Tensor:
     """Kernels [filters, channels, side, side]: unit whitened patches of dead leaves, whitened once more.
 
     The inner product of two whitened patches is that of one patch with the other whitened twice.
     """
-    pictures = dead_leaves(_PICTURES, 32, channels, 1)
+    pictures = draw_dead_leaves(_PICTURES, 32, channels, 1)
     patches = F.unfold(pictures, choice.side, stride=choice.side).transpose(1, 2).reshape(-1, channels * choice.side**2)
     patches = patches[torch.randperm(len(patches), generator=torch.Generator().manual_seed(0))]
     patches = patches - patches.mean(1, keepdim=True)
@@ -100,11 +102,11 @@ def filter_bank(choice: Patches, channels: int) -> Tensor:
         raise InvalidInput(f"filters={choice.filters} must be <= {len(patches)}, the patches there are")
     variances, directions = torch.linalg.eigh((patches.T @ patches / len(patches)).double())
     white = (directions * (variances.clamp(min=0) + 0.1).rsqrt() @ directions.T).float()
-    twice: Tensor = unit(patches[: choice.filters] @ white) @ white
+    twice: Tensor = scale_to_unit(patches[: choice.filters] @ white) @ white
     return (twice - twice.mean(1, keepdim=True)).reshape(choice.filters, channels, choice.side, choice.side)
 
 
-def _pooled(images: Tensor, kernels: Tensor, choice: Patches) -> Tensor:
+def _pool(images: Tensor, kernels: Tensor, choice: Patches) -> Tensor:
     """Roots of the pooled responses, centred and of norm 1, before the second whitening; a blank image is zero."""
     both = torch.cat([images, images.flip(3)]) if choice.mirror else images
     even = torch.full_like(kernels[:1], 1 / kernels[0].numel())
@@ -115,15 +117,15 @@ def _pooled(images: Tensor, kernels: Tensor, choice: Patches) -> Tensor:
     if choice.mirror:
         cells = (cells[: len(images)] + cells[len(images) :]) / 2
     roots = cells.sqrt()
-    return unit(roots - roots.mean(1, keepdim=True))
+    return scale_to_unit(roots - roots.mean(1, keepdim=True))
 
 
 @torch.no_grad()
-def _compute(images: Tensor, choice: Patches, path: Path) -> None:
+def _fill_patches(images: Tensor, choice: Patches, path: Path) -> None:
     """Fill the file chunk by chunk, so that the features are never in memory as a whole."""
     count, channels, height, width = images.shape
-    features = describe(choice, height, width, channels)
-    output = room(path, (count, 2 * choice.filters * choice.grid**2))
+    features = fit_description(choice, height, width, channels)
+    output = allocate(path, (count, 2 * choice.filters * choice.grid**2))
     for begin in range(0, count, CHUNK):
         output[begin : begin + CHUNK] = features(images[begin : begin + CHUNK]).numpy()
     output.flush()

@@ -72,16 +72,16 @@ def draw(characters: Characters, generator: torch.Generator, side: int = 28) -> 
     Size, centre of mass and width of the pen are brought to what MNIST did to its digits; slant, turn and proportions
     are not, for people differ in them.
     """
-    points, weights = _path(_shaken(characters, generator))
-    points = _slanted(points, generator)
+    points, weights = _trace(_shake(characters, generator))
+    points = _slant(points, generator)
     pen = (0.55 + 0.7 * torch.rand(len(characters), generator=generator)) * side / 28
-    points, weights = _placed(points, weights, BOX * side - 2 * pen, side)
+    points, weights = _place(points, weights, BOX * side - 2 * pen, side)
     points = points + 0.3 * torch.randn(len(characters), 1, 2, generator=generator)
     pressure = 1.6 + 0.8 * torch.rand(len(characters), 1, 1, generator=generator)
-    return ((_ink(points, weights, pen, side) * pressure - 0.15) * 1.6).clamp(0, 1)[:, None]
+    return ((_ink_points(points, weights, pen, side) * pressure - 0.15) * 1.6).clamp(0, 1)[:, None]
 
 
-def _shaken(planned: Characters, generator: torch.Generator) -> Characters:
+def _shake(planned: Characters, generator: torch.Generator) -> Characters:
     """The same characters, every movement a little off."""
 
     def off(tensor: Tensor, size: float) -> Tensor:
@@ -97,7 +97,7 @@ def _shaken(planned: Characters, generator: torch.Generator) -> Characters:
     )
 
 
-def _path(moves: Characters) -> tuple[Tensor, Tensor]:
+def _trace(moves: Characters) -> tuple[Tensor, Tensor]:
     """Points [count, strokes * POINTS, 2] along the strokes, and the length of line that each stands for."""
     total = moves.length.sum(-1, keepdim=True)
     along = (torch.arange(POINTS) + 0.5) / POINTS * total
@@ -111,7 +111,7 @@ def _path(moves: Characters) -> tuple[Tensor, Tensor]:
     return points.flatten(1, 2), weights.flatten(1)
 
 
-def _slanted(points: Tensor, generator: torch.Generator) -> Tensor:
+def _slant(points: Tensor, generator: torch.Generator) -> Tensor:
     """Turned, slanted and stretched, every character by its own amount."""
     count = len(points)
     turn = 0.14 * torch.randn(count, generator=generator)
@@ -122,7 +122,7 @@ def _slanted(points: Tensor, generator: torch.Generator) -> Tensor:
     return points @ torch.stack([across, down], -1)
 
 
-def _placed(points: Tensor, weights: Tensor, size: Tensor, side: int) -> tuple[Tensor, Tensor]:
+def _place(points: Tensor, weights: Tensor, size: Tensor, side: int) -> tuple[Tensor, Tensor]:
     """The longer side of each character brought to `size` pixels, and its centre of mass to the picture's centre."""
     outside = torch.where(weights[..., None] > 0, 0.0, torch.inf)
     extent = (points - outside).amax(1) - (points + outside).amin(1)
@@ -132,7 +132,7 @@ def _placed(points: Tensor, weights: Tensor, size: Tensor, side: int) -> tuple[T
     return points - centre[:, None] + side / 2, weights
 
 
-def _ink(points: Tensor, weights: Tensor, pen: Tensor, side: int) -> Tensor:
+def _ink_points(points: Tensor, weights: Tensor, pen: Tensor, side: int) -> Tensor:
     """Pictures [count, side, side]: each point a round blot of standard deviation `pen`, row and column apart."""
     line = torch.arange(side) + 0.5
     spread = 2 * pen[:, None, None] ** 2

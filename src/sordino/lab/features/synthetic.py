@@ -1,17 +1,22 @@
-"""Synthetic pictures of occluding shapes: public images without any data, for fitting filters and statistics."""
+"""Public examples without any data: pictures of occluding shapes, and whitening by the statistics of such examples."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 SMALLEST = 2.0
 """Radius of the smallest shapes, in pixels; the largest is a quarter of the picture."""
+Map = Callable[[Tensor], Tensor]
+_SMALLEST = 1e-6
+_NEGLIGIBLE = 1e-3
+"""Directions with less variance than this share of what is added to every variance change next to nothing."""
 
 
-def dead_leaves(count: int, side: int, channels: int, seed: int, shapes: int = 60) -> Tensor:
+def draw_dead_leaves(count: int, side: int, channels: int, seed: int, shapes: int = 60) -> Tensor:
     """Pictures [count, channels, side, side] in 0..1: discs and boxes that hide one another (Lee et al. 2001).
 
     Radii follow the power law r^-3, which gives the scale invariance and the edges of natural images; colours of one
@@ -21,15 +26,15 @@ def dead_leaves(count: int, side: int, channels: int, seed: int, shapes: int = 6
     pictures = torch.rand(count, channels, 1, 1, generator=generator).repeat(1, 1, side, side)
     for _ in range(shapes):
         drawn = torch.rand(count, 7 + channels, generator=generator)
-        cover = _cover(drawn[:, :6], side)[:, None]
+        cover = _cover_pixels(drawn[:, :6], side)[:, None]
         colours = drawn[:, 7:] if channels == 1 else 0.6 * drawn[:, 6:7] + 0.4 * drawn[:, 7:]
         pictures = pictures * (1 - cover) + cover * colours[:, :, None, None]
     return pictures
 
 
-def centred_leaves(count: int, side: int, channels: int, seed: int) -> Tensor:
+def draw_centred_leaves(count: int, side: int, channels: int, seed: int) -> Tensor:
     """Dead leaves seen through a rounded window with holes, on black: like objects that were cut out and centred."""
-    pictures, holes = dead_leaves(count, side, channels, seed, 25), dead_leaves(count, side, 1, seed + 1, 8)
+    pictures, holes = draw_dead_leaves(count, side, channels, seed, 25), draw_dead_leaves(count, side, 1, seed + 1, 8)
     reach = torch.rand(count, 2, generator=torch.Generator().manual_seed(seed + 2)) * 0.7 + 0.35
     line = torch.linspace(-1, 1, side)
     across, down = (line / reach[:, axis, None] for axis in (0, 1))
@@ -37,7 +42,7 @@ def centred_leaves(count: int, side: int, channels: int, seed: int) -> Tensor:
     return pictures * window[:, None] * (holes > 0.3)
 
 
-def _cover(drawn: Tensor, side: int) -> Tensor:
+def _cover_pixels(drawn: Tensor, side: int) -> Tensor:
     """How much of each pixel [count, side, side] a shape covers; `drawn` are six uniform numbers per shape."""
     ratio = side / 4 / SMALLEST
     radius = SMALLEST / (1 - drawn[:, 0] * (1 - ratio**-2)).sqrt()
@@ -50,3 +55,38 @@ def _cover(drawn: Tensor, side: int) -> Tensor:
     disc, box = (along**2 + beside**2).sqrt(), torch.maximum(along.abs(), beside.abs())
     distance = torch.where(drawn[:, 5, None, None] < 0.5, disc, box)
     return ((1 - distance) * radius[:, None, None]).clamp(0, 1)
+
+
+def scale_to_unit(rows: Tensor) -> Tensor:
+    """Each row divided by its norm; rows of zeros stay."""
+    lengths: Tensor = rows.norm(dim=1, keepdim=True)
+    return rows / lengths.clamp(min=_SMALLEST)
+
+
+@torch.no_grad()
+def fit_whitening(examples: Tensor, ridge: float) -> Map:
+    """The map x -> (S + r I)^(-1/2) (x - m): mean m and covariance S of the examples, r = ridge * largest variance.
+
+    Of fewer examples than dimensions only the directions that they span are computed: elsewhere it is r^(-1/2).
+    """
+    mean = examples.mean(0)
+    centred = (examples - mean).double()
+    count, dimensions = centred.shape
+    if dimensions <= count:
+        variances, directions = torch.linalg.eigh(centred.T @ centred / count)
+        scales = (variances.clamp(min=0) + ridge * variances[-1]).rsqrt()
+        white = (directions * scales @ directions.T).float()
+        return lambda rows: (rows - mean) @ white
+    variances, among = torch.linalg.eigh(centred @ centred.T / count)
+    added = ridge * variances[-1]
+    large = variances > _NEGLIGIBLE * added
+    spanned = (centred.T @ among[:, large] / (count * variances[large]).sqrt()).float()
+    plain = float(added.rsqrt())
+    gains = ((variances[large] + added).rsqrt() - plain).float()
+
+    def whiten_thin(rows: Tensor) -> Tensor:
+        rows = rows - mean
+        within: Tensor = (rows @ spanned * gains) @ spanned.T
+        return plain * rows + within
+
+    return whiten_thin

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from sordino.errors import InvalidInput
-from sordino.models.activations import Activation, TemperedSigmoid
-from sordino.models.images import (
+from sordino.lab.networks.activations import Activation, TemperedSigmoid
+from sordino.lab.networks.images import (
     alexnet,
     cifar_cnn,
     digits_cnn,
@@ -18,10 +18,11 @@ from sordino.models.images import (
     jl_cifar,
     linear,
     mnist_cnn,
+    scatter_cnn,
+    scatter_linear,
     vgg13,
 )
-from sordino.models.scattered import scatter_cnn, scatter_linear
-from sordino.models.text import embedding_mlp, imdb_bilstm, imdb_mlp, jl_bilstm, names_lstm, transformer
+from sordino.lab.networks.sequences import embedding_mlp, imdb_bilstm, imdb_mlp, jl_bilstm, names_lstm, transformer
 
 ARCHITECTURES: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
     {

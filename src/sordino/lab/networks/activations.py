@@ -28,7 +28,7 @@ class TemperedSigmoid(nn.Module):
         return f"scale={self.scale}, temperature={self.temperature}, offset={self.offset}"
 
 
-def nonlinearity(choice: Activation) -> nn.Module:
+def build_activation(choice: Activation) -> nn.Module:
     """The module for `choice`; one per place, so that nothing is shared between layers."""
     if choice == "tanh":
         return nn.Tanh()

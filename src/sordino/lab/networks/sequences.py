@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import InvalidInput
-from sordino.models.activations import Activation, nonlinearity
+from sordino.lab.networks.activations import Activation, build_activation
 
 
 class ImdbBiLSTM(nn.Module):
@@ -17,9 +17,9 @@ class ImdbBiLSTM(nn.Module):
     def __init__(self, embedding: nn.Embedding, activation: Activation, classes: int) -> None:
         super().__init__()
         self.embedding = embedding
-        self.project = nn.Sequential(nn.Linear(embedding.embedding_dim, 32), nonlinearity(activation))
+        self.project = nn.Sequential(nn.Linear(embedding.embedding_dim, 32), build_activation(activation))
         self.lstm = nn.LSTM(32, 32, batch_first=True, bidirectional=True)
-        self.head = nn.Sequential(nn.Linear(64, 16), nonlinearity(activation), nn.Linear(16, classes))
+        self.head = nn.Sequential(nn.Linear(64, 16), build_activation(activation), nn.Linear(16, classes))
 
     def forward(self, tokens: Tensor) -> Tensor:
         states, _ = self.lstm(self.project(self.embedding(tokens)))
@@ -34,7 +34,7 @@ class JlBiLSTM(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, 64)
         self.lstm = nn.LSTM(64, 64, batch_first=True, bidirectional=True)
-        self.head = nn.Sequential(nn.Linear(128, 64), nonlinearity(activation), nn.Linear(64, classes))
+        self.head = nn.Sequential(nn.Linear(128, 64), build_activation(activation), nn.Linear(64, classes))
 
     def forward(self, tokens: Tensor) -> Tensor:
         states, _ = self.lstm(self.embedding(tokens))
@@ -64,7 +64,9 @@ class EmbeddingMLP(nn.Module):
     def __init__(self, vocabulary: int, dimension: int, hidden: int, activation: Activation, classes: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, dimension)
-        self.head = nn.Sequential(nn.Linear(dimension, hidden), nonlinearity(activation), nn.Linear(hidden, classes))
+        self.head = nn.Sequential(
+            nn.Linear(dimension, hidden), build_activation(activation), nn.Linear(hidden, classes)
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         logits: Tensor = self.head(self.embedding(tokens).mean(dim=1))
@@ -103,8 +105,8 @@ def imdb_bilstm(
     """The IMDb network of DPIS and DPSUR: 21,202 parameters besides the embedding.
 
     Without `embedding`, 20,000 x 100 random vectors are trained as DPSUR does (2,021,202 parameters in all). With one
-    row per token id, such as `sordino.data.imdb.glove_embedding()`, those vectors are the start and, if `frozen`, stay
-    as in DPIS.
+    row per token id, such as `sordino.lab.data.imdb.glove_embedding()`, those vectors are the start and, if `frozen`,
+    stay as in DPIS.
     """
     if embedding is None:
         return ImdbBiLSTM(nn.Embedding(20_000, 100), activation, classes)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.errors import InvalidInput
-from sordino.features import ChannelNorm, group_norm, private_normalisation
-from sordino.features.normalising import _clipped_sums
+from sordino.lab.features import ChannelNorm, group_norm, private_normalisation
 from sordino.noise import Seeded
+from sordino.tables.normalising import _clipped_sums
 
 
 class Book:

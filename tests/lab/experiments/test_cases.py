@@ -1,15 +1,18 @@
-"""Configurations: every file in configs/ is whole, and mistakes are named in one line."""
+"""Equal cases are the same run; every configuration is whole, and mistakes are named in one line."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from sordino.errors import InvalidInput
-from sordino.experiments import Case, catalogue, model_of, read, recipe_of
-from sordino.experiments.methods import uncalibrated
+from sordino.lab.experiments import Case, catalogue, model_of, read, recipe_of
+from sordino.lab.experiments.methods import build_recipe
+from tests.lab.experiments.cases import small
 
 RECORDS = {
     "cifar10": 50_000,
@@ -24,6 +27,74 @@ CHANNELS = {"cifar10": (243, 8, 8), "fashion-mnist": (81, 7, 7), "mnist": (81, 7
 PUBLIC = (torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64))
 KNOWN = catalogue()
 ONE_OF_A_KIND = {settings.base["recipe"]["name"]: settings for settings in KNOWN.values() if settings.dataset != "imdb"}
+WHOLE = 'method = "a"\nprovenance = "p"\n[data]\nname = "digits"\n[model]\nname = "linear"\n[recipe]\nname = "dpsgd"\n'
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epsilon": 2.0},
+        {"seed": 1},
+        {"delta": 1e-6},
+        {"accounting": "published"},
+        {"records": 299},
+        {"average": 0.4},
+        {"optimizer": {"kind": "sgd", "lr": 1.1}},
+        {"recipe": {"name": "dpsgd", "batch_size": 100, "steps": 9, "clip": 0.2}},
+    ],
+)
+def test_labels_differ_where_anything_does(changes):
+    assert replace(small(), **changes).label != small().label
+
+
+def test_a_case_survives_json_and_keeps_its_label():
+    case = small(average=0.3, features={"kind": "scatter", "groups": 27})
+    again = Case.from_dict(json.loads(json.dumps(case.to_dict())))
+    assert again == case
+    assert again.label == case.label
+
+
+def test_a_field_that_is_left_out_does_not_rename_old_results():
+    """A version with one more optional field must find the results of this one."""
+    assert small(published=None, average=0.0).label == small().label
+    assert small(published="rdp").label != small().label
+
+
+def test_shortened_cases_draw_less_and_leave_the_noise_open():
+    case = small(
+        recipe={
+            "name": "dpsur",
+            "batch_size": 512,
+            "validation_size": 256,
+            "noise_multiplier": 2.0,
+            "validation_noise": 0.8,
+        }
+    )
+    short = case.shortened(records=200, steps=3)
+    assert short.recipe == {
+        "name": "dpsur",
+        "batch_size": 50,
+        "validation_size": 50,
+        "steps": 3,
+        "validation_noise": 5.0,
+    }
+    assert short.records == 200
+    assert case.shortened(steps=3).recipe["batch_size"] == 512
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"accounting": "hoped"}, "accounting"),
+        ({"average": 1.0}, "average"),
+        ({"model": {}}, "model"),
+        ({"recipe": {}}, "recipe"),
+    ],
+)
+def test_refusals_of_a_case_are_one_line(changes, word):
+    with pytest.raises(InvalidInput, match=word) as refused:
+        replace(small(), **changes)
+    assert "\n" not in str(refused.value)
 
 
 def without_files(case: Case) -> Case:
@@ -37,7 +108,7 @@ def test_every_configuration_builds_its_model_and_recipe(settings):
     assert settings.provenance
     for epsilon in settings.epsilons:
         case = settings.case(epsilon)
-        recipe = uncalibrated(case, case.recipe, RECORDS[settings.dataset], PUBLIC)
+        recipe = build_recipe(case, case.recipe, RECORDS[settings.dataset], PUBLIC)
         assert recipe.noise_multiplier or recipe.steps or recipe.epochs, "the length or the noise must be given"
     shape = CHANNELS.get(settings.dataset, ()) if settings.base.get("features") else ()
     model = model_of(without_files(case), shape)
@@ -86,9 +157,6 @@ def test_what_an_epsilon_changes_is_merged_table_by_table(tmp_path):
     assert settings.case(0.5).average == 0.3
     assert settings.case(1.0).recipe == {"name": "dpsgd", "clip": 0.1}
     assert [case.seed for case in settings.cases([1, 2], range(2))] == [0, 0, 1, 1]
-
-
-WHOLE = 'method = "a"\nprovenance = "p"\n[data]\nname = "digits"\n[model]\nname = "linear"\n[recipe]\nname = "dpsgd"\n'
 
 
 @pytest.mark.parametrize(
