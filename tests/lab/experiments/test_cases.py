@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from sordino.errors import InvalidInput
-from sordino.lab.experiments import Case, catalogue, model_of, read, recipe_of
+from sordino.lab.experiments import Case, Settings, catalogue, model_of, read, recipe_of
+from sordino.lab.experiments.cases import read_methods
 from sordino.lab.experiments.methods import build_recipe
 from tests.lab.experiments.cases import small
 
@@ -97,6 +98,11 @@ def test_refusals_of_a_case_are_one_line(changes, word):
     assert "\n" not in str(refused.value)
 
 
+def public_of(settings: Settings) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The records that a method may look at, where it asks for some."""
+    return PUBLIC if settings.base["data"].get("public") else None
+
+
 def without_files(case: Case) -> Case:
     """Vectors that are read from a file do not change which network is built."""
     model = {key: value for key, value in case.model.items() if key != "embedding"}
@@ -108,7 +114,7 @@ def test_every_configuration_builds_its_model_and_recipe(settings):
     assert settings.provenance
     for epsilon in settings.epsilons:
         case = settings.case(epsilon)
-        recipe = build_recipe(case, case.recipe, RECORDS[settings.dataset], PUBLIC)
+        recipe = build_recipe(case, case.recipe, RECORDS[settings.dataset], public_of(settings))
         assert recipe.noise_multiplier or recipe.steps or recipe.epochs, "the length or the noise must be given"
     shape = CHANNELS.get(settings.dataset, ()) if settings.base.get("features") else ()
     model = model_of(without_files(case), shape)
@@ -118,7 +124,7 @@ def test_every_configuration_builds_its_model_and_recipe(settings):
 @pytest.mark.parametrize("settings", ONE_OF_A_KIND.values(), ids=list(ONE_OF_A_KIND))
 def test_one_configuration_of_each_kind_calibrates(settings):
     case = settings.case(settings.epsilons[-1])
-    recipe = recipe_of(case, RECORDS[settings.dataset], PUBLIC)
+    recipe = recipe_of(case, RECORDS[settings.dataset], public_of(settings))
     assert recipe.steps
     assert recipe.noise_multiplier
 
@@ -127,12 +133,14 @@ def test_one_configuration_of_each_kind_calibrates(settings):
 @pytest.mark.parametrize("accounting", ["proven", "published"])
 @pytest.mark.parametrize("settings", KNOWN.values(), ids=["-".join(key) for key in KNOWN])
 def test_every_configuration_calibrates(settings, accounting):
-    if accounting == "published" and settings.base["recipe"].get("reuse"):
+    if accounting == "published" and {"reuse", "line_search", "test_every"} & set(settings.base["recipe"]):
         with pytest.raises(InvalidInput, match="refinements"):  # ours: no paper prices it
-            recipe_of(settings.case(settings.epsilons[0], 0, accounting), RECORDS[settings.dataset], PUBLIC)
+            recipe_of(
+                settings.case(settings.epsilons[0], 0, accounting), RECORDS[settings.dataset], public_of(settings)
+            )
         return
     for epsilon in settings.epsilons:
-        recipe = recipe_of(settings.case(epsilon, 0, accounting), RECORDS[settings.dataset], PUBLIC)
+        recipe = recipe_of(settings.case(epsilon, 0, accounting), RECORDS[settings.dataset], public_of(settings))
         assert recipe.steps
         assert recipe.noise_multiplier
 
@@ -187,6 +195,28 @@ def test_a_method_may_not_be_configured_twice(tmp_path):
         read(Path("nowhere.toml"))
     with pytest.raises(InvalidInput, match="SORDINO_CONFIGS"):
         catalogue(tmp_path / "nowhere")
+
+
+def test_methods_that_share_a_file_differ_in_what_their_tables_say(tmp_path):
+    path = tmp_path / "linear.toml"
+    shared = WHOLE.replace('method = "a"', "average = 0.4") + "clip = 0.1\n[epsilon.1]\noptimizer = { lr = 3.0 }\n"
+    path.write_text(
+        shared + '[methods.a]\n[methods.b]\naverage = 0.2\nrecipe = { name = "dpis" }\n'
+        "epsilon.1.optimizer = { momentum = 0.9 }\nepsilon.2.recipe = { clip = 0.5 }\n"
+    )
+    plain, changed = read_methods(path)
+    assert (plain.method, plain.case(1.0).recipe) == ("a", {"name": "dpsgd", "clip": 0.1})
+    assert (changed.method, changed.case(2.0).recipe) == ("b", {"name": "dpis", "clip": 0.5})
+    assert changed.case(1.0).optimizer == {"lr": 3.0, "momentum": 0.9}
+    assert plain.case(1.0).optimizer == {"lr": 3.0}
+    assert (plain.case(1.0).average, changed.case(1.0).average) == (0.4, 0.2)
+    assert sorted(method for _, method in catalogue(tmp_path)) == ["a", "b"]
+    with pytest.raises(InvalidInput, match="has 2 methods, must have 1"):
+        read(path)
+    for wrong, word in (("[methods.a]\ncolour = 1\n", "colour"), ('method = "a"\n', "leave one out")):
+        path.write_text(f"{wrong}{shared}[methods.b]\n" if "method =" in wrong else shared + wrong)
+        with pytest.raises(InvalidInput, match=word):
+            read_methods(path)
 
 
 def test_a_method_begins_with_its_footing(tmp_path):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 
-from benchmarks import dynamic, results
+from benchmarks import results
 from sordino.errors import InvalidInput
 from sordino.lab.experiments import catalogue, recipe_of
 from sordino.lab.experiments import results as store
@@ -23,7 +21,9 @@ def stored(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "IMAGES", tmp_path / "img")
     for name, page, writers in (
         ("CHOICE", "which-method.md", ["benchmarks.results"]),
-        ("SCHEDULES", "dynamic.md", ["benchmarks.results", "benchmarks.dynamic"]),
+        ("SCHEDULES", "dynamic.md", ["benchmarks.results", "benchmarks.results ratios"]),
+        ("IMPORTANCE", "dpis.md", ["benchmarks.results"]),
+        ("SELECTION", "selection.md", ["benchmarks.results"]),
     ):
         monkeypatch.setattr(results, name, tmp_path / page)
         marked = (f"{results.BEGIN.format(by)}\nold\n{results.END}\n\n" for by in writers)
@@ -192,29 +192,17 @@ def test_a_page_without_marks_is_refused(stored):
         page(stored)
 
 
-def test_the_grid_of_ratios_adds_to_table_1_and_not_to_the_page_of_results(stored, monkeypatch):
-    """Finished runs are taken as they are: those of table 1 from its store, the others from that of the grid."""
-    monkeypatch.setattr(dynamic, "STORED", stored / "results" / "ratios")
-    points = list(product(dynamic.MU_GRID, dynamic.CLIP_GRID))
-    for number, point in enumerate(points):
-        case = dynamic.at_ratios("mnist", 0.4, *point)
-        made = row(case.method, 0.4, 0, 0.9 + number / 1000, dataset="mnist", label=case.label, case=case.to_dict())
+def test_runs_of_the_mechanisms_pages_are_on_those_pages_alone(stored):
+    """Two writers share dynamic.md, each between marks of its own."""
+    for method in ("sensitivity-decay", "dynamic-mu0.4-clip0.1"):
+        case = catalogue()["mnist", method].case(0.4)
+        made = row(method, 0.4, 0, 0.902, dataset="mnist", label=case.label, case=case.to_dict())
         store.write(stored / "runs", made)
-    assert "dynamic-mu" not in page(stored)
-    dynamic.grid("mnist", 0.4, None, stored / "runs")
-    text = (stored / "dynamic.md").read_text()
-    assert "| mnist, ε = 0.4 | 1/ρ_c = 1 | 1/ρ_c = 0.5 | 1/ρ_c = 0.3 | 1/ρ_c = 0.1 |" in text
-    assert "| 1/ρ_μ = 0.8 | 90.40 | 90.50 | 90.60 | 90.70 |" in text
-    assert "| mnist | sensitivity decay | 0.4 | 93.95 |  | 90.20 (1) |" in text, "the table of the other writer is kept"
-    assert len(store.read_lines(dynamic.STORED / "mnist.jsonl")) == len(points) - len(dynamic.CORNERS)
-
-
-def test_ratios_are_those_of_the_schedules():
-    case = dynamic.at_ratios("mnist", 0.4, 0.4, 0.1)
-    assert case.recipe["mu_ratio"] == 2.5
-    assert case.recipe["clip_ratio"] == 10
-    for (mu, clip), method in dynamic.CORNERS.items():
-        terms = recipe_of(dynamic.at_ratios("mnist", 0.4, mu, clip), 60_000).terms
-        first, last = terms(0, {}), terms(4687, {})
-        assert last.clip / first.clip == pytest.approx(clip, rel=1e-3), method
-        assert last.noise_std / last.clip / (first.noise_std / first.clip) == pytest.approx(mu, rel=1e-3), method
+    finished(stored / "runs", "selection-dpsgd", [0.87])
+    text = page(stored)
+    assert "dynamic-mu" not in text
+    assert "selection-dpsgd" not in text
+    schedules = (stored / "dynamic.md").read_text()
+    assert "| 1/ρ_μ = 0.4 |  |  |  | 90.20 |" in schedules
+    assert "| mnist | sensitivity decay | 0.4 | 93.95 |  | 90.20 (1) |" in schedules
+    assert "| dpsgd | proven |  |  | 85.54 | 87.00 (1) |" in (stored / "selection.md").read_text()

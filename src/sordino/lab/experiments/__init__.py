@@ -15,7 +15,7 @@
     row = run(case, Path("runs/try"))            # resumes after a kill; a finished one is only read
     row["accuracy"], row["basis"], row["guarantee"]["epsilon"], row["seconds"], row["curve"]
 
-    cases = read(Path("configs/fashion-mnist/best.toml")).cases(epsilons=[1, 3], seeds=range(3))
+    cases = read(Path("mine.toml")).cases(epsilons=[1, 3], seeds=range(3))
 
 A case is plain data (`sordino.lab.experiments.cases`); what its tables may hold is told in docs/experiments.md.
 """

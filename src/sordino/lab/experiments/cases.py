@@ -35,7 +35,7 @@ configuration is a TOML file: a method on a dataset with the settings of every Î
     recipe = {noise_multiplier = 4.0, validation_noise = 1.3}
 
 Methods that share most of their settings may share a file: instead of ``method`` it has a table for each of them with
-what is different, ``[methods.selection-dpsur]``, and ``[methods.selection-dpsur.epsilon.1]``.
+what is different, ``[methods.linear-dpsur]``, and ``[methods.linear-dpsur.epsilon.1]``.
 """
 
 from __future__ import annotations
