@@ -1,4 +1,4 @@
-"""Reviews as word codes: the tokeniser, the three vocabularies, and GloVe's vectors.
+"""Reviews as word codes: the three vocabularies, and GloVe's vectors.
 
 The Keras vocabulary was counted on private reviews. GloVe 6B (Pennington et al. 2014) was counted on public text, so
 its words and vectors are public.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import lzma
-import string
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.data.dataset import Step
+from sordino.data.text import tokenise
 from sordino.errors import InvalidInput
 from sordino.lab.data import cache
 from sordino.lab.data.download import Remote
@@ -45,13 +45,6 @@ EXCERPT = "glove6b_100d_imdb20k.npz"
 """The vectors of IMDb's 20,000 most frequent words: small, but which words it holds was counted on the reviews."""
 CLITICS = ("n't", "'s", "'re", "'ve", "'m", "'ll", "'d")
 Vector = NDArray[np.float32]
-_PUNCTUATION = '!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\t\n'
-_TABLE = str.maketrans(_PUNCTUATION + string.ascii_uppercase, " " * len(_PUNCTUATION) + string.ascii_lowercase)
-
-
-def tokenise(text: str) -> list[str]:
-    """Keras' words: lower case (ASCII only), punctuation but the apostrophe is space."""
-    return [word for word in text.translate(_TABLE).split(" ") if word]
 
 
 def make_coder(vocabulary: str) -> Callable[[str], list[int]]:
