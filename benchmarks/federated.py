@@ -32,9 +32,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from sordino import Budget, Recipe, data, recipes
-from sordino.experiments.store import keep, read_lines
+from sordino import Budget, Recipe, recipes
 from sordino.federated import FedSGD, InProcessGrid, PrivateStrategy, client_app
+from sordino.lab import data
+from sordino.lab.experiments.results import keep_lines, read_lines
 from sordino.recipe import Optimizer
 
 app = typer.Typer(add_completion=False)
@@ -222,7 +223,7 @@ def train(
     def finish(grid: Grid | None = None) -> None:
         for case in waiting:
             result = run(case, private, test, grid)
-            keep(results, {"label": case.label, **result})
+            keep_lines(results, {"label": case.label, **result})
             print(case.label, f"{result['accuracy']:.4f}", f"{result['cpu_seconds']:.0f} s", flush=True)
 
     if engine != "simulation":

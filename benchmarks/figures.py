@@ -1,8 +1,18 @@
-"""Figures of docs/mechanisms without large data: `python -m benchmarks.figures noise`, `dpis`, `jl` or `selection`."""
+"""Figures of docs/mechanisms: python -m benchmarks.figures NAME
+
+noise        σ by ε, and the noise that is left per record of a draw
+dpis, jl     small runs on scikit-learn's digits
+dynamic      ε spent against steps, and the bounds on it (figures 2 and 4 of Dynamic DP-SGD)
+footing      the stored runs on one footing
+selection    the stored runs of methods that reject, on digits
+importance   σ_G by epoch over DP-SGD's, from stored runs (figure 1 of DPIS)
+"""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -10,24 +20,35 @@ import matplotlib.pyplot as plt
 import torch
 import typer
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.mechanisms import EPSILONS as PAGE_EPSILONS
+from benchmarks.mechanisms import footing_of, group_pairs, group_selective, mechanism, where
+from benchmarks.prices import DELTA, RATIOS, STEPS, plan_growing
+from benchmarks.results import STORED
 from sordino import Budget, Private, Recipe, recipes
-from sordino.data import load
-from sordino.experiments.store import read_lines
-from sordino.models import build
+from sordino.accounting import epsilon as price
+from sordino.lab.data import load
+from sordino.lab.experiments import read_all
+from sordino.lab.experiments.results import Row
+from sordino.lab.networks import build
 
 IMAGES = Path(__file__).parent.parent / "docs" / "mechanisms" / "img"
-RESULTS = Path(__file__).parent / "results" / "selection"
 EPSILONS = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
 BATCH_SIZES = (256, 1024, 4096)
 PROJECTIONS = (8, 12, 24, 50, 100)
+SELECTIVE = ("dpsgd", "screening", "dpsur", "dpsur-reuse")
+SCHEDULED = ("dpsgd", "decay", "dynamic")
+PLAIN = ("dpsgd", "auto-s")
+ACROSS = 3
+"""Panels beside each other."""
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
 
-def noises(batch_size: int) -> list[float]:
+def calibrate_noises(batch_size: int) -> list[float]:
     """The calibrated noise multiplier of DP-SGD at every ε: N = 60,000, 20 epochs."""
     recipe = recipes.dpsgd(batch_size=batch_size, epochs=20)
     found = (recipe.calibrate(Budget(epsilon, 1e-5), records=60_000).noise_multiplier for epsilon in EPSILONS)
@@ -39,7 +60,7 @@ def noise() -> None:
     """σ by ε, and the noise that is left per record of a draw."""
     figure, (on_sum, per_record) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for batch_size in BATCH_SIZES:
-        found = noises(batch_size)
+        found = calibrate_noises(batch_size)
         print(f"B={batch_size}: " + ", ".join(f"ε={e:g}: {n:.3f}" for e, n in zip(EPSILONS, found, strict=True)))
         on_sum.plot(EPSILONS, found, marker=".", label=f"B = {batch_size:,}")
         per_record.plot(EPSILONS, [noise / batch_size for noise in found], marker=".")
@@ -59,7 +80,7 @@ def dpis(epsilon: float = 3.0, epochs: int = 30) -> None:
     """One run of DPIS on scikit-learn's digits for each clipping bound: K̃/(Ñ·C) and σ_G over DP-SGD's, by epoch."""
     figure, (share, level) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for clip in (0.5, 2.0, 8.0):
-        kappas, noises = _dpis_run(clip, epsilon, epochs)
+        kappas, noises = _run_dpis(clip, epsilon, epochs)
         print(f"C={clip:g}: last K/(NC) {kappas[-1]:.2f}, last noise {noises[-1]:.2f} of DP-SGD's")
         share.plot(range(1, len(kappas) + 1), kappas, label=f"C = {clip:g}")
         level.plot(range(1, len(noises) + 1), noises)
@@ -70,7 +91,7 @@ def dpis(epsilon: float = 3.0, epochs: int = 30) -> None:
     save(figure, "dpis_digits")
 
 
-def _dpis_run(clip: float, epsilon: float, epochs: int) -> tuple[list[float], list[float]]:
+def _run_dpis(clip: float, epsilon: float, epochs: int) -> tuple[list[float], list[float]]:
     """By epoch: the mean clipped norm over C, and σ_G over the σ of DP-SGD by PLD."""
     torch.manual_seed(0)
     train, budget = load("digits").train, Budget(epsilon, 1e-5)
@@ -94,9 +115,9 @@ def jl(epsilon: float = 3.0, epochs: int = 15, seeds: int = 5) -> None:
     figure, (level, score) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     exact = recipes.dpsgd(batch_size=128, epochs=epochs)
     estimated = {r: recipes.jl(batch_size=128, epochs=epochs, projections=r) for r in PROJECTIONS}
-    plain, base = _digits_runs(exact, epsilon, seeds)
+    plain, base = _run_digits(exact, epsilon, seeds)
     for r, recipe in estimated.items():
-        found, noise = _digits_runs(recipe, epsilon, seeds)
+        found, noise = _run_digits(recipe, epsilon, seeds)
         print(f"r={r}: noise {noise:.3f} ({base:.3f}), accuracy {sum(found) / seeds:.2f} % ({sum(plain) / seeds:.2f})")
         level.plot([r], [noise / base], "o", color="C0")
         score.plot([r] * seeds, found, ".", color="C0", label="r projections" if r == PROJECTIONS[0] else None)
@@ -112,7 +133,7 @@ def jl(epsilon: float = 3.0, epochs: int = 15, seeds: int = 5) -> None:
     save(figure, "jl_digits")
 
 
-def _digits_runs(recipe: Recipe, epsilon: float, seeds: int) -> tuple[list[float], float]:
+def _run_digits(recipe: Recipe, epsilon: float, seeds: int) -> tuple[list[float], float]:
     """Held-out accuracies (%) of whole runs at this ε, and the noise multiplier they used."""
     digits, accuracies = load("digits"), []
     ready = recipe.calibrate(Budget(epsilon, 1e-5), records=len(digits.train[1]))
@@ -133,21 +154,120 @@ def _losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 @app.command()
+def dynamic() -> None:
+    """Figure 2 of Dynamic DP-SGD: the budget spent against steps for several ratios. Figure 4: the bounds on it."""
+    mpl.rcParams.update({"svg.fonttype": "none", "axes.grid": True, "grid.alpha": 0.3})
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for ratio in RATIOS:
+        axes.plot(*_spend(plan_growing(ratio, 1.2, "pld"), "pld"), label=f"ρ_μ = {ratio:.3g}", marker=".")
+    axes.set(xlabel="step", ylabel="ε spent (PLD, proven)", title="ε = 1.2 after 5,000 steps, whatever the ratio")
+    axes.legend()
+    save(figure, "dynamic_spent")
+    figure, panels = plt.subplots(1, 3, figsize=(10, 3.6), layout="constrained")
+    for axes, (ratio, target) in zip(panels, ((10 / 3, 0.4), (10 / 3, 1.2), (10.0, 1.2)), strict=True):
+        recipe = plan_growing(ratio, target, "gdp")
+        for name, label in (("rdp", "RDP (proven)"), ("pld", "PLD (proven, tight)"), ("gdp", "CLT (no bound)")):
+            axes.plot(*_spend(recipe, name), label=label, linestyle="--" if name == "gdp" else "-", marker=".")
+        axes.set(xlabel="step", ylabel="ε", title=f"claimed ε = {target:g}, ρ_μ = {ratio:.3g}")
+    panels[0].legend()
+    save(figure, "dynamic_bounds")
+
+
+def _spend(recipe: Recipe, accountant: str, points: int = 10) -> tuple[list[int], list[float]]:
+    """ε of the first steps of a plan."""
+    events = [event for event, count in recipe.plan() for _ in range(count)]
+    steps = [STEPS * point // points for point in range(1, points + 1)]
+    return [0, *steps], [0.0, *(price([(e, 1) for e in events[:n]], DELTA, accountant) for n in steps)]
+
+
+@app.command()
 def selection() -> None:
-    """Held-out accuracy of every finished run on digits, by method, from benchmarks/results/selection."""
-    groups: dict[tuple[float, str], list[float]] = defaultdict(list)
-    for result in read_lines(RESULTS / "digits.jsonl"):
-        groups[result["target"], result["method"]].append(100 * result["accuracy"])
-    methods = sorted({method for _, method in groups}, key=lambda method: sum(groups[3, method]))
+    """Held-out accuracy of every stored run on digits, by method."""
+    found = group_selective(read_all(STORED), "digits")
+    groups = {(epsilon, method): rows for method, by_epsilon in found.items() for epsilon, rows in by_epsilon.items()}
+    scores = {key: [100 * row["accuracy"] for row in rows] for key, rows in groups.items()}
+    methods = sorted(found, key=lambda method: sum(scores[3.0, method]))
     figure, axes = plt.subplots(figsize=(8, 3.8), layout="constrained")
-    for epsilon, shift in ((1, -0.12), (3, 0.12)):
-        points = [(value, place + shift) for place, method in enumerate(methods) for value in groups[epsilon, method]]
-        axes.plot(*zip(*points, strict=True), "o", markersize=4, label=f"ε = {epsilon}")
+    for epsilon, shift in ((1.0, -0.12), (3.0, 0.12)):
+        points = [(value, place + shift) for place, method in enumerate(methods) for value in scores[epsilon, method]]
+        axes.plot(*zip(*points, strict=True), "o", markersize=4, label=f"ε = {epsilon:g}")
     axes.set_yticks(range(len(methods)), methods)
     axes.set(xlabel="held-out accuracy (%), one point per seed")
     axes.grid(axis="y", linewidth=0.3)
     axes.legend()
     save(figure, "selection_digits")
+
+
+@app.command()
+def importance() -> None:
+    """σ_G by epoch for every task of docs/mechanisms/dpis.md, DPIS over DP-SGD: the first seed."""
+    figure, axes = plt.subplots(figsize=(7, 4))
+    groups = group_pairs(read_all(STORED))
+    for (name, epsilon, method), found in groups.items():
+        if method == "dpis" and (baseline := groups.get((name, epsilon, "dpsgd"))):
+            noise = [level / baseline[0]["noise"][0] for level in found[0]["noise"]]
+            axes.plot(range(1, len(noise) + 1), noise, label=f"{name}, ε = {epsilon:g}")
+    axes.axhline(1.0, color="grey", linewidth=0.8)
+    axes.set(xlabel="epoch", ylabel="σ_G over DP-SGD's", ylim=(0, None))
+    axes.legend(fontsize="small")
+    save(figure, "dpis_noise")
+
+
+@app.command()
+def footing() -> None:
+    """The stored runs on one footing: accuracy by ε of every mechanism, and the noise of DPIS by step."""
+    rows = [row for row in read_all(STORED) if footing_of(row["dataset"], row["method"]) in ("linear", "cnn")]
+    _draw_importance(rows)
+    _draw_accuracies(rows, SELECTIVE, "selection_footing")
+    _draw_accuracies(rows, SCHEDULED, "dynamic_footing")
+    _draw_accuracies(rows, PLAIN, "plain_footing")
+
+
+def _draw_importance(rows: Sequence[Row]) -> None:
+    """By step: K̃/(Ñ·C), and σ_G over the σ of DP-SGD at the same ε (figure 1 of DPIS)."""
+
+    def column(row: Row) -> tuple[str, float]:
+        return where(row["dataset"], row["method"]), row["epsilon"]
+
+    base = {column(row): row["noise"][0] for row in rows if mechanism(row["dataset"], row["method"]) == "dpsgd"}
+    figure, (share, level) = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
+    drawn = [row for row in rows if mechanism(row["dataset"], row["method"]) == "dpis" and not row["seed"]]
+    for row in sorted(drawn, key=column):
+        key = column(row)
+        if row["epsilon"] not in (1.0, 3.0) or key not in base:
+            continue
+        steps = [point["step"] for point in row["curve"]]
+        share.plot(steps, [point["share"] for point in row["curve"]], label=f"{key[0]}, ε = {key[1]:g}")
+        level.plot(steps, [noise / base[key] for noise in row["noise"]])
+    share.set(xlabel="step", ylabel="K̃ / (Ñ·C)", ylim=(0, 1.05))
+    level.set(xlabel="step", ylabel="noise over DP-SGD's", ylim=(0, None))
+    level.axhline(1.0, color="grey", linewidth=0.8)
+    figure.legend(*share.get_legend_handles_labels(), fontsize="small", loc="outside right upper")
+    save(figure, "dpis_footing")
+
+
+def _draw_accuracies(rows: Sequence[Row], methods: Sequence[str], name: str) -> None:
+    """One panel per dataset and network: accuracy by ε, one point per seed and a line through the means."""
+    found: dict[str, dict[tuple[str, float], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        method = mechanism(row["dataset"], row["method"])
+        if method in methods and row["basis"] == "proven" and row["epsilon"] in PAGE_EPSILONS:
+            found[where(row["dataset"], row["method"])][method, row["epsilon"]].append(100 * row["accuracy"])
+    lines = math.ceil(len(found) / ACROSS)
+    figure, panels = plt.subplots(lines, ACROSS, figsize=(4 * ACROSS, 3.4 * lines), layout="constrained", squeeze=False)
+    for axes in panels.flat[len(found) :]:
+        axes.set_axis_off()
+    drawn: dict[str, Line2D] = {}
+    for axes, (dataset, groups) in zip(panels.flat, sorted(found.items()), strict=False):
+        for number, method in enumerate(methods):
+            points = [(e, value) for e in PAGE_EPSILONS for value in groups[method, e]]
+            means = [(e, sum(values) / len(values)) for e in PAGE_EPSILONS if (values := groups[method, e])]
+            if means:
+                (drawn[method],) = axes.plot(*zip(*means, strict=True), color=f"C{number}")
+                axes.plot(*zip(*points, strict=True), ".", color=f"C{number}")
+        axes.set(xlabel="ε (proven)", ylabel="held-out accuracy (%)", title=dataset)
+    figure.legend(drawn.values(), drawn.keys(), loc="outside right upper")
+    save(figure, name)
 
 
 def save(figure: Figure, name: str) -> None:

@@ -27,11 +27,11 @@ from matplotlib.axes import Axes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sordino import models
 from sordino.accounting import pricing
 from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.gradients import Batch, Objective, find_engine
 from sordino.gradients.projected import ProjectedEngine
+from sordino.lab import networks
 from sordino.noise import Secure
 from sordino.parts import Draw, Flat
 
@@ -108,11 +108,11 @@ def pixels(*shape: int) -> Callable[[int], Tensor]:
 
 
 NETWORKS = {
-    "mnist-cnn": Network(lambda: models.mnist_cnn("relu", padding=3), pixels(1, 28, 28), 10, 256, 60_000),
-    "jl-cifar": Network(models.jl_cifar, pixels(3, 32, 32), 10, 256, 50_000),
-    "jl-bilstm": Network(models.jl_bilstm, lambda size: torch.randint(1, 8000, (size, 150)), 2, 256, 25_000),
-    "alexnet": Network(models.alexnet, pixels(3, 32, 32), 10, 64, 50_000),
-    "vgg13": Network(models.vgg13, pixels(3, 32, 32), 10, 64, 50_000),
+    "mnist-cnn": Network(lambda: networks.mnist_cnn("relu", padding=3), pixels(1, 28, 28), 10, 256, 60_000),
+    "jl-cifar": Network(networks.jl_cifar, pixels(3, 32, 32), 10, 256, 50_000),
+    "jl-bilstm": Network(networks.jl_bilstm, lambda size: torch.randint(1, 8000, (size, 150)), 2, 256, 25_000),
+    "alexnet": Network(networks.alexnet, pixels(3, 32, 32), 10, 64, 50_000),
+    "vgg13": Network(networks.vgg13, pixels(3, 32, 32), 10, 64, 50_000),
 }
 METHODS = ("non-private", "exact", "vmap", "jl-1", "jl-10", "jl-24", "opacus")
 """exact: book-keeping, the generalised outer-product method; vmap: the paper's multiple method."""
@@ -228,7 +228,7 @@ def tables(only: str = ",".join(NETWORKS), methods: str = ",".join(METHODS), mic
     """A Markdown table per network: seconds per epoch, and memory of a step."""
     for name in only.split(","):
         network = NETWORKS[name]
-        count = models.parameter_count(network.build(), trained=True)
+        count = networks.parameter_count(network.build(), trained=True)
         print(f"\n**{name}**, {count:,} parameters, batch {network.batch_size} in parts of {microbatch}\n")
         print("| method | s / step | s / epoch | × non-private | MB / step |\n|---|---|---|---|---|")
         reference = math.nan

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks import heaps, profiles
-from benchmarks.methods import METHODS
-from benchmarks.nets import CASES
+from benchmarks import profiles
+from benchmarks.steps import CASES, METHODS
 
 DOCS = Path(__file__).parent.parent / "docs"
 SCALING = Path(__file__).parent / "results" / "scaling.md"
@@ -27,8 +26,8 @@ def write(stored: dict[str, Any]) -> None:
         "missed": missed(ordered["times"], ordered["parts"]),
         "behind": behind(ordered["times"]),
         "heavy": heavy(ordered["memory"], ordered["levels"]),
-        "heap": heaps.table(stored["heap"]),
-        "heap_ratio": f"{heaps.ratio(stored['heap']):.2f}",
+        "heap": profiles.tabulate_heaps(stored["heap"]),
+        "heap_ratio": f"{profiles.compare_heaps(stored['heap']):.2f}",
         "scaling": SCALING.read_text().strip(),
         "conditions": stored.get("conditions", ""),
     }

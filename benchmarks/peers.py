@@ -18,8 +18,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.methods import METHODS, Step, step_of
-from benchmarks.nets import CASES
+from benchmarks.steps import CASES, METHODS, Step, step_of
 
 PATIENCE = 10.0
 TURN = 0.5

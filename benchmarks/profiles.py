@@ -1,18 +1,24 @@
-"""Where the time and the memory of a step go: the parts of Sordino's step beside those of ordinary training."""
+"""Where the time and the memory of a step go: its parts beside those of ordinary training, and page faults.
+
+glibc gives large freed blocks back to the system and fetches them again, page by page, or it keeps them, depending on
+where they happen to lie: the same step of a small network takes a fifth longer in one process than in another.
+`sordino.lab.machine.keep` makes it keep them always.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
+import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from dp_accounting import GaussianDpEvent
 
-from benchmarks.methods import batch_of, trainable
-from benchmarks.nets import CASES, Case, losses
-from benchmarks.peers import Peak
+from benchmarks.peers import Peak, seconds
+from benchmarks.steps import CASES, Case, batch_of, losses, step_of, trainable
 from sordino.accounting.ledger import Receipt
 from sordino.gradients import BookKeeping, Objective
 from sordino.lab import machine
@@ -21,6 +27,9 @@ from sordino.noise import Secure, perturb
 PARTS = ("SGD: forward", "SGD: backward", "SGD: update", "forward, backward, norms", "weighted sums", "noise", "update")
 TURN = 1.5
 Parts = dict[str, float]
+HEAP_CASE = "MNIST CNN 26k, 256"
+HEAP_TURN = 2.0
+HEAP_KINDS = tuple((method, kept) for kept in (False, True) for method in ("SGD", "Sordino"))
 
 
 class Clock:
@@ -79,7 +88,7 @@ def profile(case: Case, starts: int, clock: type[Clock] = Clock) -> Parts:
 def _alone(kind: str, case_name: str, clock_type: type[Clock]) -> Parts:
     clock = clock_type()
     if clock_type is Clock:
-        machine.keep()  # or page faults, which come and go with the process, would drown the arithmetic (`heaps`)
+        machine.keep()  # or page faults, which come and go with the process, would drown the arithmetic (below)
     step = (_ordinary if kind == "ordinary" else _private)(CASES[case_name], clock)
     for _ in range(2):
         step()
@@ -151,3 +160,52 @@ def ratio(row: Parts, whole: Callable[[list[float]], float]) -> float:
     """Our step over SGD's, `whole` being the sum of times or the highest of levels."""
     base = [value for part, value in row.items() if part.startswith("SGD")]
     return whole([value for part, value in row.items() if not part.startswith("SGD")]) / whole(base)
+
+
+def measure_heaps(starts: int) -> dict[str, list[dict[str, float]]]:
+    """For each kind one fresh process after the other: milliseconds of the quickest step, and page faults of a step."""
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as fresh:
+        rounds = [[fresh.apply(_count_faults, kind) for kind in HEAP_KINDS] for _ in range(starts)]
+    return {name_heap(*kind): [each[place] for each in rounds] for place, kind in enumerate(HEAP_KINDS)}
+
+
+def name_heap(method: str, kept: bool) -> str:
+    """What a row is called."""
+    return f"{method}, {'kept' if kept else 'as it is'}"
+
+
+def _count_faults(method: str, kept: bool) -> dict[str, float]:
+    if kept:
+        machine.keep()
+    step = step_of(method, CASES[HEAP_CASE])
+    for _ in range(3):
+        step()
+    taken, before = [], _page_faults()
+    ends = time.perf_counter() + HEAP_TURN
+    while time.perf_counter() < ends:
+        taken.append(seconds(step))
+    return {"ms": 1000 * min(taken), "faults": (_page_faults() - before) / len(taken)}
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def tabulate_heaps(found: dict[str, Any]) -> str:
+    """Every start as Markdown, one row for each kind."""
+    starts = range(1, len(next(iter(found.values()))) + 1)
+    lines = [f"| {HEAP_CASE}: ms (page faults) | {' | '.join(f'start {start}' for start in starts)} |"]
+    lines += ["|---" * (len(starts) + 1) + "|"]
+    for name, each in found.items():
+        cells = [f"{start['ms']:.1f} ({start['faults']:.0f})" for start in each]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def compare_heaps(found: dict[str, Any]) -> float:
+    """Sordino's step over SGD's, both with kept heaps, each by its quickest start."""
+    return _find_least(found[name_heap("Sordino", True)]) / _find_least(found[name_heap("SGD", True)])
+
+
+def _find_least(starts: list[dict[str, float]]) -> float:
+    return min(start["ms"] for start in starts)

@@ -1,7 +1,8 @@
-"""docs/results.md from stored results; every figure in it is computed here.
+"""docs/results.md, and the tables of docs/mechanisms, from stored results; every figure in them is computed.
 
 python -m benchmarks.results collect runs/fashion runs/imdb   # keep the finished runs of these folders
-python -m benchmarks.results write                            # docs/results.md and docs/img/results/*.svg
+python -m benchmarks.results write                            # the pages, and docs/img/results/*.svg
+python -m benchmarks.results attacks                          # the membership attacks of docs/audit.md
 
 Stored results are in benchmarks/results/experiments, one JSON-lines file per dataset; a line is what
 `sordino compare` and `sordino reproduce` leave of a run in <folder>/results.
@@ -9,6 +10,7 @@ Stored results are in benchmarks/results/experiments, one JSON-lines file per da
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -17,15 +19,16 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.wanted import DATASETS, EPSILONS, SEEDS, footing_of, mechanism, missing, where
+from benchmarks import mechanisms
+from benchmarks.mechanisms import EPSILONS, ON_OWN_PAGES, footing_of, mechanism, where
 from sordino.errors import InvalidInput
-from sordino.experiments import Case, catalogue, read_all, tables
-from sordino.experiments.figures import draw
-from sordino.experiments.papers import best_printed, paper_tables
-from sordino.experiments.reproducing import Planned, cases_of, plan, side_by_side
-from sordino.experiments.settings import Settings
-from sordino.experiments.store import Row, keep
-from sordino.experiments.tables import Summary, markdown, summaries
+from sordino.lab.experiments import Case, catalogue, read_all, recipe_of, summaries
+from sordino.lab.experiments.cases import Settings
+from sordino.lab.experiments.papers import best_printed, paper_tables
+from sordino.lab.experiments.publishing import draw_figures
+from sordino.lab.experiments.reproducing import Planned, cases_of, compare_side_by_side, plan
+from sordino.lab.experiments.results import Row, keep_lines, read_lines
+from sordino.lab.experiments.summaries import Summary, summarise, write_markdown
 
 app = typer.Typer(add_completion=False)
 ROOT = Path(__file__).parent
@@ -33,7 +36,13 @@ STORED = ROOT / "results" / "experiments"
 PAGE = ROOT.parent / "docs" / "results.md"
 IMAGES = PAGE.parent / "img" / "results"
 CHOICE, SCHEDULES = PAGE.parent / "which-method.md", PAGE.parent / "mechanisms" / "dynamic.md"
+IMPORTANCE, SELECTION = PAGE.parent / "mechanisms" / "dpis.md", PAGE.parent / "mechanisms" / "selection.md"
 BEGIN, END = "<!-- written by {} -->", "<!-- end -->"
+DATASETS = ("mnist", "fashion-mnist", "cifar10", "imdb", "names")
+RECORDS = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}
+METHODS = ("dpsgd", "dpsgd-ts", "dpsgd-hf", "auto-s", "decay", "dynamic", "dpis", "screening", "dpsur", "best")
+SEEDS = 3
+TEXTS, PICTURES = ("imdb", "names"), ("dpsgd-hf",)  # scattering is for images
 MARGIN, MOST_SEEDS, POINTS = 0.3, 5, 8
 KINDS = ("accuracy", "epsilon")
 """Tables of papers whose runs are stored here; times and attacks have pages of their own."""
@@ -48,22 +57,51 @@ def collect(folders: Folders) -> None:
     wanted = {row["label"] for row in _configured(rows)} | _labels_of_tables()
     kept = [row for row in rows if row["label"] in wanted]
     for dataset in sorted({row["dataset"] for row in kept}):
-        keep(STORED / f"{dataset}.jsonl", *(row for row in kept if row["dataset"] == dataset))
+        keep_lines(STORED / f"{dataset}.jsonl", *(row for row in kept if row["dataset"] == dataset))
     print(f"{len(kept)} of {len(rows)} results kept in {STORED}")
 
 
 @app.command(name="write")
 def page() -> None:
-    """Write the page and its figures."""
-    stored = [row for row in read_all(STORED) if row["dataset"] != "digits"]
+    """Write the pages and their figures."""
+    everything = read_all(STORED)
+    stored = [row for row in everything if row["dataset"] != "digits" and not _is_elsewhere(row)]
     rows = _configured(stored)
     PAGE.write_text("\n".join(_page(rows, stored)))
     if rows:
-        for path in draw(rows, IMAGES):
+        for path in draw_figures(rows, IMAGES):
             print(path)
-    put(CHOICE, footing(rows))
+    put(CHOICE, mechanisms.tabulate_footing(rows))
     put(SCHEDULES, _paper("dynamic:table1", stored))
-    print(PAGE, CHOICE, SCHEDULES)
+    put(SCHEDULES, mechanisms.tabulate_ratios(everything), part=" ratios")
+    put(IMPORTANCE, mechanisms.tabulate_dpis(everything))
+    put(SELECTION, mechanisms.tabulate_selection(everything))
+    print(PAGE, CHOICE, SCHEDULES, IMPORTANCE, SELECTION)
+
+
+@app.command()
+def attacks() -> None:
+    """Accuracy, AUC and true positives at 0.1 % false ones, mean over seeds ± half the widest interval, as Markdown."""
+    rows: dict[tuple[str, str, float], list[Row]] = defaultdict(list)
+    for result in read_lines(ROOT / "results" / "membership.jsonl"):
+        for attack in result["attacks"]:
+            rows[attack["attack"], result["method"], result["epsilon"]].append(attack)
+
+    def shown(found: list[Row]) -> str:
+        reach = max((one["high"] - one["low"]) / 2 for one in found)
+        return f"{statistics.mean(one['value'] for one in found):.3f} ± {reach:.3f}"
+
+    lines = []
+    for (attack, method, epsilon), found in sorted(rows.items()):
+        cells = [shown([one[key] for one in found]) for key in ("accuracy", "auc")]
+        caught = shown([one["caught"]["0.001"] for one in found])
+        lines.append([attack, method, "∞" if method == "none" else f"{epsilon:g}", str(len(found)), *cells, caught])
+    print(write_markdown(["attack", "method", "ε", "seeds", "accuracy", "AUC", "TPR at 0.1 % FPR"], lines))
+
+
+def _is_elsewhere(row: Row) -> bool:
+    """Whether a run is told of in docs/mechanisms and not here."""
+    return footing_of(row["dataset"], row["method"]) in ON_OWN_PAGES
 
 
 def _configured(rows: Sequence[Row]) -> list[Row]:
@@ -81,32 +119,14 @@ def _case(settings: Settings, row: Row) -> Case:
     return settings.case(row["epsilon"], row["seed"], row["accounting"])
 
 
-def put(path: Path, text: str, by: str = "benchmarks.results") -> None:
-    """Write `text` between the marks of a page that name who writes there."""
-    before, begin, rest = path.read_text().partition(BEGIN.format(by))
+def put(path: Path, text: str, part: str = "") -> None:
+    """Write `text` between the marks of a page that say it is written here."""
+    mark = BEGIN.format(f"benchmarks.results{part}")
+    before, begin, rest = path.read_text().partition(mark)
     if not begin:
-        raise InvalidInput(f"{path} has no line {BEGIN.format(by)}: put it, and {END} below, where the text belongs")
+        raise InvalidInput(f"{path} has no line {mark}: put it, and {END} below, where the text belongs")
     _, _, after = rest.partition(END)
     path.write_text(f"{before}{begin}\n\n{text}\n{END}{after}")
-
-
-def footing(rows: Sequence[Row]) -> str:
-    """The mechanisms on one footing: same features, network, length and δ; bold is the best of a column."""
-    best: dict[tuple[str, float], float] = {}
-    cells: dict[tuple[str, str], dict[float, Summary]] = {}
-    for each in summaries(rows):
-        if footing_of(each.dataset, each.method) in ("linear", "cnn") and each.standing == "proven":
-            place = where(each.dataset, each.method)
-            best[place, each.epsilon] = max(best.get((place, each.epsilon), 0.0), each.mean)
-            cells.setdefault((place, mechanism(each.dataset, each.method)), {})[each.epsilon] = each
-
-    def shown(each: Summary | None) -> str:
-        if each is None:
-            return ""
-        return f"**{each.text}**" if each.mean == best[where(each.dataset, each.method), each.epsilon] else each.text
-
-    lines = [[*key, *(shown(by_epsilon.get(e)) for e in EPSILONS)] for key, by_epsilon in sorted(cells.items())]
-    return markdown(["dataset", "method", *(f"ε = {e:g}" for e in EPSILONS)], lines)
 
 
 def _page(rows: Sequence[Row], stored: Sequence[Row]) -> Iterator[str]:
@@ -131,7 +151,7 @@ def _page(rows: Sequence[Row], stored: Sequence[Row]) -> Iterator[str]:
     yield "## The papers' tables\n"
     yield from _papers(stored)
     yield "## What is missing\n"
-    yield from missing(rows)
+    yield from _missing(rows)
 
 
 def _goal(rows: Sequence[Row]) -> str:
@@ -154,7 +174,7 @@ def _goal(rows: Sequence[Row]) -> str:
                 "" if not (printed and ours) else "yes" if ours.mean >= printed[0] + MARGIN else "no",
             ]
         )
-    return markdown(["dataset", "ε", "best printed", "best proven", "method", "δ", "difference", "goal"], lines)
+    return write_markdown(["dataset", "ε", "best printed", "best proven", "method", "δ", "difference", "goal"], lines)
 
 
 def _deltas(rows: Sequence[Row], dataset: str, method: str) -> str:
@@ -168,7 +188,7 @@ def _best(rows: Sequence[Row]) -> dict[tuple[str, float], Summary]:
     That is the recipe called so where it is among them: the largest of many means over a test set flatters.
     """
     found: dict[tuple[str, float], Summary] = {}
-    proven = [each for each in summaries(rows) if each.basis == "proven"]
+    proven = [each for each in summarise(rows) if each.basis == "proven"]
     for each in sorted(proven, key=lambda each: (min(each.seeds, SEEDS), each.method == "best", each.mean)):
         found[each.dataset, each.epsilon] = each
     return found
@@ -189,18 +209,18 @@ def _section(dataset: str, rows: Sequence[Row]) -> Iterator[str]:
     if not rows:
         yield "No run is stored yet.\n"
         return
-    yield tables.accuracy_table(rows)
+    yield summaries.accuracy_table(rows)
     known = catalogue()
     for method in sorted({row["method"] for row in rows}):
         yield f"- `{method}` (δ = {_deltas(rows, dataset, method)}): {known[dataset, method].provenance}"
     yield ""
     yield from _conditions(rows)
-    levels = tables.levels_for(rows)
+    levels = summaries.levels_for(rows)
     yield (
         "ε spent when the runs at the largest ε were first seen to have an accuracy (means over seeds; methods with "
         f"{POINTS} evaluations or more, and with an accountant that knows on the way):\n"
     )
-    yield tables.epsilon_table(rows, levels, POINTS)
+    yield summaries.epsilon_table(rows, levels, POINTS)
     yield f"![accuracy against ε](img/results/{dataset}-accuracy-against-epsilon.svg)\n"
     yield f"![accuracy against steps](img/results/{dataset}-accuracy-against-steps.svg)\n"
     yield f"![noise and clipping bound](img/results/{dataset}-schedules.svg)\n"
@@ -230,7 +250,7 @@ def _paper(name: str, rows: Sequence[Row]) -> str:
     """The cells of a paper's table for which there are runs, side by side with them."""
     by_label = {row["label"]: row for row in rows}
     shown = [each for each in _planned(name) if any(case.label in by_label for case in cases_of([each]))]
-    return side_by_side(paper_tables()[name], shown, by_label.get) if shown else ""
+    return compare_side_by_side(paper_tables()[name], shown, by_label.get) if shown else ""
 
 
 def _planned(name: str) -> list[Planned]:
@@ -242,6 +262,72 @@ def _labels_of_tables() -> set[str]:
     """The runs of every table of a paper: some change a setting under a method's name."""
     names = [name for name, table in paper_tables().items() if table.kind in KINDS]
     return {case.label for name in names for case in cases_of(_planned(name))}
+
+
+def _missing(rows: Sequence[Row]) -> Iterator[str]:
+    """Cells of methods × datasets × ε with too few seeds, or without a CNN, and what shortened runs leave out."""
+    yield (
+        f"Methods with fewer than {SEEDS} seeds at a proven ε, ε (seeds), whether with the paper's settings, shortened "
+        "(`short`) or on one footing (`linear`, `cnn`).\n"
+    )
+    lines = _few_seeds(rows)
+    yield write_markdown(["dataset", "method", "ε (seeds)"], lines) if lines else "Nothing.\n"
+    without = ", ".join(_without_cnn(rows))
+    yield f"Without a CNN's run on CIFAR-10 at a proven ε, whole or shortened: {without or 'none'}.\n"
+    if short := _left_out(rows):
+        yield "Runs were shortened so that all datasets, ε and seeds had their turn on two cores; at the largest ε:\n"
+        yield short
+
+
+def _few_seeds(rows: Sequence[Row]) -> list[list[str]]:
+    seeds: dict[tuple[str, str, float], int] = {}
+    for each in summarise(rows):
+        if each.basis == "proven":
+            cell = (where(each.dataset, each.method), mechanism(each.dataset, each.method), each.epsilon)
+            seeds[cell] = max(seeds.get(cell, 0), each.seeds)
+    asked = [cell for cell in product(DATASETS, METHODS) if cell[0] not in TEXTS or cell[1] not in PICTURES]
+    lines = []
+    for place, method in dict.fromkeys((*asked, *(cell[:2] for cell in seeds if cell[0] not in DATASETS))):
+        found = {epsilon: seeds.get((place, method, epsilon), 0) for epsilon in EPSILONS}
+        lacking = [f"{epsilon:g} ({count})" for epsilon, count in found.items() if count < SEEDS]
+        if lacking:
+            lines.append([place, method, ", ".join(lacking)])
+    return lines
+
+
+def _without_cnn(rows: Sequence[Row]) -> Iterator[str]:
+    """Methods with no CNN on CIFAR-10 at some ε; the best recipe may be of any network."""
+    proven = [row for row in rows if _is_cnn(row) and row["basis"] == "proven"]
+    found = {(mechanism(row["dataset"], row["method"]), row["epsilon"]) for row in proven}
+    for method in METHODS:
+        lacking = [f"{epsilon:g}" for epsilon in EPSILONS if (method, epsilon) not in found]
+        if lacking and method != "best":
+            yield method if len(lacking) == len(EPSILONS) else f"{method} (ε {', '.join(lacking)})"
+
+
+def _is_cnn(row: Row) -> bool:
+    return bool(row["dataset"] == "cifar10" and row["case"]["model"]["name"].endswith("cnn"))
+
+
+def _left_out(rows: Sequence[Row]) -> str:
+    """A line per shortened method at its largest ε; hours are those of the stored runs, by the records they drew."""
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        if footing_of(row["dataset"], row["method"]) == "short":
+            groups[row["dataset"], row["method"]].append(row)
+    header = ["dataset", "method", "ε", "taken", "with the paper's noise", "hours a run of that"]
+    return write_markdown(header, [_short_line(*key, group) for key, group in sorted(groups.items())]) if groups else ""
+
+
+def _short_line(dataset: str, method: str, group: Sequence[Row]) -> list[str]:
+    epsilon = max(row["epsilon"] for row in group)
+    recipe = group[0]["case"]["recipe"]
+    whole = recipe_of(catalogue()[dataset, method.removeprefix("short-")].case(epsilon), RECORDS[dataset])
+    per_record = statistics.mean(row["seconds"] / row["steps"] for row in group) / recipe["batch_size"]
+    hours = per_record * (whole.steps or 0) * whole.batch_size / 3600
+    taken, paper = ((recipe["steps"], recipe["batch_size"]), (whole.steps, whole.batch_size))
+    words = [f"{steps:,} steps of {size:,}" for steps, size in (taken, paper)]
+    return [dataset, method, f"{epsilon:g}", *words, f"{hours:.1f}"]
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Annotated
 import torch
 import typer
 
-from benchmarks.nets import images, losses, mnist_cnn
+from benchmarks.steps import images, losses, mnist_cnn
 from sordino import Private, recipes
 from sordino.distributed import join
 

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import typer
 
-from benchmarks import heaps, page, profiles
-from benchmarks.methods import Step, private
-from benchmarks.nets import CASES, Case, images, mnist_cnn, stack
+from benchmarks import page, profiles
 from benchmarks.peers import measured, seconds
+from benchmarks.steps import CASES, Case, Step, images, mnist_cnn, private, stack
 from sordino.gradients import BookKeeping
 
 RESULTS = Path(__file__).parent / "results" / "speed.json"
@@ -88,8 +87,8 @@ def main(only: str = "", part: str = "all", rounds: int = ROUNDS) -> None:
         stored["growth"] = growth(3)
         _store(stored)
     if part == "heap" or (part == "all" and not only):
-        stored["heap"] = heaps.measured(STARTS)
-        print(heaps.table(stored["heap"]), flush=True)
+        stored["heap"] = profiles.measure_heaps(STARTS)
+        print(profiles.tabulate_heaps(stored["heap"]), flush=True)
         _store(stored)
     if {*MEASURES, "growth", "heap"} <= stored.keys():
         page.write(stored)

@@ -12,8 +12,8 @@ from sordino import mechanisms
 from sordino.accounting.events import require_adjacency
 from sordino.accounting.pricing import ACCOUNTANTS
 from sordino.cli import options
-from sordino.data import LOADERS
-from sordino.models import ARCHITECTURES
+from sordino.lab.data import LOADERS
+from sordino.lab.networks import ARCHITECTURES
 from sordino.tables.defaults import OPTIMIZERS
 
 SCRIPT = "import sys; sys.argv[0] = 'sordino'; from sordino.cli import main; main()"

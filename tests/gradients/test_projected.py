@@ -11,11 +11,11 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sordino import models
 from sordino.errors import InvalidInput, UnsupportedModel
 from sordino.gradients import projected
 from sordino.gradients.engine import Batch, Objective
 from sordino.gradients.projected import Coins, ProjectedEngine
+from sordino.lab import networks
 from sordino.noise import Seeded
 from tests.helpers import batch_of, classification, cross_entropy, loop_oracle, mlp, oracle_norms, oracle_sum
 
@@ -80,7 +80,7 @@ def test_clipping_approaches_exact_clipping() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [mlp, lambda: models.digits_cnn(), lambda: models.transformer(50, 8, 16, 2, 1, classes=3)]
+    "model", [mlp, lambda: networks.digits_cnn(), lambda: networks.transformer(50, 8, 16, 2, 1, classes=3)]
 )
 def test_both_ways_use_the_same_projections(model: Any) -> None:
     torch.manual_seed(0)
@@ -259,7 +259,7 @@ def test_batches_that_cannot_be_sliced_are_taken_one_by_one() -> None:
 
 def test_a_recurrent_network_goes_by_double_vjp_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
-    model = models.names_lstm(vocabulary=30, classes=3)
+    model = networks.names_lstm(vocabulary=30, classes=3)
     objective, parameters = Objective(model, cross_entropy), list(model.parameters())
     batch = batch_of(torch.randint(1, 30, (4, 5)), torch.randint(0, 3, (4,)))
     made = engine(2)

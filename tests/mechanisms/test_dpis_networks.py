@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sordino import Budget, models, recipes
+from sordino import Budget, recipes
+from sordino.lab import networks
 from sordino.mechanisms.dpis import measure
 from tests.helpers import batch_of, classification, cross_entropy, loop_oracle, oracle_norms, private
 
@@ -17,7 +18,7 @@ RECORDS = 48
 
 def frozen_bilstm() -> nn.Module:
     """The IMDb network on word vectors that are given and stay."""
-    return models.build("imdb-bilstm", embedding=torch.randn(50, 100))
+    return networks.build("imdb-bilstm", embedding=torch.randn(50, 100))
 
 
 def words() -> Tensor:
@@ -25,9 +26,9 @@ def words() -> Tensor:
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
-    "mnist-cnn": (lambda: models.build("mnist-cnn"), lambda: torch.randn(RECORDS, 1, 28, 28), 10),
-    "cifar-cnn": (lambda: models.build("cifar-cnn"), lambda: torch.randn(RECORDS, 3, 32, 32), 10),
-    "scatter-cnn": (lambda: models.build("scatter-cnn"), lambda: torch.randn(RECORDS, 81, 7, 7), 10),
+    "mnist-cnn": (lambda: networks.build("mnist-cnn"), lambda: torch.randn(RECORDS, 1, 28, 28), 10),
+    "cifar-cnn": (lambda: networks.build("cifar-cnn"), lambda: torch.randn(RECORDS, 3, 32, 32), 10),
+    "scatter-cnn": (lambda: networks.build("scatter-cnn"), lambda: torch.randn(RECORDS, 81, 7, 7), 10),
     "imdb-bilstm": (frozen_bilstm, words, 2),
 }
 

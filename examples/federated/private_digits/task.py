@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sordino import data
+from sordino.lab import data
 
 Split = tuple[Tensor, Tensor]
 

@@ -18,8 +18,8 @@ from sordino.names import read_toml
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sordino.experiments import Case, Settings
-    from sordino.experiments.pool import Told
+    from sordino.lab.experiments import Case, Settings
+    from sordino.lab.experiments.pool import Told
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -87,16 +87,16 @@ def run_and_publish(
     cases: list[Case], folder: Path, workers: int | None, evaluations: int | None, *, as_json: bool
 ) -> None:
     """Run all cases with a live table, publish what came out, and say what failed."""
-    from sordino.experiments import store, tables
-    from sordino.experiments.publishing import publish
+    from sordino.lab.experiments import results, summaries
+    from sordino.lab.experiments.publishing import publish
 
     failed = run_cases(cases, folder, workers, evaluations)
-    rows = [row for case in cases if (row := store.find(folder, case.label)) is not None]
+    rows = [row for case in cases if (row := results.find(folder, case.label)) is not None]
     paths = publish(rows, folder) if rows else []
     if as_json:
         print_json({"rows": rows, "files": [str(path) for path in paths]})
     elif rows:
-        console().print(tables.accuracy_table(rows), markup=False)
+        console().print(summaries.accuracy_table(rows), markup=False)
         console().print(f"{len(rows)} results in {folder}: {', '.join(path.name for path in paths[:3])}", markup=False)
     for line in failed:
         complain(line)
@@ -135,7 +135,7 @@ def list_cases(plan: Comparison) -> list[Case]:
 
 
 def _choose_settings(plan: Comparison) -> list[Settings]:
-    from sordino.experiments import catalogue, read
+    from sordino.lab.experiments import catalogue, read
 
     own = [read(Path(path)) for path in plan.settings]
     if plan.dataset is None and not own:
@@ -158,8 +158,8 @@ def _join(names: Iterable[str]) -> str:
 
 def run_cases(cases: Sequence[Case], folder: Path, workers: int | None, evaluations: int | None = None) -> list[str]:
     """Run all cases with a live table; what failed, one line each."""
-    from sordino.experiments.case import EVALUATIONS
-    from sordino.experiments.pool import run_all
+    from sordino.lab.experiments.cases import EVALUATIONS
+    from sordino.lab.experiments.pool import run_all
 
     try:
         with LiveTable(cases) as live:
@@ -176,7 +176,7 @@ class LiveTable:
     def __init__(self, cases: Sequence[Case]) -> None:
         from rich.live import Live
 
-        from sordino.experiments.pool import Told
+        from sordino.lab.experiments.pool import Told
 
         self._cases = list({case.label: case for case in cases}.values())
         self._told = {case.label: Told(case, "waiting") for case in self._cases}

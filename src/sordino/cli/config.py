@@ -40,8 +40,8 @@ from typing import Any, TypeVar
 import tomli_w
 
 from sordino.books import write_durably
-from sordino.data import LOADERS
 from sordino.errors import InvalidInput
+from sordino.lab.data import LOADERS
 from sordino.names import parse_toml, read_toml
 from sordino.recipe import Recipe
 from sordino.report.run_folder import Folder

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from sordino import data as benchmarks
 from sordino.cli.config import ModelChoice
-from sordino.data import Data
 from sordino.errors import InvalidInput
-from sordino.models import ARCHITECTURES
+from sordino.lab import data as benchmarks
+from sordino.lab.networks import ARCHITECTURES
 from sordino.recipe import Recipe
 from sordino.tables import reading
+from sordino.tables.dataset import Data
 from sordino.tables.defaults import choose_model, mlp, small_cnn
 from sordino.tables.reading import DataChoice, Sheet
 

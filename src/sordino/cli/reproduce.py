@@ -13,7 +13,7 @@ from sordino.cli.terminal import FOUND, complain, console
 from sordino.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from sordino.experiments.papers import PaperTable
+    from sordino.lab.experiments.papers import PaperTable
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -53,7 +53,7 @@ class Wanted:
 @options.take_fields(Wanted)
 def reproduce(wanted: Wanted) -> None:
     """Rerun a table of a paper and set its figures beside ours."""
-    from sordino.experiments.papers import paper_table, paper_tables
+    from sordino.lab.experiments.papers import paper_table, paper_tables
 
     if wanted.listed:
         for each in paper_tables().values():
@@ -92,8 +92,8 @@ def _require(table: PaperTable, wanted: Wanted) -> None:
 def _train(table: PaperTable, datasets: list[str], wanted: Wanted) -> list[str]:
     """Tables of accuracy, and of the ε that reaches one: what failed, one line each."""
     from sordino.cli.compare import run_cases
-    from sordino.experiments import catalogue, store
-    from sordino.experiments.reproducing import cases_of, plan, side_by_side
+    from sordino.lab.experiments import catalogue, results
+    from sordino.lab.experiments.reproducing import cases_of, compare_side_by_side, plan
 
     planned = plan(
         table,
@@ -105,32 +105,32 @@ def _train(table: PaperTable, datasets: list[str], wanted: Wanted) -> list[str]:
         steps=wanted.steps,
     )
     failed = [] if wanted.show else run_cases(cases_of(planned), wanted.out, wanted.workers)
-    _save(side_by_side(table, planned, lambda label: store.find(wanted.out, label)), table, datasets, wanted)
+    rows = compare_side_by_side(table, planned, lambda label: results.find(wanted.out, label))
+    _save(rows, table, datasets, wanted)
     return failed
 
 
 def _time(table: PaperTable, datasets: list[str], wanted: Wanted) -> list[str]:
     """Tables of speed."""
-    from sordino.experiments import catalogue
-    from sordino.experiments.reproducing import quick_cells
-    from sordino.experiments.timing import timed
+    from sordino.lab.experiments import catalogue
+    from sordino.lab.experiments.reproducing import compare_times, quick_cells
 
     cells = table.cells(datasets)
     cells = quick_cells(table, cells) if wanted.quick else cells
-    _save(timed(table, cells, catalogue(), wanted.out, wanted.records, wanted.show), table, datasets, wanted)
+    _save(compare_times(table, cells, catalogue(), wanted.out, wanted.records, wanted.show), table, datasets, wanted)
     return []
 
 
 def _attack(table: PaperTable, datasets: list[str], wanted: Wanted) -> list[str]:
     """Tables of membership attacks, models without privacy included."""
-    from sordino.experiments import catalogue
-    from sordino.experiments.attacking import Attacks, attacked
-    from sordino.experiments.reproducing import quick_cells
+    from sordino.lab.experiments import catalogue
+    from sordino.lab.experiments.attacks import Attacks, compare_attacks
+    from sordino.lab.experiments.reproducing import quick_cells
 
     cells = [*table.cells(datasets), *table.non_private(datasets)]
     cells = quick_cells(table, cells) if wanted.quick else cells
     attacks = Attacks(wanted.out, wanted.seeds or 1, wanted.records, wanted.steps, wanted.show)
-    _save(attacked(table, cells, catalogue(), attacks), table, datasets, wanted)
+    _save(compare_attacks(table, cells, catalogue(), attacks), table, datasets, wanted)
     return []
 
 

@@ -6,7 +6,7 @@ All releases together cost a declared share of ε. Each is a sum over records of
    bins: missing, a word, a text, or a number by its sign and its order of magnitude. A record changes one count and at
    most one of the halves per column, so the sensitivity is √(m·(1 + 1/4)).
 2. **scales**: mean and deviation of the k numbers within their released ranges, two Gaussian releases
-   (`sordino.features.private_normalisation`), sensitivity √k each.
+   (`sordino.lab.features.private_normalisation`), sensitivity √k each.
 3. **classes**: the labels whose noised count exceeds a threshold (`sordino.tables.labels`).
 
 What comes after them is a function of what was released: it costs nothing more.

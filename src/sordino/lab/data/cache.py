@@ -1,0 +1,163 @@
+"""Where datasets and features lie on this machine: the folder SORDINO_DATA, then the user's cache, then the download.
+
+What takes long to make is made once and kept in the cache, named by a checksum of everything that decides it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import sys
+import zipfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
+
+from sordino.errors import InvalidInput
+from sordino.lab.data.download import Remote, explain_failed_writes, fetch, hold_lock
+
+_log = logging.getLogger(__name__)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def cache_folder() -> Path:
+    """SORDINO_CACHE, or ``sordino`` in the platform's place for caches."""
+    if chosen := os.environ.get("SORDINO_CACHE"):
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "sordino"
+
+
+def find_given(dataset: str, *files: str) -> Path | None:
+    """The first of the files that is in SORDINO_DATA."""
+    folder = os.environ.get("SORDINO_DATA")
+    if not folder:
+        return None
+    if not Path(folder).is_dir():
+        raise InvalidInput(f"SORDINO_DATA={folder} is not a folder: correct it, or unset it to download the datasets")
+    return _first(Path(folder) / dataset, files)
+
+
+def find_file(dataset: str, *files: str) -> Path | None:
+    """The first of the files that is in SORDINO_DATA, or else in the cache."""
+    return find_given(dataset, *files) or _first(cache_folder() / dataset, files)
+
+
+def _first(folder: Path, files: tuple[str, ...]) -> Path | None:
+    return next((path for file in files if (path := folder / file).exists()), None)
+
+
+def obtain(dataset: str, remote: Remote, *instead: str, quiet: bool = False) -> Path:
+    """The official file, or one of those that may be there `instead`: where it lies, or downloaded into the cache.
+
+    The official file is verified wherever it is.
+    """
+    path = find_file(dataset, *instead, remote.name)
+    if path is None:
+        return fetch(remote, cache_folder() / dataset / remote.name, quiet=quiet)
+    if path.name == remote.name:
+        remote.verify(path)
+    return path
+
+
+def remember_arrays(
+    dataset: str, key: str, make: Callable[[], dict[str, NDArray[np.generic]]]
+) -> dict[str, NDArray[np.generic]]:
+    """Arrays that take long to make, made once and kept in the cache; `key` names all that they depend on."""
+    path = cache_folder() / dataset / f"{key}.npz"
+    if not path.exists():  # a whole file needs no lock, and may lie where nothing can be written
+        with ExitStack() as held:
+            try:
+                held.enter_context(hold_lock(path.with_suffix(".lock")))
+            except OSError:  # no place to keep them: make them each time
+                return make()
+            if not path.exists() and not _write_arrays(path, made := make()):
+                return made
+    try:
+        with np.load(path) as stored:
+            return dict(stored)
+    except (zipfile.BadZipFile, ValueError, EOFError) as error:
+        raise InvalidInput(f"{path} cannot be read ({error}): delete it, it will be made again") from error
+
+
+def _write_arrays(path: Path, arrays: dict[str, NDArray[np.generic]]) -> bool:
+    """Whether there was room for the file; it takes its name only when it is whole."""
+    part = path.with_suffix(".part")
+    try:
+        with part.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def remember_tensor(
+    folder: Path, what: object, inputs: tuple[Tensor, ...], make: Callable[[Path], None], *, title: str
+) -> Tensor:
+    """What ``make(path)`` wrote as .npy the first time; `what` (by its repr) and `inputs` name the file in `folder`.
+
+    `title` is for people alone, such as "scattering features".
+    """
+    digest = hashlib.sha256(repr((what, [(tuple(x.shape), str(x.dtype)) for x in inputs])).encode())
+    for tensor in inputs:
+        digest.update(tensor.detach().contiguous().numpy().data)
+    path = folder / f"{digest.hexdigest()[:32]}.npy"
+    make_once(path, make, f"computing {title} of {len(inputs[0]):,} records")
+    return map_tensor(path)
+
+
+def make_once(path: Path, make: Callable[[Path], None], doing: str) -> None:
+    """Have ``make(part)`` write the file at `path`, unless it is there, and log what is being done.
+
+    Of two processes one computes and the other waits; a file takes its name only when it is whole.
+    """
+    if path.exists():  # a whole file needs no lock, and may lie where nothing can be written
+        return
+    with explain_failed_writes(path.parent), hold_lock(path.with_suffix(".lock")):
+        if path.exists():
+            return
+        _log.info("%s, once: to be kept in %s", doing, path.parent)
+        part = path.with_suffix(".part")
+        try:
+            make(part)
+            part.replace(path)
+        except OSError:
+            part.unlink(missing_ok=True)  # a full disk wants it back
+            raise
+
+
+def map_tensor(path: Path) -> Tensor:
+    """The array in a file, read when it is looked at."""
+    # Copy on write: torch wants writable memory, and nobody's writes may reach the file.
+    return torch.from_numpy(np.load(path, mmap_mode="c"))
+
+
+def allocate(path: Path, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> np.memmap[Any, Any]:
+    """A new .npy file that is filled by writing into the array.
+
+    Its place on the disk is taken now: if the disk were full later, writing into the array would kill the process.
+    """
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+            except OSError as error:
+                if error.errno in _FULL:  # any other: this file system takes no place beforehand
+                    raise
+    return array

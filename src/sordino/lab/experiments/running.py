@@ -1,0 +1,313 @@
+"""Run a case: train, keep a checkpoint per epoch, go on after a kill, evaluate, and store one durable row."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sordino import books
+from sordino.accounting.events import GaussianDpEvent
+from sordino.accounting.ledger import Ledger
+from sordino.books import write_durably
+from sordino.errors import BudgetExhausted, InvalidInput
+from sordino.lab.experiments import results
+from sordino.lab.experiments.cases import EVALUATIONS, Case
+from sordino.lab.experiments.methods import MOST_STEPS, recipe_of
+from sordino.lab.experiments.problem import Problem, Split, model_of, normalise, problem_of
+from sordino.lab.features import ChannelNorm, private_normalisation
+from sordino.mechanisms.dpis import Importance
+from sordino.noise import Secure
+from sordino.parts import Constant
+from sordino.private import Private
+from sordino.run import FIXED_IN_ADVANCE, announce_together
+
+STATISTICS = "statistics.pt"
+CHOSEN = "hyperparameters are those of a configuration: what choosing them on these records may have cost is not in ε"
+"""Said instead of `FIXED_IN_ADVANCE`: the configurations were tuned on the benchmarks that they run on."""
+Report = Callable[[int, int, float], None]
+"""Told after every epoch: step, steps, held-out accuracy."""
+
+
+@dataclass
+class Progress:
+    """What a run knows besides its model; all of it is in every checkpoint."""
+
+    seconds: float = 0.0
+    processor_seconds: float = 0.0
+    attempts: int = 0
+    accepted: int = 0
+    curve: list[dict[str, float]] = field(default_factory=list)
+    memory: dict[str, int] = field(default_factory=dict)
+
+
+def run(
+    case: Case,
+    folder: Path,
+    report: Report | None = None,
+    *,
+    keep: bool = False,
+    most: int | None = None,
+    evaluations: int = EVALUATIONS,
+) -> dict[str, Any]:
+    """The row of a case: the stored one, or that of the run, which starts or goes on where it was killed.
+
+    `folder` holds ``results/<label>.json`` and ``runs/<label>/`` with the ledger and, until the row is written, the
+    checkpoints; `keep` keeps these too. Two processes may be given the same case: one waits and finds it done. A run
+    that stops after `most` attempts leaves no result. It is evaluated and saved at most `evaluations` times, at ends of
+    epochs: fewer are faster, and a kill then costs more.
+    """
+    if evaluations < 1:
+        raise InvalidInput(f"evaluations={evaluations} must be >= 1: the last model is always evaluated")
+    with results.claim(folder, case.label):
+        stored = results.find(folder, case.label)
+        if stored is not None:
+            return stored
+        row = _run(case, folder, problem_of(case), report or _say_nothing, most or MOST_STEPS, evaluations)
+        if most is None:
+            results.write(folder, row)
+            if not keep:
+                results.drop_checkpoints(folder / "runs" / case.label)
+        return row
+
+
+def compute_losses(model: nn.Module, batch: Split) -> Tensor:
+    """Cross-entropy of each example; features that are stored in half precision become float32 here."""
+    inputs, classes = batch
+    inputs = inputs.float() if inputs.dtype == torch.float16 else inputs
+    return F.cross_entropy(model(inputs), classes, reduction="none")
+
+
+@torch.no_grad()
+def measure_accuracy(model: nn.Module, records: Split) -> float:
+    """The share of `records` that the model classifies rightly, in eval mode meanwhile."""
+    training = model.training
+    model.eval()
+    pairs = zip(records[0].split(500), records[1].split(500), strict=True)
+    right = sum(int((model(x.float() if x.dtype == torch.float16 else x).argmax(1) == y).sum()) for x, y in pairs)
+    model.train(training)
+    return right / len(records[1])
+
+
+def _run(case: Case, folder: Path, problem: Problem, report: Report, most: int, evaluations: int) -> dict[str, Any]:
+    place = folder / "runs" / case.label
+    problem, ledger = _prepare(case, place, problem)
+    records = len(problem.train[1])
+    model = model_of(case, tuple(problem.train[0].shape[1:]))
+    recipe = recipe_of(case, records, problem.public)
+    trained = (p for p in model.parameters() if p.requires_grad)
+    private = Private(model, recipe.optimizer.build(trained), problem.train, compute_losses, recipe, ledger=ledger)
+    with private:
+        progress, average = Progress(), Average(case.average, private.total)
+        if (place / books.LEDGER).exists():
+            extra = private.load(place)
+            if extra:
+                progress = Progress(**extra["progress"])
+                average.restore(extra["average"])
+                _go_on_counting(private, progress.memory)
+        for reached in _train_epochs(case, private, progress, average, problem.test, most, evaluations):
+            private.save(place, {"progress": vars(progress), "average": average.state()})
+            report(private.position, private.total, reached)
+        return _make_row(case, private, progress, average, problem)
+
+
+def _go_on_counting(private: Private, counted: dict[str, int]) -> None:
+    """Put the selector's counters back; version 0.1 wrote the slot before their names."""
+    vars(private.bench.states.selection).update({name.rpartition(".")[2]: n for name, n in counted.items()})
+
+
+def _prepare(case: Case, place: Path, problem: Problem) -> tuple[Problem, Ledger | None]:
+    """Normalise by released statistics where the case asks for it: once per run, charged to the run's ledger."""
+    options = case.features
+    if "noise" not in options:
+        return problem, None
+    if (place / books.LEDGER).exists():
+        stored = torch.load(place / STATISTICS, weights_only=True)
+        return normalise(problem, ChannelNorm(stored["mean"], stored["std"])), None
+    if not {"clip", "square_clip"} <= set(options):
+        raise InvalidInput("features with noise need clip and square_clip: public bounds on a record's statistics")
+    ledger = Ledger.in_memory()
+    recipe = recipe_of(case, len(problem.train[1]), problem.public)
+    announce_together(ledger, recipe, [(GaussianDpEvent(options["noise"]), 2)])
+    norm = private_normalisation(
+        problem.train[0],
+        records=len(problem.train[1]),
+        clip=options["clip"],
+        square_clip=options["square_clip"],
+        noise_multiplier=options["noise"],
+        ledger=ledger,
+        source=Secure(),
+    )
+    place.mkdir(parents=True, exist_ok=True)
+    beside = place / (STATISTICS + ".new")
+    torch.save({"mean": norm.mean, "std": norm.std}, beside)
+    write_durably(place / STATISTICS, beside.read_bytes())
+    beside.unlink()
+    return normalise(problem, norm), ledger
+
+
+def _train_epochs(
+    case: Case, private: Private, progress: Progress, average: Average, test: Split, most: int, evaluations: int
+) -> Iterator[float]:
+    """Train an epoch or more at a time until the steps, the budget or `most` attempts end; the accuracy after each.
+
+    What a killed run had paid for and lost stays paid, so that a resumed run may end a little earlier.
+    """
+    model = private.bench.objective.model
+    per_epoch = max(1, round(private.bench.records.count / private.bench.recipe.batch_size))
+    stride = per_epoch * math.ceil(private.total / per_epoch / evaluations)
+    going = True
+    while going and private.position < private.total and progress.attempts < most:
+        started, worked = time.perf_counter(), time.process_time()
+        count = min(stride - private.position % stride, most - progress.attempts)
+        going = _take_steps(case, private, progress, average, count)
+        progress.seconds += time.perf_counter() - started
+        progress.processor_seconds += time.process_time() - worked
+        with average.installed(model):
+            reached = measure_accuracy(model, test)
+        point = {"step": private.position, "accuracy": reached, "seconds": progress.seconds}
+        progress.curve = [*progress.curve, {**point, **_read_public_terms(private), **_price_so_far(case, private)}]
+        progress.memory = {k: v for k, v in vars(private.bench.states.selection).items() if isinstance(v, int)}
+        yield reached
+
+
+def _take_steps(case: Case, private: Private, progress: Progress, average: Average, count: int) -> bool:
+    """Up to `count` attempts; whether there may be more. An accepted one shows in the model, and is paid for."""
+    bench = private.bench
+    watched = bench.parameters()[-1]
+    for _ in range(count):
+        if private.position == private.total:
+            return False
+        _set_rate(case, private)
+        before = watched.detach().clone()
+        position = private.position
+        try:
+            private.step()
+        except BudgetExhausted:
+            return False
+        progress.attempts += 1
+        progress.accepted += int(not torch.equal(before, watched))
+        if private.position > position:
+            average.observe(bench.objective.model, position)
+    return True
+
+
+def _set_rate(case: Case, private: Private) -> None:
+    """The learning rate of the next step: a function of its position alone, so that there is nothing to resume."""
+    decay = case.optimizer.get("decay")
+    if decay is None:
+        return
+    rate, done = float(case.optimizer["lr"]), private.position / private.total
+    shapes = {"linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}
+    if decay not in shapes:
+        raise InvalidInput(f"decay={decay!r} must be one of {', '.join(shapes)}, or be left out")
+    for group in private.bench.optimizer.param_groups:
+        group["lr"] = rate * shapes[decay]
+
+
+def _read_public_terms(private: Private) -> dict[str, float]:
+    """Noise multiplier and bound of the step just taken; DPIS chooses them from K̃, whose `share` of ÑC it released."""
+    recipe, states = private.bench.recipe, private.bench.states
+    if released := states.save():
+        share = released["total"] / released["records"] / released["clip"]
+        return {"noise": float(states.sampler.noise), "clip": float(released["clip"]), "share": float(share)}
+    terms = recipe.terms(max(0, private.position - 1), states)
+    return {"noise": float(terms.noise_multiplier), "clip": float(terms.clip)}
+
+
+def _price_so_far(case: Case, private: Private) -> dict[str, float]:
+    """ε so far, where every step costs the same and it is cheap to know; a filter only knows its whole budget."""
+    recipe = private.bench.recipe
+    if isinstance(recipe.sampler, Importance) or not (
+        isinstance(recipe.noise_schedule, Constant) and recipe.selection.constant
+    ):
+        return {}
+    return {"epsilon": private.guarantee(case.delta, stopped="in advance").epsilon}
+
+
+def _make_row(case: Case, private: Private, progress: Progress, average: Average, problem: Problem) -> dict[str, Any]:
+    model = private.bench.objective.model
+    guarantee = private.guarantee(case.delta).to_dict()
+    said = (CHOSEN if line == FIXED_IN_ADVANCE else line for line in guarantee["assumptions"])
+    guarantee["assumptions"] = [*said, *problem.caveats]
+    with average.installed(model):
+        final = measure_accuracy(model, problem.test)
+    return {
+        "label": case.label,
+        "dataset": case.dataset,
+        "method": case.method,
+        "epsilon": case.epsilon,
+        "seed": case.seed,
+        "accounting": case.accounting,
+        "accuracy": final,
+        "last_iterate": measure_accuracy(model, problem.test),
+        "seconds": round(progress.seconds, 2),
+        "processor_seconds": round(progress.processor_seconds, 2),
+        "basis": guarantee["basis"],
+        "guarantee": guarantee,
+        "steps": private.position,
+        "attempts": progress.attempts,
+        "accepted": progress.accepted,
+        "curve": [{k: v for k, v in point.items() if k not in ("noise", "clip")} for point in progress.curve],
+        "noise": [point["noise"] for point in progress.curve],
+        "clip": [point["clip"] for point in progress.curve],
+        "case": case.to_dict(),
+    }
+
+
+def _say_nothing(step: int, steps: int, reached: float) -> None:
+    return None
+
+
+class Average:
+    """The running mean of a model's parameters over the last `share` of `total` steps; nothing where share is 0."""
+
+    def __init__(self, share: float, total: int) -> None:
+        self.first = total - max(1, round(share * total)) if share > 0 else total
+        self.count = 0
+        self.mean: dict[str, Tensor] = {}
+
+    def observe(self, model: nn.Module, step: int) -> None:
+        """Take in the model after its step number `step` (from 0), if it is one of the last."""
+        if step < self.first:
+            return
+        self.count += 1
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            if name not in self.mean:
+                self.mean[name] = torch.zeros_like(parameter, requires_grad=False)
+            self.mean[name] += (parameter.detach() - self.mean[name]) / self.count
+
+    @contextmanager
+    def installed(self, model: nn.Module) -> Iterator[None]:
+        """The model with its mean parameters, until the block ends; as it is where there is no mean yet."""
+        held = {name: p for name, p in model.named_parameters() if name in self.mean}
+        kept = {name: p.detach().clone() for name, p in held.items()}
+        try:
+            self._write(held, self.mean)
+            yield
+        finally:
+            self._write(held, kept)
+
+    @staticmethod
+    def _write(parameters: dict[str, nn.Parameter], values: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(values[name])
+
+    def state(self) -> dict[str, Any]:
+        """Plain state for a checkpoint."""
+        return {"count": self.count, "mean": self.mean}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.count, self.mean = state["count"], dict(state["mean"])

@@ -1,0 +1,92 @@
+"""Public examples without any data: pictures of occluding shapes, and whitening by the statistics of such examples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+SMALLEST = 2.0
+"""Radius of the smallest shapes, in pixels; the largest is a quarter of the picture."""
+Map = Callable[[Tensor], Tensor]
+_SMALLEST = 1e-6
+_NEGLIGIBLE = 1e-3
+"""Directions with less variance than this share of what is added to every variance change next to nothing."""
+
+
+def draw_dead_leaves(count: int, side: int, channels: int, seed: int, shapes: int = 60) -> Tensor:
+    """Pictures [count, channels, side, side] in 0..1: discs and boxes that hide one another (Lee et al. 2001).
+
+    Radii follow the power law r^-3, which gives the scale invariance and the edges of natural images; colours of one
+    shape share their brightness. The pictures are a function of the arguments alone.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    pictures = torch.rand(count, channels, 1, 1, generator=generator).repeat(1, 1, side, side)
+    for _ in range(shapes):
+        drawn = torch.rand(count, 7 + channels, generator=generator)
+        cover = _cover_pixels(drawn[:, :6], side)[:, None]
+        colours = drawn[:, 7:] if channels == 1 else 0.6 * drawn[:, 6:7] + 0.4 * drawn[:, 7:]
+        pictures = pictures * (1 - cover) + cover * colours[:, :, None, None]
+    return pictures
+
+
+def draw_centred_leaves(count: int, side: int, channels: int, seed: int) -> Tensor:
+    """Dead leaves seen through a rounded window with holes, on black: like objects that were cut out and centred."""
+    pictures, holes = draw_dead_leaves(count, side, channels, seed, 25), draw_dead_leaves(count, side, 1, seed + 1, 8)
+    reach = torch.rand(count, 2, generator=torch.Generator().manual_seed(seed + 2)) * 0.7 + 0.35
+    line = torch.linspace(-1, 1, side)
+    across, down = (line / reach[:, axis, None] for axis in (0, 1))
+    window = across[:, None, :].abs() ** 3 + down[:, :, None].abs() ** 3 < 1
+    return pictures * window[:, None] * (holes > 0.3)
+
+
+def _cover_pixels(drawn: Tensor, side: int) -> Tensor:
+    """How much of each pixel [count, side, side] a shape covers; `drawn` are six uniform numbers per shape."""
+    ratio = side / 4 / SMALLEST
+    radius = SMALLEST / (1 - drawn[:, 0] * (1 - ratio**-2)).sqrt()
+    line, turn = torch.arange(side).float(), drawn[:, 3, None, None] * math.pi
+    right = line[None, None, :] - drawn[:, 1, None, None] * side
+    down = line[None, :, None] - drawn[:, 2, None, None] * side
+    flat = 0.3 + 0.7 * drawn[:, 4]
+    along = (right * turn.cos() + down * turn.sin()) / radius[:, None, None]
+    beside = (down * turn.cos() - right * turn.sin()) / (radius * flat)[:, None, None]
+    disc, box = (along**2 + beside**2).sqrt(), torch.maximum(along.abs(), beside.abs())
+    distance = torch.where(drawn[:, 5, None, None] < 0.5, disc, box)
+    return ((1 - distance) * radius[:, None, None]).clamp(0, 1)
+
+
+def scale_to_unit(rows: Tensor) -> Tensor:
+    """Each row divided by its norm; rows of zeros stay."""
+    lengths: Tensor = rows.norm(dim=1, keepdim=True)
+    return rows / lengths.clamp(min=_SMALLEST)
+
+
+@torch.no_grad()
+def fit_whitening(examples: Tensor, ridge: float) -> Map:
+    """The map x -> (S + r I)^(-1/2) (x - m): mean m and covariance S of the examples, r = ridge * largest variance.
+
+    Of fewer examples than dimensions only the directions that they span are computed: elsewhere it is r^(-1/2).
+    """
+    mean = examples.mean(0)
+    centred = (examples - mean).double()
+    count, dimensions = centred.shape
+    if dimensions <= count:
+        variances, directions = torch.linalg.eigh(centred.T @ centred / count)
+        scales = (variances.clamp(min=0) + ridge * variances[-1]).rsqrt()
+        white = (directions * scales @ directions.T).float()
+        return lambda rows: (rows - mean) @ white
+    variances, among = torch.linalg.eigh(centred @ centred.T / count)
+    added = ridge * variances[-1]
+    large = variances > _NEGLIGIBLE * added
+    spanned = (centred.T @ among[:, large] / (count * variances[large]).sqrt()).float()
+    plain = float(added.rsqrt())
+    gains = ((variances[large] + added).rsqrt() - plain).float()
+
+    def whiten_thin(rows: Tensor) -> Tensor:
+        rows = rows - mean
+        within: Tensor = (rows @ spanned * gains) @ spanned.T
+        return plain * rows + within
+
+    return whiten_thin
