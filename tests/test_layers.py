@@ -1,6 +1,6 @@
 """The architecture stays: packages import only what stands to their left, and what must load fast loads no torch.
 
-Read from the source, so that imports within functions and for types alone count too: docs/architecture.md shows the order.
+Read from the source, so that imports within functions and for types alone count too (docs/architecture.md).
 """
 
 from __future__ import annotations

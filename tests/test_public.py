@@ -1,6 +1,5 @@
 """The package's public face: every name resolves, and no other does."""
 
-
 import pytest
 
 import sordino
@@ -15,5 +14,3 @@ def test_every_public_name_resolves(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'privat'"):
         _ = sordino.privat
-
-
