@@ -7,7 +7,8 @@ BIN := .venv/bin
 MANIFEST := pyproject.toml requirements.lock
 # Small models gain nothing from torch's thread pool and lose much on a busy machine: one thread per process.
 export OMP_NUM_THREADS ?= 1
-PYTEST := $(BIN)/pytest -n auto --maxprocesses=4 --durations=10
+# Each worker begins with a contiguous share, so that what a file sets up once is set up by one worker, and steals at the end.
+PYTEST := $(BIN)/pytest -n auto --maxprocesses=4 --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-faults test-integrations screenshots lint types bench docs lock clean
@@ -18,8 +19,9 @@ help: ## Show this list
 demo: .venv/core ## Train on scikit-learn's digits at epsilon 3
 	$(BIN)/sordino demo
 
-test: lint types ## Lint, types and every test that is not slow
-	$(PYTEST) -m "not slow"
+# mypy works on one core while the tests begin on the others.
+test: lint ## Lint, types and every test that is not slow
+	@$(BIN)/mypy & types=$$!; $(PYTEST) -m "not slow"; tests=$$?; wait $$types && exit $$tests
 
 test-slow: .venv/dev ## The tests that take minutes
 	$(PYTEST) -m slow
