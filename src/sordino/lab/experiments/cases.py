@@ -48,8 +48,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from sordino import toml
 from sordino.errors import InvalidInput
+from sordino.names import read_toml
 
 ACCOUNTINGS = ("proven", "published")
 SHORT_TEST_NOISE = 5.0
@@ -171,7 +171,7 @@ def read(path: Path) -> Settings:
 
 def read_methods(path: Path) -> list[Settings]:
     """Every method that a file configures."""
-    tables = toml.read(path)
+    tables = read_toml(path)
     if unknown := sorted(set(tables) - {*_TABLES, *_VALUES}):
         raise InvalidInput(f"configuration {path} has no key {unknown[0]!r}: it has {', '.join((*_VALUES, *_TABLES))}")
     if "methods" not in tables:
