@@ -42,7 +42,7 @@ def size_p_value(draws: list[Draw]) -> float:
 
 def draws_of(rate: float) -> list[Draw]:
     source = Seeded(3)
-    return [Poisson(rate).draw(RECORDS, source, {}) for _ in range(DRAWS)]
+    return [Poisson(rate).draw(RECORDS, source, None) for _ in range(DRAWS)]
 
 
 def test_every_record_joins_at_the_claimed_rate() -> None:
@@ -72,8 +72,8 @@ def test_pairs_of_records_join_independently() -> None:
 
 def test_rate_one_takes_everything_and_small_rates_take_nothing_at_times() -> None:
     source = Seeded(1)
-    assert len(Poisson(1.0).draw(50, source, {})) == 50
-    assert any(len(Poisson(0.001).draw(50, source, {})) == 0 for _ in range(20))
+    assert len(Poisson(1.0).draw(50, source, None)) == 50
+    assert any(len(Poisson(0.001).draw(50, source, None)) == 0 for _ in range(20))
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, float("nan")])
@@ -93,7 +93,7 @@ def test_a_draw_splits_into_parts_that_make_it_up() -> None:
 
 def test_a_foreign_sampler_does_not_draw() -> None:
     with pytest.raises(InvalidInput, match="pass your loader"):
-        Foreign().draw(10, Seeded(1), {})
+        Foreign().draw(10, Seeded(1), None)
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------

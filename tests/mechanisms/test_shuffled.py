@@ -82,7 +82,7 @@ def test_batch_sizes_follow_the_coins() -> None:
 
 def test_a_records_batch_does_not_depend_on_how_many_others_there_are() -> None:
     sampler = Shuffled(4)
-    few, many = (sampler.draw(records, Seeded(3), {}).indices.tolist() for records in (40, 60))
+    few, many = (sampler.draw(records, Seeded(3), sampler.start()).indices.tolist() for records in (40, 60))
     assert few == [index for index in many if index < 40]
 
 
@@ -481,7 +481,7 @@ def audited(twice: bool) -> float:
     """
     rng, count = np.random.default_rng(6), 40_000
     places = np.zeros((count, 2))
-    first = Shuffled(2).draw(count, Seeded(5), {}).indices.numpy()
+    first = Shuffled(2).draw(count, Seeded(5), Shuffled(2).start()).indices.numpy()
     places[:, 1], places[first, 0], places[first, 1] = 1.0, 1.0, 0.0
     added = np.ones_like(places) if twice else places
     released = [rng.normal(size=(count, 2)) + added, rng.normal(size=(count, 2))]

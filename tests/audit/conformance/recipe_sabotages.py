@@ -392,7 +392,7 @@ def on_everybody(patch: Patch) -> None:
     patch.setattr(
         noisy_tests,
         "validation_draw",
-        lambda attempt, rate: Poisson(1.0).draw(attempt.bench.records.count, attempt.bench.source, {}),
+        lambda attempt, rate: Poisson(1.0).draw(attempt.bench.records.count, attempt.bench.source, None),
     )
 
 
