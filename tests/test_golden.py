@@ -97,11 +97,11 @@ def test_the_events_of_0_1_are_read() -> None:
 
 @pytest.mark.parametrize("name", ["finished/config.toml", "stopped/config.toml", "table.toml"])
 def test_a_configuration_of_0_1_is_read_and_written_with_stable_names(name: str, tmp_path: Path) -> None:
-    read = config.read(GOLDEN / name)
+    read = config.read_config(GOLDEN / name)
     assert read.recipe is not None
     read.write(tmp_path)
     assert "weighing.Flat" not in (tmp_path / config.FILE).read_text()
-    assert config.read(tmp_path / config.FILE) == replace(read, data=replace(read.data, source=read.data.source))
+    assert config.read_config(tmp_path / config.FILE) == replace(read, data=replace(read.data, source=read.data.source))
 
 
 def _command(*words: str) -> int:
