@@ -145,7 +145,10 @@ class Private:
         if self.position >= self.total:
             raise BudgetExhausted(f"all {self.total} steps of the recipe are taken: calibrate a longer one for more")
         sharding.reshard(self.bench.objective)
-        self._loop.take()
+        with (
+            torch.enable_grad()
+        ):  # an interrupt in torch's own code may have left it off, in this step or in an earlier one
+            self._loop.take()
         return Step(self.position, self.total)
 
     def loader(

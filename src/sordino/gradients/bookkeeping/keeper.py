@@ -85,8 +85,11 @@ class BookKeeping:
         watch: OnUse | None = None,
     ) -> Differentiated:
         recording = prepare_recording(objective, batch.size, knowledge)
-        with torch.enable_grad(), disable_compilation(), recording:
-            losses = objective.losses(batch.data, batch.size)
+        try:
+            with torch.enable_grad(), disable_compilation(), recording:
+                losses = objective.losses(batch.data, batch.size)
+        finally:
+            recording.leave()  # also where an interrupt came in between
         try:
             book = run_backward(recording, losses, parameters, knowledge, watch)
             # Inputs and whatever activations need are about twice what the output gradients take.

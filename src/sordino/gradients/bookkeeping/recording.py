@@ -118,6 +118,9 @@ class Recording(TorchFunctionMode):
         for mode in reversed(above):
             _push_mode(mode)
 
+    def __exit__(self, *error: object) -> None:
+        self.leave()  # torch would fail if an interrupt in its own code had taken the mode away already
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.left:
