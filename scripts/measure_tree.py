@@ -43,13 +43,14 @@ Edges = dict[str, set[str]]
 
 @dataclass(frozen=True)
 class Imports:
-    """Which module imports which: when it runs (at any depth, also within functions), and for its types alone."""
+    """Which module imports which: when it runs (also within functions), for types alone, or by `import_module`."""
 
     running: Edges
     typed: Edges
+    looked_up: Edges
 
     def every(self) -> Edges:
-        """Both kinds of edges."""
+        """Edges that a reader follows: running and typed."""
         return {name: self.running[name] | self.typed[name] for name in self.running}
 
 
@@ -77,13 +78,15 @@ def read_imports(package: Path) -> Imports:
     }
     running: Edges = {}
     typed: Edges = {}
+    looked_up: Edges = {}
     for name, tree in trees.items():
         for_types = {id(node) for block in ast.walk(tree) if _is_for_types(block) for node in ast.walk(block)}
-        running[name], typed[name] = set(), set()
+        running[name], typed[name], looked_up[name] = set(), set(), set()
         for node in ast.walk(tree):
             targets = set(_targets(node, name, modules[name].name == "__init__.py", modules, homes))
-            (typed if id(node) in for_types else running)[name] |= targets - {name}
-    return Imports(running, typed)
+            kind = typed if id(node) in for_types else looked_up if isinstance(node, ast.Call) else running
+            kind[name] |= targets - {name}
+    return Imports(running, typed, looked_up)
 
 
 def _is_for_types(node: ast.AST) -> bool:

@@ -219,6 +219,30 @@ def test_every_test_that_a_page_points_at_exists(page: Path) -> None:
     assert [(file, name) for file, name in named if not is_test(file, name)] == []
 
 
+CODE = sorted(
+    path
+    for folder in ("src", "tests", "benchmarks", "examples", "scripts", "configs")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".toml")
+)
+
+
+def cited_pages(text: str) -> list[str]:
+    """Pages of this repository that a text points at: below docs/, or at the root in capitals."""
+    return re.findall(r"\b(docs/[\w/.-]+\.md|(?<![\w/])[A-Z]{4,}\.md)\b", text)
+
+
+def test_every_page_that_the_code_cites_exists() -> None:
+    cited = {(str(path.relative_to(ROOT)), page) for path in CODE for page in cited_pages(path.read_text("utf-8"))}
+    assert len(cited) > 20
+    assert sorted((path, page) for path, page in cited if not (ROOT / page).exists()) == []
+
+
+def test_a_citation_of_nothing_would_be_seen() -> None:
+    gone = "docs/" + "gone.md"
+    assert cited_pages(f"see {gone}#part, and NOTES" + ".md (section 3)") == [gone, "NOTES" + ".md"]
+
+
 def is_test(file: str, name: str) -> bool:
     path = ROOT / file
     return path.exists() and (not name or f"def {name}(" in path.read_text(encoding="utf-8"))
