@@ -19,7 +19,7 @@ KNOWN = catalogue()
 TABLES = paper_tables()
 RECORDS = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}
 PUBLIC = (torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64))
-STORED = Path(__file__).parents[2] / "benchmarks" / "results" / "experiments"
+STORED = Path(__file__).parents[3] / "benchmarks" / "results" / "experiments"
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))

@@ -48,15 +48,15 @@ def find_given(dataset: str, *files: str) -> Path | None:
         return None
     if not Path(folder).is_dir():
         raise InvalidInput(f"SORDINO_DATA={folder} is not a folder: correct it, or unset it to download the datasets")
-    return _first(Path(folder) / dataset, files)
+    return _find_first(Path(folder) / dataset, files)
 
 
 def find_file(dataset: str, *files: str) -> Path | None:
     """The first of the files that is in SORDINO_DATA, or else in the cache."""
-    return find_given(dataset, *files) or _first(cache_folder() / dataset, files)
+    return find_given(dataset, *files) or _find_first(cache_folder() / dataset, files)
 
 
-def _first(folder: Path, files: tuple[str, ...]) -> Path | None:
+def _find_first(folder: Path, files: tuple[str, ...]) -> Path | None:
     return next((path for file in files if (path := folder / file).exists()), None)
 
 

@@ -77,7 +77,7 @@ class InfiniteMnist(Dataset[tuple[Tensor, ...]]):
     def _deform(self, images: Tensor, indices: NDArray[np.int64]) -> Tensor:
         """Read each image at affinely and elastically displaced places, between pixels by bilinear interpolation."""
         side = images.shape[-1]
-        draws = np.stack([self._uniforms(index, 6 + 2 * side * side) for index in indices.tolist()])
+        draws = np.stack([self._draw_uniforms(index, 6 + 2 * side * side) for index in indices.tolist()])
         affine = draw_affine_maps(torch.from_numpy(draws[:, :6]), self.deformation, side)
         grid = functional.affine_grid(affine.to(images), list(images.shape), align_corners=False)
         noise = torch.from_numpy(draws[:, 6:]).reshape(-1, 2, side, side)
@@ -85,7 +85,7 @@ class InfiniteMnist(Dataset[tuple[Tensor, ...]]):
         grid = grid + field.permute(0, 2, 3, 1).to(images)
         return functional.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
-    def _uniforms(self, index: int, count: int) -> NDArray[np.float64]:
+    def _draw_uniforms(self, index: int, count: int) -> NDArray[np.float64]:
         """Uniforms in [-1, 1) of the stream (seed, index)."""
         stream = np.random.Generator(np.random.Philox(key=np.array([self.seed, index], dtype=np.uint64)))
         return 2 * stream.random(count) - 1

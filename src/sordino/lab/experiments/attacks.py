@@ -47,7 +47,7 @@ class Attacks:
     steps: int | None = None
     show: bool = False
 
-    def found(self, case: Case) -> dict[str, Any] | None:
+    def find(self, case: Case) -> dict[str, Any] | None:
         """Both attacks on the target of a case, made once and kept in ``<folder>/attacks``."""
         path = self.folder / "attacks" / f"{case.label}.json"
         if not self.show and not _read(path):
@@ -65,12 +65,12 @@ class Attacks:
         mine, theirs = (
             (examples[0][part], examples[1][part]) for part in (partition.target_members, partition.shadow_members)
         )
-        target = self._plain(case, mine) if math.isinf(case.epsilon) else _train_privately(case, mine)
-        shadow = self._shadow(case, theirs)
+        target = self._train_plainly(case, mine) if math.isinf(case.epsilon) else _train_privately(case, mine)
+        shadow = self._load_shadow(case, theirs)
         found = black_box(target, shadow, examples, partition), white_box(target, examples, partition, seed=case.seed)
         return {attack: result.accuracy.value for attack, result in zip(ATTACKS, found, strict=True)}
 
-    def _shadow(self, case: Case, examples: Split) -> nn.Module:
+    def _load_shadow(self, case: Case, examples: Split) -> nn.Module:
         """The attacker's model, kept beside the attacks: targets of one architecture share it, whatever their ε."""
         alike = [case.dataset, case.data, case.features, case.model, case.seed, self.records, self.steps]
         digest = hashlib.sha256(json.dumps(alike, sort_keys=True).encode()).hexdigest()[:8]
@@ -79,14 +79,14 @@ class Attacks:
             model = model_of(case, tuple(examples[0].shape[1:]))
             model.load_state_dict(torch.load(path, weights_only=True))
             return model
-        model = self._plain(case, examples)
+        model = self._train_plainly(case, examples)
         written = io.BytesIO()
         torch.save(model.state_dict(), written)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(path, written.getvalue())
         return model
 
-    def _plain(self, case: Case, examples: Split) -> nn.Module:
+    def _train_plainly(self, case: Case, examples: Split) -> nn.Module:
         """The network of a case, trained without privacy for `EPOCHS` epochs or `steps` steps."""
         model = model_of(case, tuple(examples[0].shape[1:]))
         per_epoch = math.ceil(len(examples[1]) / BATCH)
@@ -109,9 +109,7 @@ def compare_attacks(table: PaperTable, cells: Sequence[Cell], known: Known, atta
         for accounting in ACCOUNTINGS:
             cases = [_case_of(cell, seed, accounting, known, attacks) for seed in range(attacks.seeds)]
             attack = cell.label.partition(", ")[0]
-            ours[accounting] = _write_figure(
-                [row[attack] for case in cases if (row := attacks.found(case)) is not None]
-            )
+            ours[accounting] = _write_figure([row[attack] for case in cases if (row := attacks.find(case)) is not None])
         column = "∞" if math.isinf(cell.column) else f"{cell.column:g}"
         figures = [f"{cell.printed:.3f}", ours["published"], ours["proven"]]
         lines.append([cell.dataset, cell.label, column, *figures])
