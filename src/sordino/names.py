@@ -33,7 +33,8 @@ DEEPEST = 32
 """Tables within tables; a recipe has four."""
 _SHOWN = 60
 
-PLAIN: dict[str, dict[str, str]] = {
+_Slots = dict[str, dict[str, str]]
+PLAIN: _Slots = {
     "Recipe": {"recipe": "sordino.recipe:Recipe"},
     "Budget": {"budget": "sordino.accounting.budget:Budget"},
     "Filter": {"rdp-filter": "sordino.accounting.filtered:Filter"},
@@ -117,7 +118,7 @@ class Names:
         return next((old for old, now in self.old.items() if now == name), name)
 
 
-def list_slots() -> dict[str, dict[str, str]]:
+def list_slots() -> _Slots:
     """Where each part may stand: by the type of its slot and by its name, the plain ones first.
 
     A mechanism cannot take a name that is taken: a file would then mean something else than it did.
@@ -152,7 +153,7 @@ def to_toml(part: Any, name: Callable[[type], str] = PARTS.name) -> str:
 
 def from_toml(text: str, default: type) -> Any:
     """The part that a TOML document describes; its class is `default` where the document names none."""
-    return _part(parse_toml(text, "this"), default)
+    return _part(parse_toml(text, "this"), default, list_slots())
 
 
 def read_toml(path: Path, what: str = "configuration") -> dict[str, Any]:
@@ -216,7 +217,7 @@ def _plain(value: Any, name: str) -> Any:
     raise InvalidInput(f"{name}={value!r} cannot be written to TOML: keep this recipe in code")
 
 
-def _part(table: dict[str, Any], default: type | None) -> Any:
+def _part(table: dict[str, Any], default: type | None, slots: _Slots) -> Any:
     named = table.get("part")
     cls = PARTS.find(named) if named is not None else default
     if cls is None:
@@ -225,23 +226,23 @@ def _part(table: dict[str, Any], default: type | None) -> Any:
     given = {key: value for key, value in table.items() if key != "part"}
     if unknown := sorted(set(given) - set(fields)):
         raise InvalidInput(f"{cls.__name__} has no field {unknown[0][:_SHOWN]!r}: it has {', '.join(sorted(fields))}")
-    values = {key: _value(value, fields[key], f"{cls.__name__}.{key}") for key, value in given.items()}
+    values = {key: _value(value, fields[key], f"{cls.__name__}.{key}", slots) for key, value in given.items()}
     try:
         return cls(**values)
     except (TypeError, ArithmeticError) as error:
         raise InvalidInput(f"{cls.__name__}: {error}") from None
 
 
-def _value(value: Any, kind: str, where: str) -> Any:
+def _value(value: Any, kind: str, where: str, slots: _Slots) -> Any:
     """What stands in a field annotated with `kind`: a part that its slot allows, or a plain value."""
     slot = kind.removesuffix(" | None")
-    if (allowed := list_slots().get(slot)) is not None:
+    if (allowed := slots.get(slot)) is not None:
         if not isinstance(value, dict):
             raise InvalidInput(f'{where}={repr(value)[:_SHOWN]} must be a table with part = "{next(iter(allowed))}"')
         if "part" in value and PARTS.place(value["part"]) not in allowed.values():
             shown = repr(value["part"])[:_SHOWN]
             raise InvalidInput(f"{where} has part={shown}: it must be one of {', '.join(allowed)}")
-        return _part(value, PARTS.find(next(iter(allowed))) if len(allowed) == 1 else None)
+        return _part(value, PARTS.find(next(iter(allowed))) if len(allowed) == 1 else None, slots)
     infinite = isinstance(value, float) and math.isinf(value)
     if infinite or not fits(value, "str" if slot == "Basis" else kind):
         raise InvalidInput(f"{where}={repr(value)[:_SHOWN]} must be {'finite' if infinite else 'of type ' + kind}")

@@ -105,9 +105,8 @@ class State:
                 try:
                     setattr(self, f.name, f.metadata["public"](**saved))
                 except TypeError:
-                    raise InvalidInput(
-                        f"released values {', '.join(saved)[:60]} are not those of this recipe"
-                    ) from None
+                    names = ", ".join(map(str, saved))[:60]
+                    raise InvalidInput(f"released values {names} are not those of this recipe") from None
 
 
 # -- sample ------------------------------------------------------------------------------------------------------------
