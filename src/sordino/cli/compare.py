@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sordino.lab.experiments import Case, Settings
     from sordino.lab.experiments.pool import Told
 
+STUDIES = ("scatter", "pixels", "frozen", "selection", "dynamic")
+"""Footings of the pages about single mechanisms: their methods run where they are named."""
 EPILOG = """
 [bold]Examples[/bold]
 
@@ -146,7 +148,8 @@ def _choose_settings(plan: Comparison) -> list[Settings]:
         raise InvalidInput(f"dataset={dataset!r} is not configured: choose one of {_join(name for name, _ in known)}")
     here = {method: settings for (name, method), settings in known.items() if name == dataset}
     here |= {settings.method: settings for settings in own if settings.dataset == dataset}
-    methods = plan.methods or (tuple(settings.method for settings in own) or tuple(here))
+    usual = [method for method, settings in here.items() if settings.footing not in STUDIES]
+    methods = plan.methods or tuple(settings.method for settings in own) or tuple(usual)
     if unknown := [method for method in methods if method not in here]:
         raise InvalidInput(f"method={unknown[0]!r} is not configured for {dataset}: choose one of {_join(here)}")
     return [here[method] for method in methods]
