@@ -38,8 +38,12 @@ LAYER = {package: number for number, layer in enumerate(LAYERS) for package in l
 # Arrows to the right that are meant, with their reasons.
 LOOKED_UP = {"sordino.names imports sordino.mechanisms"}
 """Names of a mechanism's parts stand in its own file, which is looked for when a recipe is read or written."""
-FOR_TYPES = {"sordino.parts imports sordino.recipe", "sordino.parts imports sordino.step"}
-"""The protocols of the slots say what a part is handed."""
+FOR_TYPES = {
+    "sordino.parts imports sordino.recipe",
+    "sordino.parts imports sordino.step",
+    "sordino.combinations imports sordino.recipe",
+}
+"""The protocols of the slots, and the rules of their combination, say what they are handed."""
 
 
 def list_upward(edges: Edges) -> list[str]:
@@ -184,7 +188,7 @@ def test_what_is_right_is_let_through(tmp_path: Path) -> None:
 
 
 def test_a_circle_within_a_layer_is_caught(tmp_path: Path) -> None:
-    files = {"audit/bounds.py": "import sordino.report.server", "report/pages.py": "import sordino.audit.bounds"}
+    files = {"audit/bounds.py": "import sordino.report.pages", "report/pages.py": "import sordino.audit.bounds"}
     found = read_imports(grow(tmp_path, files))
     assert list_upward(found.running) == []
     assert find_cycles(join_packages(found.running)) == [["audit", "report"]]
