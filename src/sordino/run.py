@@ -153,7 +153,9 @@ class Run:
         if stopped not in get_args(Stopped):
             raise InvalidInput(f"stopped={stopped!r} must be 'after looking' or 'in advance'")
         recipe, ledger, budget = self.recipe, self.ledger, self.recipe.budget
-        bill = plans.bill(ledger.events(), plans.declared(ledger), stopped_in_advance=stopped == "in advance")
+        planned, in_advance = plans.declared(ledger), stopped == "in advance"
+        unplanned = plans.list_unplanned(ledger, planned)
+        bill = plans.bill(ledger.events(), planned, unplanned, stopped_in_advance=in_advance)
         said = (*list_assumptions(recipe, self.source.assumption, self.unit), *self.assumptions, *more, *bill.notes)
         return assemble(
             bill,

@@ -30,7 +30,9 @@ def _spend(ledger: Ledger, event: DpEvent, times: int) -> None:
 
 
 def _bill(ledger: Ledger, *, in_advance: bool = False) -> plans.Bill:
-    return plans.bill(ledger.events(), plans.declared(ledger), stopped_in_advance=in_advance)
+    planned = plans.declared(ledger)
+    unplanned = plans.list_unplanned(ledger, planned)
+    return plans.bill(ledger.events(), planned, unplanned, stopped_in_advance=in_advance)
 
 
 # -- stopping -------------------------------------------------------------------------------------------------------
@@ -236,6 +238,22 @@ def test_what_came_before_any_plan_is_a_stage_also_where_it_looks_like_what_was_
             assert _bill(ledger, in_advance=True).epsilon(DELTA) <= expected
             assert plans.room(ledger, "run", budget, resumed=True)[0] == room
         assert list(plans.room(ledger, "run", budget, resumed=True)[1]) == [(event, 10)]
+
+
+def test_what_came_before_any_plan_stays_a_stage_whatever_is_charged_by_hand_afterwards() -> None:
+    """Otherwise events of another kind would be taken for the early ones, which would hide in the plan."""
+    event, budget = GaussianDpEvent(9.0), Budget(8.0, DELTA)
+    with Ledger.in_memory() as ledger:
+        _spend(ledger, event, 3)
+        plans.announce(ledger, "run", [(event, 10)], budget=budget)
+        _spend(ledger, event, 5)
+        before = _bill(ledger).epsilon(DELTA)
+        _spend(ledger, GaussianDpEvent(50.0), 3)
+        bill = _bill(ledger)
+        assert dict(bill.stages[0]) == {event: 3, GaussianDpEvent(50.0): 3}
+        assert dict(bill.stages[1]) == {event: 10}
+        assert bill.epsilon(DELTA) > before
+        assert "3 events were charged beyond" in bill.notes[-2]
 
 
 def test_a_run_killed_before_its_plan_was_declared_does_not_own_the_releases_of_a_ledger_it_was_given() -> None:

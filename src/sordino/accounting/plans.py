@@ -242,40 +242,37 @@ def _price_stage(events: Events, delta: float, accountant: str, adjacency: str) 
     return pricing.epsilon(events, delta, accountant, adjacency)
 
 
-def bill(spent: Events, plans: Sequence[Plan], *, stopped_in_advance: bool = False) -> Bill:
+def list_unplanned(ledger: Ledger, plans: Sequence[Plan]) -> Events:
+    """What was charged before the first of these plans was declared."""
+    first = min((plan.after for plan in plans), default=0)
+    return [(event, 1) for sequence, event in ledger.history() if sequence <= first] if first else []
+
+
+def bill(spent: Events, plans: Sequence[Plan], unplanned: Events, *, stopped_in_advance: bool = False) -> Bill:
     """What `spent` costs under these plans; with `stopped_in_advance` without what is left of the last stage.
 
-    An earlier stage is priced whole in any case: when it ended, and what came next, was decided after looking at it.
+    Of `spent`, `unplanned` came before the first plan: it is a stage of its own, whatever it looks like. An earlier
+    stage is priced whole in any case: when it ended, and what came next, was decided after looking at it.
     """
     if not spent:
         return Bill(())
     if not plans:
         return Bill((tuple(spent),), notes=(UNPLANNED,))
     stages, planned = _sort_stages(plans), count_alike([run for plan in plans for run in plan.events])
-    done = count_alike(spent)
+    earlier = count_alike([run for run in unplanned if not isinstance(run[0], Filtered)])  # a filter prices its own
+    done = {text: count - earlier.get(text, 0) for text, count in count_alike(spent).items()}
     beyond = {text: count - planned.get(text, 0) for text, count in done.items() if count > planned.get(text, 0)}
     filtered = any(isinstance(event, Filtered) for event, _ in spent)
     if stopped_in_advance:
         whole = count_alike([run for stage in stages[:-1] for run in spell_out(stage)])
         stages[-1] = _keep_spent(stages[-1], {text: count - whole.get(text, 0) for text, count in done.items()})
-    first = min(plan.after for plan in plans)
-    if first > 0:  # what came before any plan is a stage of its own
-        prices_itself = {text for text in done if isinstance(from_json(text), Filtered)}
-        own = {text: count for text, count in beyond.items() if text in prices_itself}
-        earlier = {text: count for text, count in beyond.items() if text not in prices_itself}
-        # Some of it may look like what was planned later. Which is not known here: count it with every such event.
-        hidden = first - sum(earlier.values()) - sum(done[text] for text in prices_itself)
-        if hidden > 0:
-            alike = [text for text in done if text not in prices_itself]
-            earlier = {text: min(done[text], earlier.get(text, 0) + hidden) for text in alike}
-        stages = [earlier, *stages]
-        stages[-1] = add_up(stages[-1], own)
-        extra = 0
-    else:
-        stages[0] = add_up(stages[0], beyond)
-        extra = sum(beyond.values())
+    prices_itself = {text for text in beyond if isinstance(from_json(text), Filtered)} if unplanned else set()
+    stages[-1] = add_up(stages[-1], {text: beyond.pop(text) for text in prices_itself})
+    stages = [earlier, *stages] if earlier else stages
+    stages[0] = add_up(stages[0], beyond)
+    extra = sum(beyond.values())
     extra = 0 if filtered else extra + sum(plan.repeated for plan in plans)
-    notes = list(_write_notes(spent, planned, filtered, stopped_in_advance))
+    notes = list(_write_notes(done, planned, filtered, stopped_in_advance))
     if extra:
         notes.append(BEYOND.format(count=f"{extra:,}"))
     # The last stage keeps its share of δ even if its events fit into places that an earlier one left.
@@ -287,9 +284,8 @@ def bill(spent: Events, plans: Sequence[Plan], *, stopped_in_advance: bool = Fal
     return Bill(kept, extra, max(budgets, key=lambda budget: budget.epsilon, default=None), tuple(notes))
 
 
-def _write_notes(spent: Events, planned: dict[str, int], filtered: bool, in_advance: bool) -> list[str]:
+def _write_notes(done: dict[str, int], planned: dict[str, int], filtered: bool, in_advance: bool) -> list[str]:
     """What is to be said of a run that has not come to the end of its plan."""
-    done = count_alike(spent)
     covered = sum(min(count, done.get(text, 0)) for text, count in planned.items())
     total = sum(planned.values())
     if filtered or covered == total:

@@ -103,8 +103,9 @@ def _bill_run(run: Path, delta: float | None, adjacency: str | None) -> Statemen
         title = f"{run}: {len(ledger):,} events"
         unprotected, conditions = ledger.declared(UNPROTECTED), ledger.declared(CONDITION)
         declared = plans.declared(ledger) or find_plans(_read_recipe(folder), header)
-    whole = plans.bill(events, declared)
-    prefix = plans.bill(events, declared, stopped_in_advance=True)
+        unplanned = plans.list_unplanned(ledger, declared)
+    whole = plans.bill(events, declared, unplanned)
+    prefix = plans.bill(events, declared, unplanned, stopped_in_advance=True)
     if delta is None:
         delta = _read_delta(folder)
     if delta is None:

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from sordino import books
 from sordino.accounting import Budget, Guarantee, plans
-from sordino.accounting.events import fits
+from sordino.accounting.events import Events, fits
 from sordino.accounting.guarantee import CONDITION, UNPROTECTED, read_versions
 from sordino.accounting.plans import Plan
 from sordino.accounting.pricing import Basis
@@ -117,7 +117,7 @@ def gather(
     setting = _read_setting(folder.toml("config.toml"), recipe)
     outcome = outcome if outcome is not None else folder.json("outcome.json")
     tariff = _choose_tariff(folder, recipe, booked, delta)
-    bill = plans.bill(booked.runs, booked.planned(recipe))
+    bill = plans.bill(booked.runs, booked.planned(recipe), booked.unplanned)
     guarantee = _state_guarantee(booked, bill, recipe, setting, tariff, outcome)
     noise, clip = _draw_schedules(recipe, booked.runs)
     accuracy = prices.thin(folder.history(), MOST_POINTS)
@@ -155,6 +155,7 @@ class Booked:
     proof: Proof
     declared: Mapping[str, tuple[str, ...]]
     announced: list[Plan]
+    unplanned: Events
     signature: str
 
     def planned(self, recipe: Recipe | None) -> list[Plan]:
@@ -175,8 +176,9 @@ def _read_ledger(folder: Folder) -> Booked:
             events=len(history),
         )
         declared = {kind: tuple(ledger.declared(kind)) for kind in ("assumption", UNPROTECTED, CONDITION)}
-        found, header, signature = plans.declared(ledger), dict(ledger.header), ledger.signature
-        return Booked(prices.count_repeats(history), header, proof, declared, found, signature)
+        found, header, runs = plans.declared(ledger), dict(ledger.header), prices.count_repeats(history)
+        unplanned = plans.list_unplanned(ledger, found)
+        return Booked(runs, header, proof, declared, found, unplanned, ledger.signature)
 
 
 def _read_recipe(folder: Folder) -> tuple[Recipe | None, str]:
