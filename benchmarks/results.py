@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -253,6 +254,7 @@ def _paper(name: str, rows: Sequence[Row]) -> str:
     return compare_side_by_side(paper_tables()[name], shown, by_label.get) if shown else ""
 
 
+@cache
 def _planned(name: str) -> list[Planned]:
     table = paper_tables()[name]
     return plan(table, list(table.printed), catalogue(), seeds=MOST_SEEDS)

@@ -35,7 +35,7 @@ from sordino.gradients.bookkeeping.operations import find_tensors
 from sordino.gradients.engine import Batch, Objective, accumulation_dtype
 from sordino.gradients.looped import fill_unused, require_graph
 from sordino.gradients.rules.base import name_of
-from sordino.gradients.vmapped import MEMORY_TARGET
+from sordino.gradients.vmapped import MEMORY_TARGET, keep_tensors
 from sordino.noise import Source
 
 _log = logging.getLogger("sordino")
@@ -111,7 +111,7 @@ def by_jvp(task: _Pass, directions: Iterable[list[Tensor]]) -> Iterator[Tensor]:
 
     for direction in directions:
         task.coins.rewind()
-        with torch.no_grad():
+        with torch.no_grad(), keep_tensors(task.objective):
             products = jvp(losses_at, (values,), (dict(zip(values, direction, strict=True)),))[1]
         if products.shape != (task.batch.size,):
             task.objective.losses(task.batch.data, task.batch.size)  # says what is wrong with the loss

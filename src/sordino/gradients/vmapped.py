@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _functorch
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
@@ -71,6 +73,25 @@ def choose_microbatch(parameters: list[nn.Parameter]) -> int:
     return int(min(256, max(1, MEMORY_TARGET // per_example)))
 
 
+@contextmanager
+def keep_tensors(module: nn.Module) -> Iterator[None]:
+    """If calls with other tensors in the place of the module's own are interrupted, put all back as it was.
+
+    `functional_call` and the transforms do that themselves, unless Ctrl-C falls into the very lines that do it: then
+    the model would hold others' tensors, and torch would think itself within a transform for ever.
+    """
+    depth = _functorch.get_dynamic_layer_stack_depth()
+    tables = [table for part in module.modules() for table in (part._parameters, part._buffers)]
+    held = [(table, dict(table)) for table in tables if table]
+    try:
+        yield
+    except BaseException:
+        _functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        for table, tensors in held:
+            table.update(tensors)
+        raise
+
+
 class Vmapped:
     """``vmap(grad(loss))`` over the examples of a batch."""
 
@@ -87,7 +108,8 @@ class Vmapped:
             losses: Tensor = functional_call(objective, values, (single,))
             return losses.squeeze()
 
-        per_example = vmap(grad(loss_of_one), in_dims=(None, 0), randomness="different")(values, batch.data)
+        with keep_tensors(objective):
+            per_example = vmap(grad(loss_of_one), in_dims=(None, 0), randomness="different")(values, batch.data)
         return Materialised.of([per_example[names[id(p)]] for p in parameters])
 
     def microbatch(self, parameters: list[nn.Parameter]) -> int:

@@ -11,6 +11,7 @@ from sordino.lab.experiments import results as store
 from tests.lab.experiments.cases import row
 
 pytest.importorskip("matplotlib")
+KNOWN = catalogue()
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def stored(tmp_path, monkeypatch):
 def finished(folder, method: str, accuracies: list[float], epsilon: float = 3.0, **changes: object) -> None:
     """Runs of a configured method on Fashion-MNIST, made up."""
     for seed, accuracy in enumerate(accuracies):
-        case = catalogue()["fashion-mnist", method].case(epsilon, seed, str(changes.get("accounting", "proven")))
+        case = KNOWN["fashion-mnist", method].case(epsilon, seed, str(changes.get("accounting", "proven")))
         made = row(method, epsilon, seed, accuracy, dataset="fashion-mnist", label=case.label, case=case.to_dict())
         store.write(folder, {**made, **changes})
 
@@ -102,7 +103,7 @@ def test_methods_without_a_cnn_on_cifar10_are_named(stored):
     """A linear layer on fixed features stands for a method elsewhere on the page, and must not hide this."""
 
     def finish(epsilon):
-        case = catalogue()["cifar10", "dpis"].case(epsilon)
+        case = KNOWN["cifar10", "dpis"].case(epsilon)
         made = row("dpis", epsilon, 0, 0.6, dataset="cifar10", label=case.label, case=case.to_dict())
         store.write(stored / "runs", made)
 
@@ -116,7 +117,7 @@ def test_methods_without_a_cnn_on_cifar10_are_named(stored):
 
 def test_a_cnns_footing_has_lines_and_a_best_of_its_own(stored):
     for method, accuracy in (("linear-dpsgd", 0.65), ("cnn-dpsgd", 0.64), ("cnn-dpis", 0.63)):
-        case = catalogue()["cifar10", method].case(3.0)
+        case = KNOWN["cifar10", method].case(3.0)
         made = row(method, 3.0, 0, accuracy, dataset="cifar10", label=case.label, case=case.to_dict())
         store.write(stored / "runs", made)
     assert "| cifar10, CNN | dpis | 1 (0), 2 (0), 3 (1), 4 (0) |" in page(stored), "the linear layer's seeds are others"
@@ -137,7 +138,7 @@ def test_runs_on_one_footing_and_shortened_ones_are_not_missing(stored):
 def test_what_shortened_runs_leave_out_is_said_with_its_price(stored):
     """Runs of 400 draws of 2,048 in 36 s: the steps that the paper's noise pays for would take as much longer."""
     finished(stored / "runs", "short-dpsgd-ts", [0.86, 0.86], 4.0, seconds=36.0, steps=400)
-    whole = recipe_of(catalogue()["fashion-mnist", "dpsgd-ts"].case(4.0), 60_000).steps
+    whole = recipe_of(KNOWN["fashion-mnist", "dpsgd-ts"].case(4.0), 60_000).steps
     hours = 36 / 400 * whole / 3600
     line = f"| fashion-mnist | short-dpsgd-ts | 4 | 400 steps of 2,048 | {whole:,} steps of 2,048 | {hours:.1f} |"
     assert line in page(stored).splitlines()
@@ -146,7 +147,7 @@ def test_what_shortened_runs_leave_out_is_said_with_its_price(stored):
 def test_shortened_runs_are_not_kept(stored):
     """A try with `--steps 5` or `--records 500` has the name of its method, and other settings."""
     finished(stored / "runs", "dpsgd-hf", [0.89])
-    settings = catalogue()["fashion-mnist", "dpsgd-hf"]
+    settings = KNOWN["fashion-mnist", "dpsgd-hf"]
     for case in (settings.case(3.0).shortened(None, 5), settings.case(3.0).shortened(500, None)):
         made = row("dpsgd-hf", 3.0, 0, 0.99, dataset="fashion-mnist", label=case.label, case=case.to_dict())
         store.write(stored / "runs", made)
@@ -195,7 +196,7 @@ def test_a_page_without_marks_is_refused(stored):
 def test_runs_of_the_mechanisms_pages_are_on_those_pages_alone(stored):
     """Two writers share dynamic.md, each between marks of its own."""
     for method in ("sensitivity-decay", "dynamic-mu0.4-clip0.1"):
-        case = catalogue()["mnist", method].case(0.4)
+        case = KNOWN["mnist", method].case(0.4)
         made = row(method, 0.4, 0, 0.902, dataset="mnist", label=case.label, case=case.to_dict())
         store.write(stored / "runs", made)
     finished(stored / "runs", "selection-dpsgd", [0.87])

@@ -45,6 +45,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ class Case:
             if not isinstance(getattr(self, table).get(key), str):
                 raise InvalidInput(f"[{table}] of method {self.method} needs a {key}: see docs/experiments.md")
 
-    @property
+    @cached_property
     def label(self) -> str:
         """A file name that is readable, and different wherever anything else is different."""
         told = {key: value for key, value in self.to_dict().items() if value not in (None, {}, 0.0)}
