@@ -8,7 +8,8 @@ MANIFEST := pyproject.toml requirements.lock
 # Small models gain nothing from torch's thread pool and lose much on a busy machine: one thread per process.
 export OMP_NUM_THREADS ?= 1
 # Each worker begins with a contiguous share, so that what a file sets up once is set up by one worker, and steals at the end.
-PYTEST := $(BIN)/pytest -n auto --maxprocesses=4 --dist worksteal --durations=10
+# One process more than cores: many tests wait for programs that they start.
+PYTEST := $(BIN)/pytest -n $(shell expr $$(nproc 2>/dev/null || echo 2) + 1) --maxprocesses=4 --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-faults test-integrations screenshots lint types bench docs lock clean

@@ -121,7 +121,7 @@ def test_every_page_can_be_reached_from_the_first(site: Path) -> None:
     ("page", "names"),
     [
         ("training", ["sordino.Private.steps", "sordino.Private.guarantee", "sordino.Recipe.calibrate"]),
-        ("recipes", ["sordino.mechanisms.dpsgd.dpsgd", "sordino.recipes.dpsur"]),
+        ("recipes", ["sordino.mechanisms.dpsgd.dpsgd", "sordino.mechanisms.dpsur.dpsur"]),
         ("accounting", ["sordino.accounting.Budget", "sordino.accounting.Ledger.charge"]),
     ],
 )

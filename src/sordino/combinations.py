@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from sordino.errors import InvalidInput
 from sordino.parts import Always, Exact, Foreign, Poisson
@@ -111,6 +111,10 @@ def require(recipe: Recipe, setting: Setting | None = None, **facts: object) -> 
 
     A sampler that is not chosen yet will be Poisson, which every part is proven with.
     """
+    if hasattr(recipe.norms, "check"):  # as in version 0.1; nobody would call it
+        raise InvalidInput(
+            f"norms={recipe.norms!r} has a method check: say what it must stand beside in `needs` instead"
+        )
     for owner, rule in _list_rules(recipe, setting):
         part = getattr(recipe, rule.slot)
         if not (rule.allows(part) or (rule.slot == "sampler" and part is None)):
@@ -123,5 +127,6 @@ def _list_rules(recipe: Recipe, setting: Setting | None) -> Iterator[tuple[str, 
         yield from (("", rule) for rule in SETTINGS[setting])
         return
     for slot in ("norms", "sampler", "weighing", "noise", "selection"):
-        part: Any = getattr(recipe, slot)
-        yield from ((type(part).__name__, rule) for rule in getattr(part, "needs", ()))
+        kind = type(getattr(recipe, slot))
+        for base in kind.__mro__:  # a part keeps the rules of what it is derived from
+            yield from ((kind.__name__, rule) for rule in vars(base).get("needs", ()))

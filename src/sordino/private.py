@@ -259,11 +259,13 @@ class Private:
         Work that was charged after the checkpoint is lost but stays paid for; the noise stream starts afresh.
         """
         extra: dict[str, Any] = {}
-        with self.run.reopen(Path(run)) as state:
-            if state is not None:
-                self._restore(state, Path(run))
-                extra = state["extra"]
-        self._renew_engine()
+        try:
+            with self.run.reopen(Path(run)) as state:
+                if state is not None:
+                    self._restore(state, Path(run))
+                    extra = state["extra"]
+        finally:
+            self._renew_engine()
         return extra
 
     def resume(self, run: str | Path) -> dict[str, Any]:

@@ -45,6 +45,7 @@ DUTIES = {
     "norms": "never gives a norm that its event does not pay for",
     "weighing": "keeps weight x norm within the clipping bound for every record",
     "selection": "looks at records only as far as its event pays for",
+    "noise": "adds noise that its event pays for to every entry of a sum, by sordino.noise",
     "clip_schedule": "reads no record",
     "noise_schedule": "reads no record",
     "source": "draws secret, independent noise of the size it is asked for",
@@ -125,14 +126,16 @@ class Run:
         return self.allowance.left if isinstance(self.allowance, Prepaid) else self.recipe.plan(self.position)
 
     def _renew_allowance(self) -> None:
-        """Price anew what is left of the budget."""
+        """Price anew what is left of the budget; until that is done, also where it is interrupted, nothing is known."""
         recipe, ledger = self.recipe, self.ledger
-        self._recorded = len(ledger)
+        recorded, self._recorded = len(ledger), -1
+        allowance: Allowance = Unlimited()
         if recipe.rdp_filter is not None:
-            self.allowance = recipe.rdp_filter.allowance(ledger.events())
+            allowance = recipe.rdp_filter.allowance(ledger.events())
         elif recipe.budget is not None:
             room = plans.room(ledger, recipe.fingerprint(), recipe.budget, resumed=self._announced)
-            self.allowance = Prepaid(*room, recipe.plan(self.position))
+            allowance = Prepaid(*room, recipe.plan(self.position))
+        self.allowance, self._recorded = allowance, recorded
 
     # -- what it costs ------------------------------------------------------------------------------------------
 
@@ -153,9 +156,7 @@ class Run:
         if stopped not in get_args(Stopped):
             raise InvalidInput(f"stopped={stopped!r} must be 'after looking' or 'in advance'")
         recipe, ledger, budget = self.recipe, self.ledger, self.recipe.budget
-        planned, in_advance = plans.declared(ledger), stopped == "in advance"
-        unplanned = plans.list_unplanned(ledger, planned)
-        bill = plans.bill(ledger.events(), planned, unplanned, stopped_in_advance=in_advance)
+        bill = plans.bill_ledger(ledger, stopped_in_advance=stopped == "in advance")
         said = (*list_assumptions(recipe, self.source.assumption, self.unit), *self.assumptions, *more, *bill.notes)
         return assemble(
             bill,
@@ -190,7 +191,7 @@ class Run:
             raise InvalidInput(f"cannot create run directory {folder}: {error.strerror}") from error
         if self.unit == "record":  # whoever finds a recipe.toml takes its numbers for numbers of records
             self._write_recipe(folder)  # first: a ledger without it, left by a kill, could not be priced
-        self.ledger = self.ledger.copy_to(folder / books.LEDGER)
+        self.ledger, self._recorded = self.ledger.copy_to(folder / books.LEDGER), -1
 
     def _write_recipe(self, folder: Path) -> None:
         try:
@@ -218,7 +219,7 @@ class Run:
         try:
             yield state
         except BaseException:
-            abandoned, self.ledger = self.ledger, present
+            abandoned, self.ledger, self._recorded = self.ledger, present, -1
             raise
         finally:
             if abandoned is not self.ledger:
@@ -231,6 +232,10 @@ class Run:
         ledger = books.reopen(folder)
         try:
             theirs, ours = ledger.header.get("recipe"), self.recipe.fingerprint()
+            if (unit := ledger.header.get("unit", self.unit)) != self.unit:
+                raise CheckpointError(
+                    f"{folder} protects every {unit}, not every {self.unit}: it is another kind of run"
+                )
             if theirs not in (None, ours):
                 raise CheckpointError(
                     f"{folder} follows recipe {theirs}, not {ours}: load it with the recipe it was made by"
@@ -239,7 +244,7 @@ class Run:
         except BaseException:
             ledger.close()
             raise
-        self.ledger = ledger
+        self.ledger, self._recorded = ledger, -1
         return state
 
     def _bind(self) -> None:
@@ -247,7 +252,7 @@ class Run:
 
         The plan is on the ledger before its first event, so that no reader of the ledger can price less than it.
         """
-        team = self.team
+        team, self._recorded = self.team, -1
         self.ledger = mirror_ledger(team, self.ledger)
         self.source = team.shared(self._make_source)
         if self.setting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -32,6 +33,7 @@ def _interrupted(act: Callable[[], Any], moment: int, *again: int) -> bool:
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # or the interrupt may fall into what somebody has it call
     sys.settrace(trace)
     try:
         act()
@@ -39,6 +41,7 @@ def _interrupted(act: Callable[[], Any], moment: int, *again: int) -> bool:
         return True
     finally:
         sys.settrace(before)
+        gc.enable()
     return False
 
 

@@ -30,9 +30,7 @@ def _spend(ledger: Ledger, event: DpEvent, times: int) -> None:
 
 
 def _bill(ledger: Ledger, *, in_advance: bool = False) -> plans.Bill:
-    planned = plans.declared(ledger)
-    unplanned = plans.list_unplanned(ledger, planned)
-    return plans.bill(ledger.events(), planned, unplanned, stopped_in_advance=in_advance)
+    return plans.bill_ledger(ledger, stopped_in_advance=in_advance)
 
 
 # -- stopping -------------------------------------------------------------------------------------------------------

@@ -242,6 +242,13 @@ def _price_stage(events: Events, delta: float, accountant: str, adjacency: str) 
     return pricing.epsilon(events, delta, accountant, adjacency)
 
 
+def bill_ledger(ledger: Ledger, *, stopped_in_advance: bool = False) -> Bill:
+    """What a ledger costs under the plans that it declares."""
+    planned = declared(ledger)
+    unplanned = list_unplanned(ledger, planned)
+    return bill(ledger.events(), planned, unplanned, stopped_in_advance=stopped_in_advance)
+
+
 def list_unplanned(ledger: Ledger, plans: Sequence[Plan]) -> Events:
     """What was charged before the first of these plans was declared."""
     first = min((plan.after for plan in plans), default=0)

@@ -180,13 +180,14 @@ def mirror_ledger(team: Team, ledger: Ledger) -> Ledger:
     """
     if team.size == 1:
         return ledger
-    header, events, said = team.lead(lambda: (dict(ledger.header), ledger.events(), ledger.declared("assumption")))
+    header, events, said = team.lead(
+        lambda: (dict(ledger.header), [event for _, event in ledger.history()], ledger.declared("assumption"))
+    )
     if team.leads:
         return ledger
     copy = Ledger.in_memory(run_id=header["run_id"], header=header)
-    for event, count in events:
-        for _ in range(count):
-            copy.charge(event)
+    for event in events:  # in their order: what came before a plan is priced apart
+        copy.charge(event)
     for line in said:
         copy.declare("assumption", line)
     return copy

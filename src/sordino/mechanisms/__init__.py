@@ -73,11 +73,15 @@ def find(name: str) -> Mechanism:
 def find_parts() -> dict[str, dict[str, type]]:
     """Every part that is not a plain one: by the type of its slot, and by its name on disk."""
     found: dict[str, dict[str, type]] = {}
+    taken: dict[str, type] = {}
     for module in _modules():
         own = (mechanism.parts for mechanism in getattr(module, "MECHANISMS", ()))
         for slots in (getattr(module, "PARTS", {}), *own):
             for slot, parts in slots.items():
-                found.setdefault(slot, {}).update(parts)
+                for name, cls in parts.items():
+                    if taken.setdefault(name, cls) is not cls:
+                        raise InvalidInput(f"two parts are called {name!r} on disk: rename that of {module.__name__}")
+                    found.setdefault(slot, {})[name] = cls
     return found
 
 

@@ -227,8 +227,10 @@ class Importance(Sampler):
             mean = self._release(bench, _clipped_sum(norms, outer), outer) / before.records
             clip = min(max(self.quantile * mean, LEAST_CLIP * recipe.clip), outer)
         total = self._release(bench, _clipped_sum(norms, clip), clip)
-        state.epoch = Epoch.bounded(number, records, total, clip, recipe.batch_size)
-        state.noise, state.bounds = None, self.bounds(norms, clip)
+        epoch, bounds = Epoch.bounded(number, records, total, clip, recipe.batch_size), self.bounds(norms, clip)
+        state.noise = state.bounds = None  # whatever interrupts from here on: measured and chosen anew
+        state.epoch = epoch
+        state.bounds = bounds
 
     def _release(self, bench: Bench, value: float, sensitivity: float) -> float:
         """`value` with Gaussian noise, paid for first (Eqs. 10, 11 with p_K = 1, 16)."""

@@ -164,7 +164,7 @@ class Rollback:
 
     Guarantees: `restore` is exact, bit for bit, and keeps every tensor of the model where it is, so that whoever holds
     a reference still sees the model. State that the optimizer created with the proposal is gone afterwards.
-    Edge cases: a learning-rate scheduler is known if it is in ``private.bench.schedulers``, and then steps with the
+    Edge cases: a learning-rate scheduler is known if it was given to ``private.attach``, and then steps with the
     proposal; a scheduler that the user steps in a loop of their own is the user's.
     """
 
