@@ -12,6 +12,7 @@ import pytest
 from sordino import Budget, InvalidInput, Recipe, mechanisms, recipes
 from sordino.audit import conformance
 from sordino.cli import app
+from sordino.cli.options import list_methods
 from sordino.names import PARTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -58,25 +59,20 @@ def test_it_conforms() -> None:
     conformance.check(recipe, price=False, thorough=False).require_passed()
 
 
-@pytest.mark.usefixtures("added")
-def test_the_command_line_trains_with_it(tmp_path: Path) -> None:
-    words = [
-        "train",
-        "--data",
-        "digits",
-        "--recipe",
-        NAME,
-        "--epsilon",
-        "8",
-        "--steps",
-        "2",
-        "--run",
-        str(tmp_path / "run"),
-    ]
+def call(*words: object) -> None:
     with pytest.raises(SystemExit) as ended:
-        app(words)
+        app([str(word) for word in words])
     assert not ended.value.code
-    assert 'part = "normalised"' in (tmp_path / "run" / "recipe.toml").read_text()
+
+
+@pytest.mark.usefixtures("added")
+def test_the_command_line_offers_it_trains_with_it_and_reports_it_by_its_title(tmp_path: Path) -> None:
+    run, page = tmp_path / "run", tmp_path / "page.html"
+    assert NAME in list_methods()
+    call("train", "--data", "digits", "--method", NAME, "--epsilon", 8, "--steps", 2, "--run", run)
+    assert 'part = "normalised"' in (run / "recipe.toml").read_text()
+    call("report", run, "--output", page)
+    assert mechanisms.find(NAME).sentence in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("added")
