@@ -117,14 +117,14 @@ def find_names() -> Mapping[str, type[DpEvent]]:
     return found
 
 
-@cache
-def _names_by_class() -> Mapping[type[DpEvent], str]:
-    return {kind: name for name, kind in find_names().items()}
-
-
 def _name(kind: type[DpEvent]) -> str:
-    """What to write for a class; one that has no name could not be read back, and is refused."""
-    name = _names_by_class().get(kind)
+    """What to write for a class; one that has no name could not be read back, and is refused.
+
+    Nothing is imported for it: a charge may be interrupted at any moment, and the file of its class is loaded already.
+    """
+    own = kind.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]
+    names = getattr(sys.modules[kind.__module__], "NAMES", {}) if own else FROM_DP_ACCOUNTING
+    name = next((name for name, named in names.items() if named is kind), None)
     if name is None:
         raise InvalidInput(
             f"{kind.__module__}.{kind.__qualname__} has no name on disk, so it cannot be written as event: "
@@ -135,7 +135,8 @@ def _name(kind: type[DpEvent]) -> str:
 
 def _find(name: str) -> type[DpEvent]:
     """The class of a name that was read; any other name is refused."""
-    kind = find_names().get(NAMES_OF_0_1.get(name, name))
+    name = NAMES_OF_0_1.get(name, name)
+    kind = FROM_DP_ACCOUNTING.get(name) or find_names().get(name)
     if kind is None:
         raise InvalidInput(f"event={name[:60]!r} is not known: it is none of Sordino's, or of a later version")
     return kind
