@@ -83,6 +83,8 @@ def loop(folder: Path, recipe: str, seed: int) -> None:
                     private.save()
         except BudgetExhausted:
             break
+        except KeyboardInterrupt:  # it fell into the lines around the block, which are this test's own
+            _calm()
     private.save()
     private.close()
 
