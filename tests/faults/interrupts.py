@@ -10,8 +10,9 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,18 +34,18 @@ def _interrupt() -> NoReturn:
     raise KeyboardInterrupt
 
 
-@contextmanager
-def interrupted(dice: random.Random) -> Iterator[None]:
-    """Ctrl-C falls somewhere into the block, or right after it; it is caught, as Jupyter does."""
+def interrupt(dice: random.Random, act: Callable[[], None]) -> None:
+    """Ctrl-C falls somewhere into `act`, or into the lines around it; it is caught, as Jupyter does."""
     try:
-        if dice.random() < 0.5:
-            witness.at_line(dice.randint(1, LINES), _interrupt)
-        else:
-            signal.setitimer(signal.ITIMER_REAL, dice.uniform(1e-4, SECONDS))
-        yield
+        try:
+            if dice.random() < 0.5:
+                witness.at_line(dice.randint(1, LINES), _interrupt)
+            else:
+                signal.setitimer(signal.ITIMER_REAL, dice.uniform(1e-4, SECONDS))
+            act()
+        finally:
+            _calm()
     except KeyboardInterrupt:
-        pass
-    finally:
         _calm()
 
 
@@ -66,6 +67,13 @@ def try_in_child(private: Private) -> None:
     os.waitpid(child.fork(step), 0)
 
 
+def take(private: Private, number: int) -> None:
+    """A step, and now and then a checkpoint."""
+    private.step()
+    if number % SAVE_EVERY == 0:
+        private.save()
+
+
 def loop(folder: Path, recipe: str, seed: int) -> None:
     """A whole session: steps, saves, interrupts, and steps again until the budget is spent."""
     dice = random.Random(seed)
@@ -77,14 +85,9 @@ def loop(folder: Path, recipe: str, seed: int) -> None:
         if number and dice.random() < 0.1:
             try_in_child(private)
         try:
-            with interrupted(dice):
-                private.step()
-                if number % SAVE_EVERY == 0:
-                    private.save()
+            interrupt(dice, partial(take, private, number))
         except BudgetExhausted:
             break
-        except KeyboardInterrupt:  # it fell into the lines around the block, which are this test's own
-            _calm()
     private.save()
     private.close()
 
