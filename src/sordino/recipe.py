@@ -240,7 +240,7 @@ class Recipe:
                 "call recipe.calibrate(Budget(epsilon=3, delta=1e-5), records=N)"
             )
         clip = self.clip * factor_at(self.clip_schedule, step, self.steps)
-        least = min(map(self._noise, self._covered(step)))
+        least = min(map(self._noise, self._find_covered(step)))
         event = self.noise.event(self.norms.event(least))
         terms = Terms(step, clip, self._noise(step), self.batch_size, event)
         states = states or self.start()
@@ -253,7 +253,7 @@ class Recipe:
         assert self.steps is not None
         return self.noise_multiplier * factor_at(self.noise_schedule, step, self.steps)
 
-    def _covered(self, step: int) -> range:
+    def _find_covered(self, step: int) -> range:
         """The steps that an event charged at `step` pays for; where the noise is constant one stands for all."""
         assert self.steps is not None
         last = min(step + self._covers, self.steps)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.mechanisms_index import on_page_markdown
 from sordino import Budget, InvalidInput, Recipe, mechanisms, recipes
 from sordino.audit import conformance
 from sordino.cli import app
@@ -41,6 +42,13 @@ def test_it_is_found_with_its_words_and_its_constructor() -> None:
     assert NAME in recipes.__all__
     assert NAME in dir(recipes)
     assert recipes.__getattr__(NAME) is mechanism.recipe
+
+
+@pytest.mark.usefixtures("added")
+def test_it_is_in_the_index_and_the_reference_of_the_documentation() -> None:
+    written = on_page_markdown((PAGE.parent / "api" / "recipes.md").read_text(encoding="utf-8"))
+    assert f"| `recipes.{NAME}` | {mechanisms.find(NAME).sentence} |" in written
+    assert f"::: sordino.mechanisms.{NAME}\n" in written
 
 
 @pytest.mark.usefixtures("added")

@@ -106,7 +106,7 @@ def calibrate_noise(budget: Budget, rate: float, steps: int) -> Calibrated:
     _require_rate(rate)
     if steps < 1:
         raise InvalidInput(f"steps={steps} must be >= 1: nothing is released in none")
-    return noise_for(budget, lambda noise: [(_sampled(rate, noise), steps)])
+    return noise_for(budget, lambda noise: [(_sample(rate, noise), steps)])
 
 
 def calibrate_steps(budget: Budget, rate: float, noise_multiplier: float) -> int:
@@ -114,7 +114,7 @@ def calibrate_steps(budget: Budget, rate: float, noise_multiplier: float) -> int
     _require_rate(rate)
     if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
         raise InvalidInput(f"noise_multiplier={noise_multiplier} must be > 0 and finite: without noise no privacy")
-    event = _sampled(rate, noise_multiplier)
+    event = _sample(rate, noise_multiplier)
     if not budget.allows([(event, 1)]):
         needed = calibrate_noise(budget, rate, 1)
         raise InvalidInput(
@@ -124,7 +124,7 @@ def calibrate_steps(budget: Budget, rate: float, noise_multiplier: float) -> int
     return steps_for(budget, event)
 
 
-def _sampled(rate: float, noise_multiplier: float) -> PoissonSampledDpEvent:
+def _sample(rate: float, noise_multiplier: float) -> PoissonSampledDpEvent:
     return PoissonSampledDpEvent(rate, GaussianDpEvent(noise_multiplier))
 
 

@@ -103,7 +103,7 @@ def removal_delta(epsilons: Array, rate: float, noise: float) -> Array:
     """
     deltas = -np.expm1(np.minimum(epsilons, 0.0))
     inside = epsilons > (math.log1p(-rate) if rate < 1 else -math.inf)
-    deltas[inside] = rate * gaussian_curve(_unsampled(epsilons[inside], rate), noise)
+    deltas[inside] = rate * gaussian_curve(_undo_sampling(epsilons[inside], rate), noise)
     return deltas
 
 
@@ -114,7 +114,7 @@ def addition_delta(epsilons: Array, rate: float, noise: float) -> Array:
     """
     deltas = np.zeros(len(epsilons))
     inside = epsilons < (-math.log1p(-rate) if rate < 1 else math.inf)
-    losses = _unsampled(-epsilons[inside], rate)
+    losses = _undo_sampling(-epsilons[inside], rate)
     half = 1 / (2 * noise)
     gained = np.exp(losses + epsilons[inside] + special.log_ndtr(half + losses * noise))
     paid = np.exp(epsilons[inside] + special.log_ndtr(losses * noise - half))
@@ -132,20 +132,20 @@ def sampled_gaussian(noise: float, rate: float, interval: float = INTERVAL) -> P
         return addition_delta(grid, rate, noise)
 
     lowest, highest = (_loss(x, noise, rate) for x in (-DEVIATIONS * noise, 1 + DEVIATIONS * noise))
-    remove = connect_the_dots(removal, lowest, highest, interval, surplus=_mirrored(addition))
+    remove = connect_the_dots(removal, lowest, highest, interval, surplus=_mirror(addition))
     if rate == 1:
         return PrivacyLossDistribution(remove)
     highest = _loss(DEVIATIONS * noise, noise, rate)
-    add = connect_the_dots(addition, -highest, -lowest, interval, surplus=_mirrored(removal))
+    add = connect_the_dots(addition, -highest, -lowest, interval, surplus=_mirror(removal))
     return PrivacyLossDistribution(remove, add)
 
 
-def _mirrored(curve: Curve) -> Curve:
+def _mirror(curve: Curve) -> Curve:
     """∫(e^ε Q − P)₊ = e^ε ∫(Q − e^−ε P)₊: the surplus of a pair is the scaled curve of the exchanged pair."""
     return lambda epsilons: np.exp(epsilons) * curve(-epsilons)
 
 
-def _unsampled(losses: Array, rate: float) -> Array:
+def _undo_sampling(losses: Array, rate: float) -> Array:
     """log(1 + (e^loss − 1)/q): the loss of the Gaussian alone where the sampled one has `losses`."""
     with np.errstate(over="ignore", divide="ignore"):
         small = np.log1p(np.expm1(losses) / rate)

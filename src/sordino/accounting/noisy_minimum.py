@@ -56,7 +56,7 @@ def _(event: NoisyMinimum, adjacency: Adjacency, interval: float = INTERVAL) -> 
 
 @sampled_pld.register(NoisyMinimum)
 def _(event: NoisyMinimum, rate: float, adjacency: Adjacency, interval: float = INTERVAL) -> PrivacyLossDistribution:
-    return pld(_amplified(event, rate), adjacency, interval)
+    return pld(_amplify(event, rate), adjacency, interval)
 
 
 @rdp_curve.register(NoisyMinimum)
@@ -72,10 +72,10 @@ def _(event: NoisyMinimum, adjacency: Adjacency, orders: Sequence[float] = ORDER
 
 @sampled_rdp_curve.register(NoisyMinimum)
 def _(event: NoisyMinimum, rate: float, adjacency: Adjacency, orders: Sequence[float] = ORDERS) -> Array:
-    return rdp_curve(_amplified(event, rate), adjacency, orders)
+    return rdp_curve(_amplify(event, rate), adjacency, orders)
 
 
-def _amplified(event: NoisyMinimum, rate: float) -> NoisyMinimum:
+def _amplify(event: NoisyMinimum, rate: float) -> NoisyMinimum:
     """log(1 − q + q·e^ε), without overflow."""
     unseen = math.log1p(-rate) if rate < 1 else -math.inf
     return NoisyMinimum(float(np.logaddexp(unseen, math.log(rate) + event.epsilon)))

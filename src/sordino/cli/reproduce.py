@@ -124,7 +124,7 @@ def _time(table: PaperTable, datasets: list[str], wanted: Wanted) -> list[str]:
 def _attack(table: PaperTable, datasets: list[str], wanted: Wanted) -> list[str]:
     """Tables of membership attacks, models without privacy included."""
     from sordino.lab.experiments import catalogue
-    from sordino.lab.experiments.attacks import Attacks, compare_attacks
+    from sordino.lab.experiments.membership import Attacks, compare_attacks
     from sordino.lab.experiments.reproducing import quick_cells
 
     cells = [*table.cells(datasets), *table.non_private(datasets)]

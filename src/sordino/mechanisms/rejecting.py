@@ -172,8 +172,8 @@ class Rollback:
         self._bench = bench
         self._model = _tensors(bench.objective.model)
         self._values = [tensor.detach().clone() for _, _, tensor in self._model]
-        self._state = {p: _cloned(state) for p, state in bench.optimizer.state.items()}
-        self._groups = [_cloned(_hyperparameters(group)) for group in bench.optimizer.param_groups]
+        self._state = {p: _clone(state) for p, state in bench.optimizer.state.items()}
+        self._groups = [_clone(_hyperparameters(group)) for group in bench.optimizer.param_groups]
         self._schedules = [copy.deepcopy(scheduler.state_dict()) for scheduler in bench.schedulers]
 
     def restore(self) -> None:
@@ -182,11 +182,11 @@ class Rollback:
         optimizer = self._bench.optimizer
         optimizer.state.clear()
         for parameter, state in self._state.items():
-            optimizer.state[parameter] = _cloned(state)
+            optimizer.state[parameter] = _clone(state)
         for group, before in zip(optimizer.param_groups, self._groups, strict=True):
             for key in _hyperparameters(group).keys() - before.keys():
                 del group[key]
-            for key, value in _cloned(before).items():
+            for key, value in _clone(before).items():
                 if isinstance(value, Tensor):
                     group[key].copy_(value)
                 else:
@@ -250,11 +250,11 @@ def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"}
 
 
-def _cloned(state: Any) -> Any:
+def _clone(state: Any) -> Any:
     if isinstance(state, Tensor):
         return state.detach().clone()
     if isinstance(state, dict):
-        return {key: _cloned(value) for key, value in state.items()}
+        return {key: _clone(value) for key, value in state.items()}
     return copy.deepcopy(state)
 
 

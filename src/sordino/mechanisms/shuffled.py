@@ -86,7 +86,7 @@ class Shuffled(Sampler):
 
 
 @dataclass
-class _Pass(State):
+class _PassState(State):
     """Whether the next batch opens a pass that has to be charged, and which pass the last batch was of."""
 
     opens: bool = True
@@ -127,10 +127,10 @@ class ShuffledLoader(Foreign):
             "the foreign loader's dataset holds every record once",
         )
 
-    def start(self) -> _Pass:
-        return _Pass()
+    def start(self) -> _PassState:
+        return _PassState()
 
-    def terms(self, terms: Terms, state: _Pass) -> Terms:
+    def terms(self, terms: Terms, state: _PassState) -> Terms:
         return _price_epoch(self, terms, state.opens, sensitivity=math.sqrt(5))
 
     def passes(self, loader: Any, bench: Bench) -> Iterator[Any]:
@@ -151,7 +151,7 @@ class ShuffledLoader(Foreign):
             prefetch_factor=loader.prefetch_factor,
         )
         mine, state = object(), bench.states.sampler
-        for number, batch in enumerate(_padded(dealt, self.covers)):
+        for number, batch in enumerate(_pad(dealt, self.covers)):
             # Steps of another pass in between move this one to later steps, whose noise its event does not know.
             state.opens = number == 0 or state.last is not mine
             state.last = mine
@@ -176,7 +176,7 @@ class ShuffledLoader(Foreign):
             )
 
 
-def _padded(batches: DataLoader[Any], count: int) -> Iterator[Any]:
+def _pad(batches: DataLoader[Any], count: int) -> Iterator[Any]:
     """`count` batches: those there are, then None."""
     found = 0
     for batch in batches:

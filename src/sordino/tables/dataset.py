@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sized
-from dataclasses import dataclass, replace
+from collections.abc import Sized
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ Pairs = Dataset[tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class Step:
+class Preprocessing:
     """One preprocessing step. If it `reads_private` records, no guarantee covers it; `alternative` says the way out."""
 
     what: str
@@ -37,7 +37,7 @@ class Data:
     train_set: Pairs
     test_set: Pairs
     classes: tuple[str, ...]
-    preprocessing: tuple[Step, ...] = ()
+    preprocessing: tuple[Preprocessing, ...] = ()
 
     @property
     def train(self) -> tuple[Tensor, Tensor]:
@@ -48,11 +48,6 @@ class Data:
     def test(self) -> tuple[Tensor, Tensor]:
         """All held-out inputs and classes."""
         return tensors(self.test_set)
-
-    def mapped(self, function: Callable[[Tensor], Tensor], step: Step) -> Data:
-        """The same records with other inputs, such as features; `step` says what `function` did and what it read."""
-        train, test = (TensorDataset(function(x), y) for x, y in (self.train, self.test))
-        return replace(self, train_set=train, test_set=test, preprocessing=(*self.preprocessing, step))
 
     @property
     def caveats(self) -> tuple[str, ...]:

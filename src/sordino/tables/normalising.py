@@ -14,7 +14,7 @@ from sordino.errors import InvalidInput
 from sordino.noise import Gaussians, add_noise
 
 
-class Ledger(Protocol):
+class Charging(Protocol):
     """What is charged before a release is made."""
 
     def charge(self, event: DpEvent, note: str = "") -> Receipt: ...
@@ -51,7 +51,7 @@ def private_normalisation(
     clip: float,
     square_clip: float,
     noise_multiplier: float,
-    ledger: Ledger,
+    ledger: Charging,
     source: Gaussians,
 ) -> ChannelNorm:
     """Mean and deviation per channel of [N, channels, ...], as two Gaussian releases (Tramer and Boneh 2021, sec. 2).
@@ -91,12 +91,12 @@ def _clipped_sums(features: Tensor, clip: float, square_clip: float) -> tuple[Te
     sums = torch.zeros(2, channels, dtype=torch.float64)
     for chunk in features.split(1024):
         flat = chunk.double().reshape(len(chunk), channels, -1)
-        sums[0] += _clipped(flat.mean(dim=2), clip).sum(dim=0)
-        sums[1] += _clipped(flat.square().mean(dim=2), square_clip).sum(dim=0)
+        sums[0] += _clip_rows(flat.mean(dim=2), clip).sum(dim=0)
+        sums[1] += _clip_rows(flat.square().mean(dim=2), square_clip).sum(dim=0)
     return sums[0], sums[1]
 
 
-def _clipped(rows: Tensor, bound: float) -> Tensor:
+def _clip_rows(rows: Tensor, bound: float) -> Tensor:
     """Each row shortened to norm `bound` at most; a row that is not finite becomes zero."""
     norms = rows.norm(dim=1, keepdim=True)
     shortened = rows * (bound / norms).clamp(max=1.0)

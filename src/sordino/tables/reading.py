@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from sordino.errors import InvalidInput, SordinoError
 from sordino.tables.arrays import Array, read_arrays
-from sordino.tables.dataset import Data, Step
+from sordino.tables.dataset import Data, Preprocessing
 from sordino.tables.encoding import encode, require_public
 from sordino.tables.schema import Schema
 from sordino.tables.table import Table, is_missing, read_table
@@ -27,7 +27,7 @@ IMAGES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".t
 HELD_OUT_SHARE = 0.2
 IMAGE_SIZE = 32
 MOST_CLASSES = 10_000
-HELD_OUT = Step(
+HELD_OUT = Preprocessing(
     "the held-out records are not protected, and their accuracy speaks of them", True, "hold out public records"
 )
 _ACCEPTED = "a .csv or .tsv table, a .npz file, a folder of images by class"
@@ -83,7 +83,7 @@ class Sheet:
         assert schema.classes is not None
         train, test = (TensorDataset(*encode(part, schema, self.target)) for part in (self.train, self.held_out))
         held = (HELD_OUT,) if len(self.held_out) else ()
-        encoding = Step("columns encoded by a schema that is public or was released with noise")
+        encoding = Preprocessing("columns encoded by a schema that is public or was released with noise")
         return Data(self.train.name, train, test, schema.classes, (encoding, *held))
 
 
@@ -153,7 +153,7 @@ def _read_folder(path: Path, choice: DataChoice) -> Data:
             raise InvalidInput(f"{name}={value} does not belong to a folder of images: its pixels are mapped to 0..1")
     classes = choice.classes or list_classes(path)
     inputs, labels = read_images(path, classes, choice.image_size or IMAGE_SIZE, grey=bool(choice.grey))
-    pixels = Step(f"images resized to {inputs.shape[-1]}x{inputs.shape[-1]}, pixels mapped to 0..1")
+    pixels = Preprocessing(f"images resized to {inputs.shape[-1]}x{inputs.shape[-1]}, pixels mapped to 0..1")
     return _split(path.name, choice, inputs, labels, classes, (pixels,))
 
 
@@ -163,14 +163,14 @@ def _prepare_arrays(path: Path, choice: DataChoice, inputs: Array, labels: Array
     scaled, steps = _scale(choice, inputs)
     count = _count_classes(path, choice, labels)
     if choice.classes is None:
-        steps.append(Step("the classes were counted in the labels", True, f"--classes {count}"))
+        steps.append(Preprocessing("the classes were counted in the labels", True, f"--classes {count}"))
     classes = choice.classes or tuple(str(number) for number in range(count))
     x, y = torch.from_numpy(scaled).float(), torch.from_numpy(labels).long()
     return _split(path.stem, choice, x, y, classes, tuple(steps))
 
 
 def _split(
-    name: str, choice: DataChoice, x: Tensor, y: Tensor, classes: tuple[str, ...], steps: tuple[Step, ...]
+    name: str, choice: DataChoice, x: Tensor, y: Tensor, classes: tuple[str, ...], steps: tuple[Preprocessing, ...]
 ) -> Data:
     rows = (image.numpy().tobytes() + bytes(str(int(label)), "ascii") for image, label in zip(x, y, strict=True))
     held = torch.from_numpy(_choose_held_out(choice.held_out, rows))
@@ -180,13 +180,13 @@ def _split(
     return Data(name, train, test, classes, (*steps, HELD_OUT) if len(test) else steps)
 
 
-def _scale(choice: DataChoice, inputs: Array) -> tuple[Array, list[Step]]:
+def _scale(choice: DataChoice, inputs: Array) -> tuple[Array, list[Preprocessing]]:
     if choice.scale is not None and choice.bounds is not None:
         raise InvalidInput("scale and bounds are both given: use one of them")
     if choice.scale is not None:
         if not (choice.scale > 0 and math.isfinite(choice.scale)):
             raise InvalidInput(f"scale={choice.scale} must be > 0: inputs are divided by it")
-        return inputs / choice.scale, [Step(f"inputs divided by {choice.scale:g}")]
+        return inputs / choice.scale, [Preprocessing(f"inputs divided by {choice.scale:g}")]
     if choice.bounds is None:
         return inputs, []
     low, high = choice.bounds
@@ -194,7 +194,9 @@ def _scale(choice: DataChoice, inputs: Array) -> tuple[Array, list[Step]]:
         raise InvalidInput(
             f"bounds={low:g},{high:g} must be finite and increasing: inputs are mapped from there to 0..1"
         )
-    return (np.clip(inputs, low, high) - low) / (high - low), [Step(f"inputs mapped from {low:g}..{high:g} to 0..1")]
+    return (np.clip(inputs, low, high) - low) / (high - low), [
+        Preprocessing(f"inputs mapped from {low:g}..{high:g} to 0..1")
+    ]
 
 
 def _count_classes(path: Path, choice: DataChoice, labels: Array) -> int:

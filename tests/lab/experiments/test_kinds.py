@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sordino.lab.experiments import attacks, catalogue, reproducing
-from sordino.lab.experiments.attacks import Attacks, compare_attacks
+from sordino.lab.experiments import catalogue, membership, reproducing
+from sordino.lab.experiments.membership import Attacks, compare_attacks
 from sordino.lab.experiments.papers import PaperTable, paper_table
 from sordino.lab.experiments.reproducing import compare_times, time_epoch
 from sordino.lab.experiments.running import measure_accuracy
@@ -58,12 +58,14 @@ def test_shadows_are_trained_without_privacy_and_shared(tmp_path, monkeypatch):
         seen.append((target, shadow, examples, partition))
         return SimpleNamespace(accuracy=SimpleNamespace(value=0.25))
 
-    monkeypatch.setattr(attacks, "black_box", guess)
+    monkeypatch.setattr(membership, "black_box", guess)
     monkeypatch.setattr(
-        attacks, "white_box", lambda *_, seed: SimpleNamespace(accuracy=SimpleNamespace(value=0.5 + seed))
+        membership, "white_box", lambda *_, seed: SimpleNamespace(accuracy=SimpleNamespace(value=0.5 + seed))
     )
     trained = []
-    monkeypatch.setattr(attacks, "_train_privately", lambda case, _: trained.append(case.label) or torch.nn.Identity())
+    monkeypatch.setattr(
+        membership, "_train_privately", lambda case, _: trained.append(case.label) or torch.nn.Identity()
+    )
     table = attack_table()
     cells = [*table.cells(["digits"]), *table.non_private(["digits"])]
     chosen = Attacks(tmp_path, seeds=2, records=600, steps=200)
@@ -84,14 +86,14 @@ def test_attacks_of_shadows_with_privacy_do_not_count(tmp_path):
     """What earlier versions kept is of another attack."""
     table = attack_table()
     cells = table.cells(["digits"])[:1]
-    case = attacks._case_of(cells[0], 0, "proven", catalogue(), Attacks(tmp_path))
+    case = membership._case_of(cells[0], 0, "proven", catalogue(), Attacks(tmp_path))
     (tmp_path / "attacks").mkdir()
     (tmp_path / "attacks" / f"{case.label}.json").write_text('{"black box": 0.9}')
     assert "| 0.500 |  |  |" in compare_attacks(table, cells, catalogue(), Attacks(tmp_path, show=True))
 
 
 def test_plain_training_takes_whole_epochs_of_shuffled_batches():
-    parts = list(attacks._shuffle_batches(300, 7, seed=1))
+    parts = list(membership._shuffle_batches(300, 7, seed=1))
     assert [len(part) for part in parts] == [128, 128, 44, 128, 128, 44, 128]
     assert sorted(torch.cat(parts[:3]).tolist()) == list(range(300))
 

@@ -17,7 +17,7 @@ from sordino.lab.data.imdb import load_imdb
 from sordino.lab.data.infinite_mnist import load_infinite_mnist
 from sordino.lab.data.mnist import load_digits, load_fashion_mnist, load_mnist
 from sordino.lab.data.surnames import load_names
-from sordino.tables.dataset import Data, Step
+from sordino.tables.dataset import Data, Preprocessing
 
 LOADERS: Mapping[str, Callable[..., Data]] = MappingProxyType(
     {
@@ -41,4 +41,4 @@ def load(name: str, **options: Any) -> Data:
     return loader(**options)
 
 
-__all__ = ["LOADERS", "Data", "DataUnavailable", "Step", "load"]
+__all__ = ["LOADERS", "Data", "DataUnavailable", "Preprocessing", "load"]

@@ -26,7 +26,7 @@ from sordino.lab.data.vocabulary import (
     public_words,
     token_ids,
 )
-from sordino.tables.dataset import Data, Step, spread
+from sordino.tables.dataset import Data, Preprocessing, spread
 
 OFFICIAL = Remote(
     "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz", "md5:7c2ac02c03563afcf9b574c7e56c153a"
@@ -57,7 +57,10 @@ def load_imdb(
         tokens, classes = torch.from_numpy(cut_windows(ids, stored["ends"], length, pad, cut)), stored["classes"]
         order = spread(len(tokens))
         splits[split] = TensorDataset(tokens[order], torch.from_numpy(classes).long()[order])
-    steps = (VOCABULARIES[vocabulary], Step(f"the first {words} token ids, length {length}, pad {pad}, cut {cut}"))
+    steps = (
+        VOCABULARIES[vocabulary],
+        Preprocessing(f"the first {words} token ids, length {length}, pad {pad}, cut {cut}"),
+    )
     return Data("imdb", splits["train"], splits["test"], ("bad", "good"), steps)
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from sordino.errors import InvalidInput
 from sordino.lab.data.mnist import load_mnist
-from sordino.tables.dataset import Data, Step
+from sordino.tables.dataset import Data, Preprocessing
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def load_infinite_mnist(records: int = 600_000, seed: int = 0, normalise: str = 
     """`records` digits for training, made when they are asked for, and MNIST's own 10,000 held out."""
     base = load_mnist(normalise)
     images, classes = base.train
-    step = Step(
+    step = Preprocessing(
         f"{records} records made from {len(classes)} digits: the guarantee covers one deformation, not the digit",
         reads_private=records > len(classes),
         alternative="count the deformations of a digit as one unit",

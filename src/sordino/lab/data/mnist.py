@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from sordino.errors import InvalidInput
 from sordino.lab.data import cache
 from sordino.lab.data.download import DataUnavailable, Remote
-from sordino.tables.dataset import Data, Step, split
+from sordino.tables.dataset import Data, Preprocessing, split
 
 Constants = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation per channel."""
@@ -80,7 +80,7 @@ def load_digits() -> Data:
         TensorDataset(images[train], classes[train]),
         TensorDataset(images[test], classes[test]),
         tuple("0123456789"),
-        (Step("pixels divided by 16"), Step("a fixed fifth of the records held out")),
+        (Preprocessing("pixels divided by 16"), Preprocessing("a fixed fifth of the records held out")),
     )
 
 
@@ -111,22 +111,22 @@ def load_idx(
     return Data(name, train, test, classes, (step,))
 
 
-def choose_normalisation(choice: str, further: dict[str, Constants]) -> tuple[Step, Constants | None]:
+def choose_normalisation(choice: str, further: dict[str, Constants]) -> tuple[Preprocessing, Constants | None]:
     """What is done to the pixels, and whether it read private records.
 
     ``"unit"`` leaves them in [0, 1], ``"centred"`` maps them to [-1, 1]; ``"dataset"`` uses the mean and deviation
     that are published for the training images, which therefore depend on private records.
     """
     if choice == "unit":
-        return Step("pixels divided by 255"), None
+        return Preprocessing("pixels divided by 255"), None
     choices = {"centred": CENTRED, **further}
     if choice not in choices:
         raise InvalidInput(f"normalise={choice!r} must be one of {', '.join(['unit', *choices])}: start with 'unit'")
     constants = choices[choice]
     what = f"pixels divided by 255, minus {constants[0]}, divided by {constants[1]}"
     if choice != "dataset":
-        return Step(what), constants
-    return Step(f"{what}: statistics of the training images", True, "normalise='unit' or 'centred'"), constants
+        return Preprocessing(what), constants
+    return Preprocessing(f"{what}: statistics of the training images", True, "normalise='unit' or 'centred'"), constants
 
 
 def scale_pixels(pixels: Tensor, constants: Constants | None) -> Tensor:

@@ -12,13 +12,13 @@ from torch.utils.data import TensorDataset
 from sordino.errors import InvalidInput
 from sordino.lab.data import cache
 from sordino.lab.data.download import DataUnavailable, Remote
-from sordino.tables.dataset import Data, Step, split, spread
+from sordino.tables.dataset import Data, Preprocessing, split, spread
 
 OFFICIAL = Remote("https://download.pytorch.org/tutorial/data.zip")
 COUNT, LANGUAGES = 20_074, 18
 PAD, START, END, OFFSET = 0, 1, 2, 3
 SHORTEST = 3
-HELD_OUT = Step(
+HELD_OUT = Preprocessing(
     "a fixed fifth of each language held out, by the number of its names",
     reads_private=True,
     alternative="hold names out by their own bytes, as `sordino train` does with files",
@@ -44,7 +44,7 @@ def load_names(length: int = 24) -> Data:
         tokens = torch.stack([encode_name(name, length) for name in texts[language]])
         for part, index in zip(parts.values(), split(len(tokens)), strict=True):
             part.append((tokens[index], torch.full((len(index),), label)))
-    steps = (Step(f"bytes of each name, cut at {length - 2}"), HELD_OUT)
+    steps = (Preprocessing(f"bytes of each name, cut at {length - 2}"), HELD_OUT)
     return Data("names", _mix(parts["train"]), _mix(parts["test"]), tuple(sorted(texts)), steps)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from sordino.errors import InvalidInput
 from sordino.lab.data import cache
 from sordino.lab.data.download import Remote
-from sordino.tables.dataset import Step
+from sordino.tables.dataset import Preprocessing
 from sordino.tables.encoding import tokenise
 
 WORD_INDEX = Remote(
@@ -30,11 +30,11 @@ WORD_INDEX = Remote(
     "md5:bfafd718b763782e994055a2d397834f",
 )
 VOCABULARIES = {
-    "keras": Step(
+    "keras": Preprocessing(
         "words ranked by their count in the training reviews", True, "vocabulary='glove' (public ranks) or 'hashed'"
     ),
-    "glove": Step("words ranked as in GloVe 6B, which was counted on public text"),
-    "hashed": Step("words hashed, no vocabulary"),
+    "glove": Preprocessing("words ranked as in GloVe 6B, which was counted on public text"),
+    "hashed": Preprocessing("words hashed, no vocabulary"),
 }
 GLOVE = Remote(
     "https://nlp.stanford.edu/data/glove.6B.zip",
