@@ -132,19 +132,19 @@ class UserLoop:
             self.bench.optimizer.step()
         for part in parts:
             self._open.part, self._open.batch = part, fetch(part)
-            self._open.recorder = self._start_recording(attempt)
+            self._open.recorder = self._start_recording(attempt, self._open.batch)
             yield self._open.batch.data
             if self._open is not None and self._open.part is not None:
                 raise SordinoError("the last batch had no private.backward(losses): every batch of a draw needs one")
         if self._open is not None:
             raise SordinoError("the last draw had no optimizer.step(): call it after private.backward(losses)")
 
-    def _start_recording(self, attempt: steps.Attempt) -> Recorder | None:
+    def _start_recording(self, attempt: steps.Attempt, batch: Batch) -> Recorder | None:
         """Watch the user's forward pass, for engines that can, so that one backward pass is enough."""
         engine = self.bench.engine
         if not isinstance(engine, BookKeeping):
             return None
-        return engine.record(self.bench.objective, attempt.parameters).__enter__()
+        return engine.record(self.bench.objective, attempt.parameters, batch).__enter__()
 
     def backward(self, losses: Tensor) -> None:
         """Weigh and sum the gradients of the batch in hand; `losses` holds one loss per example."""

@@ -79,13 +79,13 @@ def engine(make: type[Any]) -> Callable[[Objective, list[nn.Parameter], Tensor],
 
 
 def recorded(objective: Objective, parameters: list[nn.Parameter], x: Tensor) -> Differentiated:
-    with BookKeeping().record(objective, parameters) as recorder:
+    with BookKeeping().record(objective, parameters, batch_of(x, len(x))) as recorder:
         losses = objective(x)
     return recorder.differentiate(losses)
 
 
 def one_by_one(objective: Objective, parameters: list[nn.Parameter], x: Tensor) -> Differentiated:
-    recording = prepare_recording(objective, None, Knowledge(), lenient=True)
+    recording = prepare_recording(objective, batch_of(x, len(x)), Knowledge(), lenient=True)
     with recording:
         losses = objective(x)
     recording.leave()

@@ -198,7 +198,7 @@ def test_agrees_in_a_loop_of_ones_own(name: str) -> None:
     objective = Objective(model, curved)
     for size in (B, 1, 2, B):
         x = torch.randn(size, B, dtype=torch.float64)
-        with engine.record(objective, parameters) as recorder:
+        with engine.record(objective, parameters, batch_of(x, size)) as recorder:
             losses = objective(x)
         torch.testing.assert_close(losses, objective(x))
         try:

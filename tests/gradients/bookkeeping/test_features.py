@@ -78,7 +78,7 @@ def test_parameter_in_a_custom_function_is_noticed(caplog: pytest.LogCaptureFixt
 def test_parameter_in_a_custom_function_is_recorded_singly() -> None:
     torch.manual_seed(0)
     model, data = Custom(), torch.randn(4, 5)
-    recorder = BookKeeping().record(Objective(model, squared), list(model.parameters()))
+    recorder = BookKeeping().record(Objective(model, squared), list(model.parameters()), batch_of(data, 4))
     with recorder:
         losses = squared(model, data)
     assert_matches(recorder.differentiate(losses), singles(model, squared, batch_of(data, 4)), 1e-4)

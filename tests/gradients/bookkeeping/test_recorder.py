@@ -17,7 +17,7 @@ from tests.gradients.oracle import assert_matches, assert_same_state, batch_of, 
 def check(model: nn.Module, data: Any, size: int) -> None:
     expected = singles(model, squared, batch_of(data, size))
     before = state_of(model)
-    recorder = BookKeeping().record(Objective(model, squared), list(model.parameters()))
+    recorder = BookKeeping().record(Objective(model, squared), list(model.parameters()), batch_of(data, size))
     with recorder:
         losses = squared(model, data)
     assert_matches(recorder.differentiate(losses), expected, 1e-4)
@@ -47,7 +47,7 @@ def test_bad_example_is_isolated_or_says_that_it_is_not(forward: Any) -> None:
     torch.manual_seed(0)
     model, data = Apply(forward, w=(5,), l=nn.Linear(5, 3)), torch.randn(4, 5)
     data[1] = float("nan")
-    recorder = BookKeeping().record(Objective(model, squared), list(model.parameters()))
+    recorder = BookKeeping().record(Objective(model, squared), list(model.parameters()), batch_of(data, 4))
     with recorder:
         losses = squared(model, data)
     result = recorder.differentiate(losses)
@@ -59,6 +59,7 @@ def test_bad_example_is_isolated_or_says_that_it_is_not(forward: Any) -> None:
 def test_error_inside_leaves_no_mode_behind() -> None:
     model = nn.Linear(3, 2)
     before = state_of(model)
-    with pytest.raises(KeyError), BookKeeping().record(Objective(model, squared), list(model.parameters())):
+    recorder = BookKeeping().record(Objective(model, squared), list(model.parameters()), batch_of(torch.ones(2, 3), 2))
+    with pytest.raises(KeyError), recorder:
         raise KeyError
     assert_same_state(before, state_of(model))

@@ -266,9 +266,10 @@ def test_gradient_penalty_keeps_its_second_derivatives() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
     check(BookKeeping(), model, torch.randn(5, 4), 5, penalised)
-    recorder = BookKeeping().record(Objective(model, penalised), list(model.parameters()))
+    x = torch.randn(5, 4)
+    recorder = BookKeeping().record(Objective(model, penalised), list(model.parameters()), batch_of(x, 5))
     with recorder, pytest.raises(UnsupportedModel, match="differentiates"):
-        penalised(model, torch.randn(5, 4))
+        penalised(model, x)
 
 
 class Product(torch.autograd.Function):
@@ -287,9 +288,10 @@ def test_custom_function_of_a_derived_tensor() -> None:
     torch.manual_seed(0)
     model = Apply(lambda m, x: Product.apply(torch.tanh(m.a(x)), m.w.t()), a=nn.Linear(4, 6), w=(3, 6))
     check(BookKeeping(), model, torch.randn(5, 4), 5)
-    recorder = BookKeeping().record(Objective(model, classified), list(model.parameters()))
+    data = (torch.randn(5, 4), labels(5))
+    recorder = BookKeeping().record(Objective(model, classified), list(model.parameters()), batch_of(data, 5))
     with recorder:
-        losses = classified(model, (torch.randn(5, 4), labels(5)))
+        losses = classified(model, data)
     with pytest.raises(UnsupportedModel, match="custom function"):
         recorder.differentiate(losses)
 
@@ -304,7 +306,8 @@ def test_batch_statistics_are_refused_in_one_line(affine: bool, trained: bool) -
     data = (torch.randn(5, 4), labels(5))
     with pytest.raises(UnsupportedModel, match="batch_norm"):
         BookKeeping().differentiate(Objective(model, classified), parameters, batch_of(data, 5))
-    with BookKeeping().record(Objective(model, classified), parameters), pytest.raises(UnsupportedModel):
+    recorder = BookKeeping().record(Objective(model, classified), parameters, batch_of(data, 5))
+    with recorder, pytest.raises(UnsupportedModel):
         classified(model, data)
     assert torch.equal(before, model[1].running_mean)
 

@@ -59,7 +59,7 @@ class BookKeeping:
     def differentiate(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Differentiated:
         knowledge = self._knowledge.setdefault(objective, Knowledge())
         if batch.size == 0:
-            return Book(parameters, prepare_recording(objective, 0, knowledge), 0).close()
+            return Book(parameters, prepare_recording(objective, batch, knowledge), 0).close()
         if not knowledge.refused:
             try:
                 return self._keep(objective, parameters, batch, knowledge)
@@ -84,7 +84,7 @@ class BookKeeping:
         knowledge: Knowledge,
         watch: OnUse | None = None,
     ) -> Differentiated:
-        recording = prepare_recording(objective, batch.size, knowledge)
+        recording = prepare_recording(objective, batch, knowledge)
         try:
             with torch.enable_grad(), disable_compilation(), recording:
                 losses = objective.losses(batch.data, batch.size)
@@ -103,10 +103,10 @@ class BookKeeping:
             knowledge.shared |= found.calls
         return self._keep(objective, parameters, batch, knowledge, watch)
 
-    def record(self, objective: Objective, parameters: list[nn.Parameter]) -> BookRecorder:
+    def record(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> BookRecorder:
         """A context for a forward pass that the user runs; its result is differentiated by the context's method."""
         knowledge = self._knowledge.setdefault(objective, Knowledge())
-        return BookRecorder(prepare_recording(objective, None, knowledge, lenient=True), parameters, knowledge)
+        return BookRecorder(prepare_recording(objective, batch, knowledge, lenient=True), parameters, knowledge)
 
     def microbatch(self, parameters: list[nn.Parameter]) -> int:
         """A power of two from what an example of the last batch took, 64 before the first one.
@@ -139,11 +139,11 @@ class BookKeeping:
         return rows[::-1]
 
 
-def prepare_recording(objective: Objective, size: int | None, knowledge: Knowledge, lenient: bool = False) -> Recording:
+def prepare_recording(objective: Objective, batch: Batch, knowledge: Knowledge, lenient: bool = False) -> Recording:
     """A recording of every trainable parameter; whatever else the model owns is the same for every example."""
     trainable = [p for p in objective.parameters() if p.requires_grad]
     constants = [*(p for p in objective.parameters() if not p.requires_grad), *objective.buffers()]
-    return Recording(trainable, constants, size, knowledge.shared, lenient)
+    return Recording(trainable, constants, batch.data, batch.size, knowledge.shared, lenient, knowledge.traced)
 
 
 def run_backward(

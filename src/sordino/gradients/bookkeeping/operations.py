@@ -22,6 +22,20 @@ from sordino.gradients.rules.base import NoRule, name_of
 from sordino.gradients.rules.embedding import refuse_options
 
 METADATA = frozenset({"__get__", "__set__", "__len__", "__hash__", "__repr__", "__bool__", "detach", "size"})
+PROPERTIES = (
+    *("shape", "dtype", "device", "ndim", "requires_grad", "layout", "is_leaf"),
+    *("is_cuda", "is_cpu", "is_mps", "is_meta", "is_sparse", "is_quantized"),
+)
+QUESTIONS = frozenset(
+    {
+        *(getattr(Tensor, name).__get__ for name in PROPERTIES),
+        *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.is_contiguous, Tensor.__len__),
+        *(Tensor.is_floating_point, Tensor.is_complex, torch.is_floating_point, torch.is_complex, torch.numel),
+        *(Tensor.element_size, Tensor.get_device),
+    }
+)
+"""Functions that ask a tensor about its shape and kind."""
+
 VIEW_PROPERTIES = frozenset({"T", "mT", "H", "mH"})
 REARRANGE = VIEW_PROPERTIES | {
     *("t", "transpose", "swapaxes", "permute", "movedim", "adjoint", "neg", "flip", "contiguous", "clone"),

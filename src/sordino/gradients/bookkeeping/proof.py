@@ -1,8 +1,9 @@
-"""Proves where the examples are in the output of every use, by backward passes of differently weighted losses.
+"""Finds where the examples are in the output of every use: followed there, or proven by backward passes.
 
-Backward passes are linear: where a row of a gradient belongs to example i alone, weighting the losses by c multiplies
-it by c_i. With powers of two for weights it does so without any rounding, so a few passes tell every example from every
-other one, and whatever a wrong layout, or a loss that mixes examples, gets from another example shows.
+What `following` cannot follow is proven by backward passes of differently weighted losses. Backward passes are linear:
+where a row of a gradient belongs to example i alone, weighting the losses by c multiplies it by c_i. With powers of two
+for weights it does so without any rounding, so a few passes tell every example from every other one, and whatever a
+wrong layout, or a loss that mixes examples, gets from another example shows.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sordino.gradients.bookkeeping.places import Lost
 from sordino.gradients.bookkeeping.recording import Recording, Use
 from sordino.gradients.rules.base import Layout, NoRule, Unproven, list_layouts
 
@@ -35,12 +37,16 @@ class SharedCalls(Exception):
 
 @dataclass
 class Knowledge:
-    """What earlier batches of one objective have shown: layouts by the trace of the loss."""
+    """What earlier batches of one objective have shown: layouts by the trace of the loss.
+
+    Losses are traced once their examples could not be followed.
+    """
 
     proven: dict[tuple[object, ...], list[Layout | None]] = field(default_factory=dict)
     shared: frozenset[tuple[int, str]] = frozenset()
     told: set[str] = field(default_factory=set)
     refused: str = ""
+    traced: bool = False
 
     def tell(self, warning: str) -> None:
         """Log a warning once."""
@@ -50,27 +56,30 @@ class Knowledge:
 
 
 def arrange(recording: Recording, losses: Tensor, knowledge: Knowledge) -> None:
-    """Give every use its layout: proven now, or by an earlier batch on which the loss did exactly the same.
+    """Give every use its layout: followed, proven now, or by an earlier batch on which the loss did exactly the same.
 
-    What was proven of a batch is right for that batch, whichever of the layouts that remain is taken. It is right for
-    others if only one remains, was seen at work, and nothing was arranged by the values of data.
+    What backward passes prove of a batch is right for that batch, whichever of the layouts that remain is taken. It is
+    right for others if only one remains, was seen at work, and nothing was arranged by the values of data.
     """
     size, uses, trace = len(losses), recording.uses, recording.trace
     if size == 1:
         for use in uses:
             (use.layout,) = list_layouts(use.shape, size, use.batch_dims)
         return
-    if trace.origin(losses) is None:
-        trace.reorders = True  # something that no mode sees made the losses
-    key = (*((use.name, use.call, use.batch_dims) for use in uses), *trace.key(size))
-    if trace.reorders or key not in knowledge.proven:
+    if arrange_followed(recording, losses):
+        return
+    # Without a trace, or if something that no mode sees made the losses, nothing is known of any other batch.
+    known = trace is not None and trace.origin(losses) is not None and not trace.reorders
+    knowledge.traced = True
+    key = (*((use.name, use.call, use.batch_dims) for use in uses), *(trace.key(size) if trace is not None else ()))
+    if not known or key not in knowledge.proven:
         probe = Probe({id(use): list_layouts(use.shape, size, use.batch_dims) for use in uses}, size)
         probe.run(recording, losses)
         layouts = [probe.layout(use) for use in uses]
         misplaced = [use for use in uses if not probe.left[id(use)]]
         if misplaced:
             refuse_or_share(misplaced, recording.recomputes)
-        lasting = not trace.reorders and all(probe.is_certain(use) for use in uses)
+        lasting = known and all(probe.is_certain(use) for use in uses)
         if probe.spoiled and not lasting:
             raise Unproven("gradients that are not finite hide where the examples are")
         if lasting and not probe.spoiled:
@@ -79,6 +88,23 @@ def arrange(recording: Recording, losses: Tensor, knowledge: Knowledge) -> None:
         layouts = knowledge.proven[key]
     for use, layout in zip(uses, layouts, strict=True):
         use.layout = layout
+
+
+def arrange_followed(recording: Recording, losses: Tensor) -> bool:
+    """Give every use the layout that was found by following the examples from it to the losses.
+
+    A use without a place is not on the way to the losses: no gradient will come to it.
+    """
+    follower = recording.follower
+    if follower is None or not follower.reaches(losses):
+        return False
+    try:
+        layouts = [None if use.place is None else use.place.layout(len(losses)) for use in recording.uses]
+    except Lost:
+        return False
+    for use, layout in zip(recording.uses, layouts, strict=True):
+        use.layout = layout
+    return True
 
 
 def refuse_or_share(misplaced: list[Use], recomputes: bool) -> None:

@@ -16,8 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
+from sordino.gradients.bookkeeping.following import Follower, Sight
+from sordino.gradients.bookkeeping.moves import COMPOSED, MOVES
 from sordino.gradients.bookkeeping.operations import (
     FOLLOWED,
+    QUESTIONS,
     REARRANGE,
     Trace,
     accepts,
@@ -27,6 +30,7 @@ from sordino.gradients.bookkeeping.operations import (
     refuse_derivatives,
     refuse_statistics,
 )
+from sordino.gradients.bookkeeping.places import Place
 from sordino.gradients.rules import RULES, generic
 from sordino.gradients.rules.base import Call, Layout, NoRule, ParameterShare, is_in_place, name_of
 from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples
@@ -44,6 +48,7 @@ class Use:
     call: int
     closed: bool
     layout: Layout | None = None
+    place: Place | None = None
 
     def unchanged(self) -> None:
         """Refuse if something that was kept has been modified in place since."""
@@ -77,20 +82,24 @@ class Recording(TorchFunctionMode):
     """Records the uses of `parameters` while it is entered; knows nothing of what happens to the gradients.
 
     A use that cannot be book-kept is remembered as the `failure` and raised, or, when `lenient`, left to autograd.
+    With `traced` the operations are written down, for losses whose examples cannot be followed.
     """
 
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
         constants: Iterable[Tensor],
-        size: int | None,
+        data: Any,
+        size: int,
         shared: frozenset[tuple[int, str]],
         lenient: bool = False,
+        traced: bool = False,
     ) -> None:
         super().__init__()
         self.tracked = {id(parameter): Tracked(parameter, parameter, (parameter,)) for parameter in parameters}
         self.constants = {id(constant): constant for constant in constants}
-        self.trace = Trace([*parameters, *self.constants.values()])
+        self.trace = Trace([*parameters, *self.constants.values()]) if traced else None
+        self.follower = Follower(size, data, self.tracked) if size > 1 else None
         self.size = size
         self.uses: list[Use] = []
         self.calls = 0
@@ -123,16 +132,36 @@ class Recording(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.left:
+        if self.left or func in QUESTIONS:
             return func(*args, **kwargs)
         tensors = list(find_tensors(args, kwargs))
         tracked = [tensor for tensor in tensors if id(tensor) in self.tracked]
         refuse_statistics(func, args, kwargs)
         refuse_derivatives(func, tracked, kwargs, self.lenient)
+        if self.repeating:
+            return self.run(func, args, kwargs, tensors, tracked)
+        before, follower = len(self.uses), self.follower
+        sight = None if follower is None else follower.look(tensors)
         result = self.run(func, args, kwargs, tensors, tracked)
-        if not self.repeating:
+        if follower is not None:
+            self.follow(follower, sight, func, result, args, kwargs, self.uses[before:])
+        if self.trace is not None:
             self.trace.note(func, args, kwargs, result, self.is_shared)
         return result
+
+    def follow(
+        self, follower: Follower, sight: Sight | None, func: Any, result: Any, args: Any, kwargs: Any, uses: list[Use]
+    ) -> None:
+        """Find the examples in the result of an operation and in the outputs of the uses that it is made of."""
+        if func is Tensor.__setitem__:
+            result = args[0]
+        place = follower.follow(sight, MOVES.get(func), result, args, kwargs)
+        if uses and place is None and not (sight is not None and (sight.carriers or sight.lost)):
+            place = follower.guess(uses[0].shape, uses[0].batch_dims, result)
+        for use in uses:
+            use.place = place if place is None else follower.place_use(place, use.shape, result, func in COMPOSED)
+            if place is not None and (use.place is None or use.place.dim >= use.batch_dims):
+                follower.gave_up = True
 
     def is_shared(self, tensor: Tensor) -> bool:
         """The same for every example: one that has a gradient has had an activation written into it since."""
@@ -164,7 +193,7 @@ class Recording(TorchFunctionMode):
     def note_constant(self, func: Any, result: Tensor, tensors: list[Tensor]) -> None:
         """A tensor made from no data is the same for every example, unless it was made one row per example."""
         constant = all(id(tensor) in self.constants for tensor in tensors)
-        if constant and (self.size is None or result.dim() == 0 or len(result) != self.size):
+        if constant and (result.dim() == 0 or len(result) != self.size):
             self.constants[id(result)] = result
         elif not constant and tensors and is_in_place(name_of(func)):
             self.constants.pop(id(tensors[0]), None)

@@ -42,14 +42,34 @@ class Kind(Enum):
     MAJOR = "dimension 0 is examples × others, row = example * others + other"
     MINOR = "dimension 0 is others × examples, row = other * examples + example"
     WHOLE = "there is one example and the tensor is its"
+    OWNED = "every entry of one dimension says whose it is"
+
+
+class Owners:
+    """Whose every entry of a dimension is; `first` gives every example as many rows, the missing ones zero."""
+
+    def __init__(self, each: Tensor, size: int) -> None:
+        self.each = each
+        order = each.argsort(stable=True)
+        counts = torch.bincount(each, minlength=size)
+        self.width = max(1, int(counts.max()))
+        starts = counts.cumsum(0) - counts
+        ranks = torch.arange(len(each), device=each.device) - starts[each[order]]
+        self.slots = torch.empty_like(each).index_copy_(0, order, each[order] * self.width + ranks)
+
+    def first(self, rows: Tensor, size: int) -> Tensor:
+        """[size, width, ...] from rows [entries, ...]."""
+        spread = rows.new_zeros(size * self.width, *rows.shape[1:]).index_copy_(0, self.slots, rows)
+        return spread.reshape(size, self.width, *rows.shape[1:])
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A kind, and the dimension for the first of them."""
+    """A kind, the dimension for the first and the last of them, and the owners for the last."""
 
     kind: Kind = Kind.DIMENSION
     dim: int = 0
+    owners: Owners | None = None
 
     def fits(self, shape: tuple[int, ...], size: int) -> bool:
         """Whether a tensor of this shape can hold `size` examples so."""
@@ -63,6 +83,8 @@ class Layout:
             return tensor.movedim(self.dim, 0) if self.dim else tensor
         if self.kind is Kind.WHOLE:
             return tensor.unsqueeze(0)
+        if self.owners is not None:
+            return self.owners.first(tensor.movedim(self.dim, 0), size)
         if self.kind is Kind.MAJOR:
             return tensor.reshape(size, -1, *tensor.shape[1:])
         return tensor.reshape(-1, size, *tensor.shape[1:]).transpose(0, 1)
@@ -105,7 +127,9 @@ class Examples:
         kind, numbers = self.layout.kind, torch.arange(self.size, device=like.device)
         if kind is Kind.WHOLE:
             return numbers.reshape([1] * like.dim())
-        if kind is Kind.DIMENSION:
+        if self.layout.owners is not None:
+            numbers = self.layout.owners.each
+        if kind in (Kind.DIMENSION, Kind.OWNED):
             return numbers.reshape([-1 if dim == self.layout.dim else 1 for dim in range(like.dim())])
         others = len(like) // self.size
         rows = numbers.repeat_interleave(others) if kind is Kind.MAJOR else numbers.repeat(others)

@@ -28,6 +28,8 @@ def reduce_to(values: Tensor, shape: torch.Size, at: Examples) -> Tensor:
         raise NoRule("elementwise: the parameter has an entry for every example of the batch")
     if at.layout.kind is Kind.DIMENSION:
         del aligned[at.layout.dim]  # of what is folded, the first length is that of the others
+    if at.layout.kind is Kind.OWNED:
+        aligned.insert(0, aligned.pop(at.layout.dim))
     first = at.first(values)
     dims = [dim for dim, length in enumerate(aligned, 1) if length == 1]
     summed = first.sum(dims, keepdim=True) if dims else first

@@ -1,0 +1,154 @@
+"""Follows the examples through the operations of a loss, as vmap does, without running anything.
+
+The outputs of uses are divided among the examples, and every operation from them to the losses says where the examples
+are in its result, if each example's part of it was made from that example's parts alone. If the losses come out as one
+entry for each example, in order, then loss i depends on part i of every use's output and on nothing else that a
+gradient can reach: its gradient is zero in all other parts. That is what a use's rule needs, for this very batch.
+
+Only tensors that carry gradients must be followed. Any other one is a number as far as gradients go, whatever it was
+made from; where the examples are in it is a hint, which says where to look for them in the first use's output. A
+wrong hint, like a wrong guess, ends in losses that are not in order, and then backward passes have to prove the places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from weakref import ref
+
+from torch import Tensor
+
+from sordino.gradients.bookkeeping.places import Lost, Move, Place, find_data, guess, place_of
+from sordino.gradients.rules.base import list_layouts
+
+Rule = Callable[..., "Place | list[Place | None] | None"]
+"""From the arguments' places, the result and the arguments of a function to the places of what it returns."""
+
+
+class Sight:
+    """The places of the arguments of one operation, seen before it runs: it may change them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.places: dict[int, Place] = {}
+        self.carriers: set[int] = set()
+        self.lost = False
+
+    def join(self, moves: Iterable[tuple[Tensor | None, Move]]) -> Place | None:
+        """The place on which all arguments agree that carry gradients; without such, where a hint puts it."""
+        agreed: Place | None = None
+        hint: Place | None = None
+        left = set(self.carriers)
+        for tensor, move in moves:
+            place = self.places.get(id(tensor))
+            if place is None:
+                continue
+            if id(tensor) not in self.carriers:
+                if hint is None and agreed is None:
+                    hint = try_move(move, place)
+                continue
+            left.discard(id(tensor))
+            moved = move(place)
+            if agreed is not None and not agreed.equals(moved):
+                raise Lost("two arguments hold the examples differently")
+            agreed = moved
+        if left:
+            raise Lost("an argument carries examples to where no rule follows them")
+        return agreed or hint
+
+
+def try_move(move: Move, place: Place) -> Place | None:
+    """A hint, moved if it can be."""
+    try:
+        return move(place)
+    except (Lost, RuntimeError, IndexError, TypeError):
+        return None
+
+
+class Follower:
+    """The places of the tensors of one forward pass, each for the version of the tensor in which it was found."""
+
+    def __init__(self, size: int, data: Any, tracked: dict[int, Any]) -> None:
+        self.size, self.tracked, self.gave_up = size, tracked, False
+        self.found: dict[int, tuple[ref[Tensor], int, Place]] = {}
+        for tensor in find_data(data):
+            self.put(tensor, guess(tensor.shape, size))
+
+    def put(self, tensor: Tensor, place: Place | None) -> None:
+        """Remember a place; weakly, as another tensor may take this one's place in memory and then its id."""
+        if place is None or tensor.is_inference() or not place.fits(tensor.shape, self.size):
+            return
+        self.found[id(tensor)] = (ref(tensor), tensor._version, place)
+
+    def place(self, tensor: Tensor) -> Place | None:
+        """Where the examples are, if that is known of the tensor as it is now."""
+        found = self.found.get(id(tensor))
+        if found is None or found[0]() is not tensor or found[1] != tensor._version:
+            return None
+        return found[2]
+
+    def look(self, tensors: Sequence[Tensor]) -> Sight | None:
+        """What is known of the arguments; None where the result is a number like any other."""
+        sight: Sight | None = None
+        for tensor in tensors:
+            place = self.place(tensor)
+            carries = tensor.requires_grad and id(tensor) not in self.tracked
+            if place is None and not carries:
+                continue
+            sight = sight or Sight(self.size)
+            if place is not None:
+                sight.places[id(tensor)] = place
+                if carries:
+                    sight.carriers.add(id(tensor))
+            else:
+                sight.lost = True
+        return sight
+
+    def follow(self, sight: Sight | None, rule: Rule | None, results: Any, args: Any, kwargs: Any) -> Place | None:
+        """Place the results of an operation; the place of the first one is returned."""
+        several = isinstance(results, (tuple, list))
+        if sight is None or rule is None or sight.lost or kwargs.get("out") is not None:
+            return None
+        if not several and not isinstance(results, Tensor):
+            return None
+        try:
+            place = rule(sight, results, *args, **kwargs)
+        except (Lost, TypeError, IndexError):  # or the operation was called in a way that its rule does not know
+            return None
+        if not several:
+            assert not isinstance(place, list)
+            self.put(results, place)
+            return place
+        places = place if isinstance(place, list) else [place] * len(results)
+        for each, where in zip(results, places, strict=False):
+            if isinstance(each, Tensor):
+                self.put(each, where)
+        return places[0] if places else None
+
+    def guess(self, shape: tuple[int, ...], batch_dims: int, result: Any) -> Place | None:
+        """Where the examples probably are in the output of a use on what is known of no example."""
+        layouts = list_layouts(shape, self.size, batch_dims)
+        if not layouts or not isinstance(result, Tensor):
+            return None
+        try:
+            place = place_of(layouts[0], shape, self.size).reshape(shape, result.shape, self.size)
+        except Lost:
+            return None
+        self.put(result, place)
+        return place
+
+    def place_use(self, place: Place, shape: tuple[int, ...], result: Any, composed: bool) -> Place | None:
+        """Where the examples are in a use's output, from where they are in the result of its operation."""
+        if composed:
+            return place.at(0)
+        if not isinstance(result, Tensor) or result.shape == shape:
+            return place
+        try:
+            return place.reshape(result.shape, shape, self.size)
+        except Lost:
+            return None
+
+    def reaches(self, losses: Tensor) -> bool:
+        """Whether the losses are known to be one for each example, in order."""
+        place = self.place(losses)
+        return place is not None and place.equals(Place()) and not self.gave_up
