@@ -96,9 +96,10 @@ def place_of(layout: Layout, shape: Sequence[int], size: int) -> Place:
 
 
 def put_in_order(dim: int, owners: Tensor, size: int) -> Place:
-    """A place by owners, which are forgotten if each example has one entry, in order."""
-    if len(owners) == size and torch.equal(owners, torch.arange(size, device=owners.device)):
-        return Place(dim)
+    """A place by owners, which are forgotten if every example has as many entries and they are in order."""
+    inner, rest = divmod(len(owners), size)
+    if inner and not rest and torch.equal(owners, Place(inner=inner).list_owners(size, owners.device)):
+        return Place(dim, inner=inner)
     return Place(dim, owners=owners)
 
 

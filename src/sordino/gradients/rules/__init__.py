@@ -7,6 +7,7 @@ from sordino.gradients.rules import (
     conv,
     elementwise,
     embedding,
+    grouped,
     linear,
     normalisation,
     recurrent,
@@ -15,6 +16,7 @@ from sordino.gradients.rules.base import Rules
 
 RULES: Rules = {
     **linear.RULES,
+    **grouped.RULES,
     **conv.RULES,
     **elementwise.RULES,
     **normalisation.RULES,

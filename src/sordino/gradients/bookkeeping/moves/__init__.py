@@ -95,6 +95,7 @@ KINDS: dict[Rule, str] = {
     products.matmul: "matmul bmm mm mv __matmul__",
     products.add_product: "addmm baddbmm",
     products.linear: "linear",
+    products.grouped: "grouped_mm _grouped_mm",
     products.bilinear: "bilinear",
     products.attention: "scaled_dot_product_attention",
     products.einsum: "einsum",

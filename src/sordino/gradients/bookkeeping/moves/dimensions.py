@@ -16,7 +16,7 @@ from sordino.gradients.bookkeeping.places import Move, Place
 
 def along(at: Sight, result: Any, input: Tensor, dim: Any = None, *args: Any, **kwargs: Any) -> Answer:
     """Something along `dim`, or several, whose number of dimensions stays: softmax, cumsum, sort."""
-    insist(dim is not None)
+    insist(dim is not None and next(find_tensors((result,), {})).dim() == input.dim())
     dims = {positive(each, input) for each in spread(dim, ())}
     return at.join([(input, keep(lambda place: place.dim not in dims))])
 

@@ -44,6 +44,12 @@ def linear(at: Sight, result: Tensor, input: Tensor, weight: Tensor, bias: Tenso
     return at.join([(input, keep(lambda place: place.dim < input.dim() - 1))])
 
 
+def grouped(at: Sight, result: Tensor, mat_a: Tensor, mat_b: Tensor, **kwargs: Any) -> Answer:
+    """grouped_mm: rows, each times the matrix of its group."""
+    insist(mat_a.dim() == 2 and mat_b.dim() == 3)
+    return at.join([(mat_a, keep(lambda place: place.dim == 0))])
+
+
 def bilinear(at: Sight, result: Tensor, input1: Tensor, input2: Tensor, *args: Any, **kwargs: Any) -> Answer:
     """F.bilinear."""
     return at.join((each, keep(lambda place: place.dim < result.dim() - 1)) for each in (input1, input2))
