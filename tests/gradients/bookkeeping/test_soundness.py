@@ -327,3 +327,46 @@ def test_frozen_layers_that_remember_records_are_refused() -> None:
             BookKeeping().differentiate(Objective(model, classified), parameters, batch_of((data, labels(5)), 5))
         assert torch.equal(before[0], table.weight)
         assert torch.equal(before[1], norm.running_mean)
+
+
+def centre(gradient: Tensor) -> Tensor:
+    return gradient - gradient.mean(0)
+
+
+class Centred(torch.autograd.Function):
+    """Nothing forwards, but backwards every example gets something from all others."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dirty: bool) -> Tensor:
+        if dirty:
+            ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return centre(gradients[0]), None
+
+
+def by_hook(h: Tensor) -> Tensor:
+    h.register_hook(centre)
+    return h
+
+
+def by_node(h: Tensor) -> Tensor:
+    assert h.grad_fn is not None
+    h.grad_fn.register_prehook(lambda gradients: (centre(gradients[0]),))
+    return h
+
+
+@pytest.mark.parametrize(
+    "mix", [by_hook, by_node, lambda h: Centred.apply(h, False), lambda h: Centred.apply(h, True)], ids=str
+)
+def test_gradients_mixed_on_their_way_back_are_not_followed(mix: Callable[[Tensor], Tensor]) -> None:
+    """Following the examples forwards must not hide what happens backwards: gradients have to prove the places."""
+    torch.manual_seed(0)
+    model = Apply(lambda m, x: m.b(torch.tanh(mix(m.a(x) * 1))), a=nn.Linear(4, 6), b=nn.Linear(6, 3))
+    engine, data = BookKeeping(), (20 * torch.randn(5, 4), labels(5))
+    engine.differentiate(Objective(model, classified), list(model.parameters()), batch_of(data, 5))
+    (knowledge,) = engine._knowledge.values()
+    assert knowledge.traced
+    assert largest_contribution(model, classified, data) <= 1 + 1e-5

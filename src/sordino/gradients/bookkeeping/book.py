@@ -35,6 +35,7 @@ class Book:
         self.precisely = FullPrecision(self.squares.device)
         self.kept: dict[int, list[PerExample]] = defaultdict(list)
         self.wanted = {id(p) for p in parameters}
+        self.made: dict[int, list[Tracked]] = defaultdict(list)
         self.single = self._find_single()
         self.totals: list[PerExample | None] = []
         self.bytes, self.recurrent = 0, False
@@ -46,15 +47,15 @@ class Book:
         for use in self.recording.uses:
             for share in use.shares:
                 uses[id(share.parameter)] += 1
+        for key in uses:
+            for root in self.recording.tracked[key].roots:
+                self.made[id(root)].append(self.recording.tracked[key])
         alone: set[int] = set()
         for parameter in self.parameters:
-            made = [self.recording.tracked[key] for key in uses if self.made_from(key, parameter)]
+            made = self.made.get(id(parameter), [])
             if are_apart(made) and all(uses[id(each.handle)] == 1 for each in made):
                 alone.update(id(each.handle) for each in made)
         return alone
-
-    def made_from(self, key: int, parameter: Tensor) -> bool:
-        return any(root is parameter for root in self.recording.tracked[key].roots)
 
     def receive(self, use: Use, gradient: Tensor) -> None:
         """The gradient of a use's output: settle what it means for its parameters and let go of the rest."""
@@ -83,12 +84,13 @@ class Book:
         with torch.no_grad(), self.precisely:
             combined = {key: combine(parts) for key, parts in self.kept.items()}
             for parameter in self.parameters:
-                made = [self.recording.tracked[key] for key in combined if self.made_from(key, parameter)]
+                made = [each for each in self.made.get(id(parameter), ()) if id(each.handle) in combined]
                 total = combine_pieces(parameter, made, combined)
                 self.totals.append(total)
                 if total is not None and not all(id(each.handle) in self.single for each in made):
                     self.squares += total.squared_norms()
         self.kept.clear()
+        self.made.clear()
         self.recording.ignore()  # or the two would hold each other, and what was kept, until the garbage collector
         return self
 

@@ -12,17 +12,22 @@ wrong hint, like a wrong guess, ends in losses that are not in order, and then b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import ref
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sordino.gradients.bookkeeping.places import Lost, Move, Place, find_data, guess, place_of
 from sordino.gradients.rules.base import list_layouts
 
 Rule = Callable[..., "Place | list[Place | None] | None"]
 """From the arguments' places, the result and the arguments of a function to the places of what it returns."""
+
+
+PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+"""Kinds of tensors on which torch's functions do what they say; others may have functions of their own."""
 
 
 class Sight:
@@ -96,7 +101,7 @@ class Follower:
             if place is None and not carries:
                 continue
             sight = sight or Sight(self.size)
-            if place is not None:
+            if place is not None and type(tensor) in PLAIN:
                 sight.places[id(tensor)] = place
                 if carries:
                     sight.carriers.add(id(tensor))
@@ -113,7 +118,7 @@ class Follower:
             return None
         try:
             place = rule(sight, results, *args, **kwargs)
-        except (Lost, TypeError, IndexError):  # or the operation was called in a way that its rule does not know
+        except (Lost, TypeError, IndexError, RuntimeError):  # or it was called in a way that its rule does not know
             return None
         if not several:
             assert not isinstance(place, list)
@@ -141,10 +146,10 @@ class Follower:
         """Where the examples are in a use's output, from where they are in the result of its operation."""
         if composed:
             return place.at(0)
-        if not isinstance(result, Tensor) or result.shape == shape:
-            return place
+        if not isinstance(result, Tensor) or result.numel() != math.prod(shape):
+            return None
         try:
-            return place.reshape(result.shape, shape, self.size)
+            return place if result.shape == shape else place.reshape(result.shape, shape, self.size)
         except Lost:
             return None
 

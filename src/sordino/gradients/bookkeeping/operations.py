@@ -36,6 +36,11 @@ QUESTIONS = frozenset(
 )
 """Functions that ask a tensor about its shape and kind."""
 
+BACKWARDS = frozenset(
+    {Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, getattr(Tensor, "grad_fn").__get__}  # noqa: B009
+)
+"""Functions by which a user may change gradients on their way back: what was followed forwards says nothing of that."""
+
 VIEW_PROPERTIES = frozenset({"T", "mT", "H", "mH"})
 REARRANGE = VIEW_PROPERTIES | {
     *("t", "transpose", "swapaxes", "permute", "movedim", "adjoint", "neg", "flip", "contiguous", "clone"),

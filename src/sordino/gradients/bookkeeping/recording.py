@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 from sordino.gradients.bookkeeping.following import Follower, Sight
 from sordino.gradients.bookkeeping.moves import COMPOSED, MOVES
 from sordino.gradients.bookkeeping.operations import (
+    BACKWARDS,
     FOLLOWED,
     QUESTIONS,
     REARRANGE,
@@ -153,6 +154,7 @@ class Recording(TorchFunctionMode):
         self, follower: Follower, sight: Sight | None, func: Any, result: Any, args: Any, kwargs: Any, uses: list[Use]
     ) -> None:
         """Find the examples in the result of an operation and in the outputs of the uses that it is made of."""
+        follower.gave_up |= func in BACKWARDS
         if func is Tensor.__setitem__:
             result = args[0]
         place = follower.follow(sight, MOVES.get(func), result, args, kwargs)
