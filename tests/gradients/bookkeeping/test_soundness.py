@@ -358,15 +358,31 @@ def by_node(h: Tensor) -> Tensor:
     return h
 
 
-@pytest.mark.parametrize(
-    "mix", [by_hook, by_node, lambda h: Centred.apply(h, False), lambda h: Centred.apply(h, True)], ids=str
-)
+def by_module(h: Tensor) -> Tensor:
+    layer = nn.Identity()
+    layer.register_full_backward_hook(lambda module, gradients, _: (centre(gradients[0]),))
+    found: Tensor = layer(h)
+    return found
+
+
+MIXING: dict[str, Callable[[Tensor], Tensor]] = {
+    "hook": by_hook,
+    "node": by_node,
+    "module": by_module,
+    "function": lambda h: Centred.apply(h, False),
+    "function in place": lambda h: Centred.apply(h, True),
+}
+
+
+@pytest.mark.parametrize("mix", MIXING.values(), ids=MIXING)
 def test_gradients_mixed_on_their_way_back_are_not_followed(mix: Callable[[Tensor], Tensor]) -> None:
     """Following the examples forwards must not hide what happens backwards: gradients have to prove the places."""
     torch.manual_seed(0)
-    model = Apply(lambda m, x: m.b(torch.tanh(mix(m.a(x) * 1))), a=nn.Linear(4, 6), b=nn.Linear(6, 3))
+    forward = lambda m, x: m.c(torch.tanh(mix(m.b(torch.tanh(m.a(x))) * 1)))  # noqa: E731
+    model = Apply(forward, a=nn.Linear(4, 6), b=nn.Linear(6, 6), c=nn.Linear(6, 3))
+    objective, parameters = Objective(model, classified), list(model.parameters())
     engine, data = BookKeeping(), (20 * torch.randn(5, 4), labels(5))
-    engine.differentiate(Objective(model, classified), list(model.parameters()), batch_of(data, 5))
+    engine.differentiate(objective, parameters, batch_of(data, 5))
     (knowledge,) = engine._knowledge.values()
-    assert knowledge.traced
+    assert knowledge.refused
     assert largest_contribution(model, classified, data) <= 1 + 1e-5

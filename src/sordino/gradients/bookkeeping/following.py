@@ -70,12 +70,22 @@ def try_move(move: Move, place: Place) -> Place | None:
         return None
 
 
+def find_state(tensor: Tensor) -> tuple[int, int]:
+    """How often a tensor was written to, and the number of the operation that its gradient goes back to."""
+    made_by = tensor.grad_fn
+    return tensor._version, -1 if made_by is None else made_by._sequence_nr()
+
+
 class Follower:
-    """The places of the tensors of one forward pass, each for the version of the tensor in which it was found."""
+    """The places of the tensors of one forward pass, each for the tensor as it was when its place was found.
+
+    A tensor that was written to since has another version, and one that a custom function made its output another
+    place in the graph: it may be the same numbers, and yet its gradient may come back in another way.
+    """
 
     def __init__(self, size: int, data: Any, tracked: dict[int, Any]) -> None:
         self.size, self.tracked, self.gave_up = size, tracked, False
-        self.found: dict[int, tuple[ref[Tensor], int, Place]] = {}
+        self.found: dict[int, tuple[ref[Tensor], tuple[int, int], Place]] = {}
         for tensor in find_data(data):
             self.put(tensor, guess(tensor.shape, size))
 
@@ -83,12 +93,12 @@ class Follower:
         """Remember a place; weakly, as another tensor may take this one's place in memory and then its id."""
         if place is None or tensor.is_inference() or not place.fits(tensor.shape, self.size):
             return
-        self.found[id(tensor)] = (ref(tensor), tensor._version, place)
+        self.found[id(tensor)] = (ref(tensor), find_state(tensor), place)
 
     def place(self, tensor: Tensor) -> Place | None:
         """Where the examples are, if that is known of the tensor as it is now."""
         found = self.found.get(id(tensor))
-        if found is None or found[0]() is not tensor or found[1] != tensor._version:
+        if found is None or found[0]() is not tensor or found[1] != find_state(tensor):
             return None
         return found[2]
 
