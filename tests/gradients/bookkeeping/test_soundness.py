@@ -87,6 +87,21 @@ def test_order_by_data() -> None:
     agree(model, [(already, labels(6)), (doubles(6, 4), labels(6)), (doubles(7, 4), labels(7))])
 
 
+def test_order_by_a_product() -> None:
+    """A permutation of activations by a matrix that the data chose, and back; the first batch happens to be sorted."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        order = (x[:, 0].unsqueeze(0) < x[:, 0].unsqueeze(1)).sum(1)
+        matrix = (order.unsqueeze(0) == torch.arange(len(x)).unsqueeze(1)).to(x.dtype)
+        return m.c(matrix.T @ torch.tanh(m.b(matrix @ m.a(x))))
+
+    torch.manual_seed(0)
+    already = doubles(6, 4)
+    already[:, 0] = torch.arange(6)
+    model = Apply(forward, a=nn.Linear(4, 5), b=nn.Linear(5, 5), c=nn.Linear(5, 3)).double()
+    agree(model, [(already, labels(6)), (already, labels(6)), (doubles(6, 4), labels(6)), (doubles(7, 4), labels(7))])
+
+
 def test_order_by_python() -> None:
     """An order that only numbers carry: every operation has the same name in both batches."""
 

@@ -84,7 +84,8 @@ class Follower:
     """
 
     def __init__(self, size: int, data: Any, tracked: dict[int, Any]) -> None:
-        self.size, self.tracked, self.gave_up = size, tracked, False
+        self.size, self.tracked = size, tracked
+        self.gave_up = self.crossed = False
         self.found: dict[int, tuple[ref[Tensor], tuple[int, int], Place]] = {}
         for tensor in find_data(data):
             self.put(tensor, guess(tensor.shape, size))
@@ -128,7 +129,10 @@ class Follower:
             return None
         try:
             place = rule(sight, results, *args, **kwargs)
-        except (Lost, TypeError, IndexError, RuntimeError):  # or it was called in a way that its rule does not know
+        except Lost:
+            self.crossed = self.crossed or bool(sight.carriers)
+            return None
+        except (TypeError, IndexError, RuntimeError):  # it was called in a way that its rule does not know
             return None
         if not several:
             assert not isinstance(place, list)

@@ -68,8 +68,10 @@ def arrange(recording: Recording, losses: Tensor, knowledge: Knowledge) -> None:
         return
     if arrange_followed(recording, losses):
         return
-    # Without a trace, or if something that no mode sees made the losses, nothing is known of any other batch.
-    known = trace is not None and trace.origin(losses) is not None and not trace.reorders
+    # Without a trace, or if something that no mode sees made the losses, nothing is known of any other batch; nor if an
+    # operation worked across the examples: it may be a product with a permutation that the data chose.
+    crossed = recording.follower is not None and recording.follower.crossed
+    known = trace is not None and trace.origin(losses) is not None and not trace.reorders and not crossed
     knowledge.traced = True
     key = (*((use.name, use.call, use.batch_dims) for use in uses), *(trace.key(size) if trace is not None else ()))
     if not known or key not in knowledge.proven:
