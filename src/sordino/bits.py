@@ -207,7 +207,8 @@ FEW = 2**12
 """So many coins are tossed faster than anything else is done."""
 OFTEN = 1 / 16
 """Above this rate there are at most 16 coins to a record that joins."""
-TOSSED = 2**20
+TOSSED = 2**16
+"""Coins at a time: they stay in the processor's cache, and memory is that of the draw."""
 FINE = 256
 """Bits of the integers in which a binomial distribution is computed."""
 SHARP = 128
