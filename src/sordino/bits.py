@@ -59,7 +59,9 @@ def draw_words(fill: Fill, count: int) -> Words:
 
 def to_uniforms(words: Words) -> Floats:
     """Uniforms in [0, 1), of 53 bits."""
-    return (words >> np.uint64(11)) * 2.0**-53
+    uniforms: Floats = (words >> np.uint64(11)).astype(np.float64)
+    uniforms *= 2.0**-53
+    return uniforms
 
 
 # -- normals ----------------------------------------------------------------------------------------------------------

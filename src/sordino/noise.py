@@ -156,7 +156,7 @@ class _Cipher:
 
     def fill(self, drawn: NDArray[np.uint8]) -> None:
         """Overwrite bytes with the next ones of the stream: zeros, encrypted."""
-        whole = memoryview(drawn)
+        whole = drawn.data
         for start in range(0, len(whole), len(ZEROS)):
             part = whole[start : start + len(ZEROS)]
             self._encryptor.update_into(ZEROS[: len(part)], part)
