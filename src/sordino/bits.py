@@ -75,9 +75,9 @@ REST = -128
 ENTRIES = 2**16
 UNIT = 2.0**-21
 """The share of φ that one of the entries for the rest stands for."""
-CHUNK = 2**14
+CHUNK = 2**15
 """Normals at a time: their bits and the tables stay in the processor's cache."""
-TRIES = 2**12
+TRIES = 2**13
 """Proposals for the rest at a time; nearly half of them are kept."""
 FINEST = 2.0**-48
 """The lattice of places, in columns: 2⁻⁵³ deviations."""

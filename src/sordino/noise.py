@@ -30,7 +30,7 @@ from sordino.accounting.ledger import Receipt
 from sordino.bits import Joined, Normals
 from sordino.errors import InvalidInput
 
-PIECE = 2**15
+PIECE = 2**16
 """Entries of noise at a time: they stay in the processor's cache, and a large model needs no second copy."""
 THREADED = 2**20
 """For so many entries one more thread is worth its start."""
