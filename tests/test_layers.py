@@ -20,7 +20,7 @@ LAYERS = (
     ("errors",),
     ("accounting",),
     ("names",),
-    ("noise", "distributed", "gradients", "records"),
+    ("bits", "noise", "distributed", "gradients", "records"),
     ("parts",),
     ("validation",),
     ("recipe", "combinations"),

@@ -12,20 +12,33 @@ import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from dp_accounting import DpEvent
 from numpy.typing import NDArray
 from randomgen import AESCounter
 from torch import Tensor
 
+from sordino import bits
 from sordino.accounting.ledger import Receipt
+from sordino.bits import Joined, Normals
 from sordino.errors import InvalidInput
 
-PIECE = 2**16  # entries of noise at a time: they stay in the processor's cache, and a large model needs no second copy
+PIECE = 2**16
+"""Entries of noise at a time: they stay in the processor's cache, and a large model needs no second copy."""
+THREADED = 2**20
+"""For so many entries one more thread is worth its start."""
+STORE = 2**14
+FEW = 2**12
+"""Fewer normals than this are taken from a store: the fixed price of making some is that of making thousands."""
+ZEROS = memoryview(bytes(2**18))
+"""What is encrypted: a counter stream is what comes out."""
 
 
 class Gaussians(Protocol):
@@ -48,9 +61,21 @@ class Source(Gaussians, Protocol):
         """Independent uniforms in [0, 1), for sampling coins."""
         ...
 
+    def toss(self, records: int, rate: float) -> Joined:
+        """Who joins a draw: those of `records` whose coin, uniform in [0, 1), is below `rate`; and their coins."""
+        ...
+
     def directions(self, size: int) -> NDArray[np.float32]:
         """Independent standard normals for random projections: coins like any other, not the noise of a release."""
         ...
+
+
+def require_source(source: object) -> None:
+    """Refuse, before anything is spent, a source of the user's own that cannot do what a run may ask of it."""
+    if missing := [name for name in ("uniform", "toss", "directions", "gaussian") if not hasattr(source, name)]:
+        raise InvalidInput(
+            f"source of type {type(source).__name__} has no {missing[0]}(): give it one, or build on Secure, which has"
+        )
 
 
 class Settling(ABC):
@@ -65,11 +90,10 @@ class Settling(ABC):
         ...
 
 
-class _Stream:
-    """AES-128 in counter mode: as unpredictable as the cipher, and faster than ChaCha where the processor has AES."""
+class _Stream(ABC):
+    """What secure and seeded sources have in common: whose noise it is, and that none is drawn twice."""
 
-    def __init__(self, key: int) -> None:
-        self._generator = np.random.Generator(AESCounter(key=key))
+    def __init__(self) -> None:
         self._process = os.getpid()
         self._last_receipt = 0
 
@@ -78,19 +102,24 @@ class _Stream:
             "a noise source cannot be copied or sent elsewhere: its noise would be drawn twice; make a new one"
         )
 
-    def _fresh(self) -> np.random.Generator:
-        """The generator, unless this process was forked from the one that made it: both would draw the same noise."""
+    def _require_own(self) -> None:
+        """Refuse a process that was forked from the one that made the source: both would draw the same noise."""
         if os.getpid() != self._process:
             raise InvalidInput(
                 "a noise source was used in a forked process: its noise would be drawn twice; make a new one"
             )
-        return self._generator
 
     def uniform(self, size: int) -> NDArray[np.float64]:
-        return self._fresh().random(size)
+        self._require_own()
+        return self._uniform(size)
+
+    def toss(self, records: int, rate: float) -> Joined:
+        self._require_own()
+        return bits.toss(records, rate, self.uniform, self._words)
 
     def directions(self, size: int) -> NDArray[np.float32]:
-        return self._fresh().standard_normal(size, dtype=np.float32)
+        self._require_own()
+        return self._directions(size)
 
     def gaussian(self, receipt: Receipt, size: int, std: float) -> Tensor:
         if receipt.sequence < self._last_receipt:
@@ -99,21 +128,88 @@ class _Stream:
                 "charge the ledger again for another release"
             )
         self._last_receipt = receipt.sequence
-        noise = self._fresh().standard_normal(size)
-        noise *= std
-        return torch.from_numpy(noise)
+        self._require_own()
+        return torch.from_numpy(self._normals(size, std))
+
+    @abstractmethod
+    def _uniform(self, size: int) -> NDArray[np.float64]: ...
+
+    @abstractmethod
+    def _words(self, size: int) -> NDArray[np.uint64]:
+        """Numbers of 64 random bits."""
+
+    @abstractmethod
+    def _directions(self, size: int) -> NDArray[np.float32]: ...
+
+    @abstractmethod
+    def _normals(self, size: int, std: float) -> NDArray[np.float64]: ...
+
+
+class _Cipher:
+    """One key stream of OpenSSL's AES-128 in counter mode, and the normals that are made of it; for one thread."""
+
+    def __init__(self) -> None:
+        key, start = secrets.token_bytes(16), secrets.token_bytes(16)
+        self._encryptor = Cipher(algorithms.AES128(key), modes.CTR(start)).encryptor()
+        self.normals = Normals(self.fill)
+        self._store, self._used = np.empty(STORE), STORE
+
+    def fill(self, drawn: NDArray[np.uint8]) -> None:
+        """Overwrite bytes with the next ones of the stream: zeros, encrypted."""
+        whole = drawn.data
+        for start in range(0, len(whole), len(ZEROS)):
+            part = whole[start : start + len(ZEROS)]
+            self._encryptor.update_into(ZEROS[: len(part)], part)
+
+    def take_few(self, size: int, std: float) -> NDArray[np.float64]:
+        """At most `FEW` normals, of a store that is made at once; none is given out twice."""
+        if self._used + size > STORE:
+            self.normals.draw(self._store)
+            self._used = 0
+        self._used += size
+        return self._store[self._used - size : self._used] * std
 
 
 class Secure(_Stream):
-    """Cryptographic randomness under a fresh key from the operating system, the default.
+    """Cryptographic randomness under fresh keys from the operating system, the default.
 
-    Guarantees: nobody without the key can predict or replay the stream; every process and every restart has a new key.
+    Guarantees: nobody without the keys can predict or replay the stream; every process and every restart has new ones.
+    Threads may draw at the same time: each gets a key stream of its own while it does.
     """
 
     assumption = "noise and sampling from an AES-128 counter stream keyed by the operating system"
 
     def __init__(self) -> None:
-        super().__init__(secrets.randbits(128))
+        super().__init__()
+        self._idle = [_Cipher()]
+
+    @contextmanager
+    def _cipher(self) -> Iterator[_Cipher]:
+        """A stream that no other thread uses: an idle one, or a new one under a new key."""
+        try:
+            cipher = self._idle.pop()  # one operation: no two threads get the same
+        except IndexError:
+            cipher = _Cipher()
+        yield cipher
+        self._idle.append(cipher)  # not after an error, which may have left it half-way: a new key takes its place
+
+    def _uniform(self, size: int) -> NDArray[np.float64]:
+        return bits.to_uniforms(self._words(size))
+
+    def _words(self, size: int) -> NDArray[np.uint64]:
+        with self._cipher() as cipher:
+            return bits.draw_words(cipher.fill, size)
+
+    def _directions(self, size: int) -> NDArray[np.float32]:
+        return self._normals(size, 1.0).astype(np.float32)
+
+    def _normals(self, size: int, std: float) -> NDArray[np.float64]:
+        with self._cipher() as cipher:
+            if size <= FEW:
+                return cipher.take_few(size, std)
+            noise = np.empty(size)
+            cipher.normals.draw(noise, std)
+            return noise
 
 
 class Seeded(_Stream):
@@ -131,8 +227,23 @@ class Seeded(_Stream):
             + (f"/{stream}" if stream else "")
         )
         digest = hashlib.sha256(text.encode()).digest()
-        super().__init__(int.from_bytes(digest[:16], "big"))
+        super().__init__()
+        self._generator = np.random.Generator(AESCounter(key=int.from_bytes(digest[:16], "big")))
         self.assumption = f"noise is SEEDED (seed {seed}): an experiment, no protection against whoever knows the seed"
+
+    def _uniform(self, size: int) -> NDArray[np.float64]:
+        return self._generator.random(size)
+
+    def _words(self, size: int) -> NDArray[np.uint64]:
+        return self._generator.integers(2**64, size=size, dtype=np.uint64)
+
+    def _directions(self, size: int) -> NDArray[np.float32]:
+        return self._generator.standard_normal(size, dtype=np.float32)
+
+    def _normals(self, size: int, std: float) -> NDArray[np.float64]:
+        noise = self._generator.standard_normal(size)
+        noise *= std
+        return noise
 
 
 class Noise(Protocol):
@@ -176,11 +287,20 @@ def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: fl
     """Add one independent normal of deviation `std` to every entry of contiguous tensors, in place."""
     held = list(tensors)
     before = _flat(held) if isinstance(source, Settling) else None
-    for pieces in _groups(held):
+
+    def add(pieces: list[Tensor]) -> None:
         sizes = [piece.numel() for piece in pieces]
         noise = source.gaussian(receipt, sum(sizes), std)
         for piece, drawn in zip(pieces, noise.split(sizes), strict=True):
             piece += drawn.to(device=piece.device, dtype=piece.dtype)
+
+    threads = min(torch.get_num_threads(), sum(tensor.numel() for tensor in held) // THREADED)
+    if threads > 1 and isinstance(source, Secure):  # the numbers of other sources have an order to keep
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(add, _groups(held)))
+    else:
+        for pieces in _groups(held):
+            add(pieces)
     if before is not None:
         released = settle(source, receipt, before, _flat(held))
         for tensor, piece in zip(held, released.split([tensor.numel() for tensor in held]), strict=True):
@@ -203,10 +323,12 @@ def _flat(tensors: list[Tensor]) -> Tensor:
 def _groups(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Flat views that cover the tensors in their order, grouped so that each group holds at most `PIECE` entries."""
     group: list[Tensor] = []
+    size = 0
     for piece in (piece for tensor in tensors for piece in tensor.view(-1).split(PIECE)):
-        if sum(held.numel() for held in group) + piece.numel() > PIECE:
+        if size + piece.numel() > PIECE:
             yield group
-            group = []
+            group, size = [], 0
         group.append(piece)
+        size += piece.numel()
     if group:
         yield group

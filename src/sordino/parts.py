@@ -157,10 +157,11 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Poisson(Sampler):
-    """Each record joins the draw independently with probability `rate`.
+    """Each record joins the draw independently with probability `rate`, in time and memory proportional to the draw.
 
     Guarantees: inclusions are independent of the data and of each other, so the draw amplifies
     (Mironov, Talwar, Zhang 2019, Def. 3; Poisson-subsampled PLD).
+    What "independently" means in finite bits is said in `sordino.bits`: it costs nothing that could be counted.
     Edge cases: an empty draw is a draw, and the step then releases noise alone; rate 1 is the full data.
     """
 
@@ -181,8 +182,7 @@ class Poisson(Sampler):
         return PoissonSampledDpEvent(self.rate, event)
 
     def draw(self, records: int, source: Source, state: Any) -> Draw:
-        joined = source.uniform(records) < self.rate
-        return Draw(torch.from_numpy(joined.nonzero()[0]))
+        return Draw(torch.from_numpy(source.toss(records, self.rate).indices))
 
 
 @dataclass(frozen=True)

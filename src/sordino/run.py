@@ -25,7 +25,7 @@ from sordino.accounting.ledger import ASSUMPTION, Ledger, Receipt
 from sordino.accounting.pricing import Basis, require_accountant
 from sordino.distributed.team import Team, mirror_ledger
 from sordino.errors import CheckpointError, InvalidInput, LedgerError
-from sordino.noise import Secure, Seeded, Source
+from sordino.noise import Secure, Seeded, Source, require_source
 from sordino.parts import Foreign
 from sordino.recipe import Recipe
 
@@ -87,6 +87,7 @@ class Run:
         self.folder: Path | None = None
         self.ledger = Ledger.in_memory(header=make_header(recipe, unit)) if ledger is None else ledger
         self.source: Source = source or Secure()
+        require_source(self.source)
         self.allowance: Allowance = Unlimited()
         self._population, self._seed, self._given = population, seed, source
         self._recorded, self._announced = -1, False

@@ -153,6 +153,11 @@ class WithoutCap(Importance):
     def bounds(self, norms: Tensor, clip: float) -> Tensor:
         return (self.multiplier * norms.clamp(min=self.floor * clip)).float()
 
+    def draw(self, records: int, source: Source, state: Any) -> Draw:
+        heights = torch.from_numpy(source.uniform(records)) * state.epoch.reach
+        drawn = (heights < state.bounds).nonzero().squeeze(1)
+        return Draw(drawn, heights[drawn], self.floor * state.epoch.clip)
+
 
 # -- what is divided, kept and charged ------------------------------------------------------------------------------
 

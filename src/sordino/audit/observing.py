@@ -34,6 +34,7 @@ from sordino.accounting.ledger import Ledger, Receipt
 from sordino.accounting.paid_by_epoch import PaidByEpoch
 from sordino.audit.bounds import Claim, Events
 from sordino.audit.instances import LOSSES, Instance
+from sordino.bits import Joined
 from sordino.noise import Source
 from sordino.private import Private
 from sordino.recipe import Recipe
@@ -295,6 +296,11 @@ class Witness:
         if self._private is not None and size == self._private.bench.records.count:
             self._draws += 1
         return self._source.uniform(size)
+
+    def toss(self, records: int, rate: float) -> Joined:
+        if self._private is not None and records == self._private.bench.records.count:
+            self._draws += 1
+        return self._source.toss(records, rate)
 
     def directions(self, size: int) -> NDArray[np.float32]:
         return self._source.directions(size)

@@ -258,9 +258,10 @@ class Importance(Sampler):
         epoch, bounds = state.epoch, state.bounds
         assert epoch is not None
         assert bounds is not None
-        heights = torch.from_numpy(source.uniform(records)) * epoch.reach
-        drawn = (heights < bounds).nonzero().squeeze(1)
-        return Draw(drawn, heights[drawn], self.floor * epoch.clip)
+        tossed = source.toss(records, epoch.clip / epoch.reach)  # no bound exceeds C: nobody else can be drawn
+        indices, heights = torch.from_numpy(tossed.indices), torch.from_numpy(tossed.coins) * epoch.reach
+        drawn = heights < bounds[indices]
+        return Draw(indices[drawn], heights[drawn], self.floor * epoch.clip)
 
     def observe(self, draw: Draw, norms: Tensor, state: Learnt) -> None:
         """Remember the fresh norms of all drawn records, used or not (Alg. 1, line 24)."""

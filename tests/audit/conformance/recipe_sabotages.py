@@ -7,7 +7,6 @@ A sabotage changes what `conformance.check` is given: the recipe, how the run is
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -317,7 +316,7 @@ def importance(**overrides: Callable[..., Any]) -> Twist:
     return Twist(patch=patch)
 
 
-_release, _terms, _draw, _prepare = Importance._release, Importance.terms, Importance.draw, Importance.prepare
+_release, _terms, _prepare = Importance._release, Importance.terms, Importance.prepare
 
 
 def half_the_releases(self: Importance, bench: Bench, value: float, sensitivity: float) -> float:
@@ -346,9 +345,9 @@ def half_the_step(self: Importance, terms: Terms, state: Learnt) -> Terms:
 
 def oftener(self: Importance, records: int, source: Source, state: Learnt) -> Draw:
     """Records are used twice as often as charged."""
-    found = _draw(self, records, source, replace(state, bounds=torch.full_like(state.bounds, math.inf)))
-    assert found.thresholds is not None
-    return replace(found, thresholds=found.thresholds / 2)
+    assert state.epoch is not None
+    heights = torch.from_numpy(source.uniform(records)) * state.epoch.reach
+    return Draw(torch.arange(records), heights / 2, self.floor * state.epoch.clip)
 
 
 def unclipped_sum(patch: Patch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from dp_accounting import GaussianDpEvent
@@ -249,12 +251,11 @@ class SixteenBits(Secure):
     """Keyed with two bytes."""
 
     def __init__(self) -> None:
-        import secrets
-
-        import numpy as np
-
         super().__init__()
         self._generator = np.random.Generator(AESCounter(key=secrets.randbits(16)))
+
+    def _words(self, size: int) -> np.ndarray:
+        return self._generator.integers(2**64, size=size, dtype=np.uint64)
 
 
 def test_the_secure_source_conforms() -> None:

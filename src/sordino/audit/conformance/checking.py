@@ -41,6 +41,7 @@ AMBIGUOUS = (17, 16)
 SOURCES = 4096
 """Made to see whether any two are alike: for keys of b bits about 2^(23−b) pairs are."""
 NUMBERS = 20_000
+RECORDS, RATE = 10**7, 1e-3
 CERTAIN = 1e-9
 """A true source fails each statistical test with this probability."""
 STD = 3.0
@@ -278,4 +279,18 @@ def _check_distribution(made: Source) -> list[str]:
     coins = made.uniform(NUMBERS)
     if stats.kstest(coins, "uniform").pvalue < CERTAIN:
         found.append("sampling coins are not uniform: draws are not what is charged")
-    return found
+    return [*found, *_check_draw(made)]
+
+
+def _check_draw(made: Source) -> list[str]:
+    """Who joins of many: as many as coins would have it, in all parts of the records alike, each once."""
+    joined = made.toss(RECORDS, RATE)
+    where, expected = np.asarray(joined.indices), RECORDS * RATE
+    if len(where) and not (where.min() >= 0 and where.max() < RECORDS and (np.diff(where) > 0).all()):
+        return ["a draw holds a record twice, out of order, or one that does not exist"]
+    off = abs(len(where) - expected) > stats.norm.isf(CERTAIN) * (expected * (1 - RATE)) ** 0.5
+    if off or stats.kstest(where / RECORDS, "uniform").pvalue < CERTAIN:
+        return [f"{len(where)} of {RECORDS} records joined at rate {RATE:g}: draws are not what is charged"]
+    if stats.kstest(joined.coins, "uniform", args=(0.0, RATE)).pvalue < CERTAIN:
+        return ["the coins of those who joined are not uniform below the rate"]
+    return []
