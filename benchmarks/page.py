@@ -250,7 +250,7 @@ def judge_growth(axis: str, found: Result) -> str:
 
 def summarise(results: Results) -> str:
     """What the README says of the time of a step."""
-    said = []
+    said: list[str] = []
     for kind, words in KINDS.items():
         rows = [result for result in results.values() if result["kind"] == kind]
         mine = [value for result in rows if (value := ratio(result)) is not None]
@@ -345,7 +345,7 @@ def compose(results: Results, scale: Mapping[str, Any], notes: Mapping[str, str]
         profiles=tabulate_profiles(results),
         missed=list_missed(results, notes),
         fails=list_fails(results),
-        growth=growth or "Not measured yet.",
+        growth=f"{growth}\n\n![growth](img/growth.svg)" if growth else "Not measured yet.",
         scaling=SCALING.read_text().strip(),
         targets=targets,
         leads=leads,

@@ -21,6 +21,7 @@ from benchmarks import page
 from benchmarks.speed import measuring, store
 from benchmarks.speed.cases import CASES, GROWING, Case
 from benchmarks.speed.methods import METHODS
+from benchmarks.speed.starts import Failed
 
 QUICK = ("linear model, 64 inputs", "MNIST CNN 26k, 256", "BiLSTM64 trained embedding, 64x150", "Llama 2x256")
 QUICK_METHODS = ("SGD", "Sordino", "Opacus hooks", "Opacus ew", "Opacus ghost")
@@ -54,8 +55,11 @@ def main(
     if quick or methods:
         names = QUICK if quick and not only else [name for name in CASES if only in name]
         chosen = tuple(methods.split(",")) if methods else QUICK_METHODS
+        found = {}
         for case in ready(names):
-            print(page.tell(measuring.measure(case, chosen, **how)), flush=True)
+            found[case.name] = measuring.measure(case, chosen, **how)
+            print(page.tell(found[case.name]), flush=True)
+        print(f"\n{page.tabulate_times(found)}\n\n{page.tabulate_memory(found)}")
         return
     try:
         if part in ("", "networks"):
@@ -83,7 +87,11 @@ def measure_networks(only: str, how: How, again: bool) -> None:
         if store.is_current(case.name) and not only and not again:
             print(f"{said} {case.name}: measured on these sources already", flush=True)
             continue
-        result = measuring.measure(case, **how)
+        try:
+            result = measuring.measure(case, **how)
+        except Failed as error:
+            print(f"{said} {error}", flush=True)  # the next run of `make bench` comes back to it
+            continue
         store.keep(case.name, result)
         print(f"{said} {page.tell(result)}", flush=True)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +55,7 @@ class Virtual(Dataset[Batch]):
         return tuple(each.index_select(0, rows) for each in self.kept)
 
 
-def collate(batch: Batch) -> Batch:
+def collate(batch: Any) -> Any:
     """Records arrive together already."""
     return batch
 
@@ -129,24 +130,26 @@ def frozen_bilstm() -> nn.Module:
     return networks.imdb_bilstm(torch.randn(20_000, 100))
 
 
-def _hugging() -> list[Case]:
-    language = {"score": hugging.score_tokens, "needs": HUGGING}
-    small, large = images(3, 32), 30_522
-    read, see, translate = hugging.read, hugging.see, hugging.translate
-    plans = (
-        ("BERT-mini 4x256", 16, hugging.bert, hugging.padded(large), read, {}, ["query", "value"], "classifier"),
-        ("GPT-2 2x256, tied", 16, hugging.gpt2, hugging.continued(8_192), read, language, ["c_attn"], ""),
-        ("Llama 2x256", 16, hugging.llama, hugging.continued(8_192), read, language, ["q_proj", "v_proj"], ""),
-        ("T5 2+2x256", 16, hugging.t5, hugging.translated(8_192), translate, language, ["q", "v"], ""),
-        ("ViT-tiny 12x192", 16, hugging.vit, small, see, {}, ["q_proj", "v_proj"], "classifier"),
+def _twice(case: Case, targets: list[str], head: str = "") -> tuple[Case, Case]:
+    """In full and with LoRA."""
+    adapted = hugging.with_lora(case.build, targets, head)
+    return case, replace(case, name=f"{case.name}, LoRA", kind="LoRA", build=adapted)
+
+
+def _hugging() -> tuple[Case, ...]:
+    words, small, needs, kind = hugging.WORDS, images(3, 32), HUGGING, "transformer"
+    read, see, translate, tokens = hugging.read, hugging.see, hugging.translate, hugging.score_tokens
+    classes, continued, translated = hugging.padded(30_522), hugging.continued(words), hugging.translated(words)
+    bert = Case("BERT-mini 4x256", kind, 16, hugging.bert, classes, read, needs=needs)
+    vit = Case("ViT-tiny 12x192", kind, 16, hugging.vit, small, see, needs=needs)
+    return (
+        *_twice(bert, ["query", "value"], "classifier"),
+        *_twice(Case("GPT-2 2x256, tied", kind, 16, hugging.gpt2, continued, read, tokens, needs), ["c_attn"]),
+        *_twice(Case("Llama 2x256", kind, 16, hugging.llama, continued, read, tokens, needs), ["q_proj", "v_proj"]),
+        *_twice(Case("T5 2+2x256", kind, 16, hugging.t5, translated, translate, tokens, needs), ["q", "v"]),
+        *_twice(vit, ["q_proj", "v_proj"], "classifier"),
+        Case("ConvNeXt at 32x32", "CNN", 32, hugging.convnext, small, see, needs=needs),
     )
-    made = []
-    for name, batch, build, draw, forward, more, targets, head in plans:
-        options = {"forward": forward, "needs": HUGGING, **more}
-        made.append(Case(name, "transformer", batch, build, draw, **options))
-        made.append(Case(f"{name}, LoRA", "LoRA", batch, hugging.with_lora(build, targets, head), draw, **options))
-    made.append(Case("ConvNeXt at 32x32", "CNN", 32, hugging.convnext, small, see, needs=HUGGING))
-    return made
 
 
 ALL = (

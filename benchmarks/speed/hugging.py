@@ -16,7 +16,7 @@ from torch import Tensor, nn
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 IGNORED = -100
-LENGTH = 128
+LENGTH, WORDS = 128, 8_192
 Batch = tuple[Tensor, ...]
 
 
@@ -39,7 +39,7 @@ def gpt2() -> nn.Module:
     """A GPT-2 of 2 layers, 256 wide, whose head is its embedding."""
     library = _library()
     config = library.GPT2Config(
-        vocab_size=8_192, n_positions=LENGTH, n_embd=256, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
+        vocab_size=WORDS, n_positions=LENGTH, n_embd=256, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
     )
     model: nn.Module = library.GPT2LMHeadModel(config)
     return model.train()
@@ -49,7 +49,7 @@ def llama() -> nn.Module:
     """A Llama of 2 layers, 256 wide, with grouped queries."""
     library = _library()
     config = library.LlamaConfig(
-        vocab_size=8_192,
+        vocab_size=WORDS,
         hidden_size=256,
         intermediate_size=688,
         num_hidden_layers=2,
@@ -66,7 +66,7 @@ def t5() -> nn.Module:
     """A T5 of 2 + 2 layers with the shapes of T5-small halved."""
     library = _library()
     config = library.T5Config(
-        vocab_size=8_192, d_model=256, d_kv=64, d_ff=1024, num_layers=2, num_decoder_layers=2, num_heads=4
+        vocab_size=WORDS, d_model=256, d_kv=64, d_ff=1024, num_layers=2, num_decoder_layers=2, num_heads=4
     )
     config.use_cache = False
     model: nn.Module = library.T5ForConditionalGeneration(config)

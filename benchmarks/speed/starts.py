@@ -16,12 +16,14 @@ import json
 import logging
 import multiprocessing
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -41,9 +43,12 @@ LONG = 15.0
 """A probe that takes longer is made once for a network, and left out in the other starts and ways of Sordino."""
 VISIBLE = 0.1
 """Durable ledgers are timed where an ordinary step takes less: a write of a millisecond does not show elsewhere."""
-SHARE = 0.45
-"""Of the machine's memory, what one method may have."""
+SHARE, FREE = 0.45, 0.8
+"""What one method may have of the machine's memory, and at most of what is free."""
+LIMIT = 600.0
+"""Seconds after which a method that has not answered is let go."""
 TRIMMED = 2**30
+PR_SET_PDEATHSIG = 1
 Steps = list[tuple[float, int]]
 
 
@@ -137,20 +142,24 @@ class Runner:
         return stacks.watch(work)
 
 
+def die_with_parent() -> None:
+    """An interrupted run leaves nothing behind that goes on measuring."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def answer(connection: Connection, wish: Wish, method: str, folder: str, validate: bool) -> None:
     """What a method's process does: set up, take a step, then measure as often as it is asked."""
+    die_with_parent()
     torch.set_num_threads(wish.threads)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    limit = int(SHARE * _machine_memory())
+    limit = int(min(SHARE * _read_memory("MemTotal"), FREE * _read_memory("MemAvailable")))
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     begun = time.perf_counter()
     try:
         name, case = split(method, wish.case)
         runner = Runner(METHODS[name](case, Path(folder), validate), wish.clock)
-        before = time.perf_counter()
-        _, examples, _ = runner.take()
-        first = time.perf_counter() - before
+        first, examples, _ = runner.take()
         connection.send({"setup": time.perf_counter() - begun, "first": first, "examples": examples})
         for question, argument in iter(connection.recv, ("stop", 0)):
             connection.send(getattr(runner, question)(argument))
@@ -164,12 +173,9 @@ def split(method: str, case: str) -> tuple[str, Case]:
     return name, find_case(own or case)
 
 
-def _machine_memory() -> int:
-    return next(
-        1024 * int(line.split()[1])
-        for line in Path("/proc/meminfo").read_text().splitlines()
-        if line.startswith("MemTotal")
-    )
+def _read_memory(name: str) -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 class Start:
@@ -183,18 +189,25 @@ class Start:
 
     def ask(self, method: str, question: str, argument: float) -> Any:
         """A method's answer; one that fails is let go."""
-        connection, _ = self.alive[method]
-        try:
-            connection.send((question, argument))
-            said = connection.recv()
-        except (EOFError, OSError):
-            said = "its process was killed"
+        with suppress(OSError):  # where its process is gone, there is no answer to come
+            self.alive[method][0].send((question, argument))
+        said = self.hear(method)
         if isinstance(said, str):
             self.fails[method] = said
             self.found.pop(method, None)
             self.dismiss(method)
             return None
         return said
+
+    def hear(self, method: str) -> Any:
+        """What a method says; a string says why there is nothing else to come."""
+        connection, _ = self.alive[method]
+        if not connection.poll(LIMIT):
+            return f"took more than {LIMIT:g} s"
+        try:
+            return connection.recv()
+        except (EOFError, OSError):
+            return "its process was killed"
 
     def dismiss(self, method: str) -> None:
         """End a method's process."""
@@ -214,10 +227,7 @@ class Start:
         process.start()
         theirs.close()
         self.alive[method] = ours, process
-        try:
-            said = ours.recv()
-        except EOFError:
-            said = "its process was killed"
+        said = self.hear(method)
         if isinstance(said, str):
             self.fails[method] = said
             self.dismiss(method)
@@ -269,16 +279,23 @@ def preload(wish: Wish) -> None:
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]).zero_grad()  # loads half of torch when it is first made
 
 
+class Failed(Exception):
+    """A start came to nothing."""
+
+
 def begin(wish: Wish) -> dict[str, Any]:
     """A start in a Python process of its own: {"found": by method, "fails": why the others do not run}."""
     command = [sys.executable, "-m", "benchmarks.speed.starts"]
-    done = subprocess.run(command, input=json.dumps(asdict(wish)), stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, input=json.dumps(asdict(wish)), stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise Failed(f"a start of {wish.case} ended with {done.returncode}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def main() -> None:
     """Read a wish, measure, print."""
+    die_with_parent()
     wish = Wish(**json.load(sys.stdin))
     warnings.simplefilter("ignore")
     preload(wish)
