@@ -97,6 +97,15 @@ def test_texts_are_padded_and_padding_changes_no_loss(name):
         torch.testing.assert_close(case.loss(model, (other, *few[1:])), case.loss(model, few), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.helped and case.kind != "LoRA"])
+def test_opacus_is_helped_without_changing_the_network(name):
+    case = tiny(name)
+    torch.manual_seed(0)
+    model, batch = case.build().eval(), case.draw(3)
+    with torch.no_grad():
+        torch.testing.assert_close(case.helped(model, batch), case.forward(model, batch))
+
+
 @pytest.mark.parametrize(("name", "method"), TRIED)
 def test_every_method_takes_steps(name, method, tmp_path):
     sizes = take(name, method, tmp_path)

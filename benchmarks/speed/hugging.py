@@ -157,6 +157,13 @@ def read(model: nn.Module, batch: Batch) -> Tensor:
     return logits
 
 
+def read_placed(model: nn.Module, batch: Batch) -> Tensor:
+    """The same with every example's positions spelt out: Opacus' hooks want the batch in every input of a layer."""
+    places = torch.arange(batch[0].shape[1]).expand(batch[0].shape)
+    logits: Tensor = model(batch[0], attention_mask=batch[1], position_ids=places).logits
+    return logits
+
+
 def translate(model: nn.Module, batch: Batch) -> Tensor:
     """The logits of a model that reads one text and continues another."""
     logits: Tensor = model(batch[0], attention_mask=batch[1], decoder_input_ids=batch[2]).logits

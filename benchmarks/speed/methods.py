@@ -137,9 +137,10 @@ def by_opacus(mode: str) -> Loop:
         )
         wrapped, optimizer, loader = made[0], made[1], made[-1]
         criterion = made[2] if mode == "ghost" else Criterion(case)
+        forward = case.helped or case.forward
         for batch in repeat(loader):
             optimizer.zero_grad()
-            criterion(case.forward(wrapped, batch), batch).backward()
+            criterion(forward(wrapped, batch), batch).backward()
             optimizer.step()
             optimizer.zero_grad()  # lets go of the gradients of all examples
             yield len(batch[-1]), True

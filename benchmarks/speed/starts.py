@@ -60,7 +60,7 @@ class Wish:
     methods: list[str] = field(default_factory=lambda: list(METHODS))
     threads: int = 1
     turns: int = 3
-    seconds: float = 0.4
+    seconds: float = 0.3
     peaks: int = 0
     profile: float = 0.0
     validate: bool = True
