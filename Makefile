@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/pytest -n $(shell expr $$(nproc 2>/dev/null || echo 2) + 1) --maxprocesses=4 --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-faults test-integrations screenshots lint types bench docs lock clean
+.PHONY: help demo test test-slow test-faults test-integrations screenshots lint types bench bench-quick docs lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-18s %s\n", $$1, $$2 }'
@@ -43,8 +43,11 @@ lint: .venv/dev ## ruff, style and format
 types: .venv/dev ## mypy in strict mode
 	$(BIN)/mypy
 
-bench: .venv/dev ## Speed and memory against peers
-	$(BIN)/python -m benchmarks
+bench: .venv/dev ## Speed and memory against peers, for docs/performance.md (an interrupted run goes on)
+	$(BIN)/python -m benchmarks.speed
+
+bench-quick: .venv/dev ## A few networks and methods within five minutes
+	$(BIN)/python -m benchmarks.speed --quick
 
 docs: .venv/dev ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,217 +1,381 @@
-"""docs/performance.md and its plots, made from what `benchmarks.speed` measured."""
+"""docs/performance.md, its plots and the README's figures, made from what `benchmarks.speed` stored.
+
+Its words are in benchmarks/performance.md; what is written by hand about one network is in
+benchmarks/results/speed/notes.toml. Both stay when the page is made anew.
+"""
 
 from __future__ import annotations
 
+import textwrap
+import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import profiles
-from benchmarks.steps import CASES, METHODS
+from benchmarks.speed import store
+from benchmarks.speed.cases import CASES, EXTRA, GROWING, LEAD, LEADS, MEMORY, TARGETS, find_case
+from benchmarks.speed.methods import METHODS, NOISE, OURS, PEERS
+from benchmarks.speed.stacks import PARTS
+from benchmarks.speed.starts import LONG, PATIENCE, VISIBLE
 
-DOCS = Path(__file__).parent.parent / "docs"
-SCALING = Path(__file__).parent / "results" / "scaling.md"
-MOST_MEMORY = 1.15
-MEASURED = ("times", "memory", "parts", "levels")
-Found = dict[str, dict[str, float]]
-
-
-def write(stored: dict[str, Any]) -> None:
-    """The whole page, cases in the order of `CASES`."""
-    ordered: dict[str, Found] = {
-        kind: {name: stored[kind][name] for name in CASES if name in stored[kind]} for kind in MEASURED
-    }
-    plot(ordered["times"], stored["growth"])
-    tables = {kind: table(kind, rows) for kind, rows in ordered.items()}
-    words = {
-        "missed": missed(ordered["times"], ordered["parts"]),
-        "behind": behind(ordered["times"]),
-        "heavy": heavy(ordered["memory"], ordered["levels"]),
-        "heap": profiles.tabulate_heaps(stored["heap"]),
-        "heap_ratio": f"{profiles.compare_heaps(stored['heap']):.2f}",
-        "scaling": SCALING.read_text().strip(),
-        "conditions": stored.get("conditions", ""),
-    }
-    (DOCS / "performance.md").write_text(PAGE.format(**tables, **words))
+DOCS = store.ROOT / "docs"
+README = store.ROOT / "README.md"
+WORDS = store.ROOT / "benchmarks" / "performance.md"
+SCALING = store.ROOT / "benchmarks" / "results" / "scaling.md"
+BEGIN, END = "<!-- written by benchmarks.speed -->", "<!-- end -->"
+FLAT = 1.2
+KINDS = {
+    "CNN": "CNNs",
+    "LSTM": "LSTMs",
+    "transformer": "transformers",
+    "LoRA": "transformers with LoRA",
+    "embedding": "an embedding table with little arithmetic",
+}
+Result = store.Result
+Results = Mapping[str, Result]
 
 
-def behind(times: Found) -> str:
-    """Where the lead over the best mode of Opacus is smaller than it was meant to be."""
-    lines = []
-    for name, row in times.items():
-        rivals = {method: value for method, value in row.items() if method.startswith("Opacus")}
-        best = min(rivals, key=rivals.__getitem__)
-        if rivals[best] < CASES[name].lead * row["Sordino"]:
-            lead = rivals[best] / row["Sordino"]
-            lines.append(f"- **{name}**: {lead:.2f} times as fast as {best}, where {CASES[name].lead:g} was the aim.")
-    return "\n".join(lines) or "None."
+# -- figures --------------------------------------------------------------------------------------------------------
 
 
-def heavy(memory: Found, levels: Found) -> str:
-    """Networks whose step takes more memory than it was meant to, by either measurement."""
-    both = {
-        name: (row["Sordino"] / row["SGD"], profiles.ratio(levels[name], max))
-        for name, row in memory.items()
-        if name in levels
-    }
-    over = (f"{name} ({first:.2f}, by its parts {second:.2f})" for name, (first, second) in both.items())
-    shown = [text for text, pair in zip(over, both.values(), strict=True) if max(pair) > MOST_MEMORY]
-    return ", ".join(shown) or "none"
+def seconds(result: Result, method: str, threads: int = 1) -> float | None:
+    """A method's step, or None where it does not run."""
+    row = result["times"][str(threads)].get(method)
+    return None if row is None else float(row["seconds"])
 
 
-def missed(times: Found, parts: Found) -> str:
-    """Which targets are missed, and which parts of a step the surplus over SGD consists of."""
-    lines = []
-    for name, row in times.items():
-        ratio, target, mine = row["Sordino"] / row["SGD"], CASES[name].target, parts[name]
-        kept = profiles.ratio(mine, sum)
-        if max(ratio, kept) <= target:
-            continue
-        surplus = {
-            "the pass that also measures every example": mine["forward, backward, norms"]
-            - mine["SGD: forward"]
-            - mine["SGD: backward"],
-            "the weighted sums": mine["weighted sums"],
-            "noise": mine["noise"],
-        }
-        base = sum(value for part, value in mine.items() if part.startswith("SGD"))
-        added = ", ".join(f"{part} {value / base:+.2f}" for part, value in surplus.items())
-        lines.append(
-            f"- **{name}**: {ratio:.2f}, {kept:.2f} with kept heaps, where {target} was the target. "
-            f"Relative to SGD's step: {added}."
+def ratio(result: Result, method: str = "Sordino", threads: int = 1) -> float | None:
+    """A method's step over SGD's."""
+    mine, base = seconds(result, method, threads), seconds(result, "SGD", threads)
+    return None if mine is None or not base else mine / base
+
+
+def best_peer(result: Result, threads: int = 1) -> tuple[str, float] | None:
+    """The quickest of the peers that run, and its seconds."""
+    found = [(value, peer) for peer in PEERS if (value := seconds(result, peer, threads)) is not None]
+    return min(found)[::-1] if found else None
+
+
+def memory(result: Result, method: str = "Sordino") -> float | None:
+    """A method's peak over SGD's."""
+    mine, base = result["peaks"].get(method), result["peaks"].get("SGD")
+    return None if mine is None or not base else mine / base
+
+
+def extra(result: Result) -> float | None:
+    """Milliseconds of Sordino's step above SGD's."""
+    mine, base = seconds(result, "Sordino"), seconds(result, "SGD")
+    return None if mine is None or base is None else 1000 * (mine - base)
+
+
+# -- tables ---------------------------------------------------------------------------------------------------------
+
+
+def cell(value: float | None, digits: int = 2) -> str:
+    """A figure, or a dash."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def tabulate(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Markdown."""
+    titles = list(head)
+    lines = [f"| {' | '.join(titles)} |", "|---" + "|---:" * (len(titles) - 1) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def shown_methods(results: Results, threads: int = 1) -> list[str]:
+    """Methods, in order, that run anywhere."""
+    return [m for m in METHODS if m != "SGD" and any(m in r["times"][str(threads)] for r in results.values())]
+
+
+def tabulate_times(results: Results, threads: int = 1) -> str:
+    """Ratios to SGD."""
+    methods = shown_methods(results, threads)
+    if not methods:
+        return "Not measured yet."
+
+    def row(name: str, result: Result) -> list[str]:
+        base, peer, mine = (
+            seconds(result, "SGD", threads),
+            best_peer(result, threads),
+            seconds(result, "Sordino", threads),
         )
+        aim = CASES[name].target
+        lead = None if peer is None or mine is None else peer[1] / mine
+        return [
+            name,
+            cell(None if base is None else 1000 * base, 2 if base and base < 0.01 else 1),
+            f"+{EXTRA} ms" if aim is None else f"{aim:g}",
+            *(cell(ratio(result, method, threads)) for method in methods),
+            cell(lead),
+        ]
+
+    head = ["time of a step ÷ SGD", "SGD, ms", "target", *methods, "best peer ÷ Sordino"]
+    return tabulate(head, (row(*each) for each in results.items()))
+
+
+def tabulate_examples(results: Results) -> str:
+    """Sizes, microseconds of an example, and how long it takes until the first step is done."""
+
+    def row(name: str, result: Result) -> list[str]:
+        peer, batch = best_peer(result), result["batch"]
+        each = (seconds(result, "SGD"), seconds(result, "Sordino"), None if peer is None else peer[1])
+        return [
+            name,
+            f"{result['parameters']:,}",
+            f"{result['trained']:,}",
+            f"{batch:,}",
+            *(cell(None if value is None else 1e6 * value / batch, 1) for value in each),
+            "-" if peer is None else peer[0],
+            cell(result["setups"].get("Sordino"), 1),
+        ]
+
+    head = ["network", "parameters", "trained", "batch", "SGD, µs an example", "Sordino, µs", "best peer, µs"]
+    return tabulate([*head, "which", "Sordino's first step, s"], (row(*each) for each in results.items()))
+
+
+def tabulate_memory(results: Results) -> str:
+    """Peaks over SGD's."""
+    methods = [method for method in shown_methods(results) if any(method in r["peaks"] for r in results.values())]
+    rows = (
+        [
+            name,
+            cell(result["peaks"].get("SGD", 0) / 2**20, 1),
+            *(cell(memory(result, method)) for method in methods),
+        ]
+        for name, result in results.items()
+    )
+    return tabulate(["peak memory of a step ÷ SGD", "SGD, MB", *methods], rows)
+
+
+def tabulate_profiles(results: Results) -> str:
+    """Milliseconds of the parts of SGD's step and of Sordino's."""
+    rows = []
+    for name, result in results.items():
+        for method, parts in result["profile"].items():
+            rows.append([name, method, *(cell(1000 * parts[part], 1) for part in PARTS)])
+    return tabulate(["network", "milliseconds of", *PARTS], rows)
+
+
+def tabulate_growth(axis: str, found: Result) -> str:
+    """Milliseconds by size."""
+    ways = list(found["points"])
+    cases = [case for case in GROWING[axis] if any(case.name in found["points"][way] for way in ways)]
+
+    def tell_milliseconds(way: str, name: str) -> str:
+        taken = found["points"][way].get(name)
+        return cell(None if taken is None else 1000 * taken)
+
+    rows = ([case.name, *(tell_milliseconds(way, case.name) for way in ways)] for case in cases)
+    return tabulate([axis, *(f"{way}, ms" for way in ways)], rows)
+
+
+# -- sentences ------------------------------------------------------------------------------------------------------
+
+
+def list_missed(results: Results, notes: Mapping[str, str]) -> str:
+    """Every aim that is missed, the parts of a step that the surplus consists of, and what is noted by hand."""
+    lines = []
+    for name, result in results.items():
+        missed = find_missed(name, result)
+        if missed:
+            lines.append(f"- **{name}**: {'; '.join(missed)}.{explain(result)}")
+            lines += [f"  {line}" for line in notes.get(name, "").strip().splitlines()]
     return "\n".join(lines) or "None."
 
 
-def cell(value: float | None, base: float) -> str:
-    """A ratio, or a dash."""
-    return "-" if value is None else f"{value / base:.2f}"
+def find_missed(name: str, result: Result) -> list[str]:
+    """What a network misses, in words."""
+    case, mine, missed = CASES[name], seconds(result, "Sordino"), []
+    if mine is None:
+        return [f"does not run ({result['fails'].get('Sordino', 'not measured')})"]
+    for threads in (1, 2):
+        taken, aim = ratio(result, threads=threads), case.target
+        if taken is not None and aim is not None and round(taken, 2) > aim:
+            missed.append(f"{taken:.2f} times SGD on {name_threads(threads)} (aim {aim:g})")
+        peer, ours = best_peer(result, threads), seconds(result, "Sordino", threads)
+        lead = None if peer is None or ours is None else peer[1] / ours
+        if peer is not None and lead is not None and round(lead, 2) < case.lead:
+            missed.append(f"{lead:.2f} times as fast as {peer[0]} on {name_threads(threads)} (aim {case.lead:g})")
+    above = extra(result)
+    if case.target is None and above is not None and round(above, 2) > EXTRA:
+        missed.append(f"{above:.2f} ms above SGD (aim {EXTRA})")
+    peak = memory(result)
+    if peak is not None and round(peak, 2) > MEMORY and case.kind != "linear":
+        missed.append(f"{peak:.2f} times SGD's peak memory (aim {MEMORY})")
+    return missed
 
 
-def table(kind: str, rows: Found) -> str:
-    """A Markdown table: of ratios to SGD for times and memory, of absolute figures for the parts of a step."""
-    if kind in ("parts", "levels"):
-        return profiles.table(rows, "milliseconds" if kind == "parts" else "megabytes reached")
-    milliseconds = kind == "times"
-    title, unit = ("time of a step ÷ SGD", "ms") if milliseconds else ("peak memory ÷ SGD", "MB")
-    lines = [
-        f"| {title} | SGD, {unit} | target | {' | '.join(METHODS[1:])} | best Opacus ÷ Sordino |",
-        "|---" * (len(METHODS) + 3) + "|",
+def name_threads(threads: int) -> str:
+    """In words."""
+    return {1: "one thread", 2: "two threads"}[threads]
+
+
+def explain(result: Result) -> str:
+    """The surplus over SGD by parts of a step, relative to SGD's step."""
+    profile, base = result["profile"], seconds(result, "SGD")
+    if not base or not {"SGD", "Sordino"} <= profile.keys():
+        return ""
+    surplus = {part: (profile["Sordino"][part] - profile["SGD"][part]) / base for part in PARTS}
+    told = [f"{part} {value:+.2f}" for part, value in surplus.items() if abs(value) >= 0.01]
+    return f" Relative to SGD's step: {', '.join(told)}." if told else ""
+
+
+def list_fails(results: Results) -> str:
+    """Which methods do not run on which networks, and what they said."""
+    lines = []
+    for method in METHODS:
+        failed = {name: result["fails"][method] for name, result in results.items() if method in result["fails"]}
+        for why in sorted(set(failed.values())):
+            names = "; ".join(name for name, said in failed.items() if said == why)
+            lines.append(f"- **{method}** on {names}: `{why.replace('`', chr(39))}`")
+    return "\n".join(lines) or "All run on all networks."
+
+
+def judge_growth(axis: str, found: Result) -> str:
+    """Whether steps are flat in the records, or linear in what else grows, in one sentence."""
+    points = found["points"]["Sordino"]
+    sizes = [case for case in GROWING[axis] if case.name in points]
+    if len(sizes) < 2:
+        return "Not measured."
+    if axis == "records":
+        spread = max(points.values()) / min(points.values())
+        kept = "within" if spread <= FLAT else "beyond"
+        failed = [find_case(method.partition(" @ ")[2]).name for method in found["fails"]]
+        more = f" It does not run with {', '.join(failed)}." if failed else ""
+        return f"The slowest is {spread:.2f} times the quickest, {kept} the aim of {FLAT}.{more}"
+    grown = 2 ** (len(sizes) - 1)
+    return f"{grown} times the {axis}: {points[sizes[-1].name] / points[sizes[0].name]:.1f} times the step."
+
+
+def summarise(results: Results) -> str:
+    """What the README says of the time of a step."""
+    said: list[str] = []
+    for kind, words in KINDS.items():
+        rows = [result for result in results.values() if result["kind"] == kind]
+        mine = [value for result in rows if (value := ratio(result)) is not None]
+        if mine:
+            said.append(f"{give_range(mine)} times {'' if said else 'one of SGD '}for {words}")
+    rivals = [
+        peer[1] / base
+        for result in results.values()
+        if result["kind"] in KINDS
+        and (peer := best_peer(result)) is not None
+        and (base := seconds(result, "SGD")) is not None
     ]
-    for name, row in rows.items():
-        base = row["SGD"]
-        shown = base * 1000 if milliseconds else base / 2**20
-        target = CASES[name].target if milliseconds else MOST_MEMORY
-        cells = " | ".join(cell(row.get(method), base) for method in METHODS[1:])
-        rivals = [value for method, value in row.items() if method.startswith("Opacus")]
-        gain = cell(min(rivals), row["Sordino"]) if rivals else "-"
-        lines.append(f"| {name} | {shown:.1f} | {target} | {cells} | {gain} |")
-    return "\n".join(lines)
+    above = [
+        value for result in results.values() if result["kind"] == "linear" and (value := extra(result)) is not None
+    ]
+    small = f" A linear model, which has next to no arithmetic, takes {above[0]:.1f} ms more." if above else ""
+    other = f" The quickest peer takes {give_range(rivals)} times." if rivals else ""
+    what = "the draw, reading its records, the ledger, exact clipping, secure noise, the update"
+    told = ", ".join(said) or "a time that is not measured yet"
+    step = f"a step of `private.steps()` with all that belongs to it ({what})"
+    return textwrap.fill(f"On one CPU thread {step} takes {told}.{small}{other}", 120)
 
 
-def plot(times: Found, grown: Found) -> None:
-    """docs/img/speed.svg and docs/img/growth.svg."""
-    import matplotlib.pyplot as plt
-
-    plt.rcParams["svg.hashsalt"] = "sordino"  # the same bytes every time
-    (DOCS / "img").mkdir(parents=True, exist_ok=True)
-    figure, axes = plt.subplots(figsize=(9, 4))
-    for index, method in enumerate(METHODS[1:]):
-        places = [place + 0.13 * index for place, row in enumerate(times.values()) if method in row]
-        heights = [row[method] / row["SGD"] for row in times.values() if method in row]
-        axes.bar(places, heights, 0.12, label=method)
-    axes.axhline(1, color="black", linewidth=0.8)
-    axes.set(yscale="log", ylabel="time of a step / SGD")
-    axes.set_xticks(range(len(times)), [name.split(",")[0] for name in times], rotation=20, ha="right", fontsize=7)
-    axes.legend(fontsize=7)
-    figure.savefig(DOCS / "img" / "speed.svg", bbox_inches="tight", metadata={"Date": None})
-    figure, both = plt.subplots(1, 2, figsize=(9, 3.5))
-    for axes, (name, points) in zip(both, grown.items(), strict=True):
-        sizes, taken = [int(size) for size in points], list(points.values())
-        axes.loglog(sizes, taken, marker="o", label="Sordino")
-        axes.loglog(sizes, [taken[0] * size / sizes[0] for size in sizes], "k:", label="linear")
-        axes.set(xlabel=name, ylabel="seconds of a step")
-        axes.legend(fontsize=7)
-    figure.savefig(DOCS / "img" / "growth.svg", bbox_inches="tight", metadata={"Date": None})
+def give_range(values: list[float]) -> str:
+    """The least and the largest, in words."""
+    low, high = f"{min(values):.1f}", f"{max(values):.1f}"
+    return low if low == high else f"{low} to {high}"
 
 
-PAGE = """# Performance
+def tell(result: Result) -> str:
+    """One line about a network, while a run goes on."""
+    base, mine, peer = seconds(result, "SGD"), ratio(result), best_peer(result)
+    ours = f"Sordino {cell(mine)}" if mine is not None else f"Sordino fails: {result['fails'].get('Sordino', '-')}"
+    rival = f", {peer[0]} {peer[1] / base:.2f}" if peer is not None and base else ""
+    two = f", on two threads {cell(ratio(result, threads=2))}"
+    ms = cell(None if base is None else 1000 * base, 1)
+    return f"{result['name']}: SGD {ms} ms, {ours}{two}{rival}; memory {cell(memory(result))}; {result['took']:.0f} s"
 
-By `make bench`, on one CPU thread with torch's CPU wheel, every method in its own process, taking turns in one run: the
-median over fresh starts of the quickest step, since the machine is shared and noisy (ratios move by up to 20 %).
-Sordino runs with its default microbatch and secure noise, the peers with torch's own generator. A dash: that mode does
-not run, or (memory) takes more than ten seconds a step. {conditions}
 
-{times}
+def tell_growth(axis: str, found: Result) -> str:
+    """One line about an axis."""
+    return f"{axis}: {judge_growth(axis, found)}"
 
-![time](img/speed.svg)
 
-{memory}
+# -- the page -------------------------------------------------------------------------------------------------------
 
-Peaks are by how much one step raises the resident memory of its process. `Opacus ew` is PyTorch's ExpandedWeights, a
-mode of Opacus that supports few layers. Above 1.15 times SGD: {heavy}. A draw that is larger than a microbatch
-takes less than SGD does; where the whole batch is one microbatch, what is kept for the norms comes on top.
 
-How far each part of a step rises above where the step began (SGD and Sordino in fresh processes):
+def read_notes(path: Path = store.NOTES) -> dict[str, str]:
+    """What is written by hand about networks."""
+    return tomllib.loads(path.read_text()) if path.exists() else {}
 
-{levels}
 
-The BiLSTM64 peaks in the pass that measures: over 150 steps it is cheaper to form its gradients for every example, 64 x
-2 x 129 x 256 numbers or 17 MB, than to compare steps with steps, and what the steps saw is kept for that, beside the
-gates that SGD keeps too. VGG13 peaks while the weighted sums are formed, with the activations kept for them; the sums
-of the draw take as much as SGD's gradients do. Peaks are good to about a tenth: the first table has the least of two
-steps of one process, the second the last step of another.
+def list_conditions(results: Results) -> str:
+    """Where and when, from the results themselves."""
+    taken = [result["taken"] for result in results.values()]
+    machines = sorted({f"{t['machine']['processor']}, {t['machine']['cores']} cores" for t in taken})
+    versions = sorted({", ".join(f"{name} {number}" for name, number in t["versions"].items()) for t in taken})
+    sources = {t["sources"] for t in taken}
+    days = sorted({t["at"][:10] for t in taken})
+    one = "one state of the sources" if len(sources) == 1 else f"{len(sources)} states of the sources"
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    cpu = sum(result.get("clock") == "cpu" for result in results.values())
+    clock = f" {cpu} of {len(results)} by processor time instead of the wall clock, on a busy machine." if cpu else ""
+    loads = [t["machine"]["load"][1] for t in taken]
+    total = sum(result["took"] for result in results.values()) / 60
+    return (
+        f"Measured {when} on {'; '.join(machines)}, from {one}; {'; '.join(versions)}. The load of the machine was "
+        f"{min(loads):.1f} to {max(loads):.1f} at the ends of the measurements, which took {total:.0f} minutes.{clock}"
+    )
 
-## Where the time goes
 
-The parts of the quickest step, SGD and Sordino each in fresh processes with kept heaps (see below). The backward pass
-of SGD forms summed gradients; ours leaves them out, measures every example instead, and forms the weighted sums
-afterwards. The noise is AES-128 in counter mode, about 15 ns for each parameter whatever the batch: where a network has
-many parameters for little arithmetic, as VGG13 at a batch of 64 and the embedding network, it is much of what private
-training adds.
+def compose(results: Results, scale: Mapping[str, Any], notes: Mapping[str, str]) -> str:
+    """The whole page."""
+    axes = scale.get("axes", {})
+    growth = "\n\n".join(
+        f"### As the {axis} grow{'' if axis.endswith('s') else 's'}\n\n{judge_growth(axis, axes[axis])}\n\n"
+        f"{tabulate_growth(axis, axes[axis])}"
+        for axis in GROWING
+        if axis in axes
+    )
+    targets = ", ".join(f"{aim:g} for {KINDS[kind]}" for kind, aim in TARGETS.items())
+    leads = ", ".join(f"{lead:g} on {KINDS[kind]}" for kind, lead in LEADS.items())
+    absent = [name for name in CASES if name not in results]
+    return WORDS.read_text().format(
+        conditions=list_conditions(results),
+        absent=f"Not measured yet: {'; '.join(absent)}.\n\n" if absent else "",
+        summary=summarise(results),
+        times=tabulate_times(results),
+        doubled=tabulate_times(results, 2),
+        examples=tabulate_examples(results),
+        memory=tabulate_memory(results),
+        profiles=tabulate_profiles(results),
+        missed=list_missed(results, notes),
+        fails=list_fails(results),
+        growth=f"{growth}\n\n![growth](img/growth.svg)" if growth else "Not measured yet.",
+        scaling=SCALING.read_text().strip(),
+        targets=targets,
+        leads=leads,
+        lead=LEAD,
+        most=MEMORY,
+        extra=EXTRA,
+        noise=f"{NOISE:g}",
+        first=OURS[0],
+        patience=f"{PATIENCE:g}",
+        long=f"{LONG:g}",
+        visible=f"{1000 * VISIBLE:g}",
+    )
 
-{parts}
 
-### Targets that are missed
+def put_between(text: str, block: str) -> str:
+    """The README with its figures."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"README.md has no lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{block}\n{END}{after}"
 
-The aim was 1.1 times SGD for the MNIST CNN and the LSTMs and 1.3 for the others. Missed, by the table above:
 
-{missed}
+def write() -> None:
+    """The page, its plots and the README's figures, from what is stored."""
+    results, scale = store.read_all(), store.read(store.SCALE) or {}
+    if not results:
+        return
+    from benchmarks.speed import plots
 
-Parts and ratios were measured apart. They differ where glibc's heap does (below): times at the top are with glibc as
-it comes, for every method alike, and the parts with kept heaps, which help SGD more than Sordino on the recurrent
-networks and on the MNIST CNN at 2048.
-
-The MNIST CNN at 256 gave ratios from 0.9 to 1.5 in single runs. The reason is not arithmetic: in some processes glibc
-gives the large blocks that a step frees back to the system and fetches them again in the next one, page by page; in
-others, with the same code, it keeps them. Whoever is unlucky, SGD or Sordino, pays about a fifth of its step. Quickest
-steps of fresh processes, with glibc as it is and told to keep its heap:
-
-{heap}
-
-With kept heaps the quickest starts have a ratio of {heap_ratio}. `sordino train` and the workers of `sordino compare`
-keep theirs; in a program of your own, `sordino.lab.machine.keep()` does it. The workers also ask for
-large pages (`GLIBC_TUNABLES=glibc.malloc.hugetlb=1` in the environment does it for any program, where the system has
-them), and scattering features for CNNs lie channels last; tensors of images of your own can too. Neither is in the
-times of this page.
-
-The aim was also to be 1.3 times as fast as Opacus' best mode, and 4.5 times on LSTMs. Missed:
-
-{behind}
-
-The LSTM of torch is one fused kernel on the CPU; ours is a loop over time in torch operations, both directions at once,
-and so pays for every operation's start.
-
-## Growth
-
-Cost grows linearly with the batch and with depth: there is no term quadratic in the batch.
-
-![growth](img/growth.svg)
-
-## Two processes
-
-One step at a logical batch of 4,096 on the MNIST CNN, everything included: the draw, the ledger's durable write,
-gradients, the all-reduce, secure noise and the optimizer. Medians on an otherwise idle machine with two cores, by
-`python -m benchmarks.scaling`; see [distributed training](distributed.md).
-
-{scaling}
-"""
+    (DOCS / "performance.md").write_text(compose(results, scale, read_notes()))
+    plots.draw(results, scale, DOCS / "img")
+    README.write_text(put_between(README.read_text(), summarise(results)))

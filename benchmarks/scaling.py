@@ -21,7 +21,7 @@ from typing import Annotated
 import torch
 import typer
 
-from benchmarks.steps import images, losses, mnist_cnn
+from benchmarks.speed.cases import CASES
 from sordino import Private, recipes
 from sordino.distributed import join
 
@@ -35,11 +35,12 @@ def worker(steps: int) -> None:
     """One rank: warm up, then take `steps` steps; the leader prints their times."""
     join("gloo")
     torch.manual_seed(0)
-    model = mnist_cnn()
+    case = CASES["MNIST CNN 26k, 2048"]
+    model = case.build()
     recipe = recipes.dpsgd(batch_size=BATCH, steps=steps + 2, noise_multiplier=1.0).for_records(RECORDS)
     with tempfile.TemporaryDirectory() as directory:
         optimizer = recipe.optimizer.build(model.parameters())
-        private = Private(model, optimizer, images(1, 28)(RECORDS), losses, recipe, run=Path(directory) / "run")
+        private = Private(model, optimizer, case.draw(RECORDS), case.loss, recipe, run=Path(directory) / "run")
         private.step()
         private.step()
         times = []
