@@ -132,13 +132,13 @@ NORMALISED = [Neighbours(f"{value}", features(), features(value)) for value in (
 
 def by_median(patch: Patch) -> None:
     """The bound of the authors' code: the median norm of the private records."""
-    healthy = normalising._clipped
-    patch.setattr(normalising, "_clipped", lambda rows, bound: healthy(rows, float(rows.norm(dim=1).nanmedian()) * 2))
+    healthy = normalising._clip_rows
+    patch.setattr(normalising, "_clip_rows", lambda rows, bound: healthy(rows, float(rows.norm(dim=1).nanmedian()) * 2))
 
 
 BROKEN_NORMALISATION: dict[str, Sabotage] = {
     "half the noise": half_noise(normalising),
-    "clipping off": lambda patch: patch.setattr(normalising, "_clipped", lambda rows, bound: rows.nan_to_num()),
+    "clipping off": lambda patch: patch.setattr(normalising, "_clip_rows", lambda rows, bound: rows.nan_to_num()),
     "a median of the records": by_median,
     "divided by the records there are": true_length(normalising),
 }
