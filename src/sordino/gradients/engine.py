@@ -66,6 +66,19 @@ def describe_kind(value: object) -> str:
     return {0: "a scalar", 1: "a vector of another length"}.get(value.dim(), f"a tensor of {value.dim()} dimensions")
 
 
+def list_modules(root: nn.Module) -> list[nn.Module]:
+    """``list(root.modules())`` without the names, which take most of the time; a step asks several times."""
+    found: dict[nn.Module, None] = {}
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found[module] = None
+            if module._modules:
+                waiting.extend(part for part in reversed(list(module._modules.values())) if part is not None)
+    return list(found)
+
+
 class Objective(nn.Module):
     """The user's model and loss as one module, so that parameters can be substituted without touching the model."""
 
@@ -76,6 +89,19 @@ class Objective(nn.Module):
 
     def forward(self, data: Any) -> Tensor:
         return self.loss(self.model, data)
+
+    def list_owned(self) -> tuple[list[nn.Parameter], list[Tensor]]:
+        """The parameters and the buffers, each once and in torch's order."""
+        parameters: dict[int, nn.Parameter] = {}
+        buffers: dict[int, Tensor] = {}
+        for module in list_modules(self):
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    parameters[id(parameter)] = parameter
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    buffers[id(buffer)] = buffer
+        return list(parameters.values()), list(buffers.values())
 
     def losses(self, data: Any, size: int) -> Tensor:
         """One loss per example, or a refusal that says what came instead."""

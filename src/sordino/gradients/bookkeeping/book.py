@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
@@ -103,8 +104,10 @@ class Book:
 
     def weighted_sum(self, weights: Tensor) -> Iterator[Tensor]:
         """One at a time, so that nobody needs to hold a second set of sums as large as the network."""
-        bad = ~torch.isfinite(self.squares) & (weights == 0)
-        some_bad = bool(bad.any())
+        bad, some_bad = weights, False
+        if not math.isfinite(self.squares.sum().item()):  # a finite sum has no term that is not
+            bad = ~torch.isfinite(self.squares) & (weights == 0)
+            some_bad = bool(bad.any())
         for parameter, total in zip(self.parameters, self.totals, strict=True):
             if total is None:
                 yield torch.zeros_like(parameter, dtype=accumulation_dtype(parameter), requires_grad=False)

@@ -141,8 +141,9 @@ class BookKeeping:
 
 def prepare_recording(objective: Objective, size: int | None, knowledge: Knowledge, lenient: bool = False) -> Recording:
     """A recording of every trainable parameter; whatever else the model owns is the same for every example."""
-    trainable = [p for p in objective.parameters() if p.requires_grad]
-    constants = [*(p for p in objective.parameters() if not p.requires_grad), *objective.buffers()]
+    parameters, buffers = objective.list_owned()
+    trainable = [p for p in parameters if p.requires_grad]
+    constants = [*(p for p in parameters if not p.requires_grad), *buffers]
     return Recording(trainable, constants, size, knowledge.shared, lenient)
 
 
