@@ -340,22 +340,22 @@ class Ledger:
 
     def close(self) -> None:
         """Free the file and the lock; what was charged stays, and what was reserved is given back."""
+        unused = list(self._reserved)
+        self._reserved.clear()  # first: whatever interrupts from here on, nothing is drawn on them any more
         if self._lock is not None and os.getpid() == self._home[0]:
-            with suppress(LedgerError):  # of a full disk or a second writer: then it stays spent
-                self._give_back()
+            if unused:
+                with suppress(LedgerError):  # of a full disk or a second writer: then they stay spent
+                    self._give_back(unused[0][0], unused[-1][0])
             store.tidy(self._connection)
         self._connection.close()
         if self._lock is not None:
             self._lock.close()
 
-    def _give_back(self) -> None:
+    def _give_back(self, first: int, last: int) -> None:
         """Say which charges no receipt was given for, now that none will be."""
-        unused = list(self._reserved)
-        self._reserved.clear()  # before it is said: whatever interrupts from here on, nothing is drawn on them any more
-        if unused:
-            with self._writing():
-                self._require_latest()
-                self._chain.declare(UNUSED, f"{unused[0][0]}-{unused[-1][0]}")
+        with self._writing():
+            self._require_latest()
+            self._chain.declare(UNUSED, f"{first}-{last}")
 
     def __enter__(self) -> Ledger:
         return self

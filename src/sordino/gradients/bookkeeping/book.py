@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -48,14 +48,21 @@ class Book:
             for share in use.shares:
                 uses[id(share.parameter)] += 1
         alone: set[int] = set()
+        by_root = self.group_by_root(uses)
         for parameter in self.parameters:
-            made = [self.recording.tracked[key] for key in uses if self.made_from(key, parameter)]
+            made = by_root[id(parameter)]
             if are_apart(made) and all(uses[id(each.handle)] == 1 for each in made):
                 alone.update(id(each.handle) for each in made)
         return alone
 
-    def made_from(self, key: int, parameter: Tensor) -> bool:
-        return any(root is parameter for root in self.recording.tracked[key].roots)
+    def group_by_root(self, keys: Iterable[int]) -> dict[int, list[Tracked]]:
+        """The tracked tensors that were made from each parameter, in the order of `keys`."""
+        made: dict[int, list[Tracked]] = defaultdict(list)
+        for key in keys:
+            each = self.recording.tracked[key]
+            for root in each.roots:
+                made[id(root)].append(each)
+        return made
 
     def receive(self, use: Use, gradient: Tensor) -> None:
         """The gradient of a use's output: settle what it means for its parameters and let go of the rest."""
@@ -83,8 +90,9 @@ class Book:
         """After the backward pass: measure the parameters with several uses."""
         with torch.no_grad(), self.precisely:
             combined = {key: combine(parts) for key, parts in self.kept.items()}
+            by_root = self.group_by_root(combined)
             for parameter in self.parameters:
-                made = [self.recording.tracked[key] for key in combined if self.made_from(key, parameter)]
+                made = by_root[id(parameter)]
                 total = combine_pieces(parameter, made, combined)
                 self.totals.append(total)
                 if total is not None and not all(id(each.handle) in self.single for each in made):
