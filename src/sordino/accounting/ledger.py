@@ -216,8 +216,11 @@ class Ledger:
     @property
     def version(self) -> tuple[int, int]:
         """Another one after everything that was charged or declared here, by whomever; asks no file."""
-        with store.one_line_errors(self.path):
+        try:
             return self._connection.total_changes, len(self._reserved)
+        except sqlite3.Error:  # asked at every step: no context around it
+            with store.one_line_errors(self.path):
+                raise
 
     def declare(self, kind: str, text: str) -> None:
         """Add a line to the chain, durable when this returns; the same line again changes nothing.

@@ -45,7 +45,9 @@ class Batch:
     @property
     def bytes(self) -> int:
         """What its tensors take."""
-        return sum(x.numel() * x.element_size() for x in tree_leaves(self.data) if isinstance(x, Tensor))
+        plain = type(self.data) is tuple and all(isinstance(x, Tensor) for x in self.data)
+        leaves = self.data if plain else tree_leaves(self.data)
+        return sum(x.numel() * x.element_size() for x in leaves if isinstance(x, Tensor))
 
     def singles(self) -> Iterator[Any]:
         """Each example as a batch of one."""
