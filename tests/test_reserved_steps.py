@@ -214,7 +214,7 @@ def test_a_budget_knows_what_another_run_took_from_the_reservation() -> None:
     assert recipe.budget.allows(ledger.events())
 
 
-OWN = {
+OWN: dict[str, dict[str, Any]] = {
     "noise_decay": {"epochs": 7.5},
     "dpsur": {"steps": 30, "validation_size": 16},
     "dpagd": {"steps": 30, "validation_size": 16},
