@@ -168,10 +168,11 @@ class FullPrecision:
 
     def __init__(self, device: torch.device) -> None:
         backends: Any = torch.backends
-        above, *slots = {
-            "cpu": (backends.mkldnn, backends.mkldnn.matmul, backends.mkldnn.conv),
-            "cuda": (backends.cudnn, backends.cuda.matmul, backends.cudnn.conv),
-        }.get(device.type, (backends,))
+        above, slots = backends, ()
+        if device.type == "cpu":
+            above, slots = backends.mkldnn, (backends.mkldnn.matmul, backends.mkldnn.conv)
+        elif device.type == "cuda":
+            above, slots = backends.cudnn, (backends.cuda.matmul, backends.cudnn.conv)
         self._type = device.type
         self._coarse = [slot for slot in slots if not _is_exact(slot, above, backends)]
         self._left: list[tuple[list[str], AbstractContextManager[object] | None]] = []
