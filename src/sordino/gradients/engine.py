@@ -168,7 +168,8 @@ class FullPrecision:
 
     def __init__(self, device: torch.device) -> None:
         backends: Any = torch.backends
-        above, slots = backends, ()
+        above: Any = backends
+        slots: tuple[Any, ...] = ()
         if device.type == "cpu":
             above, slots = backends.mkldnn, (backends.mkldnn.matmul, backends.mkldnn.conv)
         elif device.type == "cuda":
