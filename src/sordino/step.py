@@ -86,9 +86,9 @@ class Bench:
         draw = self.recipe.sampler.draw(self.records.count, self.source, self.states.sampler)
         return draw if self.team.size == 1 else draw[self.team.own(len(draw))]
 
-    def versions(self) -> list[tuple[int, int]]:
+    def versions(self) -> list[tuple[nn.Parameter, int]]:
         """Which parameters there are, frozen ones too, and how often each was written to: a loss changes nothing."""
-        return [(id(p), p._version) for p in self.objective.list_owned()[0]]
+        return [(p, p._version) for p in self.objective.list_owned()[0]]
 
     @property
     def device(self) -> torch.device:
@@ -104,7 +104,7 @@ class Attempt:
     receipt: Receipt
     draw: Draw
     parameters: list[nn.Parameter]
-    versions: list[tuple[int, int]]
+    versions: list[tuple[nn.Parameter, int]]
     released: bool = False
 
     @cached_property
@@ -114,6 +114,12 @@ class Attempt:
         In double precision, so that adding up many parts rounds nothing: see docs/proofs/rounding.md.
         """
         return [torch.zeros(p.shape, dtype=total_dtype(p), device=p.device) for p in self.parameters]
+
+    def is_untouched(self) -> bool:
+        """Whether the loss left every parameter as it was, and put none in the place of another."""
+        before, now = self.versions, self.bench.versions()
+        pairs = zip(before, now, strict=False)
+        return len(before) == len(now) and all(old is new and was == is_now for (old, was), (new, is_now) in pairs)
 
     def add(self, some: Iterable[Tensor]) -> None:
         """Add the sums of a part of the draw, one for each parameter; those of the first part are the total so far."""
@@ -177,7 +183,7 @@ def propose(attempt: Attempt) -> None:
     bench, terms, team = attempt.bench, attempt.terms, attempt.bench.team
     if attempt.released:
         raise SordinoError("this draw was released already: a second noise on it would halve the protection; draw anew")
-    if attempt.versions != bench.versions():
+    if not attempt.is_untouched():
         raise UnsupportedModel(
             "the loss changed a parameter, as nn.Embedding(max_norm=...) does in place: "
             "records would leak into it without noise"
