@@ -3,6 +3,7 @@
 Every mode charges a ledger of its own through `Ledger.charge`, the modes by turns, so that all see the same load of the
 machine; printed are the median and the fastest tenth of all charges in milliseconds. Beside them stands a bare write
 with fsync, the least that anything durable can cost here. The modes other than the one in use change the pragmas.
+With `--blocks` the mode in use is timed alone, with so many charges reserved along with one: what each then costs.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ MODES = [
     ("TRUNCATE", "FULL", False),
     ("PERSIST", "FULL", False),  # the one in use
 ]
+
+BLOCKS = (1, 2, 4, 8, 16, 32, 65)
 
 
 def bare_sync(directory: Path) -> Callable[[], None]:
@@ -57,15 +60,47 @@ def charging(directory: Path, journal: str, synchronous: str, counter: bool) -> 
     return charge
 
 
+def charging_in_blocks(directory: Path, block: int) -> Callable[[], None]:
+    """So many charges, of which the first reserves the others."""
+    ledger = Ledger.create(directory / f"block-{block}.sqlite")
+
+    def charge() -> None:
+        for _ in range(block):
+            ledger.charge(STEP, ahead=lambda: [STEP] * (block - 1))
+
+    return charge
+
+
+def compare_blocks(directory: Path, rounds: int) -> None:
+    """Print what a charge costs by the size of its block: time on the clock, and of the processor."""
+    candidates = {block: charging_in_blocks(directory, block) for block in BLOCKS}
+    walls: dict[int, list[float]] = {block: [] for block in BLOCKS}
+    cpus: dict[int, list[float]] = {block: [] for block in BLOCKS}
+    for _ in range(rounds):
+        for block, act in candidates.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            act()
+            walls[block].append(1e3 * (time.perf_counter() - wall) / block)
+            cpus[block].append(1e3 * (time.process_time() - cpu) / block)
+    for block in BLOCKS:
+        wall, cpu = statistics.median(walls[block]), statistics.median(cpus[block])
+        fast = statistics.quantiles(walls[block], n=10)[0]
+        print(f"block of {block:3d}: median {wall:6.3f} ms, fastest tenth {fast:6.3f} ms, processor {cpu:6.3f} ms")
+
+
 def main() -> None:
     """Charge in every mode and print what it took."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--charges", type=int, default=20, help="charges of each mode in a round")
     options.add_argument("--rounds", type=int, default=10)
+    options.add_argument("--blocks", action="store_true", help="compare sizes of blocks instead")
     options.add_argument("--directory", help="on which disk; default: the temporary directory")
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory(dir=chosen.directory) as made:
         place = Path(made)
+        if chosen.blocks:
+            compare_blocks(place, chosen.rounds)
+            return
         candidates = {"bare write and fsync": bare_sync(place)}
         for journal, synchronous, counter in MODES:
             name = f"{journal} {synchronous}" + (" + synced counter" if counter else "")

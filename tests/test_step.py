@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from sordino import Private, Recipe
 from sordino.accounting.ledger import Receipt
+from sordino.errors import UnsupportedModel
+from sordino.gradients import Objective
+from sordino.gradients.engine import list_modules
 from sordino.noise import Seeded
 from sordino.parts import Automatic, Draw, Flat
 from sordino.step import add, begin, propose
@@ -136,3 +139,61 @@ def test_gradients_left_over_by_the_user_do_not_reach_the_model() -> None:
         run.step()
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_loss_that_puts_another_parameter_in_place_of_one_is_refused() -> None:
+    """A frozen one made from the records would carry them out without noise; the optimizer does not even hold it."""
+    model = mlp()
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        found = cross_entropy(model, batch)
+        for _ in range(3):  # so that the place in memory may be the first one again
+            model.extra = nn.Parameter(batch[0].mean(0), requires_grad=False)
+        return found
+
+    model.extra = nn.Parameter(torch.zeros(6), requires_grad=False)
+    run = private(calibrated(), model=model, loss=loss, validate=False)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(UnsupportedModel, match="changed a parameter"):
+        run.step()
+    assert all(map(torch.equal, list(model.parameters())[1:], before[1:]))
+
+
+def test_an_optimizer_that_drops_gradients_in_its_own_way_is_asked_to() -> None:
+    class Counting(torch.optim.SGD):
+        dropped = 0
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.dropped += 1
+            super().zero_grad(set_to_none)
+
+    model = mlp()
+    optimizer = Counting(model.parameters(), lr=0.1)
+    private(model=model, optimizer=optimizer).step()
+    assert optimizer.dropped == 2
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_terms_that_all_steps_share_are_those_of_every_step() -> None:
+    recipe = calibrated(steps=20)
+    assert recipe._same_terms is not None
+    assert [recipe.terms(step) for step in range(20)] == [recipe._find_terms(step, None) for step in range(20)]
+    for other in (
+        replace(recipe, noise_schedule=lambda step, steps: 1.0 + step),
+        replace(recipe, weighing=Automatic()),
+    ):
+        assert [other.terms(step) for step in range(20)] == [other._find_terms(step, None) for step in range(20)]
+
+
+def test_parameters_and_buffers_are_found_in_the_order_of_torch() -> None:
+    shared = nn.Linear(3, 3)
+    model = nn.Sequential(shared, nn.BatchNorm1d(3), nn.Sequential(nn.ReLU(), shared), nn.ModuleDict({"a": shared}))
+    model.register_module("nothing", None)
+    model.register_parameter("none", None)
+    model.tied = shared.weight
+    model.register_buffer("mask", torch.ones(2), persistent=False)
+    objective = Objective(model, cross_entropy)
+    parameters, buffers = objective.list_owned()
+    assert list(map(id, parameters)) == list(map(id, objective.parameters()))
+    assert list(map(id, buffers)) == list(map(id, objective.buffers()))
+    assert list_modules(objective) == list(objective.modules())

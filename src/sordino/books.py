@@ -85,10 +85,18 @@ def reading(directory: Path, key: Key | None = None) -> Iterator[Ledger]:
 
 
 def reopen(directory: Path) -> Ledger:
-    """Go on writing the ledger of the run in `directory`, if it holds all that the other files know of."""
+    """Go on writing the ledger of the run in `directory`, if it holds all that the other files know of.
+
+    Charges that it says were given back unused, while a file without a head knows of them, are spent: the ledger may be
+    an older one of the same length.
+    """
+    known = read_sightings(directory)
     with reading(directory):
         pass  # before anything is written
-    return Ledger.open(directory / LEDGER)
+    ledger = Ledger.open(directory / LEDGER)
+    if any(seen.head is None and seen.events > len(ledger) for seen in known):
+        ledger.forfeit()
+    return ledger
 
 
 def require_fresh(directory: Path) -> None:

@@ -59,10 +59,10 @@ def read_newest_of(directory: Path, ledger: Ledger) -> dict[str, Any] | None:
         return None
     if state["run_id"] != ledger.run_id:
         raise CheckpointError(f"the checkpoint in {directory} belongs to run {state['run_id']}, not {ledger.run_id}")
-    seen, head = state["events"], state.get("head")
-    if seen > len(ledger) or not (head is None or ledger.passed(seen, head)):
+    seen, head, held = state["events"], state.get("head"), ledger.head().events
+    if seen > held or not (head is None or ledger.passed(seen, head)):
         raise CheckpointError(
-            f"the checkpoint in {directory} saw {seen} events that its ledger, which holds {len(ledger)}, does not "
+            f"the checkpoint in {directory} saw {seen} events that its ledger, which holds {held}, does not "
             "have: the ledger was replaced, so what was spent is unknown"
         )
     return state

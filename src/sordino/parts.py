@@ -75,6 +75,9 @@ class Draw:
 
     def split(self, size: int) -> Iterator[Draw]:
         """The same draw in pieces of at most `size` records, as equal as can be: a small rest costs a whole pass."""
+        if 0 < len(self) <= size:
+            yield self
+            return
         pieces = -(-len(self) // size)
         edges = [len(self) * piece // pieces for piece in range(pieces + 1)] if pieces else []
         for part in starmap(slice, pairwise(edges)):
@@ -284,7 +287,8 @@ class Flat:
     """
 
     def weights(self, norms: Tensor, clip: float, draw: Draw) -> Tensor:
-        return drop_not_finite((clip * (1 - ROUNDING) / norms).clamp(max=1.0), norms)
+        # An infinite norm gives 0 by itself, and NaN is the only other one that is not finite.
+        return (clip * (1 - ROUNDING) / norms).clamp_(max=1.0).nan_to_num_(nan=0.0)
 
 
 @dataclass(frozen=True)

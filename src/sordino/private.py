@@ -20,7 +20,7 @@ from sordino.accounting.ledger import Ledger
 from sordino.distributed import agreement, form_team, sharding
 from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.gradients import Objective
-from sordino.gradients.engine import Loss
+from sordino.gradients.engine import Loss, list_modules
 from sordino.loops import UserLoop
 from sordino.names import spell
 from sordino.noise import Source
@@ -202,7 +202,7 @@ class Private:
 
     def _probe_as_it_is(self) -> None:
         objective, records = self.bench.objective, self.bench.records
-        modes = tuple(module.training for module in objective.model.modules())
+        modes = tuple(module.training for module in list_modules(objective.model))
         if self._validated and modes not in self._probed:
             fetch = records.make_fetcher(self.bench.device)
             crowd = min(self.bench.microbatch or validation.CROWD, validation.CROWD)

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypedDict, get_args
@@ -239,6 +240,20 @@ class Recipe:
                 f"recipe {self.name!r} is not calibrated: "
                 "call recipe.calibrate(Budget(epsilon=3, delta=1e-5), records=N)"
             )
+        if self._same_terms is not None:
+            return replace(self._same_terms, step=step)
+        return self._find_terms(step, states)
+
+    @cached_property
+    def _same_terms(self) -> Terms | None:
+        """The terms that all steps share but for their number; None where a part may want others at another step."""
+        parts = (self.clip_schedule, self.noise_schedule, self.sampler, self.norms, self.selection, self.noise)
+        same = tuple(map(type, parts)) == (Constant, Constant, Poisson, Exact, Always, Independent)
+        return self._find_terms(0, None) if same and self.rdp_filter is None else None
+
+    def _find_terms(self, step: int, states: States | None) -> Terms:
+        assert self.steps is not None
+        assert self.sampler is not None
         clip = self.clip * factor_at(self.clip_schedule, step, self.steps)
         least = min(map(self._noise, self._find_covered(step)))
         event = self.noise.event(self.norms.event(least))
@@ -271,6 +286,20 @@ class Recipe:
             if event is None or not self._constant:
                 event = self.terms(step).event
             yield event if (step - start) % self._covers == 0 else PaidByEpoch(self._noise(step))
+
+    def foresee(self, start: int, count: int) -> list[DpEvent]:
+        """What the next `count` steps from `start` on will be charged, one event each, as far as that is certain.
+
+        Nothing is where a part may make releases of its own, choose its price as it goes, or take a step again.
+        """
+        certain = (
+            self.rdp_filter is None
+            and self._covers == 1
+            and getattr(type(self.sampler), "prepare", None) is Sampler.prepare
+            and self.selection.constant
+            and (self.selection.counts_attempts or self._constant)
+        )
+        return [self.terms(step).event for step in range(start, min(start + count, self.steps or 0)) if certain]
 
     @property
     def _covers(self) -> int:

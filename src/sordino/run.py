@@ -34,6 +34,13 @@ _log = logging.getLogger("sordino")
 Stopped = Literal["after looking", "in advance"]
 """Why a run ended where it did: somebody may have looked at what it released, or that had nothing to do with it."""
 
+SHARE = 16
+"""One step is reserved for so many that were taken: what a kill leaves spent in vain is a sixteenth at most."""
+MOST_RESERVED = 64
+"""More would save little: at 64 a write is shared by so many that what is left is the rows themselves."""
+UNKNOWN = (-1, -1)
+"""The version of no ledger: what is left of the budget is to be priced."""
+
 FIXED_IN_ADVANCE = "hyperparameters were fixed in advance, not tuned on these records"
 """Choosing among runs on private data costs too, and is not priced."""
 FLOATING_POINT = "Gaussian noise is sampled in floating point"
@@ -90,7 +97,8 @@ class Run:
         require_source(self.source)
         self.allowance: Allowance = Unlimited()
         self._population, self._seed, self._given = population, seed, source
-        self._recorded, self._announced = -1, False
+        self._recorded, self._announced = UNKNOWN, False
+        self._charged = 0
 
     # -- spending -----------------------------------------------------------------------------------------------
 
@@ -104,12 +112,26 @@ class Run:
     def _charge(self, event: DpEvent) -> Receipt:
         if self.recipe.rdp_filter is not None:
             event = self.recipe.rdp_filter.event(event)
-        if len(self.ledger) != self._recorded:  # somebody else charged the same ledger
+        ledger = self.ledger
+        if not ledger.holds(event):
+            ledger.forfeit()  # what is left of another reservation is spent, and has to be priced before this is
+        if ledger.version != self._recorded:  # somebody else charged the same ledger
             self._renew_allowance()
         self.allowance.require(event)
-        receipt = self.ledger.charge(event)
-        self._recorded = receipt.sequence
+        receipt = ledger.charge(event, ahead=self._reserve)
+        self._recorded, self._charged = ledger.version, self._charged + 1
         return receipt
+
+    def _reserve(self) -> list[DpEvent]:
+        """The events after this one that are worth writing along with it, as far as they are known and can be paid.
+
+        As many as a part of what was charged since the opening, so that a kill costs no more than that part again;
+        none after one that was in vain, as where two runs take turns on one ledger.
+        """
+        if self.ledger.forfeits:
+            return []
+        events = self.recipe.foresee(self.position + 1, min(self._charged // SHARE, MOST_RESERVED))
+        return events[: self.allowance.covers(events)]
 
     def declare(self, kind: str, text: str) -> None:
         """Add a line to the ledger that every guarantee about it has to state."""
@@ -129,7 +151,7 @@ class Run:
     def _renew_allowance(self) -> None:
         """Price anew what is left of the budget; until that is done, also where it is interrupted, nothing is known."""
         recipe, ledger = self.recipe, self.ledger
-        recorded, self._recorded = len(ledger), -1
+        recorded, self._recorded = ledger.version, UNKNOWN
         allowance: Allowance = Unlimited()
         if recipe.rdp_filter is not None:
             allowance = recipe.rdp_filter.allowance(ledger.events())
@@ -192,7 +214,7 @@ class Run:
             raise InvalidInput(f"cannot create run directory {folder}: {error.strerror}") from error
         if self.unit == "record":  # whoever finds a recipe.toml takes its numbers for numbers of records
             self._write_recipe(folder)  # first: a ledger without it, left by a kill, could not be priced
-        self.ledger, self._recorded = self.ledger.copy_to(folder / books.LEDGER), -1
+        self.ledger, self._recorded = self.ledger.copy_to(folder / books.LEDGER), UNKNOWN
 
     def _write_recipe(self, folder: Path) -> None:
         try:
@@ -220,7 +242,7 @@ class Run:
         try:
             yield state
         except BaseException:
-            abandoned, self.ledger, self._recorded = self.ledger, present, -1
+            abandoned, self.ledger, self._recorded = self.ledger, present, UNKNOWN
             raise
         finally:
             if abandoned is not self.ledger:
@@ -245,7 +267,7 @@ class Run:
         except BaseException:
             ledger.close()
             raise
-        self.ledger, self._recorded = ledger, -1
+        self.ledger, self._recorded = ledger, UNKNOWN
         return state
 
     def _bind(self) -> None:
@@ -253,8 +275,9 @@ class Run:
 
         The plan is on the ledger before its first event, so that no reader of the ledger can price less than it.
         """
-        team, self._recorded = self.team, -1
+        team, self._recorded = self.team, UNKNOWN
         self.ledger = mirror_ledger(team, self.ledger)
+        self._charged = 0
         self.source = team.shared(self._make_source)
         if self.setting:
             self.declare("setting", f"opening {self.ledger.incarnation}: {team.size} processes, {self.setting}")

@@ -12,6 +12,7 @@ weighing, schedules behind ``recipe.terms``, noise from a source (`sordino.noise
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -83,11 +84,11 @@ class Bench:
         """This process's part of a fresh draw, of which all processes see the same coins."""
         assert self.recipe.sampler is not None
         draw = self.recipe.sampler.draw(self.records.count, self.source, self.states.sampler)
-        return draw[self.team.own(len(draw))]
+        return draw if self.team.size == 1 else draw[self.team.own(len(draw))]
 
-    def versions(self) -> list[int]:
-        """How often each parameter was written to, frozen ones included: a loss must leave them all alone."""
-        return [p._version for p in self.objective.parameters()]
+    def versions(self) -> list[tuple[nn.Parameter, int]]:
+        """Which parameters there are, frozen ones too, and how often each was written to: a loss changes nothing."""
+        return [(p, p._version) for p in self.objective.list_owned()[0]]
 
     @property
     def device(self) -> torch.device:
@@ -103,7 +104,7 @@ class Attempt:
     receipt: Receipt
     draw: Draw
     parameters: list[nn.Parameter]
-    versions: list[int]
+    versions: list[tuple[nn.Parameter, int]]
     released: bool = False
 
     @cached_property
@@ -113,6 +114,23 @@ class Attempt:
         In double precision, so that adding up many parts rounds nothing: see docs/proofs/rounding.md.
         """
         return [torch.zeros(p.shape, dtype=total_dtype(p), device=p.device) for p in self.parameters]
+
+    def is_untouched(self) -> bool:
+        """Whether the loss left every parameter as it was, and put none in the place of another."""
+        before, now = self.versions, self.bench.versions()
+        pairs = zip(before, now, strict=False)
+        return len(before) == len(now) and all(old is new and was == is_now for (old, was), (new, is_now) in pairs)
+
+    def add(self, some: Iterable[Tensor]) -> None:
+        """Add the sums of a part of the draw, one for each parameter; those of the first part are the total so far."""
+        sums = iter(some)
+        if "total" not in vars(self):
+            plain = torch.contiguous_format
+            self.total = [next(sums).to(total_dtype(p), copy=True, memory_format=plain) for p in self.parameters]
+        else:
+            for total in self.total:
+                total += next(sums)  # zip would hold one sum while the next is formed
+        assert next(sums, None) is None, "an engine has exactly one sum for every parameter"
 
 
 def take(bench: Bench, step: int) -> bool:
@@ -154,14 +172,10 @@ def begin(bench: Bench, step: int, draw: Draw | None = None) -> Attempt:
 
 def add(attempt: Attempt, part: Draw, differentiated: Differentiated) -> None:
     """Weigh. Add ``sum_i weight_i * gradient_i`` of a part of the draw; ``weight * norm <= clip`` for each example."""
-    recipe = attempt.bench.recipe
-    weights = recipe.weighing.weights(differentiated.norms, attempt.terms.clip, part)
-    sums = iter(differentiated.weighted_sum(weights))
-    for total in attempt.total:
-        total += next(sums)  # zip would hold one sum while the next is formed
-    assert next(sums, None) is None, "an engine has exactly one sum for every parameter"
+    recipe, norms = attempt.bench.recipe, differentiated.norms
+    attempt.add(differentiated.weighted_sum(recipe.weighing.weights(norms, attempt.terms.clip, part)))
     assert recipe.sampler is not None
-    recipe.sampler.observe(part, differentiated.norms, attempt.bench.states.sampler)
+    recipe.sampler.observe(part, norms, attempt.bench.states.sampler)
 
 
 def propose(attempt: Attempt) -> None:
@@ -169,15 +183,15 @@ def propose(attempt: Attempt) -> None:
     bench, terms, team = attempt.bench, attempt.terms, attempt.bench.team
     if attempt.released:
         raise SordinoError("this draw was released already: a second noise on it would halve the protection; draw anew")
-    if attempt.versions != bench.versions():
+    if not attempt.is_untouched():
         raise UnsupportedModel(
-            "the loss changed a parameter in place, as nn.Embedding(max_norm=...) does: "
+            "the loss changed a parameter, as nn.Embedding(max_norm=...) does in place: "
             "records would leak into it without noise"
         )
     if bench.watch is not None:  # all processes refuse a model that mixes examples, or none
         bench.watch.settle(team, bench.ledger)
     attempt.released = True
-    bench.optimizer.zero_grad(set_to_none=True)  # no gradient but the released one may reach the optimizer
+    drop_gradients(bench.optimizer)  # no gradient but the released one may reach the optimizer
     if team.leads:  # exactly one process adds the noise, to its own part of the sum
         noise, secret = bench.recipe.noise, team.secret(bench.source)
         noise.add(secret, attempt.receipt, attempt.total, terms.noise_std, bench.states.noise)
@@ -189,10 +203,20 @@ def propose(attempt: Attempt) -> None:
 
 def conclude(attempt: Attempt, before: Snapshot | None) -> bool:
     """Select. Keep the proposal that now stands in the model, or put everything back as it was."""
-    attempt.bench.optimizer.zero_grad(set_to_none=True)
+    drop_gradients(attempt.bench.optimizer)
     for scheduler in attempt.bench.schedulers:
         scheduler.step()
     kept = attempt.bench.recipe.selection.accepts(attempt, before)
     if not kept and before is not None:
         before.restore()
     return kept
+
+
+def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """``optimizer.zero_grad(set_to_none=True)``, but without torch's profiler around it, which takes the most time."""
+    if getattr(optimizer.zero_grad, "__func__", None) is not torch.optim.Optimizer.zero_grad:
+        optimizer.zero_grad(set_to_none=True)  # one of the user's own may do more
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None

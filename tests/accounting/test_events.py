@@ -235,3 +235,23 @@ def test_two_events_of_one_name_are_noticed(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(TypeError, match="gaussian"):
         events_module.find_names.__wrapped__()
     sys.modules.pop("sordino.accounting.twice", None)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(0.01, 1.1), (0.01, 1), (1, 1.0), (1.0, 1.0), (0.0, 1.0), (-0.0, 1.0), (0.5, 0.0), (0.5, -0.0), (1, True)],
+)
+def test_a_remembered_text_is_the_one_that_would_be_written(numbers: tuple[float, float]) -> None:
+    """Equal numbers may be written differently; in whichever order events come, each keeps its own text."""
+    rate, sigma = numbers
+    for event in (GaussianDpEvent(sigma), PoissonSampledDpEvent(rate, GaussianDpEvent(sigma))):
+        for _ in range(2):
+            assert to_json(event) == events_module._write(event)
+
+
+def test_an_event_whose_parts_can_change_is_written_anew_each_time() -> None:
+    parts = [GaussianDpEvent(1.0)]
+    event = PoissonSampledDpEvent(0.1, ComposedDpEvent(parts))
+    before = to_json(event)
+    parts.append(GaussianDpEvent(2.0))
+    assert to_json(event) != before

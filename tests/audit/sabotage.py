@@ -224,7 +224,7 @@ class Forgetful:
         self.ledger, self.charges = ledger, 0
         self.last: Receipt | None = None
 
-    def charge(self, event: DpEvent, note: str = "") -> Receipt:
+    def charge(self, event: DpEvent, note: str = "", **ahead: Any) -> Receipt:
         self.charges += 1
         if self.charges % 2 or self.last is None:
             self.last = self.ledger.charge(event, note)
@@ -240,7 +240,7 @@ class Forgetful:
 class Late(Forgetful):
     """A ledger that writes an event down when the next one comes."""
 
-    def charge(self, event: DpEvent, note: str = "") -> Receipt:
+    def charge(self, event: DpEvent, note: str = "", **ahead: Any) -> Receipt:
         if self.last is not None:
             self.ledger.charge(self.last.event, note)
         self.last = Receipt(len(self.ledger) + 1, event)

@@ -88,12 +88,19 @@ class Allowance(Protocol):
         """Return if `event` may be charged now, else raise `BudgetExhausted`."""
         ...
 
+    def covers(self, events: Sequence[DpEvent]) -> int:
+        """How many of `events`, taken in order, are sure to pass `require` later; nothing changes by asking."""
+        ...
+
 
 class Unlimited:
     """No budget was set: everything is charged and nothing is refused."""
 
     def require(self, event: DpEvent) -> None:
         return None
+
+    def covers(self, events: Sequence[DpEvent]) -> int:
+        return len(events)
 
 
 class Prepaid:
@@ -112,6 +119,14 @@ class Prepaid:
     def left(self) -> list[tuple[DpEvent, int]]:
         """The part of the plan that can be paid and is still to come."""
         return list(spell_out(self._prepaid))
+
+    def covers(self, events: Sequence[DpEvent]) -> int:
+        left = dict(self._prepaid)
+        for number, text in enumerate(map(to_json, events)):
+            if left.get(text, 0) < 1:
+                return number
+            left[text] -= 1
+        return len(events)
 
     def _prepay(self, plan: Events) -> dict[str, int]:
         return count_alike(_take(plan, affordable(self._budget, spell_out(self._spent), plan)))

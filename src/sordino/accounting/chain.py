@@ -19,8 +19,9 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,11 @@ OPENING = "opening"
 """The kind of declaration that the ledger itself makes when a writer opens it."""
 ORIGIN = "origin"
 """The kind that says what an older file was."""
+UNUSED = "unused"
+"""The kind by which a writer says at its end which charges, the last ones, it never gave a receipt for."""
 KEY, KEY_FILE = "SORDINO_LEDGER_KEY", "SORDINO_LEDGER_KEY_FILE"
 FEWEST_BYTES = 16
+_RANGE = re.compile(r"(\d{1,15})-(\d{1,15})")
 _IN_ORDER = """
 SELECT sequence AS after, 0 AS number, event, note, chain, signature FROM charges LEFT JOIN kinds USING (kind)
 UNION ALL SELECT after, number, kind, text, chain, signature FROM declarations ORDER BY after, number
@@ -65,22 +69,28 @@ class Chain:
         number, after, declared = declaration or (0, -1, b"")
         return Head(events, number, declared if after == events else chain)
 
-    def charge(self, event: str, note: str) -> int:
-        """Add a charge; returns its number."""
+    def charge(self, event: str, note: str, following: Sequence[str] = ()) -> int:
+        """Add a charge, and the charges of `following`, which have no note; returns the number of the first."""
         head = self.head()
-        sequence = head.events + 1
-        chain = _link(head.chain, ["charge", sequence, event, note])
-        self._connection.execute("INSERT OR IGNORE INTO kinds(event) VALUES (?)", (event,))
-        self._connection.execute(
-            "INSERT INTO charges(sequence, kind, note, chain, signature) SELECT ?, kind, ?, ?, ? FROM kinds "
-            "WHERE event = ?",
-            (sequence, note, chain, self._sign(chain), event),
+        chain = head.chain
+        rows: list[tuple[int, str, str, bytes, bytes]] = []
+        for sequence, text in enumerate((event, *following), head.events + 1):
+            words = "" if rows else note
+            chain = _link(chain, ["charge", sequence, text, words])
+            rows.append((sequence, text, words, chain, self._sign(chain)))
+        kinds = [(text,) for text in dict.fromkeys((event, *following))]
+        self._connection.executemany("INSERT OR IGNORE INTO kinds(event) VALUES (?)", kinds)
+        self._connection.executemany(
+            "INSERT INTO charges(sequence, kind, note, chain, signature) SELECT ?1, kind, ?3, ?4, ?5 FROM kinds "
+            "WHERE event = ?2",
+            rows,
         )
         self._require(
-            "SELECT sequence, event, note, chain, signature FROM charges JOIN kinds USING (kind) WHERE sequence = ?",
-            (sequence, event, note, chain, self._sign(chain)),
+            "SELECT sequence, event, note, chain, signature FROM charges JOIN kinds USING (kind) WHERE sequence >= ? "
+            "ORDER BY sequence",
+            rows,
         )
-        return sequence
+        return head.events + 1
 
     def declare(self, kind: str, text: str) -> None:
         """Add a declaration."""
@@ -90,7 +100,20 @@ class Chain:
         chain = _link(head.chain, ["declaration", *row])
         whole = (*row, chain, self._sign(chain))
         self._connection.execute("INSERT INTO declarations VALUES (?, ?, ?, ?, ?, ?)", whole)
-        self._require("SELECT * FROM declarations WHERE number = ?", whole)
+        self._require("SELECT * FROM declarations WHERE number >= ?", [whole])
+
+    def find_unused(self) -> list[tuple[int, str]]:
+        """The charges, by number and event, that the last writer gave back at its end; none if anything came after."""
+        head = self.head()
+        query = "SELECT kind, text FROM declarations WHERE number = ? AND after = ?"
+        row = self._connection.execute(query, (head.declarations, head.events)).fetchone()
+        if row is None or row[0] != UNUSED or not (found := _RANGE.fullmatch(row[1])):
+            return []
+        first, last = map(int, found.groups())
+        if not 1 <= first <= last == head.events:
+            return []
+        query = "SELECT sequence, event FROM charges JOIN kinds USING (kind) WHERE sequence >= ? ORDER BY sequence"
+        return self._connection.execute(query, (first,)).fetchall()
 
     def walk(self) -> Iterator[Head]:
         """Every place of the chain from the header on, each verified; an error where something was changed."""
@@ -135,9 +158,9 @@ class Chain:
     def _row(self, query: str) -> Any:
         return self._connection.execute(query).fetchone()
 
-    def _require(self, query: str, row: tuple[Any, ...]) -> None:
+    def _require(self, query: str, rows: Sequence[tuple[Any, ...]]) -> None:
         """What was written must be there: a trigger that somebody added can swallow it without an error."""
-        if self._connection.execute(query, row[:1]).fetchall() != [row]:
+        if self._connection.execute(query, rows[0][:1]).fetchall() != rows:
             raise LedgerForged(
                 f"ledger {self._path} did not keep what was written: something in the file swallows rows"
             )

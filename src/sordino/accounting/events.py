@@ -16,7 +16,7 @@ import math
 import pkgutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any, Literal, get_args
 
@@ -236,7 +236,33 @@ def _require_count(event: DpEvent, count: int) -> None:
 
 def to_json(event: DpEvent) -> str:
     """The canonical text of `event`: equal events give equal text."""
+    plain = _spell_plainly(event)
+    return _write(event) if plain is None else _remember(plain)
+
+
+def _write(event: DpEvent) -> str:
     return json.dumps(_encode(event), sort_keys=True, separators=(",", ":"))
+
+
+def _spell_plainly(event: DpEvent) -> tuple[float, ...] | None:
+    """The numbers of the event that most steps have, which is written at every one of them; None for all others.
+
+    Floats alone: 1 and 1.0 are equal, and so are 0.0 and -0.0, but they are written differently.
+    """
+    rate: tuple[float, ...] = ()
+    if type(event) is PoissonSampledDpEvent:
+        if type(event.sampling_probability) is not float or not event.sampling_probability:
+            return None
+        rate, event = (event.sampling_probability,), event.event
+    if type(event) is not GaussianDpEvent or type(event.noise_multiplier) is not float or not event.noise_multiplier:
+        return None
+    return (*rate, event.noise_multiplier)
+
+
+@lru_cache(maxsize=256)
+def _remember(plain: tuple[float, ...]) -> str:
+    answer = GaussianDpEvent(plain[-1])
+    return _write(PoissonSampledDpEvent(plain[0], answer) if len(plain) > 1 else answer)
 
 
 def from_json(text: str) -> DpEvent:

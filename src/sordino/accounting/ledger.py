@@ -4,6 +4,12 @@ One SQLite file. Rows can be added, never changed: triggers refuse it, and every
 and of the row before, so that an edit, a deletion in the middle or at the end, or a swap shows on opening. Beside
 charges the chain holds declarations: what every guarantee about this ledger must say, and when it was opened.
 One writer at a time; readers at any time.
+
+A writer that knows what it will charge next may have it written along with a charge, in the same transaction: a
+*reservation*. Every reader counts it as spent. The writer gives a receipt for one reserved charge after the other,
+without touching the disk; until then, and for the writer alone, it is not spent. A writer that is killed leaves its
+reservation spent. One that closes says which charges it never gave a receipt for, as its last row, and the next writer
+of the same file goes on with them. Any other row after that one ends this: then they are spent for good.
 """
 
 from __future__ import annotations
@@ -11,17 +17,18 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from sordino.accounting import legacy, store
-from sordino.accounting.chain import KEY, KEY_FILE, OPENING, ORIGIN, Chain, Head, Key, find_key
+from sordino.accounting.chain import KEY, KEY_FILE, OPENING, ORIGIN, UNUSED, Chain, Head, Key, find_key
 from sordino.accounting.events import DpEvent, from_json, to_json
 from sordino.accounting.store import WriterLock
 from sordino.errors import InvalidInput, LedgerError
@@ -32,6 +39,8 @@ ASSUMPTION = "assumption"
 SIGNED = "signed"
 Signature = Literal["none", "checked", "unchecked", "missing"]
 """Of the rows: there is none and none was asked for; right; of a key that is not here; none, though a key is here."""
+_SPENT = "sequence <= (SELECT COALESCE(MAX(sequence), 0) FROM charges) - ?"
+"""Reserved charges are always the last ones: a charge that is none of them forfeits the rest."""
 COPIED = "this run was continued from a copy of its folder; the original must not be continued"
 
 
@@ -59,7 +68,9 @@ class Ledger:
         self._connection = connection
         self._lock = lock
         self._writable = lock is not None or path is None
-        self._process = os.getpid()
+        self._home = (os.getpid(), threading.get_ident())
+        self._reserved: deque[tuple[int, str]] = deque()
+        self.forfeits = 0  # how often a reservation was in vain
         with self.snapshot():
             self.header: Mapping[str, str] = self._check_header()
             self._chain = Chain(connection, path, self.header, self._key_for(key))
@@ -67,7 +78,8 @@ class Ledger:
         self._streams = 0
         if self._writable:
             with self._writing():
-                self._open_again()
+                unused = self._open_again()
+            self._reserved = deque(unused)  # only now that this opening is on disk and ends what was said before it
         self.incarnation = len(self.declared(OPENING))
 
     # -- opening ------------------------------------------------------------------------------------------------
@@ -112,6 +124,8 @@ class Ledger:
         """Move on to a file: copies everything to `path`, closes this ledger and returns the writer from now on."""
         file = Path(path)
         copied = self._writer(file, find_key(), lambda new: store.copy(self._connection, new, file))
+        if os.getpid() == self._home[0]:
+            copied._reserved, self._reserved = self._reserved, copied._reserved
         self.close()
         return copied
 
@@ -149,26 +163,64 @@ class Ledger:
             f"ledger {self.path} is signed by key {named}: set {KEY} or {KEY_FILE} to that key to write it"
         )
 
-    def _open_again(self) -> None:
-        """Record this opening; a file that is not the one last written is a copy, and says so from now on."""
+    def _open_again(self) -> list[tuple[int, str]]:
+        """Record this opening; a file that is not the one last written is a copy, and says so from now on.
+
+        Returns the charges that the last writer gave back. Not in a copy: the original may use them too.
+        """
         file = "-" if self.path is None else f"{self.path.stat().st_ino:x}"
-        before = self._lines(OPENING)
+        before, unused = self._lines(OPENING), self._chain.find_unused()
         copied = bool(before) and "-" not in (file, _file_of(before[-1])) and file != _file_of(before[-1])
         self._chain.declare(OPENING, f"{_now()} {file}")
         if copied:
             _log.warning("ledger %s: %s", self.path, COPIED)
             if COPIED not in self._lines(ASSUMPTION):
                 self._chain.declare(ASSUMPTION, COPIED)
+        return [] if copied else unused
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def charge(self, event: DpEvent, note: str = "") -> Receipt:
-        """Record `event`; when this returns it is on disk. Only then may the release that it pays for be made."""
+    def charge(self, event: DpEvent, note: str = "", *, ahead: Callable[[], Sequence[DpEvent]] = lambda: ()) -> Receipt:
+        """Record `event`; when this returns it is on disk. Only then may the release that it pays for be made.
+
+        If it is the next one of the reservation it is on disk already. If not, what is left of that is forfeited, and
+        what `ahead` says will follow is reserved along with it.
+        """
         text = to_json(event)
+        if not note and self.holds(event):
+            return Receipt(self._reserved.popleft()[0], event)  # whatever interrupts from here on: it is spent
+        following = [to_json(each) for each in ahead()]
         with self._writing():
             self._require_latest()
-            sequence = self._chain.charge(text, note)
+            self.forfeit()
+            sequence = self._chain.charge(text, note, following)
+        self._reserved = deque(enumerate(following, sequence + 1))  # if an interrupt comes before: all of it is spent
         return Receipt(sequence, event)
+
+    @property
+    def reserved(self) -> int:
+        """How many charges are on disk that no receipt was given for; elsewhere than here they count as spent."""
+        return len(self._reserved) if os.getpid() == self._home[0] else 0
+
+    def holds(self, event: DpEvent) -> bool:
+        """Whether `event` is the next one of the reservation, so that to charge it costs no write."""
+        at_home = (os.getpid(), threading.get_ident()) == self._home  # anywhere else writing is refused
+        return at_home and bool(self._reserved) and self._reserved[0][1] == to_json(event)
+
+    def forfeit(self) -> None:
+        """Give the reservation up: it is spent."""
+        if self._reserved:
+            self.forfeits += 1
+            self._reserved.clear()
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one after everything that was charged or declared here, by whomever; asks no file."""
+        try:
+            return self._connection.total_changes, len(self._reserved)
+        except sqlite3.Error:  # asked at every step: no context around it
+            with store.one_line_errors(self.path):
+                raise
 
     def declare(self, kind: str, text: str) -> None:
         """Add a line to the chain, durable when this returns; the same line again changes nothing.
@@ -176,7 +228,7 @@ class Ledger:
         ``"assumption"`` is a line that every guarantee about this ledger must state, ``"plan"`` the canonical JSON of
         the events that a run has planned. A line can be added, but never changed or taken back.
         """
-        if kind in (OPENING, ORIGIN) or not kind or not text:
+        if kind in (OPENING, ORIGIN, UNUSED) or not kind or not text:
             raise InvalidInput(
                 f"kind={kind!r} and text={text!r} cannot be declared: give a kind of your own and a text"
             )
@@ -186,7 +238,7 @@ class Ledger:
                 self._chain.declare(kind, text)
 
     def _writing(self) -> AbstractContextManager[None]:
-        if os.getpid() != self._process:
+        if os.getpid() != self._home[0]:
             raise LedgerError(
                 f"ledger {self.path or 'in memory'} was opened by another process, which forked this one: "
                 "only that one may write it; start a run of your own"
@@ -217,11 +269,11 @@ class Ledger:
         return [(number, text.split(" ")[0]) for number, text in enumerate(self.declared(OPENING), start=1)]
 
     def __len__(self) -> int:
-        return int(self._all("SELECT COALESCE(MAX(sequence), 0) FROM charges")[0][0])
+        return int(self._all("SELECT COALESCE(MAX(sequence), 0) FROM charges")[0][0]) - self.reserved
 
     def snapshot(self) -> AbstractContextManager[None]:
         """A block in which every question is answered from one state of the ledger, while its run goes on writing."""
-        if self._writable and os.getpid() == self._process:
+        if self._writable and os.getpid() == self._home[0]:
             store.leave(self._connection)  # what an interrupt left half-written was never acknowledged: do not count it
         return store.snapshot(self._connection, self.path)
 
@@ -237,20 +289,20 @@ class Ledger:
     def events(self) -> list[tuple[DpEvent, int]]:
         """Every different event with how often it was charged, in the order of first appearance."""
         rows = self._all(
-            "SELECT event, times FROM (SELECT kind, COUNT(*) AS times FROM charges GROUP BY kind) "
-            "JOIN kinds USING (kind) ORDER BY kind"
+            f"SELECT event, times FROM (SELECT kind, COUNT(*) AS times FROM charges WHERE {_SPENT} GROUP BY kind) "
+            "JOIN kinds USING (kind) ORDER BY kind",
+            (self.reserved,),
         )
         return [(self._event(text), times) for text, times in rows]
 
     def history(self) -> Iterator[tuple[int, DpEvent]]:
         """Every charge in order: its number and event."""
-        for sequence, text in self._all(
-            "SELECT sequence, event FROM charges JOIN kinds USING (kind) ORDER BY sequence"
-        ):
+        query = f"SELECT sequence, event FROM charges JOIN kinds USING (kind) WHERE {_SPENT} ORDER BY sequence"
+        for sequence, text in self._all(query, (self.reserved,)):
             yield sequence, self._event(text)
 
     def head(self) -> Head:
-        """Where the ledger stands now."""
+        """Where the ledger stands now, with what is reserved."""
         with self.snapshot():
             return self._chain.head()
 
@@ -290,12 +342,23 @@ class Ledger:
             return self._connection.execute(query, values).fetchall()
 
     def close(self) -> None:
-        """Free the file and the lock; what was charged stays."""
-        if self._lock is not None and os.getpid() == self._process:
+        """Free the file and the lock; what was charged stays, and what was reserved is given back."""
+        unused = list(self._reserved)
+        self._reserved.clear()  # first: whatever interrupts from here on, nothing is drawn on them any more
+        if self._lock is not None and os.getpid() == self._home[0]:
+            if unused:
+                with suppress(LedgerError):  # of a full disk or a second writer: then they stay spent
+                    self._give_back(unused[0][0], unused[-1][0])
             store.tidy(self._connection)
         self._connection.close()
         if self._lock is not None:
             self._lock.close()
+
+    def _give_back(self, first: int, last: int) -> None:
+        """Say which charges no receipt was given for, now that none will be."""
+        with self._writing():
+            self._require_latest()
+            self._chain.declare(UNUSED, f"{first}-{last}")
 
     def __enter__(self) -> Ledger:
         return self

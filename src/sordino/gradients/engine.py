@@ -45,7 +45,9 @@ class Batch:
     @property
     def bytes(self) -> int:
         """What its tensors take."""
-        return sum(x.numel() * x.element_size() for x in tree_leaves(self.data) if isinstance(x, Tensor))
+        plain = type(self.data) is tuple and all(isinstance(x, Tensor) for x in self.data)
+        leaves = self.data if plain else tree_leaves(self.data)
+        return sum(x.numel() * x.element_size() for x in leaves if isinstance(x, Tensor))
 
     def singles(self) -> Iterator[Any]:
         """Each example as a batch of one."""
@@ -66,6 +68,19 @@ def describe_kind(value: object) -> str:
     return {0: "a scalar", 1: "a vector of another length"}.get(value.dim(), f"a tensor of {value.dim()} dimensions")
 
 
+def list_modules(root: nn.Module) -> list[nn.Module]:
+    """``list(root.modules())`` without the names, which take most of the time; a step asks several times."""
+    found: dict[nn.Module, None] = {}
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found[module] = None
+            if module._modules:
+                waiting.extend(part for part in reversed(list(module._modules.values())) if part is not None)
+    return list(found)
+
+
 class Objective(nn.Module):
     """The user's model and loss as one module, so that parameters can be substituted without touching the model."""
 
@@ -76,6 +91,19 @@ class Objective(nn.Module):
 
     def forward(self, data: Any) -> Tensor:
         return self.loss(self.model, data)
+
+    def list_owned(self) -> tuple[list[nn.Parameter], list[Tensor]]:
+        """The parameters and the buffers, each once and in torch's order."""
+        parameters: dict[int, nn.Parameter] = {}
+        buffers: dict[int, Tensor] = {}
+        for module in list_modules(self):
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    parameters[id(parameter)] = parameter
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    buffers[id(buffer)] = buffer
+        return list(parameters.values()), list(buffers.values())
 
     def losses(self, data: Any, size: int) -> Tensor:
         """One loss per example, or a refusal that says what came instead."""
@@ -140,10 +168,12 @@ class FullPrecision:
 
     def __init__(self, device: torch.device) -> None:
         backends: Any = torch.backends
-        above, *slots = {
-            "cpu": (backends.mkldnn, backends.mkldnn.matmul, backends.mkldnn.conv),
-            "cuda": (backends.cudnn, backends.cuda.matmul, backends.cudnn.conv),
-        }.get(device.type, (backends,))
+        above: Any = backends
+        slots: tuple[Any, ...] = ()
+        if device.type == "cpu":
+            above, slots = backends.mkldnn, (backends.mkldnn.matmul, backends.mkldnn.conv)
+        elif device.type == "cuda":
+            above, slots = backends.cudnn, (backends.cuda.matmul, backends.cudnn.conv)
         self._type = device.type
         self._coarse = [slot for slot in slots if not _is_exact(slot, above, backends)]
         self._left: list[tuple[list[str], AbstractContextManager[object] | None]] = []

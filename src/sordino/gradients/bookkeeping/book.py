@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,6 @@ class Book:
         self.precisely = FullPrecision(self.squares.device)
         self.kept: dict[int, list[PerExample]] = defaultdict(list)
         self.wanted = {id(p) for p in parameters}
-        self.made: dict[int, list[Tracked]] = defaultdict(list)
         self.single = self._find_single()
         self.totals: list[PerExample | None] = []
         self.bytes, self.recurrent = 0, False
@@ -47,15 +47,22 @@ class Book:
         for use in self.recording.uses:
             for share in use.shares:
                 uses[id(share.parameter)] += 1
-        for key in uses:
-            for root in self.recording.tracked[key].roots:
-                self.made[id(root)].append(self.recording.tracked[key])
         alone: set[int] = set()
+        by_root = self.group_by_root(uses)
         for parameter in self.parameters:
-            made = self.made.get(id(parameter), [])
+            made = by_root[id(parameter)]
             if are_apart(made) and all(uses[id(each.handle)] == 1 for each in made):
                 alone.update(id(each.handle) for each in made)
         return alone
+
+    def group_by_root(self, keys: Iterable[int]) -> dict[int, list[Tracked]]:
+        """The tracked tensors that were made from each parameter, in the order of `keys`."""
+        made: dict[int, list[Tracked]] = defaultdict(list)
+        for key in keys:
+            each = self.recording.tracked[key]
+            for root in each.roots:
+                made[id(root)].append(each)
+        return made
 
     def receive(self, use: Use, gradient: Tensor) -> None:
         """The gradient of a use's output: settle what it means for its parameters and let go of the rest."""
@@ -83,14 +90,14 @@ class Book:
         """After the backward pass: measure the parameters with several uses."""
         with torch.no_grad(), self.precisely:
             combined = {key: combine(parts) for key, parts in self.kept.items()}
+            by_root = self.group_by_root(combined)
             for parameter in self.parameters:
-                made = [each for each in self.made.get(id(parameter), ()) if id(each.handle) in combined]
+                made = by_root[id(parameter)]
                 total = combine_pieces(parameter, made, combined)
                 self.totals.append(total)
                 if total is not None and not all(id(each.handle) in self.single for each in made):
                     self.squares += total.squared_norms()
         self.kept.clear()
-        self.made.clear()
         self.recording.ignore()  # or the two would hold each other, and what was kept, until the garbage collector
         return self
 
@@ -105,8 +112,10 @@ class Book:
 
     def weighted_sum(self, weights: Tensor) -> Iterator[Tensor]:
         """One at a time, so that nobody needs to hold a second set of sums as large as the network."""
-        bad = ~torch.isfinite(self.squares) & (weights == 0)
-        some_bad = bool(bad.any())
+        bad, some_bad = weights, False
+        if not math.isfinite(self.squares.sum().item()):  # a finite sum has no term that is not
+            bad = ~torch.isfinite(self.squares) & (weights == 0)
+            some_bad = bool(bad.any())
         for parameter, total in zip(self.parameters, self.totals, strict=True):
             if total is None:
                 yield torch.zeros_like(parameter, dtype=accumulation_dtype(parameter), requires_grad=False)

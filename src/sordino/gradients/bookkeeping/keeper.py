@@ -141,13 +141,9 @@ class BookKeeping:
 
 def prepare_recording(objective: Objective, batch: Batch, knowledge: Knowledge, lenient: bool = False) -> Recording:
     """A recording of every trainable parameter; whatever else the model owns is the same for every example."""
-    trainable: list[nn.Parameter] = []
-    constants: list[Tensor] = []
-    for module in objective.modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                (trainable if parameter.requires_grad else constants).append(parameter)
-        constants += [buffer for buffer in module._buffers.values() if buffer is not None]
+    parameters, buffers = objective.list_owned()
+    trainable = [p for p in parameters if p.requires_grad]
+    constants = [*(p for p in parameters if not p.requires_grad), *buffers]
     return Recording(trainable, constants, batch.data, batch.size, knowledge.shared, lenient, knowledge.traced)
 
 

@@ -321,7 +321,7 @@ def precise(tensor: Tensor) -> Tensor:
 def squares(rows: Tensor) -> Tensor:
     """Sum of squares of each row of [size, n]; by short runs, as torch adds up a norm in one register after another."""
     whole = rows.shape[1] // RUN * RUN
-    rest: Tensor = torch.linalg.vector_norm(rows[:, whole:], dim=1).square_()
+    rest: Tensor = torch.linalg.vector_norm(rows[:, whole:] if whole else rows, dim=1).square_()
     if whole == 0:
         return rest
     runs: Tensor = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, RUN)), dim=2)
