@@ -297,7 +297,7 @@ class Recipe:
             and self._covers == 1
             and getattr(type(self.sampler), "prepare", None) is Sampler.prepare
             and self.selection.constant
-            and (self.selection.counts_attempts or self._constant)
+            and self.selection.counts_attempts
         )
         return [self.terms(step).event for step in range(start, min(start + count, self.steps or 0)) if certain]
 
