@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -47,14 +47,18 @@ class Book:
             for share in use.shares:
                 uses[id(share.parameter)] += 1
         alone: set[int] = set()
-        for parameter in self.parameters:
-            made = [self.recording.tracked[key] for key in uses if self.made_from(key, parameter)]
+        for made in self.made_from(uses):
             if are_apart(made) and all(uses[id(each.handle)] == 1 for each in made):
                 alone.update(id(each.handle) for each in made)
         return alone
 
-    def made_from(self, key: int, parameter: Tensor) -> bool:
-        return any(root is parameter for root in self.recording.tracked[key].roots)
+    def made_from(self, keys: Iterable[int]) -> list[list[Tracked]]:
+        """For each parameter, what was made from it among these tracked tensors, itself included."""
+        made: dict[int, list[Tracked]] = defaultdict(list)
+        for key in keys:
+            for root in self.recording.tracked[key].roots:
+                made[id(root)].append(self.recording.tracked[key])
+        return [made[id(parameter)] for parameter in self.parameters]
 
     def receive(self, use: Use, gradient: Tensor) -> None:
         """The gradient of a use's output: settle what it means for its parameters and let go of the rest."""
@@ -82,8 +86,7 @@ class Book:
         """After the backward pass: measure the parameters with several uses."""
         with torch.no_grad(), self.precisely:
             combined = {key: combine(parts) for key, parts in self.kept.items()}
-            for parameter in self.parameters:
-                made = [self.recording.tracked[key] for key in combined if self.made_from(key, parameter)]
+            for parameter, made in zip(self.parameters, self.made_from(combined), strict=True):
                 total = combine_pieces(parameter, made, combined)
                 self.totals.append(total)
                 if total is not None and not all(id(each.handle) in self.single for each in made):
