@@ -30,7 +30,7 @@ from sordino.gradients.vmapped import Vmapped
 
 _log = logging.getLogger("sordino")
 
-MEMORY_TARGET = 320 * 2**20
+MEMORY_TARGET = 192 * 2**20
 """Bytes that one microbatch may keep by default, besides twice the size of the parameters."""
 
 SMALL = 24 * 2**20

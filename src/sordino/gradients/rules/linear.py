@@ -60,6 +60,7 @@ class Outer(PerExample):
         o, d = g.shape[-1], x.shape[-1]
         self.shape = torch.Size((d, o) if transposed else (o, d))
         self.formed: Formed | None = None
+        self.measured: Tensor | None = None  # the mass, where Gram matrices gave it
         self.way = choose_way(self.size, self.rows, d, o)
 
     @property
@@ -70,7 +71,9 @@ class Outer(PerExample):
         if self.rows == 1:
             return squares(self.x[:, 0]) * squares(self.g[:, 0])
         if self.way is Way.GRAM:
-            return gram_norms(self.x, self.g, self.form)
+            rows, gradients = Gram.of(self.x), Gram.of(self.g)
+            self.measured = (rows.squares * gradients.squares).sqrt()
+            return compare(rows, gradients, self.form)
         if self.way is Way.PASS:
             formed = torch.cat([self.form(*block).square().sum((1, 2)) for block in self.blocks()])
             return round_up(formed, self.mass())
@@ -81,13 +84,19 @@ class Outer(PerExample):
     def mass(self) -> Tensor:
         if self.formed is not None:
             return self.formed.mass()
+        if self.measured is not None:
+            return self.measured
         return (squares(self.x.flatten(1)) * squares(self.g.flatten(1))).sqrt()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.formed is not None:
             return self.formed.weighted_sum(weights)
-        scaled = self.g * weights.to(self.g.dtype).reshape(-1, 1, 1)
-        x, g = self.x.reshape(-1, self.x.shape[-1]), scaled.reshape(-1, self.g.shape[-1])
+        scales, (x, g) = weights.to(self.g.dtype).reshape(-1, 1, 1), (self.x, self.g)
+        if x.shape[-1] < g.shape[-1]:  # the shorter factor: a second gradient of a vocabulary's scores has no room
+            x = x * scales
+        else:
+            g = g * scales
+        x, g = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
         return x.T @ g if self.transposed else g.T @ x
 
     def form(self, start: int, stop: int) -> Tensor:
