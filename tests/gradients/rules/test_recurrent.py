@@ -139,11 +139,12 @@ def test_a_bad_sequence_leaves_the_others_alone(steps: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [3, 40], ids=["compared", "formed"])
-def test_a_layer_that_reads_two_sequences(steps: int, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_layer_that_reads_two_sequences(kind: Any, steps: int, caplog: pytest.LogCaptureFixture) -> None:
     class Siamese(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.rnn = nn.LSTM(3, 4, batch_first=True)
+            self.rnn: Any = kind(3, 4, batch_first=True, bidirectional=True)
 
         def forward(self, x: Tensor) -> Tensor:
             left, right = x.chunk(2, 1)

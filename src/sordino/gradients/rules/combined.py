@@ -11,6 +11,7 @@ from torch import Tensor
 from sordino.gradients.rules.base import Formed, PerExample
 from sordino.gradients.rules.embedding import Looked
 from sordino.gradients.rules.linear import FORM_BYTES, Outer, Way, drift, inner_products, remeasure_cancelled, round_up
+from sordino.gradients.rules.recurrent.products import Piece
 
 
 class Summed(PerExample):
@@ -135,6 +136,8 @@ def digits(values: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, float]]:
 
 def combine(parts: Sequence[PerExample]) -> PerExample:
     """Several uses of one tensor as one: rows and tokens are joined, whatever else is added up."""
+    if len(parts) > 1:
+        parts = [part.spread() if isinstance(part, Piece) else part for part in parts]
     outers = [part for part in parts if isinstance(part, Outer)]
     looked = [part for part in parts if isinstance(part, Looked)]
     others = [part for part in parts if not isinstance(part, (Outer, Looked))]

@@ -168,6 +168,12 @@ class ComparedJoint(Joint):
             each.append(total.unflatten(-1, self.shape[1:]))
         return each
 
+    def spread(self, place: Place) -> PerExample:
+        """The place's gradients as rows of their own, to be joined with those of another use."""
+        seen, gates = self.seen[:, place.direction], self.gates[:, place.direction]
+        mine = gates.unflatten(-1, self.shape[1:])[..., list(place.blocks), :].flatten(-2).transpose(0, 1)
+        return Formed(mine.sum(1)) if place.squeeze else Outer(seen[..., place.seen].transpose(0, 1), mine)
+
     def drop(self, bad: Tensor) -> ComparedJoint:
         seen, gates = (each.masked_fill(bad.reshape(1, 1, -1, 1), 0) for each in (self.seen, self.gates))
         return ComparedJoint(seen, gates, self.shape[1])
@@ -175,7 +181,8 @@ class ComparedJoint(Joint):
 
 def multiply_steps(seen: Tensor, gates: Tensor, out: Tensor | None = None) -> Tensor:
     """[examples, n, m], the sum over time of seen ⊗ gates, for [time, examples, n] and [time, examples, m]."""
-    return torch.bmm(seen.permute(1, 2, 0), gates.transpose(0, 1), out=out)
+    product: Tensor = torch.bmm(seen.permute(1, 2, 0), gates.transpose(0, 1), out=out)
+    return product
 
 
 class Products:
@@ -246,6 +253,10 @@ class Piece(PerExample):
 
     def form(self, start: int, stop: int) -> Tensor:
         return self.place.of(self.joint.form(self.place.direction, start, stop))
+
+    def spread(self) -> PerExample:
+        """As rows of steps where they were not formed: a layer that is used twice is used once on all of them."""
+        return self.joint.spread(self.place) if isinstance(self.joint, ComparedJoint) else self
 
     def without(self, bad: Tensor) -> Piece:
         return Piece(self.joint.without(bad), self.place)
