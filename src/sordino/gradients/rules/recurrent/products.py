@@ -159,7 +159,8 @@ class ComparedJoint(Joint):
 
     def form(self, direction: int, start: int, stop: int) -> Tensor:
         seen, gates = self.seen[:, direction, start:stop], self.gates[:, direction, start:stop]
-        return multiply_steps(seen, gates).unflatten(-1, self.shape[1:])
+        formed: Tensor = multiply_steps(seen, gates).unflatten(-1, self.shape[1:])
+        return formed
 
     def sum(self, weights: Tensor) -> list[Tensor]:
         scale, each = weights.to(self.gates.dtype).reshape(1, -1, 1), []
