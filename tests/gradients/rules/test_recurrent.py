@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from sordino.gradients.bookkeeping import BookKeeping
-from tests.gradients.oracle import check
+from sordino.gradients.engine import Objective
+from sordino.gradients.rules.recurrent import OVER_TIME
+from tests.gradients.oracle import batch_of, check, squared
 
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -103,6 +105,56 @@ def test_one_example(cell: str) -> None:
     check(BookKeeping(), build(cell, "bidirectional"), torch.randn(1, 5, 3), 1)
 
 
+def manners(model: nn.Module, data: Any, size: int) -> set[str]:
+    parameters = list(model.parameters())
+    rows = BookKeeping().describe(Objective(model, squared), parameters, batch_of(data, size))
+    return {row.rule for row in rows if row.operation in OVER_TIME}
+
+
+@pytest.mark.parametrize("steps", [3, 40], ids=["compared", "formed"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_short_and_long_sequences(cell: str, steps: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Few steps are compared with each other, of many the products are formed; packed ones lie in another order."""
+    model, data, lengths = build(cell, "layers both ways"), torch.randn(5, steps, 3), torch.tensor([2, 3, 1, 3, 2])
+    check(BookKeeping(), model, data, 5, rtol=1e-3)
+    check(BookKeeping(), model, (data, lengths * steps // 3), 5, rtol=1e-3)
+    assert ("gates: formed" if steps == 40 else "gates: Gram matrices") in manners(model, data, 5)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("steps", [3, 40], ids=["compared", "formed"])
+def test_a_bad_sequence_leaves_the_others_alone(steps: int) -> None:
+    model, data = build("lstm", "bidirectional"), torch.randn(4, steps, 3)
+    data[2, 1] = torch.nan
+    parameters, good = list(model.parameters()), [0, 1, 3]
+    found = BookKeeping().differentiate(Objective(model, squared), parameters, batch_of(data, 4))
+    wanted = BookKeeping().differentiate(Objective(model, squared), parameters, batch_of(data[good], 3))
+    assert torch.isnan(found.norms).tolist() == [False, False, True, False]
+    torch.testing.assert_close(found.norms[good], wanted.norms)
+    sums = zip(
+        found.weighted_sum(torch.tensor([1.0, 2, 0, 3])), wanted.weighted_sum(torch.tensor([1.0, 2, 3])), strict=True
+    )
+    for mine, theirs in sums:
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("steps", [3, 40], ids=["compared", "formed"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_layer_that_reads_two_sequences(kind: Any, steps: int, caplog: pytest.LogCaptureFixture) -> None:
+    class Siamese(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn: Any = kind(3, 4, batch_first=True, bidirectional=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            left, right = x.chunk(2, 1)
+            return self.rnn(left)[0][:, -1] * self.rnn(right)[0][:, -1]
+
+    torch.manual_seed(0)
+    check(BookKeeping(), Siamese(), torch.randn(4, 2 * steps, 3), 4)
+    assert not caplog.records
+
+
 class Stepped(nn.Module):
     """A cell called in the user's own loop over time: as many uses as steps, joined into one."""
 
@@ -129,9 +181,6 @@ def test_dropout_between_layers_is_drawn() -> None:
     model = Tagger(nn.LSTM(3, 4, num_layers=2, dropout=0.5, batch_first=True))
     data = torch.ones(6, 5, 3)
     parameters = list(model.parameters())
-    from sordino.gradients.engine import Objective
-    from tests.gradients.oracle import batch_of, squared
-
     result = BookKeeping().differentiate(Objective(model, squared), parameters, batch_of(data, 6))
     assert len(result.norms.unique()) == 6
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sordino.gradients.rules.conv import Convolved, Geometry
 from sordino.gradients.rules.embedding import Looked
@@ -42,6 +44,10 @@ def test_looked(length: int, same: bool) -> None:
     weights = torch.rand(6)
     torch.testing.assert_close(looked.weighted_sum(weights), torch.tensordot(weights, wanted, 1))
     torch.testing.assert_close(looked.form(2, 4), wanted[2:4])
+    torch.testing.assert_close(looked.sum_sorted(weights), torch.tensordot(weights, wanted, 1))
+    table = torch.randn(5, 3, dtype=torch.float64)
+    added = looked.add_to(table.clone(), weights) - table
+    torch.testing.assert_close(added.float(), torch.tensordot(weights, wanted, 1))
     empty = looked.without(torch.ones(6, dtype=torch.bool))
     assert torch.count_nonzero(empty.weighted_sum(weights)) == 0
 
@@ -115,11 +121,63 @@ def test_rows_are_patches_with_channels_innermost(space: int) -> None:
     assert torch.equal(rows.permute(0, 3, 2, 1), patches)
 
 
-def test_grouped_convolution_forms_the_same() -> None:
+@pytest.mark.parametrize("groups", [1, 2])
+def test_grouped_convolution_forms_the_same(groups: int) -> None:
     torch.manual_seed(0)
-    x, g = torch.randn(5, 1, 3, 16, 16), torch.randn(5, 1, 4, 16, 16)
-    kept = Convolved(x, g, torch.Size((4, 3, 3, 3)), Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1))
+    channels = 3 if groups == 1 else 16
+    x, g = torch.randn(5, 1, channels, 16, 16), torch.randn(5, 1, 4, 16, 16)
+    shape = torch.Size((4, channels // groups, 3, 3))
+    kept = Convolved(x, g, shape, Geometry((3, 3), (1, 1), (1, 1), (1, 1), groups))
     torch.testing.assert_close(kept.form_all(), kept.form(0, 5), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("items", [1, 2])
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 3, 1), (2, 1, 1), (3, 0, 2), (2, 2, 3)])
+@pytest.mark.parametrize("space", [1, 2, 3])
+def test_depthwise_is_a_convolution_of_maps_by_maps(
+    space: int, stride: int, padding: int, dilation: int, items: int
+) -> None:
+    """Also where a stride leaves entries out, on maps smaller than the kernel, and when it is too long to be kept."""
+    torch.manual_seed(0)
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[space - 1]
+    weight = torch.randn(4, 1, *(3, 2, 3)[:space], requires_grad=True)
+    x = torch.randn(3, items, 4, *(8, 7, 9)[:space])
+    options = (None, stride, padding, dilation, 4)
+    g = torch.randn(3, items, *convolve(x[0], weight, *options).shape[1:])
+    each = zip(x, g, strict=True)
+    wanted = torch.stack([torch.autograd.grad(convolve(one, weight, *options), weight, back)[0] for one, back in each])
+    geometry = Geometry(tuple(weight.shape[2:]), *((each,) * space for each in (stride, padding, dilation)), 4)
+    for way in (Way.FORM, Way.PASS):
+        kept = Convolved(x, g, weight.shape, geometry)
+        assert kept.way is Way.FORM
+        kept.way = way
+        torch.testing.assert_close(kept.form(1, 3), wanted[1:3], rtol=1e-4, atol=1e-4)
+        exact, measured = wanted.flatten(1).square().sum(1), kept.squared_norms()
+        assert (exact * (1 - 1e-5) <= measured).all()
+        assert (measured <= exact * (1 + 1e-3)).all()  # what is summed anew later may round anew
+        weights = torch.rand(3)
+        torch.testing.assert_close(
+            kept.weighted_sum(weights), torch.tensordot(weights, wanted, 1), rtol=1e-4, atol=1e-4
+        )
+
+
+def test_the_shorter_factor_is_scaled() -> None:
+    """No second tensor as large as the gradient of a vocabulary's scores is made for the weighted sum."""
+    x, g = torch.randn(4, 6, 3), torch.randn(4, 6, 5000)
+    made: list[int] = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if not any(result.data_ptr() == tensor.data_ptr() for tensor in (x, g)):
+                made.append(result.numel())
+            return result
+
+    outer, weights = Outer(x, g), torch.rand(4)
+    with Sizes():
+        total = outer.weighted_sum(weights)
+    assert max(made) <= total.numel() < g.numel()
+    torch.testing.assert_close(total, torch.einsum("b,bto,btd->od", weights, g, x), rtol=1e-4, atol=1e-4)
 
 
 def test_cancelling_rows_are_not_measured_too_short() -> None:

@@ -48,21 +48,18 @@ class Book:
             for share in use.shares:
                 uses[id(share.parameter)] += 1
         alone: set[int] = set()
-        by_root = self.group_by_root(uses)
-        for parameter in self.parameters:
-            made = by_root[id(parameter)]
+        for made in self.made_from(uses):
             if are_apart(made) and all(uses[id(each.handle)] == 1 for each in made):
                 alone.update(id(each.handle) for each in made)
         return alone
 
-    def group_by_root(self, keys: Iterable[int]) -> dict[int, list[Tracked]]:
-        """The tracked tensors that were made from each parameter, in the order of `keys`."""
+    def made_from(self, keys: Iterable[int]) -> list[list[Tracked]]:
+        """For each parameter, what was made from it among these tracked tensors, itself included."""
         made: dict[int, list[Tracked]] = defaultdict(list)
         for key in keys:
-            each = self.recording.tracked[key]
-            for root in each.roots:
-                made[id(root)].append(each)
-        return made
+            for root in self.recording.tracked[key].roots:
+                made[id(root)].append(self.recording.tracked[key])
+        return [made[id(parameter)] for parameter in self.parameters]
 
     def receive(self, use: Use, gradient: Tensor) -> None:
         """The gradient of a use's output: settle what it means for its parameters and let go of the rest."""
@@ -90,9 +87,7 @@ class Book:
         """After the backward pass: measure the parameters with several uses."""
         with torch.no_grad(), self.precisely:
             combined = {key: combine(parts) for key, parts in self.kept.items()}
-            by_root = self.group_by_root(combined)
-            for parameter in self.parameters:
-                made = by_root[id(parameter)]
+            for parameter, made in zip(self.parameters, self.made_from(combined), strict=True):
                 total = combine_pieces(parameter, made, combined)
                 self.totals.append(total)
                 if total is not None and not all(id(each.handle) in self.single for each in made):

@@ -30,8 +30,8 @@ from sordino.gradients.vmapped import Vmapped
 
 _log = logging.getLogger("sordino")
 
-MEMORY_TARGET = 320 * 2**20
-"""Bytes that one microbatch may keep by default, besides twice the size of the parameters."""
+MEMORY_TARGET = 160 * 2**20
+"""Bytes that a microbatch may keep by default, twice as many if recurrent, besides twice the size of the parameters."""
 
 SMALL = 24 * 2**20
 """So much is always taken at once: less is not worth the calls."""
@@ -117,10 +117,11 @@ class BookKeeping:
         """
         if not self._bytes_per_example:
             return 64
-        target = MEMORY_TARGET + 2 * sum(p.numel() * p.element_size() for p in parameters)
+        recurrent = self._enough > 128
+        target = (2 if recurrent else 1) * MEMORY_TARGET + 2 * sum(p.numel() * p.element_size() for p in parameters)
         fitting = target // self._bytes_per_example
         small = min(SMALL // self._bytes_per_example, INPUTS // max(1, self._input_bytes))
-        return 1 << (int(min(2048, max(16, min(self._enough, fitting), small))).bit_length() - 1)
+        return 1 << (int(min(2048, max(8, min(self._enough, fitting), small))).bit_length() - 1)
 
     def describe(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[UseCost]:
         """One row for each use of a parameter: how its gradients are measured and what that costs."""

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sordino.gradients.rules.base import Formed, PerExample
 from sordino.gradients.rules.embedding import Looked
-from sordino.gradients.rules.linear import FORM_BYTES, Outer, drift, inner_products, remeasure_cancelled, round_up
+from sordino.gradients.rules.linear import FORM_BYTES, Outer, Way, drift, inner_products, remeasure_cancelled, round_up
+from sordino.gradients.rules.recurrent.products import Piece
 
 
 class Summed(PerExample):
@@ -34,17 +35,23 @@ class Summed(PerExample):
 
     def by_inner_products(self) -> Tensor:
         """|a + b + …|² = Σ |a|² + 2 Σ <a, b>, without forming anything, and what rounding can have taken away."""
-        mass = self.mass()
+        masses = [None if measures_mass(part) else part.mass() for part in self.parts]  # while it has its factors
         pairs = [(left, right) for index, left in enumerate(self.parts) for right in self.parts[:index]]
         crossed = [2 * inner(left, right) for left, right in pairs]  # first: measuring may let go of the factors
         squares = torch.stack([*crossed, *(part.squared_norms() for part in self.parts)]).sum(0)
+        known = zip(self.parts, masses, strict=True)
+        mass = torch.stack([part.mass() if found is None else found for part, found in known]).sum(0)
         lost = 2 * sum(drift(mass.new_empty(0, length)) for length in self.shape) * mass.square()
         return round_up(remeasure_cancelled(squares, lost, self.form), mass)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total = self.parts[0].weighted_sum(weights)
+        total = total.clone() if total._is_view() else total  # which may be part of what a layer remembers
         for part in self.parts[1:]:
-            total = total + part.weighted_sum(weights)
+            if isinstance(part, Looked):
+                part.add_to(total, weights)  # few rows: never a second table
+            else:
+                total += part.weighted_sum(weights)
         return total
 
     def form(self, start: int, stop: int) -> Tensor:
@@ -129,6 +136,8 @@ def digits(values: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, float]]:
 
 def combine(parts: Sequence[PerExample]) -> PerExample:
     """Several uses of one tensor as one: rows and tokens are joined, whatever else is added up."""
+    if len(parts) > 1:
+        parts = [part.spread() if isinstance(part, Piece) else part for part in parts]
     outers = [part for part in parts if isinstance(part, Outer)]
     looked = [part for part in parts if isinstance(part, Looked)]
     others = [part for part in parts if not isinstance(part, (Outer, Looked))]
@@ -148,6 +157,11 @@ def join_rows(parts: list[Outer]) -> Outer:
     if len(parts) == 1:
         return parts[0]
     return Outer(torch.cat([p.x for p in parts], 1), torch.cat([p.g for p in parts], 1), parts[0].transposed)
+
+
+def measures_mass(part: PerExample) -> bool:
+    """Whether measuring these gradients finds their mass on the way, and keeps the factors."""
+    return isinstance(part, Outer) and part.way is Way.GRAM and part.rows > 1
 
 
 def has_inner(part: PerExample) -> bool:

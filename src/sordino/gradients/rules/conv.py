@@ -23,7 +23,7 @@ from sordino.gradients.rules.base import (
     sum_channels,
     zero_rows,
 )
-from sordino.gradients.rules.linear import Way, choose_way, gram_norms, round_up
+from sordino.gradients.rules.linear import FORM_BYTES, Way, choose_way, gram_norms, round_up
 
 CACHED = 2**19
 """Entries of patches that are copied at a time, 2 MB: they are used while a cache still has them."""
@@ -78,7 +78,10 @@ class Convolved(PerExample):
         self.size, self.items = x.shape[:2]
         self.formed: Formed | None = None
         groups, self.positions = geometry.groups, self.items * prod(g.shape[3:])
+        self.depthwise = shape[1] == 1 and shape[0] == groups
         self.way = choose_way(self.size * groups, self.positions, shape.numel() // shape[0], shape[0] // groups)
+        if self.depthwise:  # a convolution of maps by maps is cheaper than any patches
+            self.way = Way.FORM if 4 * self.size * shape.numel() <= FORM_BYTES else Way.PASS
         # Formed gradients that are kept lie as the weight does: turning them costs what longer runs save.
         self.channels_last = groups == 1 and self.way is not Way.FORM and x.shape[2] > g.shape[-1]
 
@@ -117,17 +120,35 @@ class Convolved(PerExample):
         return (seen * squares(self.g.flatten(1))).sqrt()
 
     def form_all(self) -> Tensor:
-        """All gradients at once: by one grouped convolution for few channels on large maps, otherwise by patches."""
-        channels, groups = self.x.shape[2], self.geometry.groups
-        if self.items == 1 and groups == 1 and channels <= 32 and self.positions >= 128:
+        """All gradients at once: by one convolution of all examples side by side where that is faster than patches."""
+        groups, channels = self.geometry.groups, self.shape[1]
+        if self.depthwise:
+            return self.form(0, self.size)
+        few = self.positions >= 128 if groups == 1 else channels >= 8
+        if self.items == 1 and few and channels <= 32:
             x, g = self.x.flatten(0, 2).unsqueeze(0), self.g.flatten(0, 2).unsqueeze(0)
             shape = torch.Size((self.size * self.shape[0], *self.shape[1:]))
-            apart = weight_gradient(x, g, shape, replace(self.geometry, groups=self.size))
+            apart = weight_gradient(x, g, shape, replace(self.geometry, groups=self.size * groups))
             return apart.reshape(self.size, *self.shape)
         formed = self.x.new_empty(self.size, *self.shape)
         for start, stop in self.ranges():
             formed[start:stop] = self.form(start, stop)
         return formed
+
+    def correlate(self, x: Tensor, g: Tensor) -> Tensor:
+        """Depthwise: each channel of each example is convolved with its own output gradient, strides for dilations."""
+        kernel, stride, padding, dilation = (
+            list(each)
+            for each in (self.geometry.kernel, self.geometry.stride, self.geometry.padding, self.geometry.dilation)
+        )
+        maps, seen = x.flatten(0, 2), g.flatten(0, 2).unsqueeze(1)
+        found = torch.convolution(
+            maps.unsqueeze(0), seen, None, dilation, padding, stride, False, [0] * len(kernel), len(maps)
+        )
+        for dim, extent in enumerate(kernel, 2):
+            found = found.narrow(dim, 0, extent)  # what the strides never reached
+        apart = found.reshape(len(x), self.items, *self.shape)
+        return apart[:, 0] if self.items == 1 else apart.sum(1)
 
     def ranges(self) -> list[tuple[int, int]]:
         """Ranges of examples of `CACHED` patches."""
@@ -142,6 +163,8 @@ class Convolved(PerExample):
     def form(self, start: int, stop: int) -> Tensor:
         if self.formed is not None:
             return self.formed.form(start, stop)
+        if self.depthwise:
+            return self.correlate(self.x[start:stop], self.g[start:stop])
         patches, g = self.factors(start, stop)
         formed = g @ patches
         if self.channels_last:

@@ -24,6 +24,9 @@ from sordino.gradients.rules.base import (
 )
 from sordino.gradients.rules.linear import round_up
 
+SCALED = 2**18
+"""Entries of output gradients that are scaled at a time, 1 MB: they are added up while a cache still has them."""
+
 
 class Looked(PerExample):
     """gradient_i[v] = sum of g[i, t] over the t with tokens[i, t] = v; tokens [size, T], g [size, T, d].
@@ -73,6 +76,21 @@ class Looked(PerExample):
         return round_up(lengths.sum(1).index_add_(0, owner, sums.square_().sum(1)), self.mass())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.add_to(self.g.new_zeros(self.shape), weights)
+
+    def add_to(self, total: Tensor, weights: Tensor) -> Tensor:
+        """Add the weighted sum to a table of float32 or better: its rows alone are touched."""
+        if total.device.type != "cpu":  # where rows would be added in any order
+            return total.add_(self.sum_sorted(weights))
+        step = max(1, SCALED // max(1, self.g[0].numel() if self.size else 1))
+        for start in range(0, self.size, step):
+            some = slice(start, start + step)
+            scales = weights[some].to(self.g.dtype).reshape(-1, 1, 1)
+            rows = (self.g[some, :1] * scales).expand_as(self.g[some]) if self.same else self.g[some] * scales
+            total.index_add_(0, self.tokens[some].flatten(), rows.flatten(0, 1).to(total.dtype))
+        return total
+
+    def sum_sorted(self, weights: Tensor) -> Tensor:
         """Rows of equal tokens brought together are bags of an embedding bag: one fused kernel sums them, weighted."""
         tokens, length = self.tokens.flatten(), self.tokens.shape[1]
         order = tokens.argsort()

@@ -7,6 +7,7 @@ layers make the same choice.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
@@ -59,6 +60,7 @@ class Outer(PerExample):
         o, d = g.shape[-1], x.shape[-1]
         self.shape = torch.Size((d, o) if transposed else (o, d))
         self.formed: Formed | None = None
+        self.measured: Tensor | None = None  # the mass, where Gram matrices gave it
         self.way = choose_way(self.size, self.rows, d, o)
 
     @property
@@ -69,7 +71,9 @@ class Outer(PerExample):
         if self.rows == 1:
             return squares(self.x[:, 0]) * squares(self.g[:, 0])
         if self.way is Way.GRAM:
-            return gram_norms(self.x, self.g, self.form)
+            rows, gradients = Gram.of(self.x), Gram.of(self.g)
+            self.measured = (rows.squares * gradients.squares).sqrt()
+            return compare(rows, gradients, self.form)
         if self.way is Way.PASS:
             formed = torch.cat([self.form(*block).square().sum((1, 2)) for block in self.blocks()])
             return round_up(formed, self.mass())
@@ -80,13 +84,19 @@ class Outer(PerExample):
     def mass(self) -> Tensor:
         if self.formed is not None:
             return self.formed.mass()
+        if self.measured is not None:
+            return self.measured
         return (squares(self.x.flatten(1)) * squares(self.g.flatten(1))).sqrt()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.formed is not None:
             return self.formed.weighted_sum(weights)
-        scaled = self.g * weights.to(self.g.dtype).reshape(-1, 1, 1)
-        x, g = self.x.reshape(-1, self.x.shape[-1]), scaled.reshape(-1, self.g.shape[-1])
+        scales, (x, g) = weights.to(self.g.dtype).reshape(-1, 1, 1), (self.x, self.g)
+        if x.shape[-1] < g.shape[-1]:  # the shorter factor: a second gradient of a vocabulary's scores has no room
+            x = x * scales
+        else:
+            g = g * scales
+        x, g = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
         return x.T @ g if self.transposed else g.T @ x
 
     def form(self, start: int, stop: int) -> Tensor:
@@ -125,19 +135,37 @@ def choose_way(size: int, rows: int, inputs: int, outputs: int) -> Way:
     return min(costs, key=lambda way: costs[way])
 
 
+@dataclass(frozen=True)
+class Gram:
+    """Inner products of an example's rows with each other, their length, the rows' squared length and rounding."""
+
+    among: Tensor
+    length: Tensor
+    squares: Tensor
+    drift: float
+
+    @staticmethod
+    def of(rows: Tensor) -> Gram:
+        """For [size, ..., rows, n]."""
+        among = products(rows, rows)
+        length = torch.linalg.vector_norm(among, dim=list(range(1, rows.dim())))
+        return Gram(among, length, among.diagonal(dim1=-2, dim2=-1).flatten(1).sum(1), drift(rows))
+
+
 def gram_norms(x: Tensor, g: Tensor, form: Callable[[int, int], Tensor]) -> Tensor:
-    """|G_iᵀ X_i|² = sum((X Xᵀ) ∘ (G Gᵀ)) for x, g [size, rows, ...]; formed instead where the terms cancel.
+    """|G_iᵀ X_i|² = sum((X Xᵀ) ∘ (G Gᵀ)) for x, g [size, rows, ...]; formed instead where the terms cancel."""
+    return compare(Gram.of(x), Gram.of(g), form)
+
+
+def compare(x: Gram, g: Gram, form: Callable[[int, int], Tensor]) -> Tensor:
+    """sum((X Xᵀ) ∘ (G Gᵀ)), overwriting the former, and what rounding can have taken from it.
 
     Rounding is relative to the terms, not to the result, so that an example whose rows cancel would be measured too
     short. With relative errors u of the entries it takes at most u (|X|² |G Gᵀ| + |X Xᵀ| |G|²), by Cauchy-Schwarz.
     """
-    among_x, among_g = products(x, x), products(g, g)
-    dims = list(range(1, x.dim()))
-    size_x, size_g = torch.linalg.vector_norm(among_x, dim=dims), torch.linalg.vector_norm(among_g, dim=dims)
-    of_x, of_g = (each.diagonal(dim1=-2, dim2=-1).flatten(1).sum(1) for each in (among_x, among_g))
-    squares = among_x.mul_(among_g).sum(dims)
-    lost = drift(x) * of_x * size_g + drift(g) * of_g * size_x
-    return round_up(remeasure_cancelled(squares, lost, form), (of_x * of_g).sqrt())
+    squares = x.among.mul_(g.among).sum(list(range(1, x.among.dim())))
+    lost = x.drift * x.squares * g.length + g.drift * g.squares * x.length
+    return round_up(remeasure_cancelled(squares, lost, form), (x.squares * g.squares).sqrt())
 
 
 def remeasure_cancelled(squares: Tensor, lost: Tensor, form: Callable[[int, int], Tensor]) -> Tensor:

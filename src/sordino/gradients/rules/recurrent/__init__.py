@@ -27,7 +27,8 @@ from sordino.gradients.rules.base import (
 )
 from sordino.gradients.rules.linear import Outer
 from sordino.gradients.rules.recurrent.cells import Gru, Lstm, RecurrentCell, Rnn
-from sordino.gradients.rules.recurrent.layer import Order, Place, Products, RecurrentLayer, Weights
+from sordino.gradients.rules.recurrent.layer import Order, RecurrentLayer, Weights
+from sordino.gradients.rules.recurrent.products import Place, Products
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,13 @@ class Unrolled:
     """What a pass over time leaves behind.
 
     `seen` [time + 1, …, inputs + 1 + state] is what each step saw, the last one only for its state. An LSTM also has
-    `cells` (doubled, one step more), `squashed` σ(2 cell), and `raw` states if they are projected.
+    `cells` (doubled, one step more), and `raw` states if they are projected.
     """
 
     seen: Tensor
     gates: Tensor
     states: Tensor
     cells: Tensor | None = None
-    squashed: Tensor | None = None
     raw: Tensor | None = None
 
     def blocks(self) -> Iterator[tuple[int, int]]:
@@ -101,12 +100,12 @@ class Lstm:
 
     def forward(self, trace: Unrolled, weights: Tensor, project: Tensor | None) -> None:
         assert trace.cells is not None
-        trace.squashed = torch.empty_like(trace.cells[1:])
-        trace.raw = trace.states[1:] if project is None else torch.empty_like(trace.squashed)
+        squashed = torch.empty_like(trace.cells[0])
+        trace.raw = trace.states[1:] if project is None else torch.empty_like(trace.cells[1:])
         cells, raws, states = trace.cells.unbind(), trace.raw.unbind(), trace.states.unbind()
         each = [block.unbind() for block in trace.gates.split(trace.cells.shape[-1], -1)]
-        steps = zip(trace.seen[:-1].unbind(), trace.gates.unbind(), *each, trace.squashed.unbind(), strict=True)
-        for t, (seen, gate, i, f, g, o, squashed) in enumerate(steps):
+        steps = zip(trace.seen[:-1].unbind(), trace.gates.unbind(), *each, strict=True)
+        for t, (seen, gate, i, f, g, o) in enumerate(steps):
             torch.bmm(seen, weights, out=gate).sigmoid_()
             # 2c' = f 2c + 2 i (2g - 1), and h = o (2σ(2c') - 1): fewest operations, no copies
             cell = torch.mul(f, cells[t], out=cells[t + 1]).addcmul_(i, g, value=4).sub_(i, alpha=2)
@@ -126,13 +125,15 @@ class Lstm:
         d_cell = torch.zeros_like(trace.cells[0])
         to_three = d_cell.unsqueeze(2)
         unproject = None if project is None else project.transpose(1, 2)
+        longest = next(trace.blocks())[1] - next(trace.blocks())[0]
+        room = [torch.empty_like(each[:longest]) for each in (trace.gates, trace.cells, trace.cells)]
         for start, stop in trace.blocks():
-            keep, through = self.factors(trace, start, stop)
+            keep, through = self.factors(trace, start, stop, *(each[: stop - start] for each in room))
             for t in range(stop - 1, start - 1, -1):
                 if t + 1 < len(gates):
                     d_state[t].baddbmm_(gates[t + 1], back)
                 d_raw = d_state[t] if unproject is None else d_state[t] @ unproject
-                d_cell.addcmul_(d_raw, through[t - start])
+                d_cell.addcmul_(d_raw, through[t - start], value=4)
                 if d_cells is not None:
                     d_cell.add_(d_cells[t])
                 by_state[t].mul_(d_raw)
@@ -140,24 +141,27 @@ class Lstm:
                 d_cell.mul_(keep[t - start])
         return gates[0] @ back, d_cell
 
-    def factors(self, trace: Unrolled, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Overwrite a block of gates by d(gate)/d(cell or state); return f and d(state)/d(cell), which the loop needs.
+    def factors(
+        self, trace: Unrolled, start: int, stop: int, others: Tensor, keep: Tensor, through: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Overwrite a block of gates by d(gate)/d(cell or state), its slope times what the gate was multiplied with.
 
-        With s = σ(2z): tanh(z) = 2s - 1 and its slope is 4 s (1 - s).
+        Returns f and a quarter of d(state)/d(cell), which the loop needs, in the room given for them. With s = σ(2z):
+        tanh(z) = 2s - 1 and its slope is 4 s (1 - s).
         """
         assert trace.cells is not None
-        assert trace.squashed is not None
-        block, squashed = trace.gates[start:stop], trace.squashed[start:stop]
-        size = squashed.shape[-1]
+        block, size = trace.gates[start:stop], keep.shape[-1]
         i, f, g, o = block.split(size, -1)
-        slope_i, slope_f, slope_g, slope_o = (block - block * block).split(size, -1)
-        keep: Tensor = f.clone()
-        through = (squashed - squashed * squashed).mul_(o).mul_(4)
-        torch.mul(trace.cells[start:stop], slope_f.mul_(0.5), out=f)
-        torch.mul(squashed.mul(2).sub_(1), slope_o, out=o)
-        tanh_g = g.mul(2).sub_(1)
-        torch.mul(i, slope_g.mul_(4), out=g)
-        torch.mul(tanh_g, slope_i, out=i)
+        of_i, of_f, of_g, of_o = others.split(size, -1)
+        less = block.new_tensor(-1.0)
+        squashed = torch.sigmoid(trace.cells[start + 1 : stop + 1], out=through)
+        torch.add(less, g, alpha=2, out=of_i)
+        torch.mul(trace.cells[start:stop], 0.5, out=of_f)
+        torch.mul(i, 4, out=of_g)
+        torch.add(less, squashed, alpha=2, out=of_o)
+        keep.copy_(f)
+        through.addcmul_(squashed, squashed, value=-1).mul_(o)
+        block.addcmul_(block, block, value=-1).mul_(others)
         return keep, through
 
 

@@ -1,20 +1,14 @@
-"""One recurrent layer as a differentiable function of its input and initial state, its weights left out.
-
-The per-example gradients of its parameters are pieces of one product of gates and what the steps saw (`Products`).
-"""
+"""One recurrent layer as a differentiable function of its input and initial state, its weights left out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sordino.gradients.rules.base import RUN, Examples, Formed, PerExample, Settle, precise, squares, zero_rows
-from sordino.gradients.rules.linear import Outer, Way, choose_way
 from sordino.gradients.rules.recurrent.cells import RecurrentCell, Unrolled
 
 
@@ -146,7 +140,7 @@ class RecurrentLayer:
         weights = self.weights
         first = self.cell.backward(trace, weights.to_state, weights.project, d_states, self.d_cells(d_cell))
         if trace is self.trace:
-            trace.cells = trace.squashed = None  # before the parameters' shares need room
+            trace.cells = None  # before the parameters' shares need room
         if self.on_states is None:
             del d_states
         self.on_gates(self.order.unsorted(trace.gates.permute(2, 0, 1, 3)))
@@ -167,9 +161,9 @@ class RecurrentLayer:
 
     def d_input(self, gates: Tensor) -> Tensor:
         """[time, examples, in] from the gates' gradients of all directions."""
-        each: Tensor = gates.transpose(0, 1).flatten(1, 2) @ self.weights.to_input
-        apart: tuple[Tensor, ...] = each.unflatten(1, (len(gates), -1)).unbind()
-        return apart[0] if len(apart) == 1 else apart[0] + self.order.reversed(apart[1])
+        each = zip(gates.unbind(1), self.weights.to_input.unbind(), strict=True)
+        first, *second = (torch.bmm(one, weight.expand(len(gates), -1, -1)) for one, weight in each)
+        return first.add_(self.order.reversed(second[0])) if second else first
 
     def seen(self) -> Tensor:
         """What the steps saw, [examples, time, directions, inputs + 1 + state]."""
@@ -195,112 +189,10 @@ class OverTime(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        gates, d_state, d_cell = ctx.layer.backward(*gradients)
+        layer: RecurrentLayer = ctx.layer
+        gates, d_state, d_cell = layer.backward(*gradients)
         needs = ctx.needs_input_grad
-        d_steps = ctx.layer.d_input(gates) if needs[0] else None
+        d_steps = layer.d_input(gates) if needs[0] else None
+        if layer.final():
+            del layer.trace  # the graph would hold it until all of the backward pass is done
         return d_steps, d_state if needs[1] else None, d_cell if needs[2] else None, None, None
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a parameter's gradient is in [directions, inputs + 1 + state, blocks, size]; biases are one row."""
-
-    direction: int
-    blocks: tuple[int, ...]
-    seen: slice
-    squeeze: bool = False
-
-    def of(self, products: Tensor) -> Tensor:
-        """The piece of [..., directions, seen, blocks, size], as the parameter [..., blocks * size, seen] or a bias."""
-        mine = products.select(-4, self.direction)[..., self.seen, :, :]
-        if self.blocks != tuple(range(mine.shape[-2])):
-            mine = mine[..., list(self.blocks), :]
-        piece = mine.flatten(-2)
-        return piece.squeeze(-2) if self.squeeze else piece.transpose(-2, -1)
-
-
-class Products:
-    """S_iᵀ G_i for every example, S what the steps saw: one batched product for all parameters of the layer.
-
-    Formed for a few examples at a time, whose gates are copied side by side and stay in the cache meanwhile.
-    """
-
-    def __init__(self, layer: RecurrentLayer) -> None:
-        self.layer = layer
-        self.formed: dict[int, tuple[Tensor, Joint]] = {}
-
-    def settle(self, place: Place) -> Settle:
-        """The share of the parameter at this place, given the gates' gradients [examples, time, directions, gates]."""
-
-        def settle(g: Tensor, at: Examples) -> PerExample:
-            width = self.layer.weights.forth.shape[1]
-            if choose_way(len(g), g.shape[1], width, g.shape[-1]) is not Way.FORM:
-                return self.outer(place, g, at)
-            if id(g) not in self.formed:
-                self.formed = {id(g): (g, Joint(self.form(g, at)))}
-            return Piece(self.formed[id(g)][1], place)
-
-        return settle
-
-    def form(self, g: Tensor, at: Examples) -> Tensor:
-        """[examples, directions, width, blocks, size] from gate gradients and what was seen."""
-        cell, seen = self.layer.cell, self.layer.seen()
-        rows, directions, width = len(g), g.shape[2], seen.shape[-1]
-        products = g.new_empty(rows, directions, width, g.shape[-1])
-        step = max(1, 2**18 // max(1, prod(g.shape[1:])))
-        for start in range(0, rows, step):
-            some = slice(start, start + step)
-            gates = g[some].transpose(1, 2).contiguous().flatten(0, 1)
-            inputs = seen[some].transpose(1, 2).contiguous().flatten(0, 1)
-            torch.bmm(inputs.transpose(1, 2), gates, out=products[some].flatten(0, 1))
-        items = at.items(products.unflatten(3, (cell.blocks, -1)))
-        return precise(items[:, 0] if items.shape[1] == 1 else items.sum(1))
-
-    def outer(self, place: Place, g: Tensor, at: Examples) -> PerExample:
-        """For long weights and short sequences: rows of gates and of what was seen, for Gram matrices."""
-        gates = g[:, :, place.direction].unflatten(-1, (self.layer.cell.blocks, -1))
-        mine = precise(at.rows(gates[:, :, list(place.blocks)].flatten(2)))
-        if place.squeeze:
-            return Formed(mine.sum(1))
-        return Outer(precise(at.rows(self.layer.seen()[:, :, place.direction, place.seen])), mine)
-
-
-class Joint:
-    """Formed products of a whole layer, whose weighted sum is computed once for all of its parameters."""
-
-    def __init__(self, products: Tensor) -> None:
-        self.products = products
-        self.last: tuple[Tensor, Tensor] | None = None
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        if self.last is None or self.last[0] is not weights:
-            flat = self.products.flatten(1)
-            self.last = (weights, (weights.to(flat.dtype) @ flat).reshape(self.products.shape[1:]))
-        return self.last[1]
-
-
-class Piece(PerExample):
-    """One parameter's gradients within the products of its layer."""
-
-    manner = "gates: formed"
-
-    def __init__(self, joint: Joint, place: Place) -> None:
-        self.joint, self.place = joint, place
-        self.size = len(joint.products)
-        self.shape = place.of(joint.products[0]).shape
-
-    def squared_norms(self) -> Tensor:
-        piece = self.place.of(self.joint.products)
-        if piece.dim() > 2:
-            runs = piece.split(RUN, 1)  # an entry's gates are side by side in memory
-            piece = torch.cat([torch.linalg.vector_norm(run, dim=1) for run in runs], 1)
-        return squares(piece)
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.place.of(self.joint.weighted_sum(weights))
-
-    def form(self, start: int, stop: int) -> Tensor:
-        return self.place.of(self.joint.products[start:stop])
-
-    def without(self, bad: Tensor) -> Piece:
-        return Piece(Joint(zero_rows(self.joint.products, bad)), self.place)
