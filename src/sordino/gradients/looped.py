@@ -8,6 +8,7 @@ no gradient outlives its chunk.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,9 @@ class Looped:
             for single in batch.singles():
                 loss = objective.losses(single, 1).squeeze()
                 require_graph(loss, parameters)
-                yield fill_unused(torch.autograd.grad(loss, parameters, allow_unused=True), parameters)
+                with refuse_reentrant():
+                    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                yield fill_unused(gradients, parameters)
 
     def microbatch(self, parameters: list[nn.Parameter]) -> int:
         return choose_microbatch(parameters)
@@ -53,9 +56,10 @@ def _gradients(losses: Tensor, parameters: list[nn.Parameter], rows: Tensor) -> 
     """[rows, *shape] for each parameter."""
     gradients: Sequence[Tensor | None]
     try:
-        gradients = torch.autograd.grad(
-            losses, parameters, grad_outputs=rows, is_grads_batched=True, allow_unused=True, retain_graph=True
-        )
+        with refuse_reentrant():
+            gradients = torch.autograd.grad(
+                losses, parameters, grad_outputs=rows, is_grads_batched=True, allow_unused=True, retain_graph=True
+            )
     except RuntimeError:  # an operation whose backward pass has no batching rule, such as a GRU's
         singly = (
             torch.autograd.grad(losses, parameters, grad_outputs=row, allow_unused=True, retain_graph=True)
@@ -64,6 +68,23 @@ def _gradients(losses: Tensor, parameters: list[nn.Parameter], rows: Tensor) -> 
         return [torch.stack(each) for each in zip(*(fill_unused(one, parameters) for one in singly), strict=True)]
     unused = (torch.zeros(len(rows), *p.shape, dtype=p.dtype, device=p.device) for p in parameters)
     return [zero if g is None else g for g, zero in zip(gradients, unused, strict=True)]
+
+
+@contextmanager
+def refuse_reentrant() -> Iterator[None]:
+    """Torch runs checkpoints of the old kind in a backward pass for all parameters together, and in no other."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+        raise UnsupportedModel(REENTRANT) from error
+
+
+REENTRANT = (
+    "the model has reentrant checkpoints, which hide the parameters they use: call torch.utils.checkpoint with "
+    "use_reentrant=False (transformers: gradient_checkpointing_enable({'use_reentrant': False}))"
+)
 
 
 def fill_unused(gradients: tuple[Tensor | None, ...], parameters: list[nn.Parameter]) -> list[Tensor]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from sordino.errors import UnsupportedModel, locate_error
 from sordino.gradients.bookkeeping.keeper import disable_compilation
 from sordino.gradients.engine import Objective
+from sordino.gradients.looped import refuse_reentrant
 from sordino.gradients.projected import use_plain_attention
 from sordino.validation.randomness import Randomness
 
@@ -40,6 +41,8 @@ class How:
 
 AS_GIVEN = How()
 
+
+Module = TypeVar("Module", bound=nn.Module)
 
 WORDS = "its words may tell labels or sizes and are kept back, see __cause__ in Python"
 
@@ -104,7 +107,8 @@ def preserve_model(objective: Objective) -> Iterator[Objective]:
     """Hand out a pristine copy; at the end undo what a loss that ignores the model it is given did to the original."""
     pristine = _copy_sharing(objective)
     flags = [(module, module.training) for module in objective.modules()]
-    buffers = [(module, dict(module._buffers)) for module in objective.modules()]
+    plain = [module for module in objective.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    buffers = [(module, dict(module._buffers)) for module in plain]
     gradients = [(parameter, parameter.grad) for parameter in objective.parameters()]
     try:
         yield pristine
@@ -125,12 +129,24 @@ def preserve_model(objective: Objective) -> Iterator[Objective]:
 def _copy_sharing(objective: Objective, shared: dict[int, Any] | None = None) -> Objective:
     """A deep copy that has the `shared` tensors, by identity, in common with the original."""
     try:
-        return copy.deepcopy(objective, shared)
+        return copy_module(objective, shared)
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         raise ProbeFailed("copy", "model", f"model cannot be copied ({locate_error(error)}): {COPY_ADVICE}") from error
 
 
-COPY_ADVICE = "keep no tensors with a graph on modules, use torch.nn.utils.parametrizations for weight norms"
+COPY_ADVICE = "keep no open files, locks or generators on modules"
+
+
+def copy_module(module: Module, shared: dict[int, Any] | None = None) -> Module:
+    """A deep copy; what a module has computed from its parameters, as pruning and old weight norms do, has no graph."""
+    made = {id(tensor): tensor.detach().clone() for tensor in list_made(module)}
+    return copy.deepcopy(module, {**made, **(shared or {})})
+
+
+def list_made(module: nn.Module) -> list[Tensor]:
+    """Tensors with a graph that modules keep: made from parameters, or activations."""
+    held = tree_leaves([vars(part) for part in module.modules()])
+    return [x for x in held if isinstance(x, Tensor) and x.grad_fn is not None]
 
 
 def list_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -225,9 +241,8 @@ class Prober:
     def _copy(self) -> Objective:
         if not self.light:
             return copy.deepcopy(self.pristine)
-        held = tree_leaves([vars(module) for module in self.pristine.modules()])
-        graphs = (x for x in held if isinstance(x, Tensor) and x.grad_fn is not None)  # such as kept activations
-        return _copy_sharing(self.pristine, {id(tensor): tensor for tensor in (*self.pristine.parameters(), *graphs)})
+        shared = (*self.pristine.parameters(), *list_made(self.pristine))
+        return _copy_sharing(self.pristine, {id(tensor): tensor for tensor in shared})
 
     def _losses(self, objective: Objective, data: Any, size: int, tracer: Tracer, randomness: Randomness) -> Tensor:
         self.seed(randomness.seed)
@@ -247,9 +262,11 @@ class Prober:
             return [None] * len(self.trained)
         named = dict(objective.named_parameters())
         try:
-            return list(
-                torch.autograd.grad(losses[list(watched)].sum(), [named[n] for n in self.trained], allow_unused=True)
-            )
+            with refuse_reentrant():
+                watched_sum = losses[list(watched)].sum()
+                return list(torch.autograd.grad(watched_sum, [named[n] for n in self.trained], allow_unused=True))
+        except UnsupportedModel as error:
+            raise ProbeFailed("checkpoint", "model", str(error)) from error
         except (RuntimeError, NotImplementedError) as error:
             raise ProbeFailed(
                 "error", "loss", f"backward pass of the loss failed ({locate_error(error)}; {WORDS})"

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from sordino.gradients.bookkeeping.recording import Recording, Tracked, Use
 from sordino.gradients.engine import FullPrecision, accumulation_dtype
-from sordino.gradients.looped import require_graph
+from sordino.gradients.looped import refuse_reentrant, require_graph
 from sordino.gradients.rules.base import Examples, Kind, Layout, NoRule, PerExample
-from sordino.gradients.rules.combined import Pulled, Summed, combine
+from sordino.gradients.rules.combined import Summed, combine
+from sordino.gradients.rules.pulled import pull_back
 from sordino.gradients.rules.recurrent import OVER_TIME
 from sordino.gradients.vmapped import InChunks, choose_microbatch
 
@@ -127,7 +128,7 @@ def combine_pieces(parameter: Tensor, made: list[Tracked], combined: dict[int, P
     parts = [
         combined[id(each.handle)]
         if each.handle is parameter
-        else Pulled(combined[id(each.handle)], each.attached, parameter, each.path is not None)
+        else pull_back(combined[id(each.handle)], each.attached, parameter, each.path is not None)
         for each in made
     ]
     if len(parts) < 2:
@@ -161,7 +162,8 @@ class OneByOne:
         self.recording.on_gradient = book.receive
         made = [each.handle for each in self.recording.tracked.values() if each.handle is not each.attached]
         inputs = [*self.parameters, self.recording.anchor, *made]
-        left = torch.autograd.grad(self.losses, inputs, row, retain_graph=True, allow_unused=True)
+        with refuse_reentrant():
+            left = torch.autograd.grad(self.losses, inputs, row, retain_graph=True, allow_unused=True)
         if any(gradient is not None for gradient in left[len(self.parameters) + 1 :]):
             raise NoRule("autograd.Function: a tensor made from parameters is used by a custom function")
         kept = book.close().weighted_sum(torch.ones(1, device=row.device))

@@ -127,7 +127,7 @@ class Recording(TorchFunctionMode):
             return func(*args, **kwargs)
         tensors = list(find_tensors(args, kwargs))
         tracked = [tensor for tensor in tensors if id(tensor) in self.tracked]
-        refuse_statistics(func, args, kwargs)
+        refuse_statistics(func, args, kwargs, self.is_shared, self.size)
         refuse_derivatives(func, tracked, kwargs, self.lenient)
         result = self.run(func, args, kwargs, tensors, tracked)
         if not self.repeating:
@@ -187,7 +187,7 @@ class Recording(TorchFunctionMode):
         if args and id(args[0]) in self.tracked and is_in_place(name):
             raise NoRule(f"{name}: modifies a parameter in place during the loss")
         known = all(map(self.is_shared, tensors))
-        over_examples = func in EXPANSIONS and expands_examples(args, kwargs, self.size)
+        over_examples = func in EXPANSIONS and expands_examples(func, args, kwargs, self.size)
         closed = not any(t.requires_grad for t in tensors if id(t) not in self.tracked)
         if (known and not over_examples) or (closed and (self.calls, name) in self.shared):
             return self.derive(func, args, kwargs, tracked)

@@ -7,18 +7,22 @@ from sordino.gradients.rules import (
     conv,
     elementwise,
     embedding,
+    indexing,
     linear,
     normalisation,
+    products,
     recurrent,
 )
 from sordino.gradients.rules.base import Rules
 
 RULES: Rules = {
     **linear.RULES,
+    **products.RULES,
     **conv.RULES,
     **elementwise.RULES,
     **normalisation.RULES,
     **embedding.RULES,
+    **indexing.RULES,
     **attention.RULES,
     **recurrent.RULES,
 }
