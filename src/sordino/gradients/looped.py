@@ -8,7 +8,7 @@ no gradient outlives its chunk.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +32,8 @@ class Looped:
             for single in batch.singles():
                 loss = objective.losses(single, 1).squeeze()
                 require_graph(loss, parameters)
-                with refuse_reentrant():
-                    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-                yield fill_unused(gradients, parameters)
+                refuse_reentrant(loss)
+                yield fill_unused(torch.autograd.grad(loss, parameters, allow_unused=True), parameters)
 
     def microbatch(self, parameters: list[nn.Parameter]) -> int:
         return choose_microbatch(parameters)
@@ -43,6 +42,7 @@ class Looped:
 def backpropagate(losses: Tensor, parameters: list[nn.Parameter]) -> InChunks:
     """The rows of a loss vector with its graph, differentiated one by one; sums are of what was measured."""
     require_graph(losses, parameters)
+    refuse_reentrant(losses)
     identity = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
 
     def compute(chunk: range) -> list[Tensor]:
@@ -56,10 +56,9 @@ def _gradients(losses: Tensor, parameters: list[nn.Parameter], rows: Tensor) -> 
     """[rows, *shape] for each parameter."""
     gradients: Sequence[Tensor | None]
     try:
-        with refuse_reentrant():
-            gradients = torch.autograd.grad(
-                losses, parameters, grad_outputs=rows, is_grads_batched=True, allow_unused=True, retain_graph=True
-            )
+        gradients = torch.autograd.grad(
+            losses, parameters, grad_outputs=rows, is_grads_batched=True, allow_unused=True, retain_graph=True
+        )
     except RuntimeError:  # an operation whose backward pass has no batching rule, such as a GRU's
         singly = (
             torch.autograd.grad(losses, parameters, grad_outputs=row, allow_unused=True, retain_graph=True)
@@ -70,21 +69,22 @@ def _gradients(losses: Tensor, parameters: list[nn.Parameter], rows: Tensor) -> 
     return [zero if g is None else g for g, zero in zip(gradients, unused, strict=True)]
 
 
-@contextmanager
-def refuse_reentrant() -> Iterator[None]:
-    """Torch runs checkpoints of the old kind in a backward pass for all parameters together, and in no other."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "use_reentrant" not in str(error):
-            raise
-        raise UnsupportedModel(REENTRANT) from error
-
-
-REENTRANT = (
-    "the model has reentrant checkpoints, which hide the parameters they use: call torch.utils.checkpoint with "
-    "use_reentrant=False (transformers: gradient_checkpointing_enable({'use_reentrant': False}))"
-)
+def refuse_reentrant(losses: Tensor) -> None:
+    """Refuse checkpoints of the old kind: asked for the gradients of parameters, torch finds none behind them."""
+    seen: set[Any] = set()
+    ahead = [losses.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            raise UnsupportedModel(
+                "the model has reentrant checkpoints, which hide the parameters they use: call "
+                "torch.utils.checkpoint.checkpoint with use_reentrant=False, in transformers "
+                "gradient_checkpointing_enable({'use_reentrant': False})"
+            )
+        seen.add(node)
+        ahead += [function for function, _ in node.next_functions]
 
 
 def fill_unused(gradients: tuple[Tensor | None, ...], parameters: list[nn.Parameter]) -> list[Tensor]:

@@ -46,7 +46,7 @@ def check(
         return [Finding("parameters", "optimizer", message)]
     try:
         with preserve_randomness(objective) as seed, preserve_model(objective) as pristine:
-            prober = Prober(pristine, [names[id(p)] for p in parameters], seed)
+            prober = Prober(pristine, [names[id(p)] for p in parameters], seed, spare=objective)
             return list(dict.fromkeys(Examination(prober, fetch, records, crowd).find()))
     except ProbeFailed as failure:
         return [Finding.of(failure)]

@@ -1,7 +1,8 @@
 """Run a loss on copies of a model so that two runs differ only in what the prober changed.
 
 Nothing of the user's is touched: every run has its own copy of the model, and every generator of random numbers is
-saved, seeded before each run and put back at the end.
+saved, seeded before each run and put back at the end. Copies have their parameters in common once a first run has left
+them as they were; a later run that writes into them is taken again, with parameters of its own.
 """
 
 from __future__ import annotations
@@ -203,19 +204,21 @@ class Tracer:
                 listen(name, part)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prober:
     """Runs fresh copies of `pristine` on data; `trained` names the parameters whose gradient is watched.
 
-    Copies that are `light` share their parameters with it, which saves memory where the loss is known to leave them.
+    Copies that are `light` share their parameters with it. Otherwise they do so only where the loss has been seen to
+    leave them alone, and the values of `spare`, of which it is a copy, are at hand should that change.
     """
 
     pristine: Objective
     trained: Sequence[str]
     seed: Callable[[int], None]
     light: bool = False
+    spare: Objective | None = None
+    sharing: bool | None = None
 
-    @torch.enable_grad()
     def run(
         self,
         data: Any,
@@ -227,6 +230,37 @@ class Prober:
         after: tuple[Any, int] | None = None,
     ) -> ProbeRun:
         """One run; with `watched` also the gradient of those losses; with `after` on a model that saw other data."""
+        before = self._versions()
+        found = self._run(data, size, watched, how, record, after)
+        if self.light or self.spare is None:
+            return found
+        if self.sharing is None:
+            parameters = dict(self.pristine.named_parameters())
+            self.sharing = all(torch.equal(found.state[name], p) for name, p in parameters.items())
+            if self.sharing:
+                found.state.update({name: p.detach() for name, p in parameters.items()})
+        elif self.sharing and self._versions() != before:
+            self.sharing = False
+            with torch.no_grad():
+                for mine, theirs in zip(self.pristine.parameters(), self.spare.parameters(), strict=True):
+                    mine.copy_(theirs)
+            return self._run(data, size, watched, how, record, after)
+        return found
+
+    def _versions(self) -> list[int]:
+        """How often each parameter has been changed in place."""
+        return [parameter._version for parameter in self.pristine.parameters()]
+
+    @torch.enable_grad()
+    def _run(
+        self,
+        data: Any,
+        size: int,
+        watched: Sequence[int],
+        how: How,
+        record: bool,
+        after: tuple[Any, int] | None,
+    ) -> ProbeRun:
         objective = self._copy()
         configure(objective, how.mode)
         if after is not None:
@@ -240,7 +274,8 @@ class Prober:
 
     def _copy(self) -> Objective:
         if not self.light:
-            return copy.deepcopy(self.pristine)
+            shared_parameters = {id(p): p for p in self.pristine.parameters()} if self.sharing else {}
+            return copy.deepcopy(self.pristine, shared_parameters)
         shared = (*self.pristine.parameters(), *list_made(self.pristine))
         return _copy_sharing(self.pristine, {id(tensor): tensor for tensor in shared})
 
@@ -262,9 +297,9 @@ class Prober:
             return [None] * len(self.trained)
         named = dict(objective.named_parameters())
         try:
-            with refuse_reentrant():
-                watched_sum = losses[list(watched)].sum()
-                return list(torch.autograd.grad(watched_sum, [named[n] for n in self.trained], allow_unused=True))
+            refuse_reentrant(losses)
+            watched_sum = losses[list(watched)].sum()
+            return list(torch.autograd.grad(watched_sum, [named[n] for n in self.trained], allow_unused=True))
         except UnsupportedModel as error:
             raise ProbeFailed("checkpoint", "model", str(error)) from error
         except (RuntimeError, NotImplementedError) as error:

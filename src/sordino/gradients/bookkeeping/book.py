@@ -145,6 +145,7 @@ class OneByOne:
 
     def __init__(self, recording: Recording, losses: Tensor, parameters: list[nn.Parameter]) -> None:
         require_graph(losses, parameters)
+        refuse_reentrant(losses)
         self.recording, self.losses, self.parameters = recording, losses, parameters
         self.rows = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
         self.gradients = InChunks(len(losses), choose_microbatch(parameters), self.compute)
@@ -162,8 +163,7 @@ class OneByOne:
         self.recording.on_gradient = book.receive
         made = [each.handle for each in self.recording.tracked.values() if each.handle is not each.attached]
         inputs = [*self.parameters, self.recording.anchor, *made]
-        with refuse_reentrant():
-            left = torch.autograd.grad(self.losses, inputs, row, retain_graph=True, allow_unused=True)
+        left = torch.autograd.grad(self.losses, inputs, row, retain_graph=True, allow_unused=True)
         if any(gradient is not None for gradient in left[len(self.parameters) + 1 :]):
             raise NoRule("autograd.Function: a tensor made from parameters is used by a custom function")
         kept = book.close().weighted_sum(torch.ones(1, device=row.device))
