@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.gradients.bookkeeping.recording import Recording, Tracked, Use
+from sordino.gradients.bookkeeping.unseen import UNSEEN
 from sordino.gradients.engine import FullPrecision, accumulation_dtype
 from sordino.gradients.looped import refuse_reentrant, require_graph
 from sordino.gradients.rules.base import Examples, Kind, Layout, NoRule, PerExample
@@ -38,6 +39,7 @@ class Book:
         self.wanted = {id(p) for p in parameters}
         self.single = self._find_single()
         self.totals: list[PerExample | None] = []
+        self.unseen: dict[int, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
         self.bytes, self.recurrent = 0, False
         self.watch: Callable[[Use, Tensor, PerExample], None] = lambda use, parameter, kept: None
 
@@ -60,6 +62,9 @@ class Book:
     def receive(self, use: Use, gradient: Tensor) -> None:
         """The gradient of a use's output: settle what it means for its parameters and let go of the rest."""
         use.unchanged()
+        unseen = use.name == UNSEEN
+        if unseen and self.layout is not None:
+            return  # one example: autograd has its gradient
         self.bytes += gradient.numel() * gradient.element_size()
         self.recurrent |= use.name in OVER_TIME
         layout = self.layout or use.layout
@@ -74,6 +79,9 @@ class Book:
                 kept = share.settle(gradient, at)
                 self.watch(use, share.parameter, kept)
                 self.kept[id(share.parameter)].append(kept)
+                if unseen:
+                    whole = kept.weighted_sum(torch.ones_like(self.squares))
+                    self.unseen[id(share.parameter)] = self.unseen[id(share.parameter)] + whole
                 if id(share.parameter) in self.single:
                     self.squares += kept.squared_norms()
         if not self.recording.lenient:

@@ -41,6 +41,7 @@ class Knowledge:
     shared: frozenset[tuple[int, str]] = frozenset()
     told: set[str] = field(default_factory=set)
     refused: str = ""
+    bypassed: bool = False
 
     def tell(self, warning: str) -> None:
         """Log a warning once."""
