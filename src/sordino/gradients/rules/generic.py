@@ -41,9 +41,16 @@ from sordino.gradients.rules.base import (
 STIR = 1e-2
 """How far, relative to their size, values are moved to see whether an operation treats examples alone."""
 
-MULTILINEAR = frozenset({torch.einsum, F.bilinear, torch.matmul, torch.bmm, torch.baddbmm, torch.tensordot})
+BY_SHAPES = frozenset(
+    {
+        *(torch.einsum, F.bilinear, torch.matmul, torch.bmm, torch.baddbmm, torch.tensordot),
+        *(torch.cdist, F.pairwise_distance),
+    }
+)
+"""Products and distances, which treat examples alone or not whatever the values are."""
+
 KNOWN: dict[tuple[object, tuple[int, ...]], bool] = {}
-"""Whether multilinear operations on such shapes treat examples alone."""
+"""Whether such operations on such shapes treat examples alone."""
 
 
 @dataclass(frozen=True)
@@ -255,11 +262,10 @@ def treats_alone(operation: Operation, places: list[int], output: Tensor) -> boo
     Parameter and data are moved a little, in double precision, to a point in general position. An operation is
     (piecewise) analytic: if at such a point its output for each example is the same with the example alone, it is so
     around that point, and so are the derivatives. At the values themselves nothing would be shown: where a parameter is
-    zero, what it is multiplied by is not seen in the output, but it is in the gradient. Of a multilinear operation the
+    zero, what it is multiplied by is not seen in the output, but it is in the gradient. Of products and distances the
     answer depends on shapes alone and is remembered.
     """
-    multilinear = operation.function in MULTILINEAR
-    key = operation.shapes() if multilinear else None
+    key = operation.shapes() if operation.function in BY_SHAPES else None
     if key is not None and (key, tuple(places)) in KNOWN:
         return KNOWN[key, tuple(places)]
     leaves = [stir(leaf, i) if isinstance(leaf, Tensor) else leaf for i, leaf in enumerate(operation.leaves)]
