@@ -93,8 +93,8 @@ def _make_group_norm(name: str, layer: _BatchNorm) -> nn.GroupNorm:
     if layer.num_features == 1 and not isinstance(layer, nn.BatchNorm2d | nn.BatchNorm3d):
         kind = type(layer).__name__
         raise UnsupportedModel(f"{kind} '{name}' has 1 channel, a GroupNorm of it may be all zero: remove the layer")
-    kind = nn.GroupNorm if _runs_alone(layer) else GroupNormThen
-    norm = kind(choose_groups(layer), layer.num_features, eps=layer.eps, affine=layer.affine)
+    make = nn.GroupNorm if _runs_alone(layer) else GroupNormThen
+    norm: nn.GroupNorm = make(choose_groups(layer), layer.num_features, eps=layer.eps, affine=layer.affine)
     if isinstance(norm, GroupNormThen):
         norm.follow(name, layer)
     # The same Parameter objects, so that dtype, device, requires_grad and ties survive.

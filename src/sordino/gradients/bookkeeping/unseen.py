@@ -50,8 +50,8 @@ class Unseen:
                 continue
             seen.add(node)
             written |= node not in self.nodes and isinstance(node, torch.autograd.function.BackwardCFunction)
-            leaf = getattr(node, "variable", None)
-            if tracks(leaf):
+            leaf: Tensor | None = getattr(node, "variable", None)
+            if leaf is not None and tracks(leaf):
                 roots[id(leaf)] = leaf
             elif leaf is not None or node in self.nodes:
                 activations = True

@@ -186,7 +186,7 @@ def settle_linear(given: list[tuple[str, Tensor]], wanted: str, shape: torch.Siz
     sizes = {letter: n for each, tensor in given for letter, n in zip(each, tensor.shape, strict=True)}
     together = outputs + inputs
     order = [together.index(letter) for letter in wanted]
-    return Turned(Outer(*matrices), [sizes[letter] for letter in together], order, shape)
+    return Turned(Outer(matrices[0], matrices[1]), [sizes[letter] for letter in together], order, shape)
 
 
 def contract(call: Call, terms: list[str], output: str, factors: list[Tensor], run: Callable[..., Tensor]) -> Tensor:

@@ -52,10 +52,12 @@ class Spanned(PerExample):
         return round_up(self.measure_formed(), self.mass())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return torch.tensordot(weights.to(self.factors.dtype) @ self.factors, self.basis, 1)
+        total: Tensor = torch.tensordot(weights.to(self.factors.dtype) @ self.factors, self.basis, 1)
+        return total
 
     def form(self, start: int, stop: int) -> Tensor:
-        return torch.tensordot(self.factors[start:stop], self.basis, 1)
+        formed: Tensor = torch.tensordot(self.factors[start:stop], self.basis, 1)
+        return formed
 
     def without(self, bad: Tensor) -> Spanned:
         return Spanned(zero_rows(self.factors, bad), self.basis)
