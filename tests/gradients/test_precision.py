@@ -15,7 +15,7 @@ from sordino.errors import UnsupportedModel
 from sordino.gradients.bookkeeping import BookKeeping
 from sordino.gradients.engine import FullPrecision, Objective
 from sordino.gradients.projected import ProjectedEngine
-from sordino.gradients.rules.combined import digits
+from sordino.gradients.rules.pulled import digits
 from sordino.noise import Seeded
 from tests.gradients.oracle import batch_of
 from tests.gradients.precision import ENGINES, LAYERS, moves, steep

@@ -108,6 +108,11 @@ ZOO: dict[str, tuple[Callable[[Any, Tensor], Tensor], dict[str, Any]]] = {
     "table by data": (lambda m, x: m.q[x.abs().long() % B].flatten(1), {"q": (B, B)}),
     "in place": (lambda m, x: m.a(x).mul_(2).add_(m.p).relu_(), {"a": nn.Linear(B, B), "p": (B,)}),
     "in place by a parameter": (lambda m, x: m.a(x).mul_(m.p), {"a": nn.Linear(B, B), "p": (B,)}),
+    "in place by a number": (
+        lambda m, x: m.a(x).mul_(m.p).div_(m.p.exp()).masked_fill_(x > 1, m.p),
+        {"a": nn.Linear(B, B), "p": ()},
+    ),
+    "indexed by a number of the batch": (lambda m, x: x @ m.q[(x * 0).sum().long()], {"q": (2, B, B)}),
     "custom function": (lambda m, x: Doubled.apply(m.a(x)) * m.p, {"a": nn.Linear(B, B), "p": (B,)}),
     "custom function on a parameter": (lambda m, x: x * Doubled.apply(m.p), {"p": (B,)}),
     "recurrence by hand": (scanned, {"p": (B,), "q": (B, B)}),

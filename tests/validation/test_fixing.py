@@ -144,3 +144,44 @@ def test_gradients_reach_the_fixed_copy_only() -> None:
 def test_what_cannot_be_fixed_says_so(layer: nn.Module) -> None:
     with pytest.raises(UnsupportedModel, match="BatchNorm"):
         fix(nn.Sequential(layer))
+
+
+class Fused(nn.BatchNorm2d):
+    """BatchNorm and an activation as one module."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.drop, self.act = nn.Identity(), nn.SiLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.act(self.drop(super().forward(x)))
+        return output
+
+
+class Doubled(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["statistics", "no statistics"])
+def test_a_fused_activation_stays(seen: bool) -> None:
+    layer = Fused(8)
+    if not seen:
+        layer.running_mean = layer.running_var = None
+    model = network(layer)
+    state = torch.get_rng_state()
+    fixed = fix(model)
+    assert torch.equal(state, torch.get_rng_state())
+    assert objections(fixed) == 0
+    x = torch.randn(2, 8, 5, 5)
+    bare = nn.GroupNorm(8, 8)
+    torch.testing.assert_close(fixed[1](x), functional.silu(bare(x)))
+    assert fixed[1].weight.shape == (8,)
+    assert set(fixed.state_dict()) == {
+        name for name in model.state_dict() if "running" not in name and "num_" not in name
+    }
+
+
+def test_a_batchnorm_that_does_more_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="Doubled '1' does more than BatchNorm"):
+        fix(network(Doubled(8)))

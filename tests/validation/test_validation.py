@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from sordino.errors import UnsupportedModel
 from sordino.gradients.engine import Batch, Objective
-from sordino.validation import check, require_valid
+from sordino.validation import check, check_optimizer, require_valid
 from tests.validation.probes import (
     CLASSES,
     Augmented,
@@ -98,11 +98,31 @@ def test_foreign_parameters() -> None:
     assert finding.kind == "parameters"
 
 
-def test_a_model_that_cannot_be_copied_is_told_why() -> None:
-    model = around(nn.LayerNorm(8))
-    model.cache = model(torch.zeros(2, 6))
+class Spectral(nn.Module):
+    """A filter of frequencies, as one complex parameter or as a real one that is viewed as complex."""
+
+    def __init__(self, is_complex: bool) -> None:
+        super().__init__()
+        filters = torch.randn(4, 2)
+        self.filters = nn.Parameter(torch.view_as_complex(filters) if is_complex else filters)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        filters = self.filters if self.filters.is_complex() else torch.view_as_complex(self.filters)
+        output: Tensor = self.head(torch.fft.irfft(torch.fft.rfft(x) * filters, n=6))
+        return output
+
+
+def test_complex_parameters_are_refused_by_name_also_without_the_probe() -> None:
+    """Norms of real numbers alone would leave the imaginary part unclipped."""
+    model = Spectral(is_complex=True)
     (finding,) = findings(model, vectors())
-    assert finding.kind == "copy"
+    assert finding.message.startswith("parameter filters is complex: ")
+    with pytest.raises(UnsupportedModel, match=r"^parameter filters is complex: .*view_as_complex"):
+        check_optimizer(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    way_out = Spectral(is_complex=False)
+    assert findings(way_out, vectors()) == []
+    check_optimizer(way_out, torch.optim.SGD(way_out.parameters(), lr=0.1))
 
 
 # Nothing is touched.

@@ -8,6 +8,7 @@ no gradient outlives its chunk.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ class Looped:
             for single in batch.singles():
                 loss = objective.losses(single, 1).squeeze()
                 require_graph(loss, parameters)
+                refuse_reentrant(loss)
                 yield fill_unused(torch.autograd.grad(loss, parameters, allow_unused=True), parameters)
 
     def microbatch(self, parameters: list[nn.Parameter]) -> int:
@@ -40,6 +42,7 @@ class Looped:
 def backpropagate(losses: Tensor, parameters: list[nn.Parameter]) -> InChunks:
     """The rows of a loss vector with its graph, differentiated one by one; sums are of what was measured."""
     require_graph(losses, parameters)
+    refuse_reentrant(losses)
     identity = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
 
     def compute(chunk: range) -> list[Tensor]:
@@ -64,6 +67,24 @@ def _gradients(losses: Tensor, parameters: list[nn.Parameter], rows: Tensor) -> 
         return [torch.stack(each) for each in zip(*(fill_unused(one, parameters) for one in singly), strict=True)]
     unused = (torch.zeros(len(rows), *p.shape, dtype=p.dtype, device=p.device) for p in parameters)
     return [zero if g is None else g for g, zero in zip(gradients, unused, strict=True)]
+
+
+def refuse_reentrant(losses: Tensor) -> None:
+    """Refuse checkpoints of the old kind: asked for the gradients of parameters, torch finds none behind them."""
+    seen: set[Any] = set()
+    ahead = [losses.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            raise UnsupportedModel(
+                "the model has reentrant checkpoints, which hide the parameters they use: call "
+                "torch.utils.checkpoint.checkpoint with use_reentrant=False, in transformers "
+                "gradient_checkpointing_enable({'use_reentrant': False})"
+            )
+        seen.add(node)
+        ahead += [function for function, _ in node.next_functions]
 
 
 def fill_unused(gradients: tuple[Tensor | None, ...], parameters: list[nn.Parameter]) -> list[Tensor]:

@@ -81,7 +81,7 @@ def keep_tensors(module: nn.Module) -> Iterator[None]:
     the model would hold others' tensors, and torch would think itself within a transform for ever.
     """
     depth = _functorch.get_dynamic_layer_stack_depth()
-    parts = list(module.modules())
+    parts = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
     tables: list[dict[str, Any]] = [*(part._parameters for part in parts), *(part._buffers for part in parts)]
     held = [(table, dict(table)) for table in tables if table]
     try:

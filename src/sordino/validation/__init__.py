@@ -26,6 +26,9 @@ from sordino.validation.trial import Finding
 __all__ = ["CROWD", "Finding", "check", "check_ledger", "check_length", "check_optimizer", "require_valid"]
 
 
+NO_COMPLEX = "keep its real and imaginary parts in a real one, and use torch.view_as_complex"
+
+
 def check(
     objective: Objective, parameters: list[nn.Parameter], fetch: Fetch, records: int, crowd: int = CROWD
 ) -> list[Finding]:
@@ -39,14 +42,14 @@ def check(
     if any(is_lazy(tensor) for tensor in (*objective.parameters(), *objective.buffers())):
         return [Finding("parameters", "model", "model has lazy layers without a shape: run it once on a batch first")]
     if complex_ones := [names.get(id(p), "a parameter") for p in parameters if p.is_complex()]:
-        message = f"parameter {complex_ones[0]} is complex: keep real and imaginary part as two real parameters"
+        message = f"parameter {complex_ones[0].removeprefix('model.')} is complex: {NO_COMPLEX}"
         return [Finding("parameters", "model", message)]
     if any(id(p) not in names for p in parameters):
         message = "optimizer holds a parameter that the model does not own: build it from model.parameters()"
         return [Finding("parameters", "optimizer", message)]
     try:
         with preserve_randomness(objective) as seed, preserve_model(objective) as pristine:
-            prober = Prober(pristine, [names[id(p)] for p in parameters], seed)
+            prober = Prober(pristine, [names[id(p)] for p in parameters], seed, spare=objective)
             return list(dict.fromkeys(Examination(prober, fetch, records, crowd).find()))
     except ProbeFailed as failure:
         return [Finding.of(failure)]
@@ -73,13 +76,15 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """The optimizer must hold trainable parameters of this model, and ask for one gradient per step."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidInput("LBFGS evaluates the loss several times per step, each a release: use SGD, Adam or another")
-    names = {id(p) for p in model.parameters()}
+    names = {id(p): name for name, p in model.named_parameters()}
     held = [p for group in optimizer.param_groups for p in group["params"]]
     if strangers := sum(id(p) not in names for p in held):
         raise InvalidInput(
             f"{strangers} of the optimizer's {len(held)} parameters are not in the model: "
             "build the optimizer from model.parameters() after the model is final"
         )
+    if complex_ones := [names[id(p)] for p in held if p.is_complex() and p.requires_grad]:
+        raise UnsupportedModel(f"parameter {complex_ones[0]} is complex: {NO_COMPLEX}")
     if not any(p.requires_grad for p in held):
         raise InvalidInput(f"none of the optimizer's {len(held)} parameters is trainable: unfreeze some")
 

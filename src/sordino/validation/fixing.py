@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from sordino.errors import UnsupportedModel
+from sordino.validation.probing import copy_module
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +40,9 @@ def fix(model: nn.Module) -> nn.Module:
     """A copy of `model` without layers that mix examples; the model itself is untouched.
 
     BatchNorm becomes GroupNorm with the same affine weights (the running statistics are dropped: a pretrained network
-    needs fine-tuning). InstanceNorm stops tracking running statistics. A layer that was put in eval mode inside a
-    model in train mode is frozen on purpose, does not mix, and stays. One log line per change.
+    needs fine-tuning); an activation that is fused with it stays. InstanceNorm stops tracking running statistics. A
+    layer that was put in eval mode inside a model in train mode is frozen on purpose, does not mix, and stays. One log
+    line per change.
     """
     fixed, changes = _fix(model)
     for change in changes:
@@ -55,7 +59,7 @@ def _fix(model: nn.Module) -> tuple[nn.Module, list[Change]]:
     for name, layer in model.named_modules():
         if isinstance(layer, _BatchNorm | _InstanceNorm) and layer.num_features == 0:
             raise UnsupportedModel(f"{type(layer).__name__} '{name}' has no width yet: run the model once before fix()")
-    fixed = copy.deepcopy(model)
+    fixed = copy_module(model)
     replaced: dict[nn.Module, nn.Module] = {}
     changes = []
     for name, layer in list(fixed.named_modules()):
@@ -89,10 +93,55 @@ def _make_group_norm(name: str, layer: _BatchNorm) -> nn.GroupNorm:
     if layer.num_features == 1 and not isinstance(layer, nn.BatchNorm2d | nn.BatchNorm3d):
         kind = type(layer).__name__
         raise UnsupportedModel(f"{kind} '{name}' has 1 channel, a GroupNorm of it may be all zero: remove the layer")
-    norm = nn.GroupNorm(choose_groups(layer), layer.num_features, eps=layer.eps, affine=layer.affine)
+    make = nn.GroupNorm if _runs_alone(layer) else GroupNormThen
+    norm: nn.GroupNorm = make(choose_groups(layer), layer.num_features, eps=layer.eps, affine=layer.affine)
+    if isinstance(norm, GroupNormThen):
+        norm.follow(name, layer)
     # The same Parameter objects, so that dtype, device, requires_grad and ties survive.
     norm.weight, norm.bias = layer.weight, layer.bias
     return norm.train(layer.training)
+
+
+def _runs_alone(layer: _BatchNorm) -> bool:
+    """Whether a layer has the forward pass of torch's own, and not an activation after it, as fused layers have."""
+    return type(layer).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+
+
+def _count_space(layer: _BatchNorm) -> int:
+    """Dimensions besides examples and channels."""
+    return 2 if isinstance(layer, nn.BatchNorm2d) else 3 if isinstance(layer, nn.BatchNorm3d) else 1
+
+
+class GroupNormThen(nn.GroupNorm):
+    """GroupNorm and what a fused layer did after its BatchNorm: the modules that it held, one after the other."""
+
+    def follow(self, name: str, layer: _BatchNorm) -> None:
+        """Take over the layer's modules, if they and nothing else are what it does to what it has normalised."""
+        for child_name, child in layer.named_children():
+            self.add_module(child_name, child)
+        trial = copy.deepcopy(layer).eval()
+        shape = (2, layer.num_features, *[3] * _count_space(layer))
+        x = torch.linspace(-2, 2, math.prod(shape)).reshape(shape)
+        x = x.to(next((tensor for tensor in (trial.weight, trial.running_mean) if tensor is not None), x))
+        with torch.no_grad():
+            statistics = trial.running_mean, trial.running_var
+            bare = nn.functional.batch_norm(
+                x, *statistics, trial.weight, trial.bias, training=trial.running_mean is None, eps=trial.eps
+            )
+            same = torch.allclose(trial(x), self._then(bare, trial), rtol=1e-3, atol=1e-5)
+        if not same:
+            raise UnsupportedModel(
+                f"{type(layer).__name__} '{name}' does more than BatchNorm: replace it by GroupNorm and what follows it"
+            )
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._then(super().forward(input), self)
+
+    @staticmethod
+    def _then(x: Tensor, held: nn.Module) -> Tensor:
+        for child in held.children():
+            x = child(x)
+        return x
 
 
 def _untrack(layer: _InstanceNorm) -> _InstanceNorm:

@@ -1,7 +1,8 @@
 """Run a loss on copies of a model so that two runs differ only in what the prober changed.
 
 Nothing of the user's is touched: every run has its own copy of the model, and every generator of random numbers is
-saved, seeded before each run and put back at the end.
+saved, seeded before each run and put back at the end. Copies have their parameters in common once a first run has left
+them as they were; a later run that writes into them is taken again, with parameters of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from sordino.errors import UnsupportedModel, locate_error
 from sordino.gradients.bookkeeping.keeper import disable_compilation
 from sordino.gradients.engine import Objective
+from sordino.gradients.looped import refuse_reentrant
 from sordino.gradients.projected import use_plain_attention
 from sordino.validation.randomness import Randomness
 
@@ -40,6 +42,8 @@ class How:
 
 AS_GIVEN = How()
 
+
+Module = TypeVar("Module", bound=nn.Module)
 
 WORDS = "its words may tell labels or sizes and are kept back, see __cause__ in Python"
 
@@ -104,7 +108,8 @@ def preserve_model(objective: Objective) -> Iterator[Objective]:
     """Hand out a pristine copy; at the end undo what a loss that ignores the model it is given did to the original."""
     pristine = _copy_sharing(objective)
     flags = [(module, module.training) for module in objective.modules()]
-    buffers = [(module, dict(module._buffers)) for module in objective.modules()]
+    plain = [module for module in objective.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    buffers = [(module, dict(module._buffers)) for module in plain]
     gradients = [(parameter, parameter.grad) for parameter in objective.parameters()]
     try:
         yield pristine
@@ -125,12 +130,24 @@ def preserve_model(objective: Objective) -> Iterator[Objective]:
 def _copy_sharing(objective: Objective, shared: dict[int, Any] | None = None) -> Objective:
     """A deep copy that has the `shared` tensors, by identity, in common with the original."""
     try:
-        return copy.deepcopy(objective, shared)
+        return copy_module(objective, shared)
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         raise ProbeFailed("copy", "model", f"model cannot be copied ({locate_error(error)}): {COPY_ADVICE}") from error
 
 
-COPY_ADVICE = "keep no tensors with a graph on modules, use torch.nn.utils.parametrizations for weight norms"
+COPY_ADVICE = "keep no open files, locks or generators on modules"
+
+
+def copy_module(module: Module, shared: dict[int, Any] | None = None) -> Module:
+    """A deep copy; what a module has computed from its parameters, as pruning and old weight norms do, has no graph."""
+    made = {id(tensor): tensor.detach().clone() for tensor in list_made(module)}
+    return copy.deepcopy(module, {**made, **(shared or {})})
+
+
+def list_made(module: nn.Module) -> list[Tensor]:
+    """Tensors with a graph that modules keep: made from parameters, or activations."""
+    held = tree_leaves([vars(part) for part in module.modules()])
+    return [x for x in held if isinstance(x, Tensor) and x.grad_fn is not None]
 
 
 def list_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -187,19 +204,21 @@ class Tracer:
                 listen(name, part)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prober:
     """Runs fresh copies of `pristine` on data; `trained` names the parameters whose gradient is watched.
 
-    Copies that are `light` share their parameters with it, which saves memory where the loss is known to leave them.
+    Copies that are `light` share their parameters with it. Otherwise they do so only where the loss has been seen to
+    leave them alone, and the values of `spare`, of which it is a copy, are at hand should that change.
     """
 
     pristine: Objective
     trained: Sequence[str]
     seed: Callable[[int], None]
     light: bool = False
+    spare: Objective | None = None
+    sharing: bool | None = None
 
-    @torch.enable_grad()
     def run(
         self,
         data: Any,
@@ -211,6 +230,37 @@ class Prober:
         after: tuple[Any, int] | None = None,
     ) -> ProbeRun:
         """One run; with `watched` also the gradient of those losses; with `after` on a model that saw other data."""
+        before = self._versions()
+        found = self._run(data, size, watched, how, record, after)
+        if self.light or self.spare is None:
+            return found
+        if self.sharing is None:
+            parameters = dict(self.pristine.named_parameters())
+            self.sharing = all(torch.equal(found.state[name], p) for name, p in parameters.items())
+            if self.sharing:
+                found.state.update({name: p.detach() for name, p in parameters.items()})
+        elif self.sharing and self._versions() != before:
+            self.sharing = False
+            with torch.no_grad():
+                for mine, theirs in zip(self.pristine.parameters(), self.spare.parameters(), strict=True):
+                    mine.copy_(theirs)
+            return self._run(data, size, watched, how, record, after)
+        return found
+
+    def _versions(self) -> list[int]:
+        """How often each parameter has been changed in place."""
+        return [parameter._version for parameter in self.pristine.parameters()]
+
+    @torch.enable_grad()
+    def _run(
+        self,
+        data: Any,
+        size: int,
+        watched: Sequence[int],
+        how: How,
+        record: bool,
+        after: tuple[Any, int] | None,
+    ) -> ProbeRun:
         objective = self._copy()
         configure(objective, how.mode)
         if after is not None:
@@ -224,10 +274,10 @@ class Prober:
 
     def _copy(self) -> Objective:
         if not self.light:
-            return copy.deepcopy(self.pristine)
-        held = tree_leaves([vars(module) for module in self.pristine.modules()])
-        graphs = (x for x in held if isinstance(x, Tensor) and x.grad_fn is not None)  # such as kept activations
-        return _copy_sharing(self.pristine, {id(tensor): tensor for tensor in (*self.pristine.parameters(), *graphs)})
+            shared_parameters = {id(p): p for p in self.pristine.parameters()} if self.sharing else {}
+            return copy.deepcopy(self.pristine, shared_parameters)
+        shared = (*self.pristine.parameters(), *list_made(self.pristine))
+        return _copy_sharing(self.pristine, {id(tensor): tensor for tensor in shared})
 
     def _losses(self, objective: Objective, data: Any, size: int, tracer: Tracer, randomness: Randomness) -> Tensor:
         self.seed(randomness.seed)
@@ -247,9 +297,11 @@ class Prober:
             return [None] * len(self.trained)
         named = dict(objective.named_parameters())
         try:
-            return list(
-                torch.autograd.grad(losses[list(watched)].sum(), [named[n] for n in self.trained], allow_unused=True)
-            )
+            refuse_reentrant(losses)
+            watched_sum = losses[list(watched)].sum()
+            return list(torch.autograd.grad(watched_sum, [named[n] for n in self.trained], allow_unused=True))
+        except UnsupportedModel as error:
+            raise ProbeFailed("checkpoint", "model", str(error)) from error
         except (RuntimeError, NotImplementedError) as error:
             raise ProbeFailed(
                 "error", "loss", f"backward pass of the loss failed ({locate_error(error)}; {WORDS})"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from sordino.errors import UnsupportedModel
 from sordino.gradients.bookkeeping import BookKeeping
 from sordino.gradients.engine import Objective
 from tests.gradients.oracle import assert_matches, assert_same_state, batch_of, check, singles, squared, state_of
@@ -38,7 +39,7 @@ def test_checkpointed(caplog: pytest.LogCaptureFixture) -> None:
 def test_reentrant_checkpoint_is_refused_and_leaves_no_gradients(caplog: pytest.LogCaptureFixture) -> None:
     model = Checkpointed(reentrant=True)
     before = state_of(model)
-    with pytest.raises(RuntimeError, match="use_reentrant=False"):
+    with pytest.raises(UnsupportedModel, match="use_reentrant=False"):
         BookKeeping().differentiate(Objective(model, squared), list(model.parameters()), batch_of(torch.randn(4, 5), 4))
     assert_same_state(before, state_of(model))
     assert "reentrant" in caplog.text
@@ -68,20 +69,82 @@ class Custom(nn.Module):
         return Doubled.apply(self.linear(x), self.weight)
 
 
-def test_parameter_in_a_custom_function_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
-    """A gradient that bypasses the recording would escape clipping."""
-    torch.manual_seed(0)
-    check(BookKeeping(), Custom(), torch.randn(4, 5), 4)
-    assert "custom function" in caplog.text
+class Rounded(torch.autograd.Function):
+    """A weight of few digits, whose gradient passes."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return weight.mul(4).round().div(4)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
 
 
-def test_parameter_in_a_custom_function_is_recorded_singly() -> None:
+class Quantised(nn.Module):
+    """Of a weight, of an input, and of a weight that is as long as some batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 4), nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.linear(x, Rounded.apply(self.first.weight), self.first.bias)
+        return self.last(Doubled.apply(hidden, self.scale)) * Rounded.apply(self.scale) + self.scale
+
+
+@pytest.mark.parametrize("build", [Custom, Quantised])
+def test_a_custom_function_alone_is_run_example_by_example(build: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A gradient that bypasses the recording would escape clipping; only that one function leaves the books."""
     torch.manual_seed(0)
-    model, data = Custom(), torch.randn(4, 5)
-    recorder = BookKeeping().record(Objective(model, squared), list(model.parameters()), batch_of(data, 4))
-    with recorder:
-        losses = squared(model, data)
-    assert_matches(recorder.differentiate(losses), singles(model, squared, batch_of(data, 4)), 1e-4)
+    engine, model = BookKeeping(), build()
+    for size in (4, 1, 3, 8, 4):
+        check(engine, model, torch.randn(size, 5), size)
+    assert not caplog.records
+
+
+def test_a_bad_example_in_a_custom_function_stays_alone() -> None:
+    torch.manual_seed(0)
+    model, x = Quantised(), torch.randn(4, 5)
+    x[1] = float("nan")
+    found = BookKeeping().differentiate(Objective(model, squared), list(model.parameters()), batch_of(x, 4))
+    rows = singles(model, squared, batch_of(x, 4))
+    norms = torch.stack([torch.cat([g.flatten() for g in row]).norm() for row in rows])
+    assert torch.isfinite(found.norms).tolist() == [True, False, True, True]
+    torch.testing.assert_close(found.norms[[0, 2, 3]], norms[[0, 2, 3]])
+
+
+class Twice(nn.Module):
+    """A result that one function made is given to another one before any operation sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.weight = nn.Linear(5, 5), nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        once = Doubled.apply(self.linear(x), self.weight)
+        twice = Doubled.apply(once, self.weight)
+        return twice + once
+
+
+def test_ways_that_are_found_twice_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    check(BookKeeping(), Twice(), torch.randn(4, 5), 4)
+    assert "not all ways" in caplog.text
+
+
+@pytest.mark.parametrize("build", [Custom, Quantised])
+def test_parameter_in_a_custom_function_is_recorded_in_a_loop_of_ones_own(build: Any) -> None:
+    torch.manual_seed(0)
+    engine, model = BookKeeping(), build()
+    objective = Objective(model, squared)
+    for _ in range(2):
+        data = torch.randn(4, 5)
+        recorder = engine.record(objective, list(model.parameters()), batch_of(data, 4))
+        with recorder:
+            losses = squared(model, data)
+        assert_matches(recorder.differentiate(losses), singles(model, squared, batch_of(data, 4)), 1e-4)
 
 
 class Steps(nn.Module):
@@ -132,10 +195,10 @@ def test_description_names_every_parameter_and_its_rule() -> None:
 
 
 def test_description_of_a_model_without_rules_says_why() -> None:
-    model = Custom()
+    model = Twice()
     rows = BookKeeping().describe(Objective(model, squared), list(model.parameters()), batch_of(torch.randn(4, 5), 4))
     assert len(rows) == 1
-    assert "custom function" in rows[0].operation
+    assert "not all ways" in rows[0].operation
 
 
 def test_microbatch_follows_the_memory_of_an_example() -> None:

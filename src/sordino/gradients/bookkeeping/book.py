@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from sordino.gradients.bookkeeping.recording import Recording, Tracked, Use
+from sordino.gradients.bookkeeping.unseen import UNSEEN
 from sordino.gradients.engine import FullPrecision, accumulation_dtype
-from sordino.gradients.looped import require_graph
+from sordino.gradients.looped import refuse_reentrant, require_graph
 from sordino.gradients.rules.base import Examples, Kind, Layout, NoRule, PerExample
-from sordino.gradients.rules.combined import Pulled, Summed, combine
+from sordino.gradients.rules.combined import Summed, combine
+from sordino.gradients.rules.pulled import pull_back
 from sordino.gradients.rules.recurrent import OVER_TIME
 from sordino.gradients.vmapped import InChunks, choose_microbatch
 
@@ -38,6 +40,7 @@ class Book:
         self.wanted = {id(p) for p in parameters}
         self.single = self._find_single()
         self.totals: list[PerExample | None] = []
+        self.unseen: dict[int, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
         self.bytes, self.recurrent = 0, False
         self.watch: Callable[[Use, Tensor, PerExample], None] = lambda use, parameter, kept: None
 
@@ -64,6 +67,9 @@ class Book:
     def receive(self, use: Use, gradient: Tensor) -> None:
         """The gradient of a use's output: settle what it means for its parameters and let go of the rest."""
         use.unchanged()
+        unseen = use.name == UNSEEN
+        if unseen and self.layout is not None:
+            return  # one example: autograd has its gradient
         self.bytes += gradient.numel() * gradient.element_size()
         self.recurrent |= use.name in OVER_TIME
         layout = self.layout or use.layout
@@ -78,6 +84,9 @@ class Book:
                 kept = share.settle(gradient, at)
                 self.watch(use, share.parameter, kept)
                 self.kept[id(share.parameter)].append(kept)
+                if unseen:
+                    whole = kept.weighted_sum(torch.ones_like(self.squares))
+                    self.unseen[id(share.parameter)] = self.unseen[id(share.parameter)] + whole
                 if id(share.parameter) in self.single:
                     self.squares += kept.squared_norms()
         if not self.recording.lenient:
@@ -133,7 +142,7 @@ def combine_pieces(parameter: Tensor, made: list[Tracked], combined: dict[int, P
     parts = [
         combined[id(each.handle)]
         if each.handle is parameter
-        else Pulled(combined[id(each.handle)], each.attached, parameter, each.path is not None)
+        else pull_back(combined[id(each.handle)], each.attached, parameter, each.path is not None)
         for each in made
     ]
     if len(parts) < 2:
@@ -150,6 +159,7 @@ class OneByOne:
 
     def __init__(self, recording: Recording, losses: Tensor, parameters: list[nn.Parameter]) -> None:
         require_graph(losses, parameters)
+        refuse_reentrant(losses)
         self.recording, self.losses, self.parameters = recording, losses, parameters
         self.rows = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
         self.gradients = InChunks(len(losses), choose_microbatch(parameters), self.compute)

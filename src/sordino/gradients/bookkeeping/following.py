@@ -156,11 +156,20 @@ class Follower:
         self.put(result, place)
         return place
 
-    def place_use(self, place: Place, shape: tuple[int, ...], result: Any, composed: bool) -> Place | None:
-        """Where the examples are in a use's output, from where they are in the result of its operation."""
+    def place_use(self, place: Place, shape: tuple[int, ...], result: Any, composed: bool, mixed: int) -> Place | None:
+        """Where the examples are in a use's output, from where they are in the result of its operation.
+
+        The uses of composed operations have the examples first, others the result's entries in the same order; or their
+        first dimensions are those of the result, of which the operation treats all but the last `mixed` alone.
+        """
         if composed:
             return place.at(0)
-        if not isinstance(result, Tensor) or result.numel() != math.prod(shape):
+        if not isinstance(result, Tensor):
+            return None
+        alike = len(shape) == result.dim() and place.dim < len(shape) - mixed
+        if mixed and alike and shape[: place.dim + 1] == result.shape[: place.dim + 1]:
+            return place
+        if result.numel() != math.prod(shape):
             return None
         try:
             return place if result.shape == shape else place.reshape(result.shape, shape, self.size)

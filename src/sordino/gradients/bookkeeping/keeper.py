@@ -23,6 +23,7 @@ from sordino.errors import UnsupportedModel
 from sordino.gradients.bookkeeping.book import Book, OneByOne
 from sordino.gradients.bookkeeping.proof import Knowledge, SharedCalls, arrange
 from sordino.gradients.bookkeeping.recording import Recording, Use
+from sordino.gradients.bookkeeping.unseen import Bypassed, compare_sums
 from sordino.gradients.engine import Batch, Differentiated, Objective
 from sordino.gradients.looped import Looped, require_graph
 from sordino.gradients.rules.base import NoRule, PerExample, Unproven
@@ -101,6 +102,10 @@ class BookKeeping:
             if found.calls <= knowledge.shared:
                 raise NoRule("an operation on constants is neither per example nor shared") from found
             knowledge.shared |= found.calls
+        except Bypassed:
+            if knowledge.bypassed:
+                raise
+            knowledge.bypassed = True
         return self._keep(objective, parameters, batch, knowledge, watch)
 
     def record(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> BookRecorder:
@@ -145,7 +150,9 @@ def prepare_recording(objective: Objective, batch: Batch, knowledge: Knowledge, 
     parameters, buffers = objective.list_owned()
     trainable = [p for p in parameters if p.requires_grad]
     constants = [*(p for p in parameters if not p.requires_grad), *buffers]
-    return Recording(trainable, constants, batch.data, batch.size, knowledge.shared, lenient, knowledge.traced)
+    return Recording(
+        trainable, constants, batch.data, batch.size, knowledge.shared, lenient, knowledge.traced, knowledge.bypassed
+    )
 
 
 def run_backward(
@@ -170,7 +177,10 @@ def run_backward(
         if operation not in knowledge.told:
             knowledge.told.add(operation)
             _log.info("book-keeping replays an operation for one example at a time (%s)", reason)
-    return book.close()
+    book.close()
+    with torch.no_grad():
+        compare_sums(recording.past, book.unseen)
+    return book
 
 
 def disable_compilation() -> AbstractContextManager[object]:
@@ -205,6 +215,9 @@ class BookRecorder:
         try:
             return run_backward(self._recording, losses, self._parameters, self._knowledge)
         except (NoRule, SharedCalls) as reason:
+            if isinstance(reason, SharedCalls):  # the next batch knows
+                self._knowledge.shared |= reason.calls
+            self._knowledge.bypassed |= isinstance(reason, Bypassed)
             told = f"book-keeping cannot run this model ({reason}): one backward pass per example"
             if not self._knowledge.told:
                 _log.warning(told)

@@ -86,11 +86,16 @@ def keeps_lengths(func: Any, args: Any) -> bool:
     return name in REARRANGE or name in CUT
 
 
-def refuse_statistics(func: Any, args: Any, kwargs: Any) -> None:
-    """Refuse layers that write private records into the model, or mix examples, whether they are trained or not."""
+def refuse_statistics(func: Any, args: Any, kwargs: Any, shared: Callable[[Tensor], bool], size: int | None) -> None:
+    """Refuse layers that write private records into the model, or mix examples, whether they are trained or not.
+
+    Statistics of a weight (weight standardisation) are `shared` by all examples, and those of one example are its own.
+    """
     if func not in WRITERS:
         return
     name, bound = name_of(func), WRITERS[func].bind(*args, **kwargs).arguments
+    if name == "batch_norm" and bound.get("running_mean") is None and (size == 1 or shared(bound["input"])):
+        return
     if name.startswith("embedding"):
         refuse_options(name, bound.get("max_norm"), scale_grad_by_freq=False)
     elif name == "batch_norm" and (bound.get("training") or bound.get("running_mean") is None):

@@ -47,6 +47,7 @@ class Knowledge:
     told: set[str] = field(default_factory=set)
     refused: str = ""
     traced: bool = False
+    bypassed: bool = False
 
     def tell(self, warning: str) -> None:
         """Log a warning once."""

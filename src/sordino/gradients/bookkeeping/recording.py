@@ -8,14 +8,17 @@ with the parameter detached and keeps what turns the output gradient into per-ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
+from sordino.errors import UnsupportedModel
 from sordino.gradients.bookkeeping.following import Follower, Sight
 from sordino.gradients.bookkeeping.moves import COMPOSED, MOVES
 from sordino.gradients.bookkeeping.operations import (
@@ -32,6 +35,7 @@ from sordino.gradients.bookkeeping.operations import (
     refuse_statistics,
 )
 from sordino.gradients.bookkeeping.places import Place
+from sordino.gradients.bookkeeping.unseen import UNSEEN, Bypassed, Unseen, settle_unseen
 from sordino.gradients.rules import RULES, generic
 from sordino.gradients.rules.base import Call, Layout, NoRule, ParameterShare, is_in_place, name_of
 from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples
@@ -95,8 +99,12 @@ class Recording(TorchFunctionMode):
         shared: frozenset[tuple[int, str]],
         lenient: bool = False,
         traced: bool = False,
+        bypassed: bool = False,
     ) -> None:
         super().__init__()
+        self.unseen = Unseen() if bypassed else None
+        self.roots: dict[int, Tensor] = {}
+        self.past: dict[int, Tensor] = {}
         self.tracked = {id(parameter): Tracked(parameter, parameter, (parameter,)) for parameter in parameters}
         self.constants = {id(constant): constant for constant in constants}
         self.trace = Trace([*parameters, *self.constants.values()]) if traced else None
@@ -118,6 +126,16 @@ class Recording(TorchFunctionMode):
         """Nobody listens to gradients."""
         self.on_gradient: Callable[[Use, Tensor], None] = lambda use, gradient: None
 
+    @contextmanager
+    def quietly(self) -> Iterator[None]:
+        """Nobody listens to gradients for a while."""
+        listening = self.on_gradient
+        self.ignore()
+        try:
+            yield
+        finally:
+            self.on_gradient = listening
+
     def leave(self) -> None:
         """Stop recording, wherever in the stack of modes this one stands: a loop that was given up is left late."""
         self.left = True
@@ -136,8 +154,10 @@ class Recording(TorchFunctionMode):
         if self.left or func in QUESTIONS:
             return func(*args, **kwargs)
         tensors = list(find_tensors(args, kwargs))
+        if self.unseen is not None and torch.is_grad_enabled() and not is_metadata(func):
+            self.look_for_unseen(self.unseen, tensors)
         tracked = [tensor for tensor in tensors if id(tensor) in self.tracked]
-        refuse_statistics(func, args, kwargs)
+        refuse_statistics(func, args, kwargs, self.is_shared, self.size)
         refuse_derivatives(func, tracked, kwargs, self.lenient)
         if self.repeating:
             return self.run(func, args, kwargs, tensors, tracked)
@@ -148,6 +168,8 @@ class Recording(TorchFunctionMode):
             self.follow(follower, sight, func, result, args, kwargs, self.uses[before:])
         if self.trace is not None:
             self.trace.note(func, args, kwargs, result, self.is_shared)
+        if self.unseen is not None:
+            self.unseen.note(find_tensors((result,), {}))
         return result
 
     def follow(
@@ -160,10 +182,32 @@ class Recording(TorchFunctionMode):
         place = follower.follow(sight, MOVES.get(func), result, args, kwargs)
         if uses and place is None and not (sight is not None and (sight.carriers or sight.lost)):
             place = follower.guess(uses[0].shape, uses[0].batch_dims, result)
+        mixed = 2 if func is F.scaled_dot_product_attention else 0
         for use in uses:
-            use.place = place if place is None else follower.place_use(place, use.shape, result, func in COMPOSED)
+            if place is not None:
+                use.place = follower.place_use(place, use.shape, result, func in COMPOSED, mixed)
             if place is not None and (use.place is None or use.place.dim >= use.batch_dims):
                 follower.gave_up = True
+
+    def look_for_unseen(self, unseen: Unseen, tensors: Iterable[Tensor]) -> None:
+        """Take up what a function that no mode sees made of parameters: as made from them alone, or as a use."""
+        for tensor in tensors:
+            roots, activations = unseen.find(tensor, lambda leaf: id(leaf) in self.tracked)
+            if not roots or id(tensor) in self.tracked or self.repeating:
+                continue
+            self.calls += 1
+            name = UNSEEN
+            examples = tensor.dim() > 0 and len(tensor) % self.size == 0
+            if not activations and (not examples or (self.calls, name) in self.shared):
+                if any(self.tracked[id(root)].attached is not root for root in roots):
+                    raise Bypassed(f"{name}: made from a tensor that was made from parameters")
+                self.tracked[id(tensor)] = Tracked(tensor, tensor, tuple(roots), None)
+                continue
+            shares = [ParameterShare(root, settle_unseen(tensor, root, self.quietly)) for root in roots]
+            use = Use(name, tensor.shape, shares, tensor.dim(), [], self.calls, closed=not activations)
+            self.uses.append(use)
+            self.roots.update({id(root): root for root in roots})
+            tensor.register_hook(lambda gradient, use=use: self.on_gradient(use, gradient))
 
     def is_shared(self, tensor: Tensor) -> bool:
         """The same for every example: one that has a gradient has had an activation written into it since."""
@@ -178,12 +222,15 @@ class Recording(TorchFunctionMode):
             if func in FOLLOWED:
                 self.note_order(func, args, result)
             return result
+        before = [tensor._version for tensor in tensors] if self.lenient else []
         try:
             return self.use(func, args, kwargs, tensors, tracked)
         except NoRule as failure:
             self.failure = failure
             if not self.lenient:
                 raise
+            if [tensor._version for tensor in tensors] != before:  # to run it again would change them twice
+                raise UnsupportedModel(f"{failure}: write {name_of(func)} without in-place changes") from failure
             return func(*self.attach(args), **{name: self.attach(value) for name, value in kwargs.items()})
 
     def attach(self, value: Any) -> Any:
@@ -218,7 +265,7 @@ class Recording(TorchFunctionMode):
         if args and id(args[0]) in self.tracked and is_in_place(name):
             raise NoRule(f"{name}: modifies a parameter in place during the loss")
         known = all(map(self.is_shared, tensors))
-        over_examples = func in EXPANSIONS and expands_examples(args, kwargs, self.size)
+        over_examples = func in EXPANSIONS and expands_examples(func, args, kwargs, self.size)
         closed = not any(t.requires_grad for t in tensors if id(t) not in self.tracked)
         if (known and not over_examples) or (closed and (self.calls, name) in self.shared):
             return self.derive(func, args, kwargs, tracked)
@@ -256,7 +303,7 @@ class Recording(TorchFunctionMode):
 
         Checkpointed parts run their forward again during it: with parameters detached as before, but not recorded.
         """
-        parameters = [t.handle for t in self.tracked.values() if t.handle.requires_grad]
+        parameters = [t.handle for t in self.tracked.values() if t.handle.requires_grad and t.handle.is_leaf]
         before = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
@@ -269,8 +316,9 @@ class Recording(TorchFunctionMode):
                     run((loss,), ones, retain_graph, False, (), allow_unreachable=True, accumulate_grad=True)
             else:
                 loss.backward(retain_graph=retain_graph)
-            if any(parameter.grad is not None for parameter in parameters):
-                raise NoRule("autograd.Function: a parameter is used by a custom function or a reentrant checkpoint")
+            self.past = {id(p): p.grad for p in parameters if p.grad is not None}
+            if not self.past.keys() <= self.roots.keys():
+                raise Bypassed("autograd.Function: a parameter is used by a custom function or a reentrant checkpoint")
         finally:
             self.repeating, self.left = False, left
             for parameter, grad in zip(parameters, before, strict=True):

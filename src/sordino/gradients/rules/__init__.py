@@ -8,8 +8,10 @@ from sordino.gradients.rules import (
     elementwise,
     embedding,
     grouped,
+    indexing,
     linear,
     normalisation,
+    products,
     recurrent,
 )
 from sordino.gradients.rules.base import Rules
@@ -17,10 +19,12 @@ from sordino.gradients.rules.base import Rules
 RULES: Rules = {
     **linear.RULES,
     **grouped.RULES,
+    **products.RULES,
     **conv.RULES,
     **elementwise.RULES,
     **normalisation.RULES,
     **embedding.RULES,
+    **indexing.RULES,
     **attention.RULES,
     **recurrent.RULES,
 }

@@ -1,18 +1,22 @@
 """F.multi_head_attention_forward, as nn.MultiheadAttention calls it: linear maps around attention.
 
 The function arrives whole. Written again with the examples first, its projections go through the rule of F.linear.
+Attention itself, and similarities, may be given parameters too: learned positions in the place of a mask, or learned
+queries. They take part as activations, one copy for each example.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sordino.gradients.rules.base import Call, NoRule, Rules
+from sordino.gradients.rules.elementwise import widen
 
 
 @dataclass(frozen=True)
@@ -147,4 +151,37 @@ def attend_explicitly(
     return weights @ v, weights
 
 
-RULES: Rules = {F.multi_head_attention_forward: attention}
+def attend(
+    call: Call,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    """F.scaled_dot_product_attention with learned positions (Swin, T5), queries, keys or values."""
+    batch = torch.broadcast_shapes(*(each.shape[:-2] for each in (query, key, value)))
+
+    def widened(tensor: Tensor, *last: int) -> Tensor:
+        return widen(call, tensor, (*batch, *last), ()) if call.tracks(tensor) else tensor
+
+    q, k, v = (widened(each, *each.shape[-2:]) for each in (query, key, value))
+    mask = None if attn_mask is None else widened(attn_mask, query.shape[-2], key.shape[-2])
+    if kwargs.get("enable_gqa"):
+        raise NoRule("scaled_dot_product_attention: groups of queries with a parameter have no rule")
+    return F.scaled_dot_product_attention(q, k, v, mask, *args, **kwargs)
+
+
+def similarity(call: Call, x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """F.cosine_similarity with learned prototypes."""
+    shape = torch.broadcast_shapes(x1.shape, x2.shape)
+    left, right = (widen(call, each, shape, ()) if call.tracks(each) else each for each in (x1, x2))
+    return F.cosine_similarity(left, right, dim, eps)
+
+
+RULES: Rules = {
+    F.multi_head_attention_forward: attention,
+    F.scaled_dot_product_attention: attend,
+    F.cosine_similarity: similarity,
+}

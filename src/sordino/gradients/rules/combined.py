@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from sordino.gradients.rules.base import Formed, PerExample
+from sordino.gradients.rules.base import PerExample
 from sordino.gradients.rules.embedding import Looked
-from sordino.gradients.rules.linear import FORM_BYTES, Outer, Way, drift, inner_products, remeasure_cancelled, round_up
+from sordino.gradients.rules.linear import Outer, Way, drift, inner_products, remeasure_cancelled, round_up
+from sordino.gradients.rules.pulled import Spanned
 from sordino.gradients.rules.recurrent.products import Piece
 
 
@@ -64,76 +64,6 @@ class Summed(PerExample):
         return Summed([part.without(bad) for part in self.parts], self.apart)
 
 
-class Pulled(PerExample):
-    """Gradients of a tensor made from parameters alone, pulled back to one of them through its autograd graph.
-
-    With `isometric` the tensor is the parameter rearranged or a piece of it: lengths are those of the tensor, and a sum
-    is pulled back without rounding. Otherwise the gradients that were measured are added up, one by one: the sum's way
-    back is in the precision of the model, and it may drop a direction in which one example is longer than all others.
-    """
-
-    manner = "pulled back"
-
-    def __init__(self, inner: PerExample, made: Tensor, parameter: Tensor, isometric: bool) -> None:
-        self.inner, self.made, self.parameter, self.isometric = inner, made, parameter, isometric
-        self.size, self.shape = inner.size, parameter.shape
-        self.formed: Formed | None = None
-
-    def squared_norms(self) -> Tensor:
-        if self.isometric:
-            return self.inner.squared_norms()
-        if self.formed is None and 4 * self.size * self.shape.numel() <= FORM_BYTES:
-            self.formed = Formed(self.form(0, self.size))
-        if self.formed is not None:
-            return self.formed.squared_norms()
-        return self.measure_formed()
-
-    def mass(self) -> Tensor:
-        return self.inner.mass() if self.isometric else super().mass()
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        if self.isometric:
-            return self.pull(self.inner.weighted_sum(weights))
-        return self.formed.weighted_sum(weights) if self.formed else self.sum_formed(weights)
-
-    def form(self, start: int, stop: int) -> Tensor:
-        if self.formed is not None:
-            return self.formed.form(start, stop)
-        # Not torch's batched gradients: they lack a rule for many operations that parametrisations use.
-        return torch.stack([self.pull(gradient) for gradient in self.inner.form(start, stop)])
-
-    def pull(self, gradient: Tensor) -> Tensor:
-        cotangent = gradient.reshape(self.made.shape)
-        pieces = digits(cotangent, self.made.dtype) if self.isometric else [(cotangent, 1.0)]
-        return torch.stack([self.pull_rounded(piece).to(gradient.dtype) * unit for piece, unit in pieces]).sum(0)
-
-    def pull_rounded(self, cotangent: Tensor) -> Tensor:
-        """In the precision in which the tensor was made."""
-        (pulled,) = torch.autograd.grad(self.made, self.parameter, cotangent.to(self.made.dtype), retain_graph=True)
-        return pulled
-
-    def without(self, bad: Tensor) -> PerExample:
-        if self.formed is not None:
-            return self.formed.without(bad)
-        return Pulled(self.inner.without(bad), self.made, self.parameter, self.isometric)
-
-
-def digits(values: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, float]]:
-    """Values as a sum of (tensor that `dtype` holds exactly, power of two).
-
-    Three times the 8 bits of bfloat16 are the 24 of float32; float16 has more bits and a range that `unit` fits.
-    """
-    if torch.finfo(dtype).bits >= torch.finfo(values.dtype).bits:
-        return [(values, 1.0)]
-    largest = float(values.abs().max()) if values.numel() else 0.0
-    unit = 2.0 ** (math.frexp(largest)[1] - 14) if math.isfinite(largest) else 1.0
-    left, pieces = values / unit, []
-    for _ in range(3):
-        pieces.append((left.to(dtype), unit))
-        left = left - pieces[-1][0]
-    return pieces
-
-
 def combine(parts: Sequence[PerExample]) -> PerExample:
     """Several uses of one tensor as one: rows and tokens are joined, whatever else is added up."""
     if len(parts) > 1:
@@ -166,11 +96,13 @@ def measures_mass(part: PerExample) -> bool:
 
 def has_inner(part: PerExample) -> bool:
     """Whether inner products of this kind need no formed gradients."""
-    return isinstance(part, Looked) or (isinstance(part, Outer) and part.formed is None)
+    return isinstance(part, (Looked, Spanned)) or (isinstance(part, Outer) and part.formed is None)
 
 
 def inner(left: PerExample, right: PerExample) -> Tensor:
     """<left_i, right_i> for a pair of matrix uses: products of rows, or looked-up tokens (tied embeddings)."""
+    if isinstance(left, Spanned) or isinstance(right, Spanned):
+        return inner_spanned(left, right) if isinstance(right, Spanned) else inner(right, left)
     if isinstance(left, Looked):
         left, right = right, left
     if isinstance(left, Looked) and isinstance(right, Looked):
@@ -185,3 +117,16 @@ def inner(left: PerExample, right: PerExample) -> Tensor:
     # The token's one-hot row picks an entry of every row factor of the product.
     picked = over_rows.gather(2, right.tokens.unsqueeze(1).expand(-1, over_rows.shape[1], -1))
     return (picked * (over_columns @ right.g.mT)).sum((1, 2))
+
+
+def inner_spanned(left: PerExample, right: Spanned) -> Tensor:
+    """<left_i, right_i> where all right ones are combinations of a few matrices: those between the left one's rows."""
+    if isinstance(left, Spanned):
+        return ((left.factors @ (left.flat() @ right.flat().mT)) * right.factors).sum(1)
+    if isinstance(left, Looked):
+        each = [(left.g * matrix[left.tokens]).sum((1, 2)) for matrix in right.basis]
+    else:
+        assert isinstance(left, Outer)
+        rows, columns = (left.x, left.g) if left.transposed else (left.g, left.x)
+        each = [((columns @ matrix.mT) * rows).sum((1, 2)) for matrix in right.basis]
+    return (torch.stack(each, 1) * right.factors).sum(1)

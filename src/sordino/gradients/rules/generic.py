@@ -41,9 +41,16 @@ from sordino.gradients.rules.base import (
 STIR = 1e-2
 """How far, relative to their size, values are moved to see whether an operation treats examples alone."""
 
-MULTILINEAR = frozenset({torch.einsum, F.bilinear, torch.matmul, torch.bmm, torch.baddbmm, torch.tensordot})
+BY_SHAPES = frozenset(
+    {
+        *(torch.einsum, F.bilinear, torch.matmul, torch.bmm, torch.baddbmm, torch.tensordot),
+        *(torch.cdist, F.pairwise_distance),
+    }
+)
+"""Products and distances, which treat examples alone or not whatever the values are."""
+
 KNOWN: dict[tuple[object, tuple[int, ...]], bool] = {}
-"""Whether multilinear operations on such shapes treat examples alone."""
+"""Whether such operations on such shapes treat examples alone."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +189,7 @@ class Replayed(_Formed):
 def replay(call: Call, *args: Any, **kwargs: Any) -> Tensor:
     """Run the operation and keep its arguments; refuse what cannot be differentiated once more."""
     name = name_of(call.function)
-    if is_in_place(name):
+    if is_in_place(name) or kwargs.get("inplace"):
         raise NoRule(f"{name}: has no rule and works in place")
     leaves, spec = tree_flatten((args, kwargs))
     plain = [call.plain(leaf) for leaf in leaves]
@@ -192,19 +199,36 @@ def replay(call: Call, *args: Any, **kwargs: Any) -> Tensor:
         raise NoRule(f"{name}: has no rule and its result is not one tensor with a dimension of examples")
     if any(output is leaf for leaf in plain):
         raise NoRule(f"{name}: has no rule and works in place")
+    if output._is_view():
+        output = output.clone()  # a view of the parameter would count as the parameter changed in place
     kept = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in plain]
-    data = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and not call.is_shared(leaf)]
+    settle_for = make_settle(call, call.function, kept, leaves, spec, output)
+    shares = [ParameterShare(parameter, settle_for(parameter)) for parameter in call.tracked()]
+    return call.keep(output, [leaf for leaf in plain if isinstance(leaf, Tensor)], shares, output.dim())
 
+
+def make_settle(
+    call: Call, function: Callable[..., Any], kept: list[Any], leaves: list[Any], spec: TreeSpec, output: Tensor
+) -> Callable[[Tensor], Settle]:
+    """From a parameter among the `leaves` to how its gradients are found by running the function again."""
+    data = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and not call.is_shared(leaf)]
     device = output.device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
     def settle_for(parameter: Tensor) -> Settle:
         positions = [i for i, leaf in enumerate(leaves) if leaf is parameter]
-        operation = Operation(call.function, kept, spec, positions, data, autocast)
+        operation = Operation(function, kept, spec, positions, data, autocast)
         return lambda g, at: settle_replayed(operation, output.detach(), g, at)
 
-    shares = [ParameterShare(parameter, settle_for(parameter)) for parameter in call.tracked()]
-    return call.keep(output, [leaf for leaf in plain if isinstance(leaf, Tensor)], shares, output.dim())
+    return settle_for
+
+
+def settle_again(
+    call: Call, function: Callable[..., Tensor], kept: list[Tensor], given: list[Tensor], output: Tensor
+) -> Callable[[Tensor], Settle]:
+    """The same for a function of tensors alone, as a rule may fall back to it."""
+    leaves, spec = tree_flatten((tuple(given), {}))
+    return make_settle(call, function, kept, leaves, spec, output)
 
 
 def settle_replayed(operation: Operation, output: Tensor, g: Tensor, at: Examples) -> PerExample:
@@ -238,11 +262,10 @@ def treats_alone(operation: Operation, places: list[int], output: Tensor) -> boo
     Parameter and data are moved a little, in double precision, to a point in general position. An operation is
     (piecewise) analytic: if at such a point its output for each example is the same with the example alone, it is so
     around that point, and so are the derivatives. At the values themselves nothing would be shown: where a parameter is
-    zero, what it is multiplied by is not seen in the output, but it is in the gradient. Of a multilinear operation the
+    zero, what it is multiplied by is not seen in the output, but it is in the gradient. Of products and distances the
     answer depends on shapes alone and is remembered.
     """
-    multilinear = operation.function in MULTILINEAR
-    key = operation.shapes() if multilinear else None
+    key = operation.shapes() if operation.function in BY_SHAPES else None
     if key is not None and (key, tuple(places)) in KNOWN:
         return KNOWN[key, tuple(places)]
     leaves = [stir(leaf, i) if isinstance(leaf, Tensor) else leaf for i, leaf in enumerate(operation.leaves)]

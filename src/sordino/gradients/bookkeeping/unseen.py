@@ -1,0 +1,96 @@
+"""Functions that no mode sees, such as an autograd.Function: what they made of parameters is known by its graph.
+
+Their results come to the next operation with a way back to a parameter that was not recorded. Made from parameters
+alone (a rounded weight), a result is a tensor like any that is derived from parameters. Otherwise it is a use of them,
+by one operation that can only be run backwards: once for each example, with the output gradient of that example alone.
+Nothing else of the model is run more than once. A recording looks for them only after a first backward pass has left
+gradients on parameters, so that other models do not pay for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sordino.gradients.rules.base import Examples, Formed, NoRule, Settle, Unproven, precise
+from sordino.gradients.rules.linear import FORM_BYTES
+
+UNSEEN = "autograd.Function"
+
+
+class Bypassed(NoRule):
+    """A gradient reached a parameter past the recording."""
+
+
+class Unseen:
+    """Knows the nodes of the graph that were made by operations which the recording saw."""
+
+    def __init__(self) -> None:
+        self.nodes: set[Any] = set()
+
+    def note(self, results: Iterable[Tensor]) -> None:
+        """These are the results of an operation that was seen."""
+        self.nodes.update(result.grad_fn for result in results if result.grad_fn is not None)
+
+    def find(self, tensor: Tensor, tracks: Callable[[object], bool]) -> tuple[list[Tensor], bool]:
+        """The tracked tensors that a tensor was made from unseen, and whether it was made from activations, too.
+
+        Only by functions written in Python: vmap runs what torch.jit has compiled.
+        """
+        roots: dict[int, Tensor] = {}
+        activations, written, seen = False, False, set[Any]()
+        ahead = [tensor.grad_fn] if tensor.grad_fn not in self.nodes else []
+        while ahead:
+            node = ahead.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            written |= node not in self.nodes and isinstance(node, torch.autograd.function.BackwardCFunction)
+            leaf: Tensor | None = getattr(node, "variable", None)
+            if leaf is not None and tracks(leaf):
+                roots[id(leaf)] = leaf
+            elif leaf is not None or node in self.nodes:
+                activations = True
+            else:
+                ahead += [each for each, _ in node.next_functions]
+        self.note([tensor])
+        return (list(roots.values()) if written else []), activations
+
+
+def settle_unseen(output: Tensor, parameter: Tensor, quietly: Callable[[], AbstractContextManager[None]]) -> Settle:
+    """gradient_i by running backwards from the output to the parameter with the gradients of example i alone.
+
+    It is done while the backward pass stands before this function, whose graph is not there any more afterwards, and
+    `quietly`: these gradients are not those of the losses.
+    """
+
+    def settle(g: Tensor, at: Examples) -> Formed:
+        if 4 * at.size * parameter.numel() > FORM_BYTES:
+            raise NoRule("autograd.Function: the gradients of a large parameter would have to be formed")
+        owners, numbers = at.owners(g), torch.arange(at.size, device=g.device)
+        with quietly():
+            each = [pull(output, parameter, g.where(owners == number, 0)) for number in numbers]
+        formed = precise(torch.stack(each))
+        if not bool(torch.isfinite(formed).all()):  # a bad example's infinity, times zero, is in all the others
+            raise Unproven("autograd.Function: something that is not finite reaches every example")
+        return Formed(formed)
+
+    return settle
+
+
+def pull(output: Tensor, parameter: Tensor, gradient: Tensor) -> Tensor:
+    """One vector-Jacobian product."""
+    (pulled,) = torch.autograd.grad(output, parameter, gradient, retain_graph=True, allow_unused=True)
+    return torch.zeros_like(parameter) if pulled is None else pulled
+
+
+def compare_sums(bypassed: dict[int, Tensor], found: Mapping[int, Tensor]) -> None:
+    """Refuse unless what autograd found for all examples together is the sum of what was found for each."""
+    for key, whole in bypassed.items():
+        total = found[key].to(whole.dtype).expand_as(whole)
+        if not torch.allclose(total, whole, rtol=1e-2, atol=1e-3 * float(whole.abs().max())):
+            raise NoRule("autograd.Function: not all ways to a parameter are known")
