@@ -103,7 +103,7 @@ class Mixed(Exception):
 
 
 FUNCTIONS = list({name_of(function): function for function in MOVES}.values())
-SHARES = [pytest.param(0.03, id="some"), pytest.param(1.0, id="all", marks=pytest.mark.slow)]
+SHARES = [pytest.param(0.01, id="some"), pytest.param(1.0, id="all", marks=pytest.mark.slow)]
 
 
 def follows(function: Callable[..., Any], args: list[Any], places: list[Place | None]) -> bool:
@@ -129,7 +129,7 @@ def test_functions_of_one_tensor(fold: int, share: float) -> None:
         if chance.random() < share:
             tensor = torch.rand(shape, dtype=torch.float64) + 0.1
             followed += follows(function, [tensor, *arguments(shape)[rest]], [FOLDS[fold].at(dim)])
-    assert followed > 5000 * share
+    assert followed > 3000 * share
 
 
 @pytest.mark.parametrize("fold", range(len(FOLDS)))
