@@ -115,7 +115,7 @@ KINDS: dict[Rule, str] = {
 }
 """Functions of torch, of its tensors and of torch.nn.functional by name: those of one name do the same.
 
-None of them calls a function of the user's, such as triplet_margin_with_distance_loss does: no mode sees what that does.
+None of them calls a function of the user's, as triplet_margin_with_distance_loss does: no mode sees what that does.
 """
 
 IN_PLACE = (
