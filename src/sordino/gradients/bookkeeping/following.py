@@ -30,6 +30,16 @@ PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 """Kinds of tensors on which torch's functions do what they say; others may have functions of their own."""
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Whether torch's functions do to this tensor what they say."""
+    kind = type(tensor)
+    return kind in PLAIN or (
+        issubclass(kind, nn.Parameter)
+        and kind.__torch_function__ is nn.Parameter.__torch_function__
+        and kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+    )
+
+
 class Sight:
     """The places of the arguments of one operation, seen before it runs: it may change them."""
 
@@ -66,7 +76,7 @@ def try_move(move: Move, place: Place) -> Place | None:
     """A hint, moved if it can be."""
     try:
         return move(place)
-    except (Lost, RuntimeError, IndexError, TypeError):
+    except Exception:  # noqa: BLE001 – only a hint, of whatever the user's tensor is
         return None
 
 
@@ -88,7 +98,8 @@ class Follower:
         self.gave_up = self.crossed = False
         self.found: dict[int, tuple[ref[Tensor], tuple[int, int], Place]] = {}
         for tensor in find_data(data):
-            self.put(tensor, guess(tensor.shape, size))
+            if not tensor.is_nested:  # it has no shape
+                self.put(tensor, guess(tensor.shape, size))
 
     def put(self, tensor: Tensor, place: Place | None) -> None:
         """Remember a place; weakly, as another tensor may take this one's place in memory and then its id."""
@@ -109,10 +120,11 @@ class Follower:
         for tensor in tensors:
             place = self.place(tensor)
             carries = tensor.requires_grad and id(tensor) not in self.tracked
-            if place is None and not carries:
+            plain = is_plain(tensor)
+            if place is None and not carries and plain:
                 continue
             sight = sight or Sight(self.size)
-            if place is not None and type(tensor) in PLAIN:
+            if place is not None and plain:
                 sight.places[id(tensor)] = place
                 if carries:
                     sight.carriers.add(id(tensor))
@@ -132,7 +144,7 @@ class Follower:
         except Lost:
             self.crossed = self.crossed or bool(sight.carriers)
             return None
-        except (TypeError, IndexError, RuntimeError):  # it was called in a way that its rule does not know
+        except Exception:  # noqa: BLE001 – it was called in a way that its rule does not know
             return None
         if not several:
             assert not isinstance(place, list)

@@ -161,6 +161,8 @@ def index_places(place: Place, shape: Sequence[int], index: Any, size: int, devi
 def spell_out(index: Any, dims: int) -> list[Any]:
     """An index with one part for each dimension of the tensor, besides those for new dimensions; numbers as such."""
     parts = list(index) if isinstance(index, tuple) else [index]
+    if isinstance(index, list) and not all(isinstance(each, int) for each in index):
+        raise Lost("a list that torch takes for a tuple, by what is in it")
     parts = [torch.tensor(part) if isinstance(part, (list, range)) else part for part in parts]
     parts = [0 if isinstance(part, Tensor) and part.dim() == 0 and not is_mask(part) else part for part in parts]
     known = (int, slice, type(...), type(None))

@@ -41,11 +41,12 @@ KINDS: dict[Rule, str] = {
     entries.cast: "to type_as",
     entries.loss_by_entry: """
         mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div
-        poisson_nll_loss soft_margin_loss hinge_embedding_loss margin_ranking_loss gaussian_nll_loss""",
+        poisson_nll_loss soft_margin_loss hinge_embedding_loss margin_ranking_loss""",
+    entries.gaussian: "gaussian_nll_loss",
     entries.classification: "cross_entropy nll_loss cross_entropy_loss",
     entries.by_rows: """
-        multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss triplet_margin_loss cosine_embedding_loss
-        triplet_margin_with_distance_loss""",
+        multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss triplet_margin_loss
+        cosine_embedding_loss""",
     dimensions.along: "softmax log_softmax softmin cumsum cumprod cummax cummin logcumsumexp glu",
     dimensions.ordered: "sort argsort",
     dimensions.topk: "topk",
@@ -112,7 +113,10 @@ KINDS: dict[Rule, str] = {
     products.multi_head_attention: "multi_head_attention_forward",
     entries.ctc: "ctc_loss",
 }
-"""Functions of torch, of its tensors and of torch.nn.functional by name: those of one name do the same."""
+"""Functions of torch, of its tensors and of torch.nn.functional by name: those of one name do the same.
+
+None of them calls a function of the user's, as triplet_margin_with_distance_loss does: no mode sees what that does.
+"""
 
 IN_PLACE = (
     entries.elementwise,

@@ -56,7 +56,7 @@ def fill_along(at: Sight, result: Tensor, input: Tensor, dim: int, *args: Any, *
 
 def ordered(at: Sight, result: Any, input: Tensor, *args: Any, dim: int = -1, **kwargs: Any) -> Answer:
     """sort and argsort: along the last dimension unless another is named."""
-    given = [each for each in args if type(each) is int]
+    given = [each for each in args if not isinstance(each, bool)]  # numbers of numpy, too, which lose the examples
     return along(at, result, input, given[0] if given else dim)
 
 

@@ -40,6 +40,12 @@ def loss_by_entry(at: Sight, result: Tensor, *args: Any, **kwargs: Any) -> Answe
     return elementwise(at, result, *args, **kwargs)
 
 
+def gaussian(at: Sight, result: Tensor, *args: Any, **kwargs: Any) -> Answer:
+    """gaussian_nll_loss: a variance with a dimension less gets it at the end, which is not how others broadcast."""
+    insist(all(tensor.dim() == result.dim() for tensor in find_tensors(args, kwargs)))
+    return elementwise(at, result, *args, **kwargs)
+
+
 def classification(at: Sight, result: Tensor, input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Answer:
     """cross_entropy and nll_loss of [N, classes, ...], not reduced."""
     insist(result.dim() == input.dim() - 1 and input.dim() >= 2 and len(result) == len(input))
@@ -55,9 +61,13 @@ def classification(at: Sight, result: Tensor, input: Tensor, target: Tensor, *ar
 
 
 def by_rows(at: Sight, result: Tensor, *args: Any, **kwargs: Any) -> Answer:
-    """[N, D] arguments to [N]: one result per row."""
+    """[N, D] arguments to [N]: one result per row; a vector may be one of weights of the D."""
     insist(result.dim() == 1)
-    return at.join((tensor, keep(lambda place: place.dim == 0)) for tensor in find_tensors(args, kwargs))
+
+    def rows_of(tensor: Tensor) -> Move:
+        return keep(lambda place: place.dim == 0 and tensor.dim() == 2)
+
+    return at.join((tensor, rows_of(tensor)) for tensor in find_tensors(args, kwargs))
 
 
 def ctc(at: Sight, result: Tensor, log_probs: Tensor, *args: Any, **kwargs: Any) -> Answer:
