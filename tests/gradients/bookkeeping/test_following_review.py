@@ -15,6 +15,7 @@ from sordino.gradients.bookkeeping import BookKeeping
 from sordino.gradients.bookkeeping.following import Follower
 from sordino.gradients.bookkeeping.moves import MOVES
 from sordino.gradients.bookkeeping.places import Place
+from sordino.gradients.bookkeeping.recording import Recording
 from sordino.gradients.engine import Batch, Objective
 from tests.gradients.bookkeeping.test_bookkeeping import Apply
 from tests.gradients.bookkeeping.test_moves import assert_apart, follow
@@ -121,6 +122,26 @@ def test_tensors_with_functions_of_their_own() -> None:
     result = torch.add(x, other)
     follower.follow(follower.look([x, other]), MOVES[torch.add], result, (x, other), {})
     assert follower.place(result) is None
+
+
+class Summing:
+    """No tensor, and yet torch asks it what an addition is."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] + args[0].sum(0)
+
+
+def test_objects_with_functions_of_their_own() -> None:
+    x = square(N, N)
+    weight = nn.Parameter(square(N, N))
+    recording = Recording([weight], [], x, N, frozenset())
+    with recording:
+        hidden = F.linear(x, weight)
+        losses = torch.add(hidden, Summing()).sum(1)  # type: ignore[call-overload]
+    assert recording.follower is not None
+    assert recording.follower.place(hidden) is not None
+    assert not recording.follower.reaches(losses)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -163,6 +163,8 @@ class Recording(TorchFunctionMode):
             return self.run(func, args, kwargs, tensors, tracked)
         before, follower = len(self.uses), self.follower
         sight = None if follower is None else follower.look(tensors)
+        if sight is not None and types and not all(issubclass(kind, Tensor) for kind in types):
+            sight.lost = True  # an object of the user's that does this operation in its own way
         result = self.run(func, args, kwargs, tensors, tracked)
         if follower is not None:
             self.follow(follower, sight, func, result, args, kwargs, self.uses[before:])
