@@ -219,6 +219,7 @@ CALLS: dict[str, tuple[Callable[..., Any], list[Any], list[Place | None]]] = {
     "concatenated": (torch.cat, [[X, X + 1], 1], [Place(), Place()]),
     "stacked": (torch.stack, [[X, X + 1], 1], [Place(), Place()]),
     "gathered": (torch.gather, [X, 1, torch.randint(N, (N, 2, N))], [Place(), None]),
+    "taken": (torch.take_along_dim, [X, torch.randint(N, (N, 2, N)), 1], [Place(), None]),
     "scattered": (torch.scatter_add, [X * 0, 1, torch.randint(N, (N, N, N)), X], [None, None, Place()]),
     "added by rows": (torch.index_add, [X * 0, 0, ROWS, X], [None, None, Place()]),
     "entropy": (F.cross_entropy, [X, torch.randint(N, (N, N)), None, None, -100, None, "none"], [Place(), None]),

@@ -73,6 +73,11 @@ def gather(at: Sight, result: Tensor, input: Tensor, dim: int, index: Tensor, *a
     )
 
 
+def take_along(at: Sight, result: Tensor, input: Tensor, indices: Tensor, dim: Any = None, **kwargs: Any) -> Answer:
+    """gather, with its arguments in another order."""
+    return gather(at, result, input, dim, indices)
+
+
 def scatter(
     at: Sight, result: Tensor, input: Tensor, dim: int, index: Tensor, src: Any = None, *args: Any, **kwargs: Any
 ) -> Answer:
