@@ -20,7 +20,10 @@ EVERY = 53
 
 
 def interrupt_at(line: int, step: Callable[[], Any]) -> int:
-    """Run `step` and raise KeyboardInterrupt before its line number `line`; how many lines there were until its end."""
+    """Run `step` and raise KeyboardInterrupt before its line number `line`; how many lines there were until its end.
+
+    Where torch is interrupted between two of its lines it may end in an error of its own, with the interrupt behind.
+    """
     count = 0
 
     def trace_lines(frame: FrameType, event: str, argument: object) -> Any:
@@ -39,6 +42,9 @@ def interrupt_at(line: int, step: Callable[[], Any]) -> int:
         step()
     except KeyboardInterrupt:
         pass
+    except RuntimeError as error:
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
     finally:
         sys.settrace(None)
     return count

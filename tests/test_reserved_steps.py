@@ -226,7 +226,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", dir(recipes))
 def test_what_a_recipe_foresees_is_what_its_steps_are_charged(name: str) -> None:
-    options = OWN.get(name, {"steps": 30})
+    options = OWN.get(name, {"steps": 6})
     recipe = getattr(recipes, name)(batch_size=16, **options).calibrate(Budget(epsilon=8, delta=1e-5), records=64)
     foreseen = recipe.foresee(0, 100)
     assert len(foreseen) == (0 if recipe.rdp_filter is not None or not recipe.selection.constant else recipe.steps)

@@ -81,24 +81,19 @@ def test_frozen_and_tied_parameters_are_counted_once(check):
     assert (said["parameters"], said["trainable"]) == (24, 20)
 
 
-@pytest.mark.parametrize(("vmap_rule", "engine"), [(True, "vmap"), (False, "loop")])
-def test_model_without_a_rule_is_differentiated_by_another_engine(check, vmap_rule, engine):
-    """A parameter inside an autograd.Function of the user's own is nothing that books can be kept of."""
-    body = f"""class Scaled(torch.autograd.Function):
-        generate_vmap_rule = {vmap_rule}
-        @staticmethod
-        def forward(x, weight): return x * weight
-        @staticmethod
-        def setup_context(context, inputs, output): context.save_for_backward(*inputs)
-        @staticmethod
-        def backward(context, gradient):
-            x, weight = context.saved_tensors
-            return gradient * weight, (gradient * x).sum_to_size(weight.shape)
-    class Model(nn.Module):
+TURNED = "return (x * torch.view_as_complex(self.weight)).abs()"
+STEEP = "x = x.clone().requires_grad_(); h = torch.tanh(x * self.weight[:, 0]); return h + "
+STEEP += "torch.autograd.grad(h.sum(), x, create_graph=True)[0]"
+
+
+@pytest.mark.parametrize(("forward", "engine"), [(TURNED, "vmap"), (STEEP, "loop")])
+def test_model_without_a_rule_is_differentiated_by_another_engine(check, forward, engine):
+    """Complex numbers, and gradients inside of the loss, are nothing that books can be kept of."""
+    body = f"""class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.weight = nn.Parameter(torch.ones(3))
-        def forward(self, x): return Scaled.apply(x, self.weight)
+            self.weight = nn.Parameter(torch.ones(3, 2))
+        def forward(self, x): {forward}
     return Model()"""
     result = check(body, "--input", "3")
     assert result.exit_code == 0, result.stdout

@@ -70,6 +70,7 @@ class Ledger:
         self._writable = lock is not None or path is None
         self._home = (os.getpid(), threading.get_ident())
         self._reserved: deque[tuple[int, str]] = deque()
+        self._said = 0
         self.forfeits = 0  # how often a reservation was in vain
         with self.snapshot():
             self.header: Mapping[str, str] = self._check_header()
@@ -215,9 +216,9 @@ class Ledger:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Another one after everything that was charged or declared here, by whomever; asks no file."""
+        """Another one after everything that was charged here, by whomever; what was declared does not count."""
         try:
-            return self._connection.total_changes, len(self._reserved)
+            return self._connection.total_changes - self._said, len(self._reserved)
         except sqlite3.Error:  # asked at every step: no context around it
             with store.one_line_errors(self.path):
                 raise
@@ -232,10 +233,12 @@ class Ledger:
             raise InvalidInput(
                 f"kind={kind!r} and text={text!r} cannot be declared: give a kind of your own and a text"
             )
+        before = self._connection.total_changes
         with self._writing():
             self._require_latest()
             if text not in self._lines(kind):
                 self._chain.declare(kind, text)
+        self._said += self._connection.total_changes - before
 
     def _writing(self) -> AbstractContextManager[None]:
         if os.getpid() != self._home[0]:
