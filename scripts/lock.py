@@ -13,7 +13,12 @@ LOCK = Path(__file__).parent.parent / "requirements.lock"
 
 # An open range for torch would choose a newer release, and with it gigabytes of CUDA: it moves only here, by hand.
 # hatchling and editables build the package itself.
-WANTED = ["torch==2.13.0", "hatchling", "editables", ".[federated,simulation,features,integrations,bench,dev]"]
+WANTED = [
+    "torch==2.13.0",
+    "hatchling",
+    "editables",
+    ".[federated,simulation,features,finetuning,integrations,export,excel,bench,dev]",
+]
 
 HEADER = """\
 # Every version that Sordino is tested with: the core, all extras and what these need in turn.
