@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sordino import Budget, InvalidInput, recipes
+from sordino import Budget, recipes
 from sordino.recipe import Recipe
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: make test-integrations")

@@ -117,12 +117,13 @@ MEANINGS: dict[str, Meaning] = {
     **_refuse("float16 needs loss scaling, which changes what is clipped: use `bf16`", "fp16"),
     **_accept("as ever, evaluation alone", "bf16_full_eval", "fp16_full_eval"),
     **_change("for the model; norms and sums are taken in full float32", "tf32"),
-    **_accept(
-        "the gradients are the same; the engine may need more time",
+    **_refuse(
+        "it runs parts of the model a second time, where their operations are not watched: a smaller "
+        "`per_device_train_batch_size` bounds memory, too, and changes no numbers",
         "activation_checkpointing",
         "gradient_checkpointing",
     ),
-    **_accept("as ever", "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"),
+    **_change("no effect", "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"),
     **_refuse(
         "per-example norms are found by watching the model's operations, which a compiled graph hides",
         "torch_compile",

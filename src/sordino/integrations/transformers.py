@@ -23,7 +23,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,7 +37,7 @@ from transformers.trainer_utils import TrainOutput
 from sordino import books, recipes
 from sordino.accounting.budget import Budget
 from sordino.accounting.guarantee import UNPROTECTED, Guarantee
-from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
+from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput, UnsupportedModel
 from sordino.finetuning import losses
 from sordino.gradients.engine import Loss
 from sordino.integrations.arguments import Meaning, require_private
@@ -126,6 +127,8 @@ class PrivateLoop:
                 raise InvalidInput(
                     f"{type(self).__name__}.{method} would not be called: pass loss=, one loss per example"
                 )
+        if getattr(losses.unwrap(self.model), "is_activation_checkpointing", False):
+            raise InvalidInput("the model has activation checkpointing on: model.activation_checkpointing_disable()")
         if getattr(self.data_collator, "return_flash_attn_kwargs", None) is not None or getattr(
             self.data_collator, "padding_free", False
         ):
@@ -237,16 +240,17 @@ class PrivateLoop:
             first = {name: x.to(self.args.device) for name, x in collate([dataset[0]]).items()}
             losses.require_own(self.model, first)
         self.model.train()
-        private = Private(
-            self.model,
-            self.optimizer,
-            dataset,
-            self._find_loss(),
-            recipe,
-            collate=collate,
-            run=None if resumes else self.folder,
-            **{"microbatch": self.args.per_device_train_batch_size, **self._options},
-        )
+        with plain_forward(self.model):
+            private = Private(
+                self.model,
+                self.optimizer,
+                dataset,
+                self._find_loss(),
+                recipe,
+                collate=collate,
+                run=None if resumes else self.folder,
+                **{"microbatch": self.args.per_device_train_batch_size, **self._options},
+            )
         if resumes:
             private.load_position(self.folder, checkpoint)
         private.attach(self.lr_scheduler)
@@ -321,12 +325,11 @@ class PrivateLoop:
         """One private step; the first one is watched. Returns whether the budget could pay for it."""
         self.model.train()
         self._rate = self._get_learning_rate()
+        require_held(self.model, self.optimizer)
+        first = private.position == self._initial_global_step
+        watch = watch_first_step(self.model, self.optimizer) if first else nullcontext()
         try:
-            if private.position == self._initial_global_step:
-                with watch_first_step(self.model, self.optimizer):
-                    private.step()
-            else:
-                require_held(self.model, self.optimizer)
+            with plain_forward(self.model), watch:
                 private.step()
         except BudgetExhausted:  # after a kill: what was lost stays paid for
             return False
@@ -402,6 +405,31 @@ class AsDict:
     def __call__(self, items: list[Any]) -> dict[str, Any]:
         batch = dict(self.collate(items))
         return {name: value for name, value in batch.items() if value is not None}
+
+
+@contextmanager
+def plain_forward(model: nn.Module) -> Iterator[None]:
+    """Let the model run as its class says, without what TRL and Accelerate put in the place of `forward` on the object.
+
+    TRL's fused head is a closure over the model, which a copy for the probe would share; Accelerate's does nothing but
+    autocast, which `TaskLoss` does. Anybody else's replacement is refused: it would be left out in silence.
+    """
+    parts = list(dict.fromkeys((model, losses.unwrap(model))))
+    laid_by = {part: vars(part).pop("forward") for part in parts if "forward" in vars(part)}
+    try:
+        for part, forward in laid_by.items():
+            if not (_is_of_trl(forward) or hasattr(part, "_original_forward")):
+                raise UnsupportedModel(
+                    f"forward of this {type(part).__name__} was replaced on the object: put it into a subclass"
+                )
+        yield
+    finally:
+        for part, forward in laid_by.items():
+            part.forward = forward
+
+
+def _is_of_trl(forward: Any) -> bool:
+    return str(getattr(forward, "__globals__", {}).get("__name__", "")).startswith("trl.")
 
 
 def _drop_private(logs: Mapping[str, float]) -> dict[str, float]:
