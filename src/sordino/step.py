@@ -12,8 +12,8 @@ weighing, schedules behind ``recipe.terms``, noise from a source (`sordino.noise
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -26,7 +26,7 @@ from sordino.distributed import agreement
 from sordino.distributed.sharding import shard_like, unshard
 from sordino.distributed.team import Team
 from sordino.errors import SordinoError, UnsupportedModel
-from sordino.gradients.engine import Differentiated, Engine, Objective, total_dtype
+from sordino.gradients.engine import Batch, Differentiated, Engine, Objective, total_dtype
 from sordino.noise import Source
 from sordino.parts import Draw, Snapshot, Terms
 from sordino.recipe import Recipe, States
@@ -84,7 +84,16 @@ class Bench:
         """This process's part of a fresh draw, of which all processes see the same coins."""
         assert self.recipe.sampler is not None
         draw = self.recipe.sampler.draw(self.records.count, self.source, self.states.sampler)
+        draw = replace(draw, choice=self.records.choose(self.source))
         return draw if self.team.size == 1 else draw[self.team.own(len(draw))]
+
+    def split(self, draw: Draw, size: int) -> Iterator[Draw]:
+        """The draw in pieces of about `size` records, of which no unit is split."""
+        return draw.split(size, self.records.weigh(draw.indices))
+
+    def fetch(self, draw: Draw) -> Batch:
+        """The records of a draw, on the model's device."""
+        return self.records.fetch(draw.indices, self.device, draw.choice)
 
     def versions(self) -> list[tuple[nn.Parameter, int]]:
         """Which parameters there are, frozen ones too, and how often each was written to: a loss changes nothing."""
@@ -144,8 +153,8 @@ def take(bench: Bench, step: int) -> bool:
     attempt = begin(bench, step)
     before = bench.recipe.selection.snapshot(attempt)
     with unshard(bench.objective, attempt.parameters) as parameters:
-        for part in attempt.draw.split(bench.microbatch or bench.engine.microbatch(parameters)):
-            batch = bench.records.fetch(part.indices, bench.device)
+        for part in bench.split(attempt.draw, bench.microbatch or bench.engine.microbatch(parameters)):
+            batch = bench.fetch(part)
             if bench.watch is not None:
                 bench.watch.look(bench.objective, parameters, batch)
             add(attempt, part, bench.engine.differentiate(bench.objective, parameters, batch))

@@ -141,7 +141,7 @@ def _compare(everybody: list[dict[str, str]]) -> None:
         if all(values) and len(set(values)) > 1:
             rank = next(rank for rank, value in enumerate(values) if value != values[0])
             way_out = _WAYS_OUT.get(name) or _WAYS_OUT.get(name.split(" ")[0], "give every process the same")
-            readable = name not in ("records", "parameters", "weights")
+            readable = name not in ("records", "owners", "parameters", "weights")
             said = f" ({values[0]} on rank 0, {values[rank]} on rank {rank})" if readable else ""
             raise InvalidInput(f"rank {rank} differs from rank 0 in its {name}{said}: {way_out}")
 
