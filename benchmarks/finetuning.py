@@ -120,7 +120,8 @@ def read_vectors(width: int) -> Tensor:
     """GloVe's vectors along their main directions, one row per token."""
     vectors = glove_embedding(words=WORDS)
     _, _, directions = torch.linalg.svd(vectors - vectors.mean(0), full_matrices=False)
-    return vectors @ directions[:width].T
+    reduced: Tensor = vectors @ directions[:width].T
+    return reduced
 
 
 def build_model(vectors: Tensor, layers: int, seed: int) -> Any:

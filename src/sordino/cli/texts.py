@@ -56,7 +56,7 @@ def choose(flags: Flags) -> ChosenTexts:
     check_texts(sheet, choice, classes)
     count = count_protected(sheet, choice)
     plan, share = None, PREPARE if flags.prepare is None else flags.prepare
-    schema = None if flags.target is None else describe_columns(choice, flags.target, classes)
+    schema = None if flags.target is None else describe_columns(choice, classes)
     if schema is not None:
         sheet.check(schema)
         plan = plan_release(schema, count, find_budget(None, flags, count), share)

@@ -64,11 +64,11 @@ class TextSession(Session):
         """Accuracy and mean loss on held-out texts: a few of them on the way, all of them at the end."""
         if not self.has_held_out:
             return None, None
-        assert isinstance(self.data.test_set, Texts)
-        count = len(self.data.test_set)
+        texts: Any = self.data.test_set
+        count = len(texts)
         last = self.private.position == self.private.total
         part = range(count if last else min(count, LOOK))
-        return measure(self.model, self.data.test_set, part, Pad(find_padding(self.tokenizer)))
+        return measure(self.model, texts, part, Pad(find_padding(self.tokenizer)))
 
     def guarantee(self) -> Guarantee:
         """What was promised, with what the fine-tuning took for public."""
@@ -195,7 +195,8 @@ def _assemble(settled: Config, sheet: Sheet, origin: Origin, *, invented: bool =
         caution(f"the folder of {origin.name} does not hold {models.name_tensors(new)}: random at first")
     model = models.adapt(base, choice.adapter, choice.task, start)
     pad = Pad(find_padding(tokenizer))
-    losses.require_own(model, pad([_invent(tokenizer, choice, recipe, classes).train_set[0]]))  # type: ignore[list-item]  # of Texts
+    with models.quiet():
+        losses.require_own(model, pad([_invent(tokenizer, choice, recipe, classes).train_set[0]]))  # type: ignore[list-item]  # of Texts
     owners = {} if choice.unit is None or invented else _name_owners(sheet, choice)
     private = Private(
         model,

@@ -170,7 +170,7 @@ def adapt(model: nn.Module, lora: Lora | None, task: str, seed: int) -> nn.Modul
             shape = LoraConfig(
                 task_type=kind, r=lora.rank, lora_alpha=lora.alpha, target_modules=_find_targets(model, lora)
             )
-            adapted: nn.Module = get_peft_model(model, shape)  # type: ignore[arg-type]  # a model of transformers
+            adapted: nn.Module = get_peft_model(model, shape)
         except ValueError as error:
             reason = " ".join(str(error).split())[:200]
             raise InvalidInput(f"lora={lora} does not fit this model: {reason}") from None

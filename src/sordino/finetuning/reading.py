@@ -15,7 +15,7 @@ from sordino.errors import InvalidInput
 from sordino.finetuning.choice import TextChoice
 from sordino.tables.encoding import spell_label
 from sordino.tables.reading import Sheet, choose_held_out
-from sordino.tables.schema import Schema, Skip, Text
+from sordino.tables.schema import Column, Schema, Skip, Text
 from sordino.tables.table import Table, is_missing, read_table
 
 LINES = (".jsonl", ".ndjson")
@@ -133,10 +133,12 @@ def split_texts(table: Table, choice: TextChoice, target: str | None, share: flo
     return Sheet.split(table, target or choice.text, choose_held_out(share, rows))
 
 
-def describe_columns(choice: TextChoice, target: str, classes: tuple[str, ...] | None) -> Schema:
+def describe_columns(choice: TextChoice, classes: tuple[str, ...] | None) -> Schema:
     """What is public about the columns: one is text, and how its classes are called, if anybody said so."""
-    columns = {choice.text: Text(), **({} if choice.unit is None else {choice.unit: Skip("it names the owner")})}
-    return Schema({name: column for name, column in columns.items() if name != target}, classes)
+    columns: dict[str, Column | None] = {choice.text: Text()}
+    if choice.unit is not None:
+        columns[choice.unit] = Skip("it names the owner")
+    return Schema(columns, classes)
 
 
 def check_texts(sheet: Sheet, choice: TextChoice, classes: tuple[str, ...] | None) -> None:
