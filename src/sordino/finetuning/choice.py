@@ -29,7 +29,7 @@ class Lora:
     """Low-rank changes of a frozen model: W + (alpha / rank) · B A (Hu et al. 2021).
 
     `targets` are the endings of the names of the layers that get one; empty: those that PEFT knows for the
-    architecture, or every linear layer.
+    architecture, or every linear layer but those of its head.
     """
 
     rank: int = 8

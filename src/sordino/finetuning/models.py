@@ -171,21 +171,26 @@ def adapt(model: nn.Module, lora: Lora | None, task: str, seed: int) -> nn.Modul
                 task_type=kind, r=lora.rank, lora_alpha=lora.alpha, target_modules=_find_targets(model, lora)
             )
             adapted: nn.Module = get_peft_model(model, shape)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             raise InvalidInput(f"lora={lora} does not fit this model: {reason}") from None
     return adapted.eval()
 
 
-def _find_targets(model: nn.Module, lora: Lora) -> list[str] | str:
-    """The layers that were asked for, those that are usual for the architecture, or every linear one."""
+def _find_targets(model: nn.Module, lora: Lora) -> list[str]:
+    """The layers that were asked for, those that are usual for the architecture, or every linear one of its body."""
     from peft.utils import constants
 
     if lora.targets:
         return list(lora.targets)
     usual = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     found = usual.get(getattr(getattr(model, "config", None), "model_type", ""))
-    return list(found) if found else "all-linear"
+    if found:
+        return list(found)
+    prefix: str = getattr(model, "base_model_prefix", "")  # what is outside of it is the head, which has its own rule
+    body = getattr(model, prefix) if prefix and hasattr(model, prefix) else model
+    inside = f"{prefix}." if body is not model else ""
+    return [inside + name for name, module in body.named_modules() if isinstance(module, nn.Linear)]
 
 
 def save_model(model: nn.Module, tokenizer: Any, folder: Path, base: Path | None = None) -> None:
