@@ -29,7 +29,9 @@ LAYERS = (
     ("loops",),
     ("private",),
     ("mechanisms",),
-    ("recipes", "tables", "federated", "integrations", "audit", "report"),
+    ("recipes", "tables", "federated", "audit", "report"),
+    ("finetuning",),
+    ("integrations",),
     ("lab",),
     ("cli",),
 )

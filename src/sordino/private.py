@@ -291,6 +291,34 @@ class Private:
         self._begin(Path(run))
         return {}
 
+    def save_position(self, folder: str | Path) -> None:
+        """Store position and released values in `folder`, beside a model and optimizer that another framework saves."""
+        team, ledger = self.run.team, self.run.ledger
+
+        def write() -> None:
+            content = {"released": self.bench.states.save(), **checkpoint.describe_ledger(ledger)}
+            checkpoint.write(Path(folder), self.position, {**content, "position": self.position})
+
+        team.lead(write)
+
+    def load_position(self, run: str | Path, folder: str | Path | None) -> None:
+        """Go on with `run`, whose model and optimizer another framework put back as they were in `folder`.
+
+        That is a folder in which `save_position` wrote; None goes on from the first step. What was charged after it
+        stays paid for.
+        """
+        try:
+            with self.run.reopen(Path(run), None if folder is None else Path(folder)) as state:
+                if state is None and folder is not None:
+                    raise CheckpointError(
+                        f"{folder} holds no position of a private run: resume from another checkpoint"
+                    )
+                self.bench.states = self.bench.recipe.start()
+                with checkpoint.one_line("its released values do not fit this recipe"):
+                    self.bench.states.restore((state or {}).get("released") or {})
+        finally:
+            self._renew_engine()
+
     def _begin(self, folder: Path | None) -> None:
         self.run.begin(folder)
         self._renew_engine()

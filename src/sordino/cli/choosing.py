@@ -11,6 +11,7 @@ from sordino import mechanisms
 from sordino.accounting import Budget
 from sordino.cli import lookup
 from sordino.cli.config import Config, ModelChoice, name_classes, read_config
+from sordino.cli.finetune import Flags as FinetuneFlags
 from sordino.cli.options import choose_delta
 from sordino.cli.terminal import caution
 from sordino.cli.train import Flags
@@ -56,12 +57,12 @@ def choose(flags: Flags) -> Chosen:
         schema = _choose_schema(flags, base.schema, data, records)
         records.check(schema)
         share = SHARE if data.prepare is None else data.prepare
-        plan = plan_release(schema, count, _find_budget(base.recipe, flags, count), share)
+        plan = plan_release(schema, count, find_budget(base.recipe, flags, count), share)
         data = replace(data, prepare=share if plan else None, classes=None, bounds=None)  # the schema says it all
         config = replace(config, schema=schema, data=data)
     defaults = BENCHMARK if lookup.is_benchmark(data.source) else choose_defaults(records)
     shaped = _shape_recipe(base.recipe, flags, count, defaults)
-    return Chosen(replace(config, recipe=_calibrate(shaped, flags, count, plan)), records, plan)
+    return Chosen(replace(config, recipe=calibrate(shaped, flags, count, plan)), records, plan)
 
 
 def read_sheet(flags: Flags) -> Sheet:
@@ -74,7 +75,7 @@ def read_sheet(flags: Flags) -> Sheet:
     return records
 
 
-def _find_budget(recipe: Recipe | None, flags: Flags, records: int) -> Budget | None:
+def find_budget(recipe: Recipe | None, flags: Flags | FinetuneFlags, records: int) -> Budget | None:
     """What may be spent in all, or None where nobody said so."""
     stated = recipe.budget if recipe is not None else None
     if stated is None and flags.epsilon is None:
@@ -168,8 +169,9 @@ def _build_default(name: str, records: int, defaults: Defaults) -> Recipe:
     return replace(recipe, optimizer=optimizer)
 
 
-def _calibrate(recipe: Recipe, flags: Flags, records: int, plan: ReleasePlan | None) -> Recipe:
-    budget = _find_budget(recipe, flags, records)
+def calibrate(recipe: Recipe, flags: Flags | FinetuneFlags, records: int, plan: ReleasePlan | None) -> Recipe:
+    """The recipe with the noise that the user's budget pays for, beside what `plan` releases."""
+    budget = find_budget(recipe, flags, records)
     if budget is None:
         if lonely := flags.given("delta", "accountant", "adjacency"):
             raise InvalidInput(f"{min(lonely)} belongs to a budget: give --epsilon too")

@@ -26,6 +26,8 @@
 
     [run]
     engine = "auto"
+
+A fine-tuning has one table more (`sordino.finetuning.choice`), and its model is a folder.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ import tomli_w
 
 from sordino.books import write_durably
 from sordino.errors import InvalidInput
+from sordino.finetuning.choice import TextChoice
 from sordino.lab.data import LOADERS
 from sordino.names import parse_toml, read_toml
 from sordino.recipe import Recipe
@@ -94,6 +97,7 @@ class Config:
     model: ModelChoice = field(default_factory=ModelChoice)
     recipe: Recipe | None = None
     run: RunChoice = field(default_factory=RunChoice)
+    finetuning: TextChoice | None = None
 
     def to_toml(self) -> str:
         """A TOML document that `read_config` turns into an equal configuration."""
@@ -104,6 +108,8 @@ class Config:
         if self.recipe is not None:
             tables["recipe"] = tomllib.loads(self.recipe.to_toml())
         tables["run"] = _list_given(self.run)
+        if self.finetuning is not None:
+            tables["finetuning"] = _list_given(self.finetuning)
         return tomli_w.dumps(tables)
 
     def write(self, directory: Path, name: str = FILE) -> None:
@@ -127,8 +133,8 @@ def read_run_config(directory: Path, name: str = FILE) -> Config | None:
 
 
 def _parse(tables: dict[str, Any], path: Path) -> Config:
-    if unknown := sorted(set(tables) - {"data", "schema", "model", "recipe", "run"}):
-        known = "data, schema, model, recipe and run"
+    if unknown := sorted(set(tables) - {"data", "schema", "model", "recipe", "run", "finetuning"}):
+        known = "data, schema, model, recipe, run and finetuning"
         raise InvalidInput(f"configuration {path} has no table [{unknown[0]}]: it has {known}")
     if wrong := [name for name, table in tables.items() if not isinstance(table, dict)]:
         raise InvalidInput(f"configuration {path}: {wrong[0]} must be a table, [{wrong[0]}]")
@@ -138,6 +144,7 @@ def _parse(tables: dict[str, Any], path: Path) -> Config:
         model=_parse_model(tables.get("model", {})),
         recipe=_parse_recipe(tables["recipe"]) if "recipe" in tables else None,
         run=_fill(RunChoice, "run", tables.get("run", {})),
+        finetuning=_fill(TextChoice, "finetuning", tables["finetuning"]) if "finetuning" in tables else None,
     )
 
 

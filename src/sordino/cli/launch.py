@@ -72,7 +72,7 @@ def finish(session: Session, *, as_json: bool = False) -> Outcome:
     finished = private.position == private.total
     status = "finished" if finished else "interrupted" if stop.requested else "budget spent"
     assert history.last is not None
-    return _sum_up(session, status, history.last.accuracy, time.monotonic() - started)
+    return _sum_up(session, status, history.last, time.monotonic() - started)
 
 
 def _evaluate(session: Session, history: History, display: Bars | Lines) -> None:
@@ -82,7 +82,7 @@ def _evaluate(session: Session, history: History, display: Bars | Lines) -> None
     display.show_evaluation(history.entries)
 
 
-def _sum_up(session: Session, status: str, accuracy: float | None, seconds: float) -> Outcome:
+def _sum_up(session: Session, status: str, last: Evaluation, seconds: float) -> Outcome:
     private = session.private
     noise = private.bench.recipe.noise_multiplier
     assert noise is not None
@@ -94,11 +94,12 @@ def _sum_up(session: Session, status: str, accuracy: float | None, seconds: floa
         total=private.total,
         noise_multiplier=noise,
         guarantee=session.guarantee(),
-        held_out_accuracy=accuracy,
+        held_out_accuracy=last.accuracy,
         seconds=round(seconds),
         events=head.events,
         head=head.chain.hex(),
         runs_code=":" in (session.config.model.name or ""),
+        held_out_loss=last.loss,
     )
 
 

@@ -15,7 +15,7 @@ EPILOG = """
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="The directory that `sordino train` saved to.")],
+    run: Annotated[Path, typer.Argument(help="The directory that `sordino train` or `finetune` saved to.")],
     trust_code: options.TrustCode = False,
     json: options.Json = False,
 ) -> None:
@@ -23,6 +23,13 @@ def resume(
 
     A run on a table that was killed while its ranges and classes were released is prepared again, at their price.
     """
+    from sordino.finetuning.tuned import is_finetuned
+
+    if is_finetuned(run):
+        from sordino.cli import tuning
+
+        tuning.finish_and_report(tuning.reopen(run), as_json=json)
+        return
     from sordino.cli.announcing import report
     from sordino.cli.launch import finish
     from sordino.cli.session import reopen

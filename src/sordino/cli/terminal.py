@@ -36,6 +36,13 @@ def messages() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+def say(what: str, words: str) -> None:
+    """One line of what a command is about to do."""
+    from rich.markup import escape
+
+    messages().print(f"[bold]{what:9}[/bold] {escape(words)}")
+
+
 def complain(message: str) -> None:
     """One line on stderr."""
     print(f"error: {' '.join(message.split())}", file=sys.stderr)

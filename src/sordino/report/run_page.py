@@ -157,7 +157,7 @@ def _read_lines(value: Any) -> list[str]:
 def _list_commands(facts: Facts) -> str:
     folder = shlex.quote(facts.folder)
     lines = [f"sordino account {folder}", f"sordino audit {folder}"]
-    if facts.setting.data != "not recorded":
+    if facts.setting.data != "not recorded" and not facts.setting.finetuned:
         lines.append(f"sordino train --config {shlex.quote(str(Path(facts.folder) / 'config.toml'))} --run again")
     return "\n".join(lines)
 

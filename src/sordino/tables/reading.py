@@ -144,7 +144,7 @@ def _read_sheet(path: Path, choice: DataChoice) -> Sheet:
     if choice.target not in table.columns:
         raise InvalidInput(f"{path} has no column {choice.target!r}: it has {names}")
     rows = ("\0".join(cells).encode() for cells in zip(*table.columns.values(), strict=True))
-    return Sheet.split(table, choice.target, _choose_held_out(choice.held_out, rows))
+    return Sheet.split(table, choice.target, choose_held_out(choice.held_out, rows))
 
 
 def _read_folder(path: Path, choice: DataChoice) -> Data:
@@ -173,7 +173,7 @@ def _split(
     name: str, choice: DataChoice, x: Tensor, y: Tensor, classes: tuple[str, ...], steps: tuple[Preprocessing, ...]
 ) -> Data:
     rows = (image.numpy().tobytes() + bytes(str(int(label)), "ascii") for image, label in zip(x, y, strict=True))
-    held = torch.from_numpy(_choose_held_out(choice.held_out, rows))
+    held = torch.from_numpy(choose_held_out(choice.held_out, rows))
     train, test = (TensorDataset(x[part], y[part]) for part in (~held, held))
     if not len(train):
         raise InvalidInput(f"{name} has 0 records to train on: hold out fewer than {len(y)}")
@@ -213,7 +213,7 @@ def _count_classes(path: Path, choice: DataChoice, labels: Array) -> int:
     return max(2, given or found)
 
 
-def _choose_held_out(share: float | None, rows: Iterable[bytes]) -> NDArray[np.bool_]:
+def choose_held_out(share: float | None, rows: Iterable[bytes]) -> NDArray[np.bool_]:
     """About a `share` of the records, each of which decides by its own bytes alone.
 
     By position, one record more would move every later one between the parts, and the two sets of training records
