@@ -226,8 +226,8 @@ def test_nothing_of_the_training_batches_is_shown_or_saved(tmp_path: Path, capsy
     seen = Seen()
     trainer = make(
         build("bert", dropout=0.1), "bert", tmp_path, budget=BUDGET, max_steps=4, logging_steps=1,
-        save_strategy="steps", save_steps=2, eval_strategy="steps", eval_steps=2, eval_dataset=Texts("bert", 6, 9), callbacks=[seen],
-        lr_scheduler_type="linear", load_best_model_at_end=True, per_device_train_batch_size=8,
+        save_strategy="steps", save_steps=2, eval_strategy="steps", eval_steps=2, eval_dataset=Texts("bert", 6, 9),
+        callbacks=[seen], lr_scheduler_type="linear", load_best_model_at_end=True, per_device_train_batch_size=8,
     )  # fmt: skip
     done = trainer.train()
     shown = {name for log in (*seen.logs, *trainer.state.log_history) for name in log} | set(done.metrics)
