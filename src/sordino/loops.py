@@ -68,6 +68,11 @@ class UserLoop:
         for hook in self._hooks:
             hook.remove()
 
+    @property
+    def completes_draw(self) -> bool:
+        """Whether nothing of the open draw is left but the part in the user's hands."""
+        return self._open is not None and self._open.parts_left <= 1
+
     def take(self) -> None:
         """One step that Sordino runs by itself."""
         self._ours = True

@@ -186,6 +186,11 @@ class Private:
         """In place of ``losses.mean().backward()``: a vector with one loss per example of the loader's last batch."""
         self._loop.backward(losses)
 
+    @property
+    def completes_draw(self) -> bool:
+        """Whether the loader's present batch is the last part of its draw, after which the step is taken."""
+        return self._loop.completes_draw
+
     def attach(self, scheduler: LRScheduler) -> None:
         """Let a learning-rate scheduler step with every proposal, and go back when the proposal is rejected.
 

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import torch
 import transformers
 
 from sordino import Budget, recipes
+from sordino.integrations.accelerate import load, prepare
 from sordino.integrations.transformers import PrivateTrainer
 from tests.finetuning.models import Texts, adapt, build, collate
 
@@ -72,6 +74,28 @@ def trained(folder: Path) -> Any:
     return found
 
 
+def accelerated(folder: Path) -> Any:
+    """The weights after an Accelerate loop with accumulation, and what kind of model came out of `prepare`."""
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    torch.manual_seed(3)
+    x = torch.randn(40, 5)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    recipe = recipes.dpsgd(batch_size=16, steps=4, noise_multiplier=1e-6).for_records(40)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model, optimizer, private = prepare(accelerator, model, optimizer, (x, (x.sum(1) > 0).long()), loss, recipe, seed=7)
+    for batch in load(accelerator, private):
+        with accelerator.accumulate(model):
+            optimizer.zero_grad()
+            private.backward(loss(model, batch))
+            optimizer.step()
+    assert private.run.team.size == accelerator.num_processes == int(os.environ.get("WORLD_SIZE", "1"))
+    return [p.detach() for p in model.parameters()], type(model).__name__, private.position
+
+
+def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
 def fork(folder: Path, work: Callable[[Path], Any], rank: int = 0, size: int = 1, port: int = 0) -> int:
     child = os.fork()
     if child:
@@ -91,11 +115,12 @@ def fork(folder: Path, work: Callable[[Path], Any], rank: int = 0, size: int = 1
 
 
 def main(folder: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     children = [fork(folder, killed_after_a_checkpoint), fork(folder, killed_before_any_checkpoint)]
-    children += [fork(folder, trained), *(fork(folder, trained, rank, 2, port) for rank in range(2))]
+    for work in (trained, accelerated):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        children += [fork(folder, work), *(fork(folder, work, rank, 2, port) for rank in range(2))]
     for child in children:
         os.waitpid(child, 0)
 

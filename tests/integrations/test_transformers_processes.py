@@ -16,9 +16,11 @@ from sordino import SordinoError
 from sordino.accounting.ledger import Ledger
 from sordino.errors import CheckpointError, LedgerError
 
+pytestmark = pytest.mark.slow  # beside test_transformers.py, which resumes a run that was stopped
+
 pytest.importorskip("transformers", reason="transformers is not installed: make test-integrations")
 pytest.importorskip("peft", reason="peft is not installed: make test-integrations")
-from tests.integrations import crew
+from tests.integrations import crew  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +115,12 @@ def test_two_processes_equal_one(done: Path) -> None:
             assert (their_price, their_charged) == (price, charged)
             for name, weight in weights.items():
                 torch.testing.assert_close(their_weights[name], weight, rtol=1e-5, atol=1e-5)
+
+
+def test_two_processes_equal_one_in_a_loop_of_accelerate(done: Path) -> None:
+    alone, *others = (load(done, f"accelerated-{name}") for name in ("1-0", "2-0", "2-1"))
+    for weights, kind, position in others:
+        assert kind == "Sequential"  # not wrapped: averaging would be a second way for gradients to leave
+        assert position == alone[2] == 4
+        for weight, expected in zip(weights, alone[0], strict=True):
+            torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-5)

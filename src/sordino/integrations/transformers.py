@@ -45,6 +45,7 @@ from sordino.private import Private
 from sordino.recipe import Recipe
 from sordino.records import count_records
 from sordino.run import HELD_OUT
+from sordino.units import find_owners, number_owners
 from sordino.validation.first_step import require_held, watch_first_step
 
 FOLDER = "sordino"
@@ -72,8 +73,9 @@ class PrivateLoop:
 
     `recipe` says how; without one it is DP-SGD's draws and noise, made from the arguments for the `budget`, with the
     optimizer that the arguments name. A recipe that is not calibrated yet is calibrated to the budget. `loss` is a
-    per-example loss of one's own. `private` are further options of `sordino.Private`: engine, unit, ledger, seed (for
-    experiments) and others. The attribute `private` is the run's `Private` once training has begun.
+    per-example loss of one's own. `unit` is who owns each record, or the column that says so: then whole owners are
+    drawn and protected. `options` are further ones of `sordino.Private`: per_unit, engine, ledger, seed (for
+    experiments). The attribute `private` is the run's `Private` once training has begun.
 
     Guarantees: what cannot be private is refused before anything is spent. Nothing of the training batches is logged.
     """
@@ -114,7 +116,8 @@ class PrivateLoop:
         if self.train_dataset is None:
             raise InvalidInput("train_dataset is missing: the records are what is protected")
         count_records(self.train_dataset)
-        if self.train_dataset is self.eval_dataset:
+        held_out = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
+        if any(each is self.train_dataset for each in held_out):
             raise InvalidInput(
                 "eval_dataset is the train_dataset: evaluation would publish what it protects; hold some out"
             )
@@ -139,7 +142,8 @@ class PrivateLoop:
     def _make_recipe(self: Any) -> Recipe:
         """The recipe given, or DP-SGD's, with the draws and steps that the arguments ask for."""
         args, given = self.args, self._given
-        records = count_records(self.train_dataset) if self._unit is None else self._count_units()
+        owners = self._find_owners()
+        records = count_records(self.train_dataset) if owners is None else len(set(owners))
         batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         if given is None:
             steps = args.max_steps
@@ -164,8 +168,14 @@ class PrivateLoop:
             )
         return recipe
 
-    def _count_units(self: Any) -> int:
-        raise InvalidInput(f"unit={self._unit!r} is not supported by this version of Private")
+    def _find_owners(self: Any) -> list[int] | None:
+        """Whose each record is, by a number, where `unit` says so: read before unused columns are removed."""
+        if self._unit is None:
+            return None
+        dataset = self.train_dataset
+        records = count_records(dataset)
+        owners: list[int] = number_owners(find_owners(dataset, self._unit, records), records).tolist()
+        return owners
 
     def _find_loss(self: Any) -> Loss:
         if self._loss is not None:
@@ -178,11 +188,14 @@ class PrivateLoop:
     def _find_records(self: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
         """The dataset and how it is collated, without the columns that the model's forward does not know."""
         dataset, collate = self.train_dataset, self.data_collator
+        column = self._unit if isinstance(self._unit, str) else None
         if hasattr(dataset, "column_names") and hasattr(dataset, "remove_columns"):
             dataset = self._remove_unused_columns(dataset, description="training")
+            if column in dataset.column_names:
+                dataset = dataset.remove_columns(column)
         else:
             collate = self._get_collator_with_removed_columns(collate, description="training")
-        return dataset, AsDict(collate)
+        return dataset, AsDict(collate, without=column)
 
     # -- training -----------------------------------------------------------------------------------------------
 
@@ -248,6 +261,7 @@ class PrivateLoop:
                 self._find_loss(),
                 recipe,
                 collate=collate,
+                unit=self._find_owners(),
                 run=None if resumes else self.folder,
                 **{"microbatch": self.args.per_device_train_batch_size, **self._options},
             )
@@ -398,11 +412,17 @@ TRIALS = "trials on private records cost privacy too, and no price covers their 
 
 @dataclass(frozen=True)
 class AsDict:
-    """A collator whose batches are plain dictionaries: torch does not look into those of transformers."""
+    """A collator whose batches are plain dictionaries, as torch does not look into those of transformers.
+
+    `without` is a column that it does not get to see: the owner of a record.
+    """
 
     collate: Callable[[list[Any]], Any]
+    without: str | None = None
 
     def __call__(self, items: list[Any]) -> dict[str, Any]:
+        if self.without is not None:
+            items = [{name: value for name, value in item.items() if name != self.without} for item in items]
         batch = dict(self.collate(items))
         return {name: value for name, value in batch.items() if value is not None}
 
