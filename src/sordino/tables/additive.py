@@ -17,8 +17,8 @@ the mechanism and H from the records: an entry of which the noise says nothing s
 hand. The model is the mean of the last half of the iterates, so that the noise of the steps averages out.
 
 A c below 1 turns cross-entropy into a loss with bounded slope, whose minimiser is still monotone in the probability of
-the class. It halves the noise, and what it does to probabilities a last release repairs (`calibrate`): the noised counts
-of scores by class, which a record moves by one.
+the class. It halves the noise, and what it does to probabilities a last release repairs (`calibrate`): the noised
+counts of scores by class, which a record moves by one.
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ _KINDS: dict[str, type[Block]] = {"binned": Binned, "named": Named, "worded": Wo
 class Encoder:
     """What is public about a table and its target; `left_out` says of other columns why they are not used.
 
-    `classes` are those of a classifier, with `class_shares` of the records; of a regression, `center` and `spread` are those of its target, and `low`,
-    `high` the range of predictions.
+    `classes` are those of a classifier, with `class_shares` of the records; of a regression, `center` and `spread` are
+    those of its target, and `low`, `high` the range of predictions.
     """
 
     target: str
@@ -171,9 +171,7 @@ class Encoder:
             fields = dict(plain)
             blocks = {str(name): _parse_block(block) for name, block in fields.pop("blocks").items()}
             limits = {"low": -math.inf, "high": math.inf}
-            limits = {
-                name: beyond if fields.pop(name) is None else float(plain[name]) for name, beyond in limits.items()
-            }
+            limits = {name: at if plain[name] is None else float(plain[name]) for name, at in limits.items()}
             classes = tuple(str(name) for name in fields.pop("classes"))
             left_out = {str(name): str(why) for name, why in fields.pop("left_out").items()}
             numbers = {name: float(fields.pop(name)) for name in ("center", "spread")}

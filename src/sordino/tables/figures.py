@@ -1,12 +1,12 @@
-"""How good a model of a table is on records that it has not seen: each figure with a 95 % interval, beside what guessing does.
+"""How good a model of a table is on records that it has not seen, with 95 % intervals, beside what guessing does.
 
 For two classes: AUC, average precision, accuracy, recall, precision and the confusion at a threshold, log loss and the
 calibration error; for more of them accuracy, recall of the classes on average, AUC of each against the rest on
 average; for numbers RMSE, MAE and R². `measure` speaks of the held-out records as they are; `release` says the same by
 noised counts, which one record moves by one, so that held-out records are protected too.
 
-Intervals: Wilson's for shares, Hanley and McNeil's (1982) for AUC, that of a logit for average precision (Boyd, Eng and Page
-2013), the normal one for errors. Those of released figures know of the sample, not of the noise on the counts.
+Intervals: Wilson's for shares, Hanley and McNeil's (1982) for AUC, that of a logit for average precision (Boyd, Eng
+and Page 2013), the normal one for errors. Those of released figures know of the sample, not of the noise on the counts.
 """
 
 from __future__ import annotations
@@ -262,7 +262,8 @@ def _judge_classes(figures: Figures) -> tuple[str, ...]:
     recall = figures.values.get("recall")
     if guess > 0.9 and recall is not None and figures.threshold is not None and recall.value < 0.5:
         said.append(
-            f"the classes are unequal: at threshold {figures.threshold:g} the model finds {recall.value:.0%} of the rare one"
+            f"the classes are unequal: at threshold {figures.threshold:g} the model finds {recall.value:.0%} of the
+                                                                    rare " "one"
         )
     return tuple(said)
 

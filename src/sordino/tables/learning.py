@@ -1,11 +1,11 @@
-"""Learning from a table within one budget: survey, fit, calibrate, measure. Both faces, Python and command line, call `learn`.
+"""Learning from a table within one budget: survey, fit, calibrate, measure. Both faces of the library call `learn`.
 
 ::
 
     learned = learn(table, "income", Budget(epsilon=1, delta=1e-6), held_out=other)
     learned.predict(new)                  # names of classes, or values
     learned.predict_proba(new)            # [N, classes]
-    learned.model, learned.encoder        # a plain nn.Module on encoder.encode(table), and what is public about the table
+    learned.model, learned.encoder        # a plain nn.Module on encoder.encode(table), and what is public of it
     learned.figures, learned.guarantee
 
 Everything that is released about the records is a Gaussian event, all of them declared as one plan on the ledger before the
@@ -342,8 +342,8 @@ def require_task(table: Table, target: str, task: str | None, schema: Schema) ->
     many = len(np.unique(values[~np.isnan(values)])) > MANY_VALUES
     if numeric and many and schema.classes is None:
         raise InvalidInput(
-            f"target {target!r} reads as a number with more than {MANY_VALUES} different values, which make no classes: "
-            "use task regression, or give the classes if they are some"
+            f"target {target!r} reads as a number with more than {MANY_VALUES} different values, which make no "
+            "classes: use task regression, or give the classes if they are some"
         )
     return "classification"
 
