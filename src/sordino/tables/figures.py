@@ -262,8 +262,8 @@ def _judge_classes(figures: Figures) -> tuple[str, ...]:
     recall = figures.values.get("recall")
     if guess > 0.9 and recall is not None and figures.threshold is not None and recall.value < 0.5:
         said.append(
-            f"the classes are unequal: at threshold {figures.threshold:g} the model finds {recall.value:.0%} of the
-                                                                    rare " "one"
+            f"the classes are unequal: at threshold {figures.threshold:g} the model finds {recall.value:.0%} of "
+            "the rare one"
         )
     return tuple(said)
 

@@ -8,8 +8,8 @@
     learned.model, learned.encoder        # a plain nn.Module on encoder.encode(table), and what is public of it
     learned.figures, learned.guarantee
 
-Everything that is released about the records is a Gaussian event, all of them declared as one plan on the ledger before the
-first, and priced together: `plan_learning` says in advance what will be spent on what.
+Everything that is released about the records is a Gaussian event, all of them declared as one plan on the ledger
+before the first, and priced together: `plan_learning` says in advance what will be spent on what.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Plan:
 class Learned:
     """A model of a table: `model` maps `encoder.encode(table)` to scores, and all of it is public.
 
-    The scores are one log-odds for two classes, K logits for more, and for a regression the target in spreads around its
-    center. `figures` are measured on the held-out records, None without any; `cautions` are worth reading.
+    The scores are one log-odds for two classes, K logits for more, and for a regression the target in spreads around
+    its center. `figures` are measured on the held-out records, None without any; `cautions` are worth reading.
     """
 
     model: nn.Module
@@ -280,12 +280,12 @@ def learn(
     """A model of `target` from the records of `table`, all of it within `budget`.
 
     `task` is "classification" or "regression"; without it a class is learnt, and a target that reads as many different
-    numbers is refused. `schema` holds what is public about the columns and the classes; what it does not say is released
-    with noise. `bounds` are public bounds of the target of a regression. `held_out` are other records to measure on:
-    they are not protected, unless `metrics_epsilon` releases the figures with noise, out of the same budget.
-    `rows_per_unit` is how many records one `unit` has at most: then the guarantee is about units. The ledger is that in
-    `folder`, which must not hold a run yet, or `ledger`, or one in memory. `seed` makes the noise repeatable. `tell` hears
-    after each step how many are done.
+    numbers is refused. `schema` holds what is public about the columns and the classes; what it does not say is
+    released with noise. `bounds` are public bounds of the target of a regression. `held_out` are other records to
+    measure on: they are not protected, unless `metrics_epsilon` releases the figures with noise, out of the same
+    budget. `rows_per_unit` is how many records one `unit` has at most: then the guarantee is about units. The ledger
+    is that in `folder`, which must not hold a run yet, or `ledger`, or one in memory. `seed` makes the noise
+    repeatable. `tell` hears after each step how many are done.
 
     Guarantees: what was announced as a plan is all that is released, and it costs at most the budget; nothing is spent
     where this raises before its first release.

@@ -1,12 +1,12 @@
 """Two releases about a table before anything is learnt from it: where its numbers lie, and how its cells are spread.
 
-1. **kinds and ranges** (`sordino.tables.release`): a coarse histogram of every column whose kind is open, of every number
-   and of the target of a regression, with half the number of its different values.
+1. **kinds and ranges** (`sordino.tables.release`): a coarse histogram of every column whose kind is open, of every
+   number and of the target of a regression, with half the number of its different values.
 2. **bins and names**: of every number a histogram over some dozen cells, laid where the first release found records;
    of every category, and of the classes of the target, the count of every value. A record has one cell in each of the m
-   columns, so that the counts of all of them together move by at most √m in length. A value that nobody gave as public is
-   named only if its noised count exceeds 1 + σ√m·z, which the single record of a value of its own passes with probability
-   δ'/m; a record may bring one such value to every column, so that δ' is what the event `Unlisted` charges
+   columns, so that the counts of all of them together move by at most √m in length. A value that nobody gave as public
+   is named only if its noised count exceeds 1 + σ√m·z, which the single record of a value of its own passes with
+   probability δ'/m; a record may bring one such value to every column, so that δ' is what the event `Unlisted` charges
    (`sordino.accounting.unlisted`).
 
 Bins, centres, deviations and shares are functions of these: they cost nothing more. Public bounds, kinds and values
