@@ -96,6 +96,7 @@ def _round(value: float, towards: Any) -> float:
     return float(towards(value / unit) * unit)
 
 
+@cache
 def encode(parts: Parts) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Inputs for the peers that take none but numbers: one-hot categories and standardised numbers.
 
@@ -112,8 +113,9 @@ def encode(parts: Parts) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
             for made, column in zip(columns, numbers, strict=True):
                 made.append(((column.fillna(center) - center) / spread).clip(-3, 3).to_numpy()[:, None])
         else:
-            values = sorted(set(parts.train[name]))
+            places = {value: place for place, value in enumerate(sorted(set(parts.train[name])))}
+            hot = np.eye(len(places) + 1, len(places))  # the last row is for a value that training has not seen
             for made, frame in zip(columns, (parts.train, parts.test), strict=True):
-                made.append((frame[name].to_numpy()[:, None] == np.array(values)[None, :]).astype(np.float64))
+                made.append(hot[frame[name].map(places).fillna(len(places)).to_numpy(np.int64)])
     train, test = (np.concatenate(made, 1).astype(np.float32) for made in columns)
     return train, test

@@ -241,7 +241,7 @@ def fit(
         receipt = charge()
         noised = add_noise(source, receipt, torch.from_numpy(pull), deviation).numpy()
         weights = weights + settings.rate * ridge.move(noised - ridge.hold(weights))
-        if step >= settings.first * settings.steps:
+        if step >= settings.first * (settings.steps - 1):
             total, counted = total + weights, counted + 1
         tell(step + 1, settings.steps)
     mean = total / counted

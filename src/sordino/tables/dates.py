@@ -1,7 +1,7 @@
 """Dates as parts that a model can use: the year with its fraction, the month, the day of the week.
 
-A part is a column of its own, made from each cell alone: `admitted: year`, `admitted: month`, `admitted: weekday`. Month
-and weekday have public values, so that their names cost nothing.
+A part is a column of its own, made from each cell alone: `admitted: year`, `admitted: month`, `admitted: weekday`.
+Month and weekday have public values, so that their names cost nothing.
 """
 
 from __future__ import annotations
