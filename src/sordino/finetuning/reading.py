@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sordino.errors import InvalidInput
 from sordino.finetuning.choice import TextChoice
 from sordino.tables.encoding import spell_label
-from sordino.tables.reading import Sheet, choose_held_out
+from sordino.tables.reading import Sheet, choose_by_digest
 from sordino.tables.schema import Column, Schema, Skip, Text
 from sordino.tables.table import Table, is_missing, read_table
 
@@ -130,7 +130,7 @@ def split_texts(table: Table, choice: TextChoice, target: str | None, share: flo
         rows = (cell.encode() for cell in table.columns[choice.unit])
     else:
         rows = ("\0".join(cells).encode() for cells in zip(*table.columns.values(), strict=True))
-    return Sheet.split(table, target or choice.text, choose_held_out(share, rows))
+    return Sheet.split(table, target or choice.text, choose_by_digest(share, len(table), rows))
 
 
 def describe_columns(choice: TextChoice, classes: tuple[str, ...] | None) -> Schema:
