@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sordino.accounting.guarantee import read_versions, to_plain
+from sordino.accounting.guarantee import read_versions
 from sordino.books import write_durably
 from sordino.errors import InvalidInput
+from sordino.figures import to_plain
 from sordino.report.facts import gather
 
 ENDING = ".guarantee.json"
