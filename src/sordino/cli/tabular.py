@@ -12,7 +12,7 @@ from typing import Any
 from rich.markup import escape
 from rich.text import Text
 
-from sordino.accounting.guarantee import read_versions, to_plain
+from sordino.accounting.guarantee import read_versions
 from sordino.books import LEDGER, OUTCOME, require_fresh
 from sordino.books import reading as reading_books
 from sordino.cli.choosing import choose_data, parse_column_bounds
@@ -23,6 +23,7 @@ from sordino.cli.session import choose_directory
 from sordino.cli.terminal import caution, console, messages, print_json, save_json, show_reading
 from sordino.cli.train import Flags
 from sordino.errors import InvalidInput
+from sordino.figures import to_plain
 from sordino.tables.encoder import Binned, Named, Worded
 from sordino.tables.figures import Figures
 from sordino.tables.files import read_table

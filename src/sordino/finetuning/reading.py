@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from sordino.errors import InvalidInput
 from sordino.finetuning.choice import TextChoice
 from sordino.tables.encoding import spell_label
+from sordino.tables.files import read_table
 from sordino.tables.reading import Sheet, choose_by_digest
 from sordino.tables.schema import Column, Schema, Skip, Text
-from sordino.tables.table import Table, is_missing, read_table
+from sordino.tables.table import Table, is_missing
 
 LINES = (".jsonl", ".ndjson")
 ENDINGS = (".csv", ".tsv", *LINES, ".parquet")
