@@ -35,6 +35,7 @@ _RECIPE, _OPTIMIZER, _SCHEDULER = "recipe's", "optimizer's", "scheduler's"
 _WAYS_OUT = {
     "number of records": "give every process the whole dataset; Sordino deals out the records of each draw",
     "records": "give every process the same dataset in the same order: shuffled apart, a record would count twice",
+    "owners": "give every process the same unit= in the same order: a user that has others elsewhere would count twice",
     "validate": "give validate= the same value on every process: they look at draws together",
     "parameters": "build the model after the same torch.manual_seed on every process, or load the same weights",
     "weights": "something but the released gradients changed them; go on from the last save with the same program",
