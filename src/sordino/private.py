@@ -30,11 +30,11 @@ from sordino.records import Collate, Records
 from sordino.run import Run, Stopped
 from sordino.step import Bench
 from sordino.validation import check_ledger, check_length, check_optimizer
-from sordino.validation.watching import Watch
+from sordino.validation.watching import IN_ANY_COMPANY, Watch
 
 _log = logging.getLogger("sordino")
 
-UNPROBED = ("the model was NOT probed for mixing examples (validate=False)",)
+UNPROBED = ("the model was NOT probed for mixing examples (validate=False)", IN_ANY_COMPANY)
 ALONE = ("model and loss treat every example by itself",)
 """What a guarantee must assume, and its headline name, where nobody looked."""
 
