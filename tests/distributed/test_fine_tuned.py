@@ -15,6 +15,8 @@ from tests.distributed.crew import found
 pytest.importorskip("transformers", reason="the models come from transformers (bench extra)")
 pytest.importorskip("peft", reason="LoRA comes from peft (bench extra)")
 
+pytestmark = pytest.mark.slow  # the sharded perceptrons of test_data_parallel.py are the fast version
+
 
 @pytest.fixture(scope="module")
 def crews(tmp_path_factory: pytest.TempPathFactory) -> Path:
