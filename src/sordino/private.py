@@ -31,11 +31,11 @@ from sordino.run import ROUNDING_IS_SMALL, Run, Stopped
 from sordino.step import Bench
 from sordino.units import Unit, Units, describe_units, name_unit
 from sordino.validation import check_ledger, check_length, check_optimizer
-from sordino.validation.watching import Watch
+from sordino.validation.watching import IN_ANY_COMPANY, Watch
 
 _log = logging.getLogger("sordino")
 
-UNPROBED = ("the model was NOT probed for mixing examples (validate=False)",)
+UNPROBED = ("the model was NOT probed for mixing examples (validate=False)", IN_ANY_COMPANY)
 ALONE = ("model and loss treat every example by itself",)
 """What a guarantee must assume, and its headline name, where nobody looked."""
 

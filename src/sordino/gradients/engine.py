@@ -22,6 +22,9 @@ from sordino.errors import UnsupportedModel
 Loss = Callable[[nn.Module, Any], Tensor]
 """``loss(model, batch)`` returns one loss per example of the batch, as a vector."""
 
+HALVES = (torch.float16, torch.bfloat16)
+"""Half precision."""
+
 
 @dataclass(frozen=True, eq=False)
 class Groups:

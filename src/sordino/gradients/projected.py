@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_map
 
 from sordino.errors import InvalidInput, UnsupportedModel, locate_error
 from sordino.gradients.bookkeeping.operations import find_tensors
-from sordino.gradients.engine import Batch, Groups, Objective, accumulation_dtype
+from sordino.gradients.engine import HALVES, Batch, Groups, Objective, accumulation_dtype
 from sordino.gradients.looped import fill_unused, require_graph
 from sordino.gradients.rules.base import name_of
 from sordino.gradients.vmapped import MEMORY_TARGET, keep_tensors
@@ -41,7 +41,6 @@ from sordino.noise import Source
 _log = logging.getLogger("sordino")
 
 MICROBATCH = 256
-HALVES = (torch.float16, torch.bfloat16)
 TOLERANCE = 1e-4
 """How far the projection of a sum may be from the sum of the projections, as a share of all lengths: rounding alone."""
 
