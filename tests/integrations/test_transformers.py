@@ -165,8 +165,9 @@ def test_training_records_are_never_evaluated(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="hold some out"):
         make(build("bert"), "bert", tmp_path, budget=BUDGET, train_dataset=texts, eval_dataset={"a": texts})
     trainer = make(build("bert"), "bert", tmp_path, budget=BUDGET, train_dataset=texts)
-    with pytest.raises(InvalidInput, match="hold some records out"):
-        trainer.evaluate(texts)
+    for look in (trainer.evaluate, trainer.predict):
+        with pytest.raises(InvalidInput, match="hold some records out"):
+            look(texts)
     with pytest.raises(InvalidInput, match="cost privacy too"):
         trainer.hyperparameter_search()
 
@@ -189,6 +190,15 @@ def test_a_loss_of_ones_own_is_asked_for_per_example(tmp_path: Path) -> None:
     model = build("bert")
     Focal(model=model, **common, recipe=whole_batch(), loss=squared).train()
     assert not torch.equal(model.classifier.weight, build("bert").classifier.weight)  # type: ignore[union-attr]
+
+
+def test_a_collator_that_packs_is_refused(tmp_path: Path) -> None:
+    packing = transformers.DataCollatorWithFlattening()
+    with pytest.raises(InvalidInput, match="DataCollatorWithFlattening packs several records"):
+        PrivateTrainer(
+            model=build("llama"), args=arguments(tmp_path), train_dataset=Texts("llama"), data_collator=packing,
+            budget=BUDGET,
+        )  # fmt: skip
 
 
 def test_forward_replaced_on_the_object_is_refused(tmp_path: Path) -> None:

@@ -215,6 +215,7 @@ class PrivateLoop:
         self._require_ordinary()
         if trial is not None:
             raise InvalidInput(TRIALS)
+        self._from_start = False
         if resume_from_checkpoint is True:
             resume_from_checkpoint = self._find_newest_whole()
             self._from_start = resume_from_checkpoint is None
@@ -250,8 +251,7 @@ class PrivateLoop:
             self._load_optimizer_and_scheduler(checkpoint)
         dataset, collate = self._find_records()
         if self._loss is None:
-            first = {name: x.to(self.args.device) for name, x in collate([dataset[0]]).items()}
-            losses.require_own(self.model, first)
+            losses.require_own(self.model, self._prepare_inputs(collate([dataset[0]])))
         self.model.train()
         with plain_forward(self.model):
             private = Private(
@@ -362,6 +362,12 @@ class PrivateLoop:
             raise InvalidInput("evaluate(train_dataset) would publish what is protected: hold some records out")
         self._declare_held_out()
         return super().evaluate(eval_dataset, *more, **kwargs)  # type: ignore[misc]
+
+    def predict(self: Any, test_dataset: Any, *more: Any, **kwargs: Any) -> Any:
+        """Predict for records that are not those of training: their metrics would be published without noise."""
+        if test_dataset is self.train_dataset:
+            raise InvalidInput("predict(train_dataset) would publish what is protected: hold some records out")
+        return super().predict(test_dataset, *more, **kwargs)  # type: ignore[misc]
 
     def _declare_held_out(self: Any) -> None:
         private: Private | None = self.private
