@@ -109,7 +109,7 @@ class Private:
             population=records.count,
             assumptions=(*said, *agreement.list_assumptions(team)),
             conditions=() if validate else ALONE,
-            setting="the model was probed" if validate else "the model was NOT probed",
+            setting=f"the model was {'' if validate else 'NOT '}probed{records.describe(name)}",
             ledger=ledger,
             seed=seed,
             source=source,

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 
 from sordino.errors import InvalidInput
 from sordino.gradients.engine import Batch, Groups, counts_examples
-from sordino.noise import Source
 
 Collate = Callable[[list[Any]], Any]
 
@@ -53,17 +52,20 @@ class Records:
 
     # -- what is drawn: here a record is its own unit of protection, `sordino.units` has others ----------------
 
-    def choose(self, source: Source) -> int:
-        """Toss, once for every draw, for which records of its units are used; 0 where there is nothing to choose."""
-        return 0
-
     def group(self, indices: Tensor, choice: int = 0) -> tuple[Tensor, Groups | None]:
-        """The records of the units at `indices`, and whose each is unless everybody has one."""
+        """The records of the units at `indices`, and whose each is unless everybody has one.
+
+        Where a unit has more records than are used, `choice` says which.
+        """
         return indices, None
 
     def weigh(self, indices: Tensor) -> Tensor | None:
         """How many records each unit brings along, or None for one each."""
         return None
+
+    def describe(self, unit: str) -> str:
+        """What the ledger notes of how they are drawn, after other words."""
+        return ""
 
     def fetch(self, indices: Tensor | Sequence[int], device: torch.device, choice: int = 0) -> Batch:
         """Collate the records of the units at `indices`, in that order."""
@@ -123,7 +125,7 @@ class Records:
         def fetch(indices: Sequence[int]) -> Batch:
             for i in indices:
                 if i not in loaded:
-                    loaded[i] = self.dataset[i]
+                    (loaded[i],) = self._items(torch.tensor([i]))
 
             def regroup(places: Sequence[int]) -> Any:
                 # Copies, because a collate function may change in place what it is given.

@@ -212,8 +212,7 @@ class Run:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidInput(f"cannot create run directory {folder}: {error.strerror}") from error
-        if self.unit == "record":  # whoever finds a recipe.toml takes its numbers for numbers of records
-            self._write_recipe(folder)  # first: a ledger without it, left by a kill, could not be priced
+        self._write_recipe(folder)  # first: a ledger without it, left by a kill, could not be priced
         self.ledger, self._recorded = self.ledger.copy_to(folder / books.LEDGER), UNKNOWN
 
     def _write_recipe(self, folder: Path) -> None:

@@ -55,6 +55,7 @@ class Bench:
     schedulers: list[LRScheduler] = field(default_factory=list)
     watch: Watch | None = None
     states: States = field(init=False)
+    draws: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.states = self.recipe.start()
@@ -84,8 +85,13 @@ class Bench:
         """This process's part of a fresh draw, of which all processes see the same coins."""
         assert self.recipe.sampler is not None
         draw = self.recipe.sampler.draw(self.records.count, self.source, self.states.sampler)
-        draw = replace(draw, choice=self.records.choose(self.source))
+        draw = replace(draw, choice=self.number_draw())
         return draw if self.team.size == 1 else draw[self.team.own(len(draw))]
+
+    def number_draw(self) -> int:
+        """A number for every draw of a run, public and never used again: it says which records of a unit are used."""
+        self.draws += 1
+        return (self.run.position << 32) + self.draws
 
     def split(self, draw: Draw, size: int) -> Iterator[Draw]:
         """The draw in pieces of about `size` records, of which no unit is split."""

@@ -5,8 +5,9 @@ chosen anew for every draw; its loss is the mean of theirs, and the gradient of 
 records are, and however many, the unit moves a sum by one clipped gradient: everything that is proven of records holds
 of units (docs/proofs/units.md).
 
-Which records are chosen is a function of a number that is drawn beside the data, so that the price needs neither its
-secrecy nor its quality. Who owns what is private: no identifier is kept, shown, logged or written.
+Which records are chosen is a function of what is the unit's own, its name and the order of its records, and of the
+number of the draw, which is public. It looks random, but the price does not need it to be: no other unit has a part in
+it. Who owns what is private: no identifier is shown, logged or written.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from torch.utils.data import Subset
 
 from sordino.errors import InvalidInput
 from sordino.gradients.engine import Groups
-from sordino.noise import Source
 from sordino.records import Collate, Records
 
 Unit = str | Sequence[Hashable] | Tensor | NDArray[Any]
@@ -50,15 +50,11 @@ class Units(Records):
             raise InvalidInput(f"per_unit={per_unit} must be a whole number >= 1: so many records of a unit are used")
         self._column = unit if isinstance(unit, str) else None
         super().__init__(dataset, collate)
-        owners = number_owners(find_owners(dataset, unit, self.length), self.length)
-        self.count = int(owners.max()) + 1
+        owners, self._names = number_owners(find_owners(dataset, unit, self.length), self.length)
         self._order = owners.argsort(stable=True)
-        self._ends = torch.bincount(owners).cumsum(0)
         self._counts = torch.bincount(owners)
-        self._chooses = bool((self._counts > self.per_unit).any())
-
-    def choose(self, source: Source) -> int:
-        return int(source.uniform(1)[0] * 2**53) if self._chooses else 0
+        self._starts = self._counts.cumsum(0) - self._counts
+        self.count = len(self._counts)
 
     def weigh(self, indices: Tensor) -> Tensor:
         return self._counts[indices].clamp(max=self.per_unit)
@@ -66,17 +62,21 @@ class Units(Records):
     def group(self, indices: Tensor, choice: int = 0) -> tuple[Tensor, Groups | None]:
         counts = self._counts[indices]
         owners = torch.arange(len(indices)).repeat_interleave(counts)
-        first = (self._ends[indices] - counts) - (counts.cumsum(0) - counts)
-        rows = self._order[first.repeat_interleave(counts) + torch.arange(len(owners))]
+        ranks = torch.arange(len(owners)) - (counts.cumsum(0) - counts)[owners]
+        rows = self._order[self._starts[indices][owners] + ranks]
         if bool((counts > self.per_unit).any()):
-            kept = choose_rows(rows, owners, self.per_unit, choice)
+            marks = mark(self._names[indices.numpy()][owners.numpy()], ranks.numpy(), choice)
+            kept = keep_lowest(marks, owners.numpy(), self.per_unit)
             rows, owners = rows[kept], owners[kept]
         return rows, None if len(rows) == len(indices) else Groups(owners, len(indices))
 
-    def list_owners(self) -> Tensor:
-        """Whose each record is, by the number of its unit."""
-        owners = torch.empty_like(self._order)
-        return owners.index_copy_(0, self._order, torch.arange(self.count).repeat_interleave(self._counts))
+    def describe(self, unit: str) -> str:
+        return f", at most {self.per_unit} records of a {unit} are used in a draw"
+
+    def digest_owners(self) -> str:
+        """Whose each record is, in so few words that several processes can compare them."""
+        parts = (self._order.numpy(), self._counts.numpy(), self._names)
+        return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
 
     def _items(self, indices: Tensor) -> Any:
         """Without the column of owners: it says whose a record is, and a model must not learn that."""
@@ -86,16 +86,22 @@ class Units(Records):
         return [{name: value for name, value in item.items() if name != self._column} for item in items]
 
 
-def choose_rows(rows: Tensor, owners: Tensor, most: int, choice: int) -> Tensor:
-    """Which of `rows` are used: of every owner `most`, any of them as likely as any other, or all if it has fewer.
+def mark(names: NDArray[np.uint64], ranks: NDArray[np.int64], choice: int) -> NDArray[np.uint64]:
+    """A number for each record, as if drawn by lot: made of its owner's name, its rank among the owner's, and `choice`.
 
-    A hash of each row and of `choice` puts them in order, so that the answer is the same in any company.
+    None of these changes with another owner's records.
     """
-    marks = scramble(rows.numpy().astype(np.uint64) + scramble(np.uint64(choice)))
-    order = np.lexsort((marks, owners.numpy()))
-    sorted_owners = owners.numpy()[order]
-    ranks = np.arange(len(order)) - np.searchsorted(sorted_owners, sorted_owners)
-    return torch.from_numpy(np.sort(order[ranks < most]))
+    with np.errstate(over="ignore"):
+        marks: NDArray[np.uint64] = scramble(scramble(names + scramble(np.uint64(choice))) + ranks.astype(np.uint64))
+    return marks
+
+
+def keep_lowest(marks: NDArray[np.uint64], owners: NDArray[np.int64], most: int) -> Tensor:
+    """Which records are used, in their order: of every owner the `most` with the lowest marks, or all it has."""
+    order = np.lexsort((marks, owners))
+    sorted_owners = owners[order]
+    places = np.arange(len(order)) - np.searchsorted(sorted_owners, sorted_owners)
+    return torch.from_numpy(np.sort(order[places < most]))
 
 
 def scramble(values: Any) -> Any:
@@ -129,8 +135,7 @@ def describe_units(records: Records) -> dict[str, str]:
     """What several processes must hold alike besides the records: who owns which, and how many of them are used."""
     if not isinstance(records, Units):
         return {}
-    owners = hashlib.sha256(records.list_owners().numpy().tobytes()).hexdigest()
-    return {"per_unit": str(records.per_unit), "owners": owners}
+    return {"per_unit": str(records.per_unit), "owners": records.digest_owners()}
 
 
 # -- who owns what ----------------------------------------------------------------------------------------------------
@@ -176,8 +181,11 @@ ONE_OWNER = (
 )
 
 
-def number_owners(owners: Iterable[Any], records: int) -> Tensor:
-    """Owners by number, in the order in which they first appear; errors tell neither who nor how many."""
+def number_owners(owners: Iterable[Any], records: int) -> tuple[Tensor, NDArray[np.uint64]]:
+    """Owners by number, in the order in which they first appear, and a hash of the name of each.
+
+    Errors tell neither who nor how many.
+    """
     numbers: dict[Any, int] = {}
     found: list[int] = []
     for owner in owners:
@@ -197,7 +205,12 @@ def number_owners(owners: Iterable[Any], records: int) -> Tensor:
             ) from None
     if len(found) != records:
         raise InvalidInput(f"unit has {len(found)} owners, must have {records}: one for each record of the dataset")
-    return torch.tensor(found)
+    return torch.tensor(found), np.array([_hash(owner) for owner in numbers], dtype=np.uint64)
+
+
+def _hash(owner: object) -> int:
+    digest = hashlib.blake2b(repr(owner).encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
 
 
 def _is_missing(owner: Any) -> bool:

@@ -289,7 +289,7 @@ def measure(bench: Bench) -> Tensor:
     parameters = bench.parameters()
     size = bench.microbatch or bench.engine.microbatch(parameters)
     norms = torch.zeros(bench.records.count)
-    everyone = Draw(torch.arange(len(norms)), choice=bench.records.choose(bench.source))
+    everyone = Draw(torch.arange(len(norms)), choice=bench.number_draw())
     with unshard(bench.objective, parameters) as parameters:
         for part in bench.split(everyone[bench.team.own(len(everyone))], size):
             found = bench.engine.differentiate(bench.objective, parameters, bench.fetch(part))
