@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from sordino import InvalidInput, Private, recipes
-from sordino.bits import FEW, OFTEN, Joined, count_joined, spread, toss
+from sordino.bits import FEW, OFTEN, Tossed, count_joined, spread, toss
 from sordino.mechanisms.dpis import Epoch, Importance
 from sordino.mechanisms.shuffled import Shuffled
 from sordino.noise import Secure, Seeded, Source
@@ -318,13 +318,13 @@ def test_a_source_that_draws_too_many_does_not_conform() -> None:
     from sordino.audit.conformance.checking import check_source
 
     class Greedy(Secure):
-        def toss(self, records: int, rate: float) -> Joined:
+        def toss(self, records: int, rate: float) -> Tossed:
             return super().toss(records, min(1.0, 1.1 * rate))
 
     class Double(Secure):
-        def toss(self, records: int, rate: float) -> Joined:
+        def toss(self, records: int, rate: float) -> Tossed:
             joined = super().toss(records, rate)
-            return Joined(np.repeat(joined.indices, 2), np.repeat(joined.coins, 2))
+            return Tossed(np.repeat(joined.indices, 2), np.repeat(joined.coins, 2))
 
     assert "not what is charged" in str(check_source(Greedy, sources=2).findings)
     assert "holds a record twice" in str(check_source(Double, sources=2).findings)

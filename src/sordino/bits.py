@@ -217,22 +217,22 @@ SHARP = 128
 """Bits that are compared with it."""
 
 
-class Joined(NamedTuple):
+class Tossed(NamedTuple):
     """The records that join a draw, in order, and the coin of each: uniform below the rate."""
 
     indices: NDArray[np.int64]
     coins: Floats
 
 
-def toss(records: int, rate: float, uniform: Callable[[int], Floats], words: Callable[[int], Words]) -> Joined:
+def toss(records: int, rate: float, uniform: Callable[[int], Floats], words: Callable[[int], Words]) -> Tossed:
     """Each of `records` tosses a coin, uniform in [0, 1), and joins if it is below `rate`; the others' are not made."""
     if rate > OFTEN or records <= FEW:
         return _toss_all(records, rate, uniform)
     indices = _join_blocks(records, rate, words)
-    return Joined(indices, uniform(len(indices)) * rate)
+    return Tossed(indices, uniform(len(indices)) * rate)
 
 
-def _toss_all(records: int, rate: float, uniform: Callable[[int], Floats]) -> Joined:
+def _toss_all(records: int, rate: float, uniform: Callable[[int], Floats]) -> Tossed:
     """Coins one by one. A coin of 53 bits that agrees with as many of `rate` is decided by those of another."""
     scaled = rate * 2.0**53
     joined, coins = [np.empty(0, np.int64)], [np.empty(0)]
@@ -243,7 +243,7 @@ def _toss_all(records: int, rate: float, uniform: Callable[[int], Floats]) -> Jo
             below[tie] = uniform(1)[0] < scaled - math.floor(scaled)
         joined.append(np.flatnonzero(below) + start)
         coins.append(tossed[below])
-    return Joined(np.concatenate(joined), np.concatenate(coins))
+    return Tossed(np.concatenate(joined), np.concatenate(coins))
 
 
 def _join_blocks(records: int, rate: float, words: Callable[[int], Words]) -> NDArray[np.int64]:

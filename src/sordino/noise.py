@@ -27,7 +27,7 @@ from torch import Tensor
 
 from sordino import bits
 from sordino.accounting.ledger import Receipt
-from sordino.bits import Joined, Normals
+from sordino.bits import Normals, Tossed
 from sordino.errors import InvalidInput
 
 PIECE = 2**16
@@ -61,7 +61,7 @@ class Source(Gaussians, Protocol):
         """Independent uniforms in [0, 1), for sampling coins."""
         ...
 
-    def toss(self, records: int, rate: float) -> Joined:
+    def toss(self, records: int, rate: float) -> Tossed:
         """Who joins a draw: those of `records` whose coin, uniform in [0, 1), is below `rate`; and their coins."""
         ...
 
@@ -113,7 +113,7 @@ class _Stream(ABC):
         self._require_own()
         return self._uniform(size)
 
-    def toss(self, records: int, rate: float) -> Joined:
+    def toss(self, records: int, rate: float) -> Tossed:
         self._require_own()
         return bits.toss(records, rate, self.uniform, self._words)
 

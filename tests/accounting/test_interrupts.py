@@ -19,7 +19,7 @@ from sordino.accounting.ledger import Ledger
 STEP = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.1))
 
 
-def _interrupted(act: Callable[[], Any], moment: int, *again: int) -> bool:
+def interrupted(act: Callable[[], Any], moment: int, *again: int) -> bool:
     """Run `act`, but interrupt it at its bytecode number `moment` (and so many later); whether it got that far."""
     left = [moment, *again]
 
@@ -48,7 +48,7 @@ def _interrupted(act: Callable[[], Any], moment: int, *again: int) -> bool:
 def _moments(ledger: Ledger, *again: int, stride: int = 1) -> int:
     """Interrupt a charge at every moment there is, going on after each, as a notebook's user would."""
     moment, acknowledged = 1, len(ledger)
-    while _interrupted(lambda: ledger.charge(STEP), moment, *again):
+    while interrupted(lambda: ledger.charge(STEP), moment, *again):
         assert acknowledged <= len(ledger) <= acknowledged + 1, f"moment {moment}"
         acknowledged = ledger.charge(STEP).sequence
         assert acknowledged == len(ledger)
@@ -75,7 +75,7 @@ def test_a_file_survives_interrupts_and_what_it_holds_is_what_was_acknowledged(t
         held = len(ledger)
     with Ledger.open(tmp_path / "ledger.sqlite") as again:
         assert len(again) == held
-        _interrupted(lambda: again.declare("assumption", "a"), 200)
+        interrupted(lambda: again.declare("assumption", "a"), 200)
         again.declare("assumption", "a")
         assert again.declared("assumption") == ["a"]
         again.fingerprint()

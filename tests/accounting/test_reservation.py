@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import subprocess
@@ -10,8 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
@@ -19,6 +16,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 from sordino.accounting.chain import UNUSED
 from sordino.accounting.ledger import COPIED, Ledger
 from sordino.errors import InvalidInput, LedgerError
+from tests.accounting.test_interrupts import interrupted
 
 STEP = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.1))
 OTHER = GaussianDpEvent(3.0)
@@ -263,32 +261,6 @@ def test_a_second_writer_is_refused_and_a_full_disk_reserves_nothing(tmp_path: P
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     with Ledger.open(at(tmp_path)) as again:
         assert (len(again), again.reserved) == (62, 0), "what could not be given back is spent"
-
-
-def interrupted(act: Callable[[], Any], moment: int) -> bool:
-    """Run `act`, but interrupt it at its bytecode number `moment`; whether it got that far."""
-    left = moment
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    gc.disable()  # or the interrupt may fall into what somebody has it call
-    sys.settrace(trace)
-    try:
-        act()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-        gc.enable()
-    return False
 
 
 @pytest.mark.parametrize("reserved", [0, 2], ids=["while it is written", "while a receipt is given"])

@@ -9,8 +9,8 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from sordino.accounting import ACCOUNTANTS, Budget, calibrate_noise, calibrate_steps, epsilon, pricing
-from sordino.accounting.guarantee import round_up
 from sordino.cli.options import choose_delta
+from sordino.figures import round_up
 
 EVENT = PoissonSampledDpEvent(256 / 60_000, GaussianDpEvent(1.3))
 DESCRIBED = ["account", "--batch-size", 256, "--records", 60_000, "--noise-multiplier", 1.3, "--delta", 1e-5]

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sordino.accounting.guarantee import round_up_digits
 from sordino.audit.bounds import Certified, Scores, certify
 from sordino.audit.instances import Instance, choose_instances
 from sordino.audit.membership.attacks import Examples, Partition, loss_threshold, white_box
 from sordino.audit.membership.scoring import Membership
 from sordino.audit.observing import Arrange, Observed, list_statistics, observe
 from sordino.errors import InvalidInput, SordinoError
+from sordino.figures import round_up_digits
 from sordino.noise import Secure, Seeded, Source
 from sordino.private import Private
 from sordino.recipe import Recipe

@@ -34,7 +34,7 @@ from sordino.accounting.ledger import Ledger, Receipt
 from sordino.accounting.paid_by_epoch import PaidByEpoch
 from sordino.audit.bounds import Claim, Events
 from sordino.audit.instances import LOSSES, Instance
-from sordino.bits import Joined
+from sordino.bits import Tossed
 from sordino.noise import Source
 from sordino.private import Private
 from sordino.recipe import Recipe
@@ -297,7 +297,7 @@ class Witness:
             self._draws += 1
         return self._source.uniform(size)
 
-    def toss(self, records: int, rate: float) -> Joined:
+    def toss(self, records: int, rate: float) -> Tossed:
         if self._private is not None and records == self._private.bench.records.count:
             self._draws += 1
         return self._source.toss(records, rate)

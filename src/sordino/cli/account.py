@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.accounting.events import fits
-from sordino.accounting.guarantee import round_up, round_up_digits, to_plain
 from sordino.cli import options
 from sordino.cli.options import choose_delta, count_steps, find_rate
 from sordino.cli.terminal import UNSURE, caution, console, print_json
 from sordino.errors import InvalidInput
+from sordino.figures import round_up, round_up_digits, to_plain
 
 if TYPE_CHECKING:
     from sordino.accounting import Accountant, Adjacency, Events, plans
@@ -129,6 +128,8 @@ def _read_recipe(folder: Folder) -> Recipe | None:
 
 def _read_delta(folder: Folder) -> float | None:
     """That of the budget in the run's recipe, if it names one."""
+    from sordino.accounting.events import fits
+
     budget = folder.toml("recipe.toml").get("budget", {})
     delta = budget.get("delta") if isinstance(budget, dict) else None
     return delta if fits(delta, "float") else None

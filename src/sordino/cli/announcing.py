@@ -14,13 +14,14 @@ from rich.padding import Padding
 from rich.text import Text
 
 from sordino.accounting import Guarantee
-from sordino.accounting.guarantee import read_versions, round_up, to_plain
+from sordino.accounting.guarantee import read_versions
 from sordino.books import OUTCOME
 from sordino.cli.choosing import Chosen
 from sordino.cli.lookup import is_benchmark
 from sordino.cli.progress import format_clock
 from sordino.cli.session import Session
 from sordino.cli.terminal import INTERRUPTED, console, messages, print_json, save_json
+from sordino.figures import round_up, to_plain
 from sordino.tables.defaults import count_parameters
 from sordino.tables.reading import Sheet
 from sordino.tables.schema import KINDS, Schema, Skip

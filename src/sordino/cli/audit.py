@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.accounting.guarantee import round_up, round_up_digits
 from sordino.cli import options
 from sordino.cli.options import require_one
 from sordino.cli.terminal import FOUND, caution, console, print_json, save_json
 from sordino.errors import InvalidInput
+from sordino.figures import round_up, round_up_digits
 
 if TYPE_CHECKING:
     from sordino.audit.auditing import Audit, Progress

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sordino.accounting.guarantee import round_up, round_up_digits
 from sordino.cli import options
 from sordino.cli.options import choose_delta, count_steps, find_rate, require_one
 from sordino.cli.terminal import console, print_json
 from sordino.errors import InvalidInput
+from sordino.figures import round_up, round_up_digits
 
 if TYPE_CHECKING:
     from sordino.accounting import Budget

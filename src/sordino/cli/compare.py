@@ -13,7 +13,6 @@ import typer
 from sordino.cli import options
 from sordino.cli.terminal import FOUND, INTERRUPTED, complain, console, messages, print_json
 from sordino.errors import InvalidInput
-from sordino.names import read_toml
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -108,6 +107,8 @@ def run_and_publish(
 
 def read_comparison(path: Path) -> Comparison:
     """The plan in a TOML file; every mistake is named in one line."""
+    from sordino.names import read_toml
+
     table = read_toml(path)
     known = {f.name for f in fields(Comparison)}
     if unknown := sorted(set(table) - known):

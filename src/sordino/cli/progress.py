@@ -26,11 +26,11 @@ from rich.progress import (
 )
 
 from sordino.accounting.events import fits
-from sordino.accounting.guarantee import round_up, to_plain
 from sordino.books import HISTORY, write_durably
 from sordino.cli.session import Session
 from sordino.cli.terminal import messages
 from sordino.errors import InvalidInput
+from sordino.figures import round_up, to_plain
 from sordino.report.run_folder import Folder
 
 EVALUATIONS = 20

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.accounting.guarantee import round_up, round_up_digits, to_plain
 from sordino.cli import options
 from sordino.cli.terminal import caution, console, print_json
 from sordino.errors import InvalidInput
+from sordino.figures import round_up, round_up_digits, to_plain
 
 if TYPE_CHECKING:
     from sordino.report.facts import Facts

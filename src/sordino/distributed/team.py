@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from sordino.accounting.ledger import Ledger, Receipt
-from sordino.bits import Joined
+from sordino.bits import Tossed
 from sordino.errors import InvalidInput, SordinoError
 from sordino.noise import Source
 
@@ -134,7 +134,7 @@ class SharedSource:
     def uniform(self, size: int) -> NDArray[np.float64]:
         return self._team.lead(lambda: self.own.uniform(size))
 
-    def toss(self, records: int, rate: float) -> Joined:
+    def toss(self, records: int, rate: float) -> Tossed:
         return self._team.lead(lambda: self.own.toss(records, rate))
 
     def directions(self, size: int) -> NDArray[np.float32]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sordino.accounting.guarantee import round_up_digits
+from sordino.figures import round_up_digits
 
 SCALE = 1000
 """The plot's inner coordinates run from 0 to this in both directions."""

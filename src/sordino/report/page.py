@@ -18,9 +18,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from sordino.accounting.guarantee import round_up
 from sordino.books import write_durably
 from sordino.errors import InvalidInput
+from sordino.figures import round_up
 from sordino.report import charts
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from sordino.accounting.events import DpEvent
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.audit.conformance.payments import Answer, Noised, Unseen, answers
-from sordino.bits import Joined
+from sordino.bits import Tossed
 from sordino.errors import InvalidInput
 from sordino.noise import Settling, Source
 
@@ -121,10 +121,10 @@ class Tape(Settling):
         self._coins.append(coins)
         return coins.copy()
 
-    def toss(self, records: int, rate: float) -> Joined:
+    def toss(self, records: int, rate: float) -> Tossed:
         """Every coin is tossed, so that neighbours can toss the same ones."""
         coins = self.uniform(records)
-        return Joined(np.flatnonzero(coins < rate), coins[coins < rate])
+        return Tossed(np.flatnonzero(coins < rate), coins[coins < rate])
 
     def directions(self, size: int) -> NDArray[np.float32]:
         self._note_charges()

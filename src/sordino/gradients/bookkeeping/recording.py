@@ -35,7 +35,7 @@ from sordino.gradients.bookkeeping.operations import (
     refuse_statistics,
 )
 from sordino.gradients.bookkeeping.places import Place
-from sordino.gradients.bookkeeping.unseen import UNSEEN, Bypassed, Unseen, settle_unseen
+from sordino.gradients.bookkeeping.unseen import UNSEEN, Bypassed, Sightings, settle_unseen
 from sordino.gradients.rules import RULES, generic
 from sordino.gradients.rules.base import Call, Layout, NoRule, ParameterShare, is_in_place, name_of
 from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples
@@ -102,7 +102,7 @@ class Recording(TorchFunctionMode):
         bypassed: bool = False,
     ) -> None:
         super().__init__()
-        self.unseen = Unseen() if bypassed else None
+        self.unseen = Sightings() if bypassed else None
         self.roots: dict[int, Tensor] = {}
         self.past: dict[int, Tensor] = {}
         self.tracked = {id(parameter): Tracked(parameter, parameter, (parameter,)) for parameter in parameters}
@@ -191,7 +191,7 @@ class Recording(TorchFunctionMode):
             if place is not None and (use.place is None or use.place.dim >= use.batch_dims):
                 follower.gave_up = True
 
-    def look_for_unseen(self, unseen: Unseen, tensors: Iterable[Tensor]) -> None:
+    def look_for_unseen(self, unseen: Sightings, tensors: Iterable[Tensor]) -> None:
         """Take up what a function that no mode sees made of parameters: as made from them alone, or as a use."""
         for tensor in tensors:
             roots, activations = unseen.find(tensor, lambda leaf: id(leaf) in self.tracked)

@@ -26,7 +26,7 @@ class Bypassed(NoRule):
     """A gradient reached a parameter past the recording."""
 
 
-class Unseen:
+class Sightings:
     """Knows the nodes of the graph that were made by operations which the recording saw."""
 
     def __init__(self) -> None:

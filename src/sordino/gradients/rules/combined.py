@@ -11,7 +11,7 @@ from sordino.gradients.rules.base import PerExample
 from sordino.gradients.rules.embedding import Looked
 from sordino.gradients.rules.linear import Outer, Way, drift, inner_products, remeasure_cancelled, round_up
 from sordino.gradients.rules.pulled import Spanned
-from sordino.gradients.rules.recurrent.products import Piece
+from sordino.gradients.rules.recurrent.gradients import Piece
 
 
 class Summed(PerExample):

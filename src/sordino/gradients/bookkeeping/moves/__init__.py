@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino.gradients.bookkeeping.following import Rule
-from sordino.gradients.bookkeeping.moves import dimensions, entries, indexing, products, shapes
-from sordino.gradients.bookkeeping.moves.base import keep
+from sordino.gradients.bookkeeping.moves import contractions, dimensions, entries, lookups, shapes
+from sordino.gradients.bookkeeping.moves.tools import keep
 
 KINDS: dict[Rule, str] = {
     entries.elementwise: """
@@ -93,25 +93,25 @@ KINDS: dict[Rule, str] = {
     shapes.drop: "select unbind",
     shapes.concatenate: "cat concat concatenate",
     shapes.stack: "stack",
-    products.matmul: "matmul bmm mm mv __matmul__",
-    products.add_product: "addmm baddbmm",
-    products.linear: "linear",
-    products.grouped: "grouped_mm _grouped_mm",
-    products.bilinear: "bilinear",
-    products.attention: "scaled_dot_product_attention",
-    products.einsum: "einsum",
-    products.distances: "cdist",
-    indexing.lookup: "one_hot",
-    indexing.get_item: "__getitem__",
-    indexing.set_item: "__setitem__",
-    indexing.index_select: "index_select",
-    indexing.gather: "gather",
-    indexing.take_along: "take_along_dim",
-    indexing.scatter: "scatter scatter_add scatter_reduce",
-    indexing.index_add: "index_add",
-    products.recurrent: "lstm gru rnn_tanh rnn_relu",
-    products.cell: "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
-    products.multi_head_attention: "multi_head_attention_forward",
+    contractions.matmul: "matmul bmm mm mv __matmul__",
+    contractions.add_product: "addmm baddbmm",
+    contractions.linear: "linear",
+    contractions.grouped: "grouped_mm _grouped_mm",
+    contractions.bilinear: "bilinear",
+    contractions.attention: "scaled_dot_product_attention",
+    contractions.einsum: "einsum",
+    contractions.distances: "cdist",
+    lookups.lookup: "one_hot",
+    lookups.get_item: "__getitem__",
+    lookups.set_item: "__setitem__",
+    lookups.index_select: "index_select",
+    lookups.gather: "gather",
+    lookups.take_along: "take_along_dim",
+    lookups.scatter: "scatter scatter_add scatter_reduce",
+    lookups.index_add: "index_add",
+    contractions.recurrent: "lstm gru rnn_tanh rnn_relu",
+    contractions.cell: "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
+    contractions.multi_head_attention: "multi_head_attention_forward",
     entries.ctc: "ctc_loss",
 }
 """Functions of torch, of its tensors and of torch.nn.functional by name: those of one name do the same.
@@ -122,9 +122,9 @@ None of them calls a function of the user's, as triplet_margin_with_distance_los
 IN_PLACE = (
     entries.elementwise,
     entries.first_alone,
-    indexing.scatter,
-    indexing.index_add,
-    products.add_product,
+    lookups.scatter,
+    lookups.index_add,
+    contractions.add_product,
     dimensions.fill_along,
 )
 """Kinds of functions whose namesakes with an underscore do the same to their first argument."""
@@ -136,8 +136,8 @@ PROPERTIES: dict[str, Rule] = {
 }
 
 BY_THEMSELVES: dict[Any, Rule] = {
-    F.embedding: indexing.lookup,
-    F.embedding_bag: indexing.bags,
+    F.embedding: lookups.lookup,
+    F.embedding_bag: lookups.bags,
     F.batch_norm: dimensions.batch_norm,
     F.unfold: dimensions.resample,
     Tensor.unfold: shapes.unfold,
@@ -169,6 +169,8 @@ MOVES: dict[Any, Rule] = {
     **BY_THEMSELVES,
 }
 COMPOSED = frozenset(
-    find_functions(f"{KINDS[products.recurrent]} {KINDS[products.cell]} {KINDS[products.multi_head_attention]}", False)
+    find_functions(
+        f"{KINDS[contractions.recurrent]} {KINDS[contractions.cell]} {KINDS[contractions.multi_head_attention]}", False
+    )
 )
 """Functions that are book-kept as several smaller ones, whose outputs all have the examples first."""

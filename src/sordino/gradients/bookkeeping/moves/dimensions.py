@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from sordino.gradients.bookkeeping.following import Rule, Sight
-from sordino.gradients.bookkeeping.moves.base import Answer, insist, keep, positive, spread
 from sordino.gradients.bookkeeping.moves.entries import elementwise
+from sordino.gradients.bookkeeping.moves.tools import Answer, insist, keep, positive, spread
 from sordino.gradients.bookkeeping.operations import find_tensors
 from sordino.gradients.bookkeeping.places import Move, Place
 

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from sordino.gradients.bookkeeping.following import Sight
-from sordino.gradients.bookkeeping.moves.base import Answer, insist, keep, positive, shift, spread
 from sordino.gradients.bookkeeping.moves.dimensions import reduction
+from sordino.gradients.bookkeeping.moves.tools import Answer, insist, keep, positive, shift, spread
 from sordino.gradients.bookkeeping.operations import find_tensors
 from sordino.gradients.bookkeeping.places import Place
 

@@ -27,8 +27,8 @@ from sordino.gradients.rules.base import (
 )
 from sordino.gradients.rules.linear import Outer
 from sordino.gradients.rules.recurrent.cells import Gru, Lstm, RecurrentCell, Rnn
+from sordino.gradients.rules.recurrent.gradients import Products, Slot
 from sordino.gradients.rules.recurrent.layer import Order, RecurrentLayer, Weights
-from sordino.gradients.rules.recurrent.products import Place, Products
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,10 @@ def make_shares(
     cell, inputs = products.layer.cell, products.layer.weights.inputs
     from_input, one, from_state = slice(0, inputs), slice(inputs, inputs + 1), slice(inputs + 1, None)
     places = [
-        Place(direction, cell.input_blocks, from_input),
-        Place(direction, cell.state_blocks, from_state),
-        Place(direction, cell.input_blocks, one, squeeze=True),
-        Place(direction, cell.state_blocks, one, squeeze=True),
+        Slot(direction, cell.input_blocks, from_input),
+        Slot(direction, cell.state_blocks, from_state),
+        Slot(direction, cell.input_blocks, one, squeeze=True),
+        Slot(direction, cell.state_blocks, one, squeeze=True),
     ]
     kept = zip(parameters[: 4 if has_biases else 2], places, strict=False)
     return [ParameterShare(parameter, products.settle(place)) for parameter, place in kept]

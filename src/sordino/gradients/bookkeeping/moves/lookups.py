@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sordino.gradients.bookkeeping.following import Sight
-from sordino.gradients.bookkeeping.moves.base import Answer, insist, keep, positive, shift
+from sordino.gradients.bookkeeping.moves.tools import Answer, insist, keep, positive, shift
 from sordino.gradients.bookkeeping.places import Move, Place, guess, index_places, put_in_order
 
 

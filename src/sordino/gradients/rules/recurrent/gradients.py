@@ -29,7 +29,7 @@ from sordino.gradients.rules.recurrent.layer import RecurrentLayer
 
 
 @dataclass(frozen=True)
-class Place:
+class Slot:
     """Where a parameter's gradient is in [inputs + 1 + state, blocks, size] of a direction; biases are one row."""
 
     direction: int
@@ -58,11 +58,11 @@ class Joint(ABC):
         self._finite: tuple[Tensor, Joint] | None = None
 
     @abstractmethod
-    def squared_norms(self, place: Place) -> Tensor:
+    def squared_norms(self, place: Slot) -> Tensor:
         """Of the parameter at this place, [size]."""
 
     @abstractmethod
-    def mass(self, place: Place) -> Tensor:
+    def mass(self, place: Slot) -> Tensor:
         """See `PerExample.mass`."""
 
     @abstractmethod
@@ -101,14 +101,14 @@ class FormedJoint(Joint):
         self.shape = (products.shape[2], products.shape[3], products.shape[4])
         self._lengths: dict[int, Tensor] = {}
 
-    def squared_norms(self, place: Place) -> Tensor:
+    def squared_norms(self, place: Slot) -> Tensor:
         if place.direction not in self._lengths:  # squares over `size`, in runs, for all places at once
             runs = self.products[place.direction].split(RUN, -1)
             lengths = [torch.linalg.vector_norm(run, dim=-1).square_() for run in runs]
             self._lengths[place.direction] = lengths[0] if len(lengths) == 1 else torch.stack(lengths).sum(0)
         return place.of(self._lengths[place.direction].unsqueeze(-1)).flatten(1).sum(1)
 
-    def mass(self, place: Place) -> Tensor:
+    def mass(self, place: Slot) -> Tensor:
         return self.squared_norms(place).sqrt()
 
     def form(self, direction: int, start: int, stop: int) -> Tensor:
@@ -135,14 +135,14 @@ class ComparedJoint(Joint):
         self.shape = (seen.shape[-1], blocks, gates.shape[-1] // blocks)
         self._gram: tuple[tuple[int, ...], Gram] | None = None
 
-    def factors(self, place: Place) -> tuple[Tensor, Tensor]:
+    def factors(self, place: Slot) -> tuple[Tensor, Tensor]:
         """What the place's parameter saw and its gates, [examples, time, …]; the order of blocks does not matter."""
         wide = self.shape[2]
         mine = slice(min(place.blocks) * wide, (max(place.blocks) + 1) * wide)
         seen, gates = self.seen[:, place.direction], self.gates[:, place.direction]
         return seen[..., place.seen].transpose(0, 1), gates[..., mine].transpose(0, 1)
 
-    def squared_norms(self, place: Place) -> Tensor:
+    def squared_norms(self, place: Slot) -> Tensor:
         seen, gates = self.factors(place)
         if place.squeeze:
             return squares(gates.sum(1))
@@ -151,7 +151,7 @@ class ComparedJoint(Joint):
         self._gram = (key, gram) if kept is None or kept[1] is not gram else None  # the other weight comes next
         return compare(Gram.of(seen), gram, lambda *some: place.of(self.form(place.direction, *some)))
 
-    def mass(self, place: Place) -> Tensor:
+    def mass(self, place: Slot) -> Tensor:
         seen, gates = self.factors(place)
         if place.squeeze:
             return squares(gates.sum(1)).sqrt()
@@ -169,7 +169,7 @@ class ComparedJoint(Joint):
             each.append(total.unflatten(-1, self.shape[1:]))
         return each
 
-    def spread(self, place: Place) -> PerExample:
+    def spread(self, place: Slot) -> PerExample:
         """The place's gradients as rows of their own, to be joined with those of another use."""
         seen, gates = self.seen[:, place.direction], self.gates[:, place.direction]
         mine = gates.unflatten(-1, self.shape[1:])[..., list(place.blocks), :].flatten(-2).transpose(0, 1)
@@ -193,7 +193,7 @@ class Products:
         self.layer = layer
         self.kept: dict[int, tuple[Tensor, Joint | None]] = {}
 
-    def settle(self, place: Place) -> Settle:
+    def settle(self, place: Slot) -> Settle:
         """The share of the parameter at this place, given the gates' gradients [examples, time, directions, gates]."""
 
         def settle(g: Tensor, at: Examples) -> PerExample:
@@ -220,7 +220,7 @@ class Products:
         items = [at.items(one) for one in apart]
         return FormedJoint(apart if items[0].shape[1] == 1 else torch.stack([one.sum(1) for one in items]))
 
-    def outer(self, place: Place, g: Tensor, at: Examples) -> PerExample:
+    def outer(self, place: Slot, g: Tensor, at: Examples) -> PerExample:
         """Rows of gates and of what was seen."""
         gates = g[:, :, place.direction].unflatten(-1, (self.layer.cell.blocks, -1))
         mine = precise(at.rows(gates[:, :, list(place.blocks)].flatten(2)))
@@ -232,7 +232,7 @@ class Products:
 class Piece(PerExample):
     """One parameter's gradients within those of its layer."""
 
-    def __init__(self, joint: Joint, place: Place) -> None:
+    def __init__(self, joint: Joint, place: Slot) -> None:
         self.joint, self.place = joint, place
         self.size = joint.size
         seen, _, wide = joint.shape

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from sordino.gradients.bookkeeping.following import Sight
-from sordino.gradients.bookkeeping.moves.base import Answer, insist, keep, shift, shift_to
+from sordino.gradients.bookkeeping.moves.tools import Answer, insist, keep, shift, shift_to
 from sordino.gradients.bookkeeping.operations import find_tensors
 from sordino.gradients.bookkeeping.places import Move, Place
 

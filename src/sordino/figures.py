@@ -1,0 +1,32 @@
+"""Numbers as they are printed: ε and δ are never shown smaller than they are.
+
+It loads nothing, so that the command line can show a number before it loads the accounting.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, Context, Decimal
+
+
+def round_up(epsilon: float, digits: int = 2) -> str:
+    """ε is never printed smaller than it is."""
+    if math.isinf(epsilon):
+        return "infinite"
+    return f"{math.ceil(epsilon * 10**digits - 1e-9) / 10**digits:.{digits}f}"
+
+
+def round_up_digits(value: float, digits: int) -> str:
+    """At most so many significant digits, rounded up: neither ε nor δ is ever printed smaller than it is.
+
+    The number is taken as it would be written in full, so that 1e-05 stays 1e-05.
+    """
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    up = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(repr(float(value))))
+    return f"{float(up):.{digits}g}"
+
+
+def to_plain(value: float) -> float | str:
+    """A number for JSON, which knows no infinity."""
+    return value if math.isfinite(value) else "infinity"
