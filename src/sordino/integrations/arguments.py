@@ -118,8 +118,9 @@ MEANINGS: dict[str, Meaning] = {
     **_accept("as ever, evaluation alone", "bf16_full_eval", "fp16_full_eval"),
     **_change("for the model; norms and sums are taken in full float32", "tf32"),
     **_refuse(
-        "it runs parts of the model a second time, where their operations are not watched: a smaller "
-        "`per_device_train_batch_size` bounds memory, too, and changes no numbers",
+        "it runs parts of the model a second time, where their operations are not watched. Set "
+        "`gradient_checkpointing=False`: a smaller `per_device_train_batch_size` bounds memory, too, and changes no "
+        "numbers",
         "activation_checkpointing",
         "gradient_checkpointing",
     ),

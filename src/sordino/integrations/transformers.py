@@ -23,24 +23,23 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
 from transformers import Seq2SeqTrainer, Trainer
 from transformers.trainer_utils import TrainOutput
 
 from sordino import books, recipes
 from sordino.accounting.budget import Budget
 from sordino.accounting.guarantee import UNPROTECTED, Guarantee
-from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput, UnsupportedModel
+from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.finetuning import losses
 from sordino.gradients.engine import Loss
 from sordino.integrations.arguments import Meaning, require_private
+from sordino.integrations.bridging import AsDict, TaskLoss, plain_forward
 from sordino.private import Private
 from sordino.recipe import Recipe
 from sordino.records import count_records
@@ -53,19 +52,6 @@ FOLDER = "sordino"
 PRIVATE = ("loss", "grad_norm", "train_loss", "total_flos")
 """What the Trainer would log of the training batches; the last tells how much text there was in them."""
 STATE = "trainer_state.json"
-
-
-@dataclass(frozen=True)
-class TaskLoss:
-    """The per-example loss of a model's own task, under autocast where there is a `dtype`."""
-
-    label_smoothing: float = 0.0
-    device: str = "cpu"
-    dtype: torch.dtype | None = None
-
-    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        with torch.autocast(self.device, dtype=self.dtype, enabled=self.dtype is not None):
-            return losses.loss(model, batch, self.label_smoothing)
 
 
 class PrivateLoop:
@@ -215,6 +201,7 @@ class PrivateLoop:
         self._require_ordinary()
         if trial is not None:
             raise InvalidInput(TRIALS)
+        self._from_start = False
         if resume_from_checkpoint is True:
             resume_from_checkpoint = self._find_newest_whole()
             self._from_start = resume_from_checkpoint is None
@@ -226,9 +213,12 @@ class PrivateLoop:
 
     def _find_newest_whole(self: Any) -> str | None:
         """The newest checkpoint that was written to its end; None where a kill left the ledger alone."""
-        found = [path for path in Path(self.args.output_dir).glob("checkpoint-*") if _is_whole(path)]
-        if found:
-            return str(max(found, key=lambda path: int(path.name.rpartition("-")[2])))
+        found = {
+            path.name.removeprefix("checkpoint-"): path for path in Path(self.args.output_dir).glob("checkpoint-*")
+        }
+        whole = {int(step): path for step, path in found.items() if step.isdecimal() and _is_whole(path)}
+        if whole:
+            return str(whole[max(whole)])
         if (self.folder / books.LEDGER).exists():
             return None
         raise InvalidInput(
@@ -250,8 +240,7 @@ class PrivateLoop:
             self._load_optimizer_and_scheduler(checkpoint)
         dataset, collate = self._find_records()
         if self._loss is None:
-            first = {name: x.to(self.args.device) for name, x in collate([dataset[0]]).items()}
-            losses.require_own(self.model, first)
+            losses.require_own(self.model, self._prepare_inputs(collate([dataset[0]])))
         self.model.train()
         with plain_forward(self.model):
             private = Private(
@@ -265,9 +254,13 @@ class PrivateLoop:
                 run=None if resumes else self.folder,
                 **{"microbatch": self.args.per_device_train_batch_size, **self._options},
             )
-        if resumes:
-            private.load_position(self.folder, checkpoint)
-        private.attach(self.lr_scheduler)
+        try:
+            if resumes:
+                private.load_position(self.folder, checkpoint)
+            private.attach(self.lr_scheduler)
+        except BaseException:
+            private.close()
+            raise
         self.private = private
         if self.eval_dataset is not None:
             self._declare_held_out()
@@ -363,6 +356,12 @@ class PrivateLoop:
         self._declare_held_out()
         return super().evaluate(eval_dataset, *more, **kwargs)  # type: ignore[misc]
 
+    def predict(self: Any, test_dataset: Any, *more: Any, **kwargs: Any) -> Any:
+        """Predict for records that are not those of training: their metrics would be published without noise."""
+        if test_dataset is self.train_dataset:
+            raise InvalidInput("predict(train_dataset) would publish what is protected: hold some records out")
+        return super().predict(test_dataset, *more, **kwargs)  # type: ignore[misc]
+
     def _declare_held_out(self: Any) -> None:
         private: Private | None = self.private
         if private is not None and HELD_OUT not in private.run.ledger.declared(UNPROTECTED):
@@ -408,48 +407,6 @@ class PrivateSeq2SeqTrainer(PrivateLoop, Seq2SeqTrainer):
 HEADING = "## Privacy\n"
 ABOUT = "https://en.wikipedia.org/wiki/Differential_privacy"
 TRIALS = "trials on private records cost privacy too, and no price covers their choice: fix hyperparameters in advance"
-
-
-@dataclass(frozen=True)
-class AsDict:
-    """A collator whose batches are plain dictionaries, as torch does not look into those of transformers.
-
-    `without` is a column that it does not get to see: the owner of a record.
-    """
-
-    collate: Callable[[list[Any]], Any]
-    without: str | None = None
-
-    def __call__(self, items: list[Any]) -> dict[str, Any]:
-        if self.without is not None:
-            items = [{name: value for name, value in item.items() if name != self.without} for item in items]
-        batch = dict(self.collate(items))
-        return {name: value for name, value in batch.items() if value is not None}
-
-
-@contextmanager
-def plain_forward(model: nn.Module) -> Iterator[None]:
-    """Let the model run as its class says, without what TRL and Accelerate put in the place of `forward` on the object.
-
-    TRL's fused head is a closure over the model, which a copy for the probe would share; Accelerate's does nothing but
-    autocast, which `TaskLoss` does. Anybody else's replacement is refused: it would be left out in silence.
-    """
-    parts = list(dict.fromkeys((model, losses.unwrap(model))))
-    laid_by = {part: vars(part).pop("forward") for part in parts if "forward" in vars(part)}
-    try:
-        for part, forward in laid_by.items():
-            if not (_is_of_trl(forward) or hasattr(part, "_original_forward")):
-                raise UnsupportedModel(
-                    f"forward of this {type(part).__name__} was replaced on the object: put it into a subclass"
-                )
-        yield
-    finally:
-        for part, forward in laid_by.items():
-            part.forward = forward
-
-
-def _is_of_trl(forward: Any) -> bool:
-    return str(getattr(forward, "__globals__", {}).get("__name__", "")).startswith("trl.")
 
 
 def _drop_private(logs: Mapping[str, float]) -> dict[str, float]:
