@@ -262,13 +262,16 @@ Change = Callable[[Path], dict[str, object]]
         (lambda t: {"--model": REVIEWS}, "neither a folder nor a config.json"),
         (lambda t: {"--data": t / "none.csv"}, "does not exist"),
         (lambda t: {"--data": make(t, "a.docx", "x")}, "must be a .csv"),
-        (lambda t: {"--data": make(t, "a.parquet", "x")}, "no Parquet file"),
+        (lambda t: {"--data": make(t, "a.parquet", "x")}, "no Parquet, or damaged"),
         (lambda t: {"--data": make(t, "a.jsonl", '{"review": "x"}\n[1]\n')}, "line 2 is no JSON object"),
         (lambda t: {"--data": make(t, "a.jsonl", '{"review": ["x"], "mood": "y"}')}, "holds a list"),
         (lambda t: {"--data": make(t, "a.csv", "review,mood\n")}, "has 0 records"),
         (lambda t: {"--data": make(t, "a.csv", "review,mood\n" + " ,a\n,b\n" * 9)}, "holds no text"),
-        (lambda t: {"--data": make(t, "a.csv", "review,mood\n" + "hi,secret\n" * 9)}, "has 1 classes"),
-        (lambda t: {"--text": "body"}, "has no column 'body': it has guest, review, mood"),
+        (
+            lambda t: {"--data": make(t, "a.csv", "review,mood\n" + "hi,secret\n" * 9)},
+            "has 1 different values",
+        ),
+        (lambda t: {"--text": "body"}, "reviews has no column 'body': it has guest, review, mood"),
         (lambda t: {"--target": "body"}, "has no column 'body'"),
         (lambda t: {"--target": "review"}, "a column of its own"),
         (lambda t: {"--target": None}, "give --target COLUMN to classify, or --task causal-lm"),
@@ -346,9 +349,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_model_with_weights_is_adapted_by_default(folder: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    result = call(*classify(run, "--classes", "content,cross", "--model", folder, "--method", "dpsgd"))
+@pytest.fixture(scope="module")
+def adapted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    run = tmp_path_factory.mktemp("adapted") / "run"
+    return run, call(*classify(run, "--classes", "content,cross", "--model", folder, "--method", "dpsgd"))
+
+
+def test_a_model_with_weights_is_adapted_by_default(adapted: tuple[Path, Result], folder: Path) -> None:
+    run, result = adapted
     outcome(result)
     assert "does not hold classifier.bias, classifier.weight, pre_classifier.bias" in result.stderr
     tables = tomllib.loads((run / "config.toml").read_text())
@@ -366,11 +374,11 @@ def test_a_model_with_weights_is_adapted_by_default(folder: Path, tmp_path: Path
     assert any("model and tokenizer were public before" in line for line in outcome(result)["assumptions"])
 
 
-def test_a_run_is_of_no_use_without_its_model(folder: Path, tmp_path: Path) -> None:
-    run, moved = tmp_path / "run", tmp_path / "distil"
-    shutil.copytree(folder, moved)
-    outcome(call(*classify(run, "--classes", "content,cross", "--model", moved, "--steps", 1)))
-    shutil.rmtree(moved)
+def test_a_run_is_of_no_use_without_its_model(adapted: tuple[Path, Result], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(adapted[0], run)
+    path = tomllib.loads((run / "config.toml").read_text())["model"]["path"]
+    (run / "config.toml").write_text((run / "config.toml").read_text().replace(path, "/nowhere"))
     result = call("resume", run)
     assert result.exit_code == 2
     assert "which is not there any more: restore it" in result.stderr

@@ -60,7 +60,7 @@ def _require_plain(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[int
     claimed, held_bytes = count * dtype.itemsize, member.file_size - start
     if claimed != held_bytes or member.file_size > _DENSEST * (member.compress_size + 1):
         raise InvalidInput(f"{path}: array {name} claims {claimed:,} bytes, which its file does not hold: save it anew")
-    if count * _WIDTH > _find_memory():
+    if count * _WIDTH > find_memory():
         size = f"{count * _WIDTH / 2**30:,.0f} GiB"
         raise InvalidInput(f"{path}: array {name} needs {size} as float64, more than the memory: use fewer records")
     return shape
@@ -87,7 +87,7 @@ def _load(archive: zipfile.ZipFile, name: str) -> Array:
     return np.asarray(found).astype(np.float64)
 
 
-def _find_memory() -> int:
+def find_memory() -> int:
     """Bytes that the machine has, as far as it says so."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

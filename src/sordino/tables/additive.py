@@ -1,0 +1,247 @@
+"""The learner of tables: a sum of one effect per column, fitted by few noised sums over all records at once.
+
+A record x is the row of its blocks (`sordino.tables.encoder`), y its target and f = w·x + b the score of a class, or of
+the target in spreads. One step releases
+
+    g = Σᵢ clip(rᵢ)·sᵢ·xᵢ + N(0, σ²c²C²)          r = y - p, the residual; s = min(1, C/‖x‖)
+
+of all records, so that one of them moves it by at most c·C: the residual is kept within c and the row within C, a
+number that the released shares give. Between add-or-remove neighbours a step is therefore one Gaussian event of
+multiplier σ, and T of them compose. What follows is a function of g:
+
+    w ← w + η·(H + Λ)⁻¹·(g - Λw),        H = h·n·diag(shares),        Λ = (N + H) / (S·H),       N = (cCσ)²/T.
+
+H is the diagonal of the curvature by the released shares, h that of the loss at the start. Λ is the ridge under
+which (H + Λ)⁻¹g is the posterior mean of w, for a prior of variance S and a gradient whose noise is N from
+the mechanism and H from the records: an entry of which the noise says nothing stays at zero, and needs no tuning by
+hand. The model is the mean of the last half of the iterates, so that the noise of the steps averages out.
+
+A c below 1 turns cross-entropy into a loss with bounded slope, whose minimiser is still monotone in the probability of
+the class. It halves the noise, and what it does to probabilities a last release repairs (`calibrate`): the noised
+counts of scores by class, which a record moves by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sordino.accounting.ledger import Receipt
+from sordino.noise import Source, add_noise
+from sordino.tables.encoder import SLOPE, TEXT_LENGTH, Binned, Encoder, Worded
+from sordino.tables.table import Table
+
+Floats = NDArray[np.float64]
+RATE = 0.15
+"""η: columns that say the same add up, and the diagonal does not know of it."""
+SCORE_EDGES = np.linspace(-6.0, 6.0, 25)
+"""Of the cells in which scores are counted."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and how boldly to learn; public, from ε, δ and the number of records alone."""
+
+    steps: int = 40
+    residual: float = 0.5
+    variance: float = 0.06
+    rate: float = RATE
+
+
+@dataclass
+class _Held:
+    """One block of all records, in few bytes: the place of each, or its row."""
+
+    start: int
+    stop: int
+    shares: Floats
+    places: NDArray[np.int16] | None = None
+    around: NDArray[np.float32] | None = None
+    rows: NDArray[np.float32] | None = None
+
+
+class Rows:
+    """The encoded rows of a table, never written out: products with weights, and sums weighted by residuals.
+
+    Guarantees: equal to the same with `Encoder.encode`, to rounding; every row is shortened to length `bound` at most.
+    """
+
+    def __init__(self, encoder: Encoder, table: Table) -> None:
+        self.width, self.count = encoder.width, len(table)
+        self._held: list[_Held] = []
+        lengths = np.zeros(self.count)
+        bound, start = 0.0, 0
+        self.masses = np.zeros(self.width)
+        for name, block in encoder.blocks.items():
+            cells = table.columns[name]
+            held = _Held(start, start + block.width, np.zeros(0))
+            if isinstance(block, Worded):
+                held.rows = block.encode(cells)
+                lengths += np.square(held.rows, dtype=np.float64).sum(1)
+                bound += TEXT_LENGTH**2
+                self.masses[start : held.stop] = TEXT_LENGTH**2 / block.width
+            else:
+                shares = held.shares = np.array(block.shares)
+                if isinstance(block, Binned):
+                    found, around = block.find_places(cells)
+                    held.around = (SLOPE * around).astype(np.float32)
+                    lengths += np.square(held.around, dtype=np.float64)
+                    bound += SLOPE**2
+                    self.masses[held.stop - 1] = SLOPE**2
+                else:
+                    found = block.find_places(cells)
+                held.places = found.astype(np.int16)
+                lengths += (1.0 - 2.0 * shares + np.square(shares).sum())[found]
+                bound += 1.0 - float(np.square(shares).sum())
+                self.masses[start : start + len(shares)] = shares * (1.0 - shares)
+            self._held.append(held)
+            start += block.width
+        self.bound = math.sqrt(max(bound, 1e-6))
+        """C, which the released shares give: the root of the mean square length of a row."""
+        self.shortened = np.minimum(1.0, self.bound / np.sqrt(np.maximum(lengths, 1e-12)))
+
+    def multiply(self, weights: Floats) -> Floats:
+        """x·w of every record, for weights [width] or [width, K]."""
+        scores = np.zeros((self.count, *weights.shape[1:]))
+        for held in self._held:
+            part = weights[held.start : held.stop]
+            if held.rows is not None:
+                scores += held.rows @ part
+                continue
+            assert held.places is not None
+            inner = part[: len(held.shares)]
+            scores += (inner - held.shares @ inner)[held.places]
+            if held.around is not None:
+                scores += np.multiply.outer(held.around, part[-1]) if part.ndim > 1 else held.around * part[-1]
+        return scores
+
+    def add_up(self, residuals: Floats) -> Floats:
+        """Σᵢ rᵢ·xᵢ for residuals [N] or [N, K]."""
+        columns = residuals if residuals.ndim > 1 else residuals[:, None]
+        total = np.zeros((self.width, columns.shape[1]))
+        whole = columns.sum(0)
+        for held in self._held:
+            if held.rows is not None:
+                total[held.start : held.stop] = held.rows.T @ columns
+                continue
+            assert held.places is not None
+            size = len(held.shares)
+            sums = [np.bincount(held.places, weights=column, minlength=size) for column in columns.T]
+            total[held.start : held.start + size] = np.stack(sums, 1) - np.multiply.outer(held.shares, whole)
+            if held.around is not None:
+                total[held.stop - 1] = held.around @ columns
+        return total if residuals.ndim > 1 else total[:, 0]
+
+
+@dataclass(frozen=True)
+class Additive:
+    """Weights [width, K] and offsets [K] of the scores: K is one for two classes and for a regression."""
+
+    weights: Floats
+    offsets: Floats
+
+
+def fit(
+    rows: Rows,
+    targets: Floats,
+    known: NDArray[np.bool_],
+    start: Floats,
+    curvature: float,
+    noise_multiplier: float,
+    settings: Settings,
+    records: int,
+    charge: Callable[[], Receipt],
+    source: Source,
+    *,
+    link: Callable[[Floats], Floats],
+    per_unit: int = 1,
+    tell: Callable[[int, int], None] = lambda done, steps: None,
+) -> Additive:
+    """Weights by `settings.steps` releases, each charged by `charge` before it exists.
+
+    `targets` [N, K] are what `link` of the scores should be; records that are not `known` say nothing. `start` are the
+    offsets [K], `curvature` is h, `records` is the public number n. One unit has `per_unit` records at most.
+    """
+    width, outputs = rows.width, targets.shape[1]
+    limit = settings.residual * (math.sqrt(2.0) if outputs > 1 else 1.0)
+    reach = limit * rows.bound * per_unit
+    deviation = noise_multiplier * reach
+    noise = deviation**2 / settings.steps
+    steep = np.maximum(curvature * records * rows.masses, 1e-9)
+    ridge = (noise + steep) / (settings.variance * steep)
+    pace = settings.rate / (steep + ridge)
+    weights, total, counted = np.zeros((width, outputs)), np.zeros((width, outputs)), 0
+    for step in range(settings.steps):
+        residuals = targets - link(rows.multiply(weights) + start)
+        pull = rows.add_up(shorten(residuals, limit) * (rows.shortened * known)[:, None])
+        receipt = charge()
+        noised = add_noise(source, receipt, torch.from_numpy(pull), deviation).numpy()
+        weights = weights + pace[:, None] * (noised - ridge[:, None] * weights)
+        if 2 * step >= settings.steps:
+            total, counted = total + weights, counted + 1
+        tell(step + 1, settings.steps)
+    return Additive(total / counted, start.copy())
+
+
+def shorten(residuals: Floats, limit: float) -> Floats:
+    """Rows [N, K] of length `limit` at most; what is not finite is zero."""
+    lengths = np.linalg.norm(residuals, axis=1, keepdims=True)
+    kept = residuals * np.minimum(1.0, limit / np.maximum(lengths, 1e-12))
+    return np.asarray(np.where(np.isfinite(lengths), kept, 0.0))
+
+
+def to_probability(scores: Floats) -> Floats:
+    """Of the second of two classes."""
+    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(scores, -30.0, 30.0))))
+
+
+def to_probabilities(scores: Floats) -> Floats:
+    """Of K classes."""
+    raised = np.exp(scores - scores.max(1, keepdims=True))
+    return np.asarray(raised / raised.sum(1, keepdims=True))
+
+
+# -- probabilities ----------------------------------------------------------------------------------------------------
+
+
+def count_scores(scores: Floats, positive: Floats, known: NDArray[np.bool_]) -> Floats:
+    """[cells, 2]: how many records of each of two classes have a score in each cell. A record moves it by one."""
+    places = np.clip(np.searchsorted(SCORE_EDGES, scores, side="right"), 0, len(SCORE_EDGES))
+    sides = (positive > 0.5).astype(np.int64)
+    cells = len(SCORE_EDGES) + 1
+    return np.bincount((2 * places + sides)[known], minlength=2 * cells).reshape(cells, 2).astype(np.float64)
+
+
+def calibrate(counts: Floats, deviation: float) -> tuple[float, float]:
+    """(a, b) so that a·score + b are log-odds, by the noised `counts`: logistic regression towards a = 1, b = 0.
+
+    A pure function of released values: Newton's method with a prior that the noise makes strong.
+    """
+    inner = (SCORE_EDGES[1:] + SCORE_EDGES[:-1]) / 2
+    middles = np.concatenate([[SCORE_EDGES[0]], inner, [SCORE_EDGES[-1]]])
+    held = np.maximum(counts, 0.0)
+    held = np.where(counts.sum(1, keepdims=True) > 2.0 * deviation, held, 0.0)
+    design = np.stack([middles, np.ones_like(middles)], 1)
+    prior = (1.0 + deviation) * np.eye(2) * 4.0
+    found = np.array([1.0, 0.0])
+    for _ in range(25):
+        chance = to_probability(design @ found)
+        size = held.sum(1)
+        slope = design.T @ (held[:, 1] - size * chance) - prior @ (found - np.array([1.0, 0.0]))
+        steep = design.T @ (design * (size * chance * (1 - chance))[:, None]) + prior
+        found = found + np.clip(np.linalg.solve(steep, slope), -1.0, 1.0)
+    return float(np.clip(found[0], 0.2, 5.0)), float(np.clip(found[1], -6.0, 6.0))
+
+
+def choose_start(shares: Sequence[float]) -> tuple[Floats, float]:
+    """Offsets [K] by the released shares of the classes, and the curvature h of cross-entropy there."""
+    if len(shares) == 2:
+        chance = min(max(shares[1], 1e-3), 1 - 1e-3)
+        return np.array([math.log(chance / (1 - chance))]), chance * (1 - chance)
+    kept = np.array(shares)
+    return np.log(kept), float((kept * (1 - kept)).mean())
