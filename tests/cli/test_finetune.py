@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -115,6 +116,25 @@ def test_every_weight_of_a_random_model_moves_and_the_base_is_kept(classified: t
     assert [name for name in before if torch.equal(before[name], after[name])] == []
 
 
+def test_new_texts_are_classified_and_the_file_is_stamped(classified: tuple[Path, Result], tmp_path: Path) -> None:
+    run, result = classified
+    new, out = make(tmp_path, "new.jsonl", '{"id": 7, "review": "cold soup"}\n{"id": 8}\n'), tmp_path / "out.csv"
+    said = outcome(call("predict", run, "--data", new, "--keep", "id", "--out", out, "--json"))
+    assert said["records"] == 2
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == ["7", "8"]
+    for row in rows:
+        chances = {name: float(row[f"probability of {name}"]) for name in ("content", "cross")}
+        assert sum(chances.values()) == pytest.approx(1)
+        assert row["predicted"] == max(chances, key=lambda name: chances[name])
+    stamp = json.loads((tmp_path / "out.csv.guarantee.json").read_text())
+    assert stamp["guarantee"]["epsilon"] == pytest.approx(outcome(result)["epsilon"])
+    missing = call("predict", run, "--data", make(tmp_path, "b.csv", "letter\nhello\n"), "--out", tmp_path / "b2.csv")
+    assert missing.exit_code == 2
+    assert "has no column 'review'" in missing.stderr
+
+
 def test_a_writer_with_adapters_protects_whole_owners(written: tuple[Path, Result]) -> None:
     run, result = written
     said = outcome(result)
@@ -166,6 +186,7 @@ def test_synthetic_texts_are_stamped_and_repeatable(written: tuple[Path, Result]
     assert stamp["guarantee"]["unit"] == "user"
     assert "protect" in stamp["in_words"] or "privacy" in stamp["in_words"]
     assert before == sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*")), "nothing in the run changes"
+    assert "trained for causal-lm" in call("predict", run, "--data", REVIEWS).stderr
     refused = call("generate", run, "--records", 1, "--out", outs[0])
     assert refused.exit_code == 2
     assert "exists already" in refused.stderr

@@ -20,8 +20,10 @@ from sordino.cli import (
     check,
     compare,
     demo,
+    export,
     finetune,
     generate,
+    predict,
     report,
     reproduce,
     resume,
@@ -93,10 +95,11 @@ app = typer.Typer(
     epilog=EPILOG,
     pretty_exceptions_show_locals=False,  # a traceback's locals would print private records
 )
-for module in (
-    *(train, finetune, resume, generate, report, serve, compare, reproduce),
+_COMMANDS = (
+    *(train, finetune, resume, predict, generate, export, report, serve, compare, reproduce),
     *(account, verify, calibrate, audit, check, demo),
-):
+)
+for module in _COMMANDS:
     command = getattr(module, module.__name__.rpartition(".")[2])  # a file has the name of its command
     app.command(epilog=getattr(module, "EPILOG", None))(command)
 

@@ -9,12 +9,14 @@ of all records, so that one of them moves it by at most c·C: the residual is ke
 number that the released shares give. Between add-or-remove neighbours a step is therefore one Gaussian event of
 multiplier σ, and T of them compose. What follows is a function of g:
 
-    w ← w + η·(H + Λ)⁻¹·(g - Λw),        H = h·n·diag(shares),        Λ = (N + H) / (S·H),       N = (cCσ)²/T.
+    w ← w + η·(H + Λ)⁻¹·(g - Λw),        H = h·n·diag(shares),        Λ = (N + H)·H⁻¹·S⁻¹,       N = (cCσ)²/T.
 
 H is the diagonal of the curvature by the released shares, h that of the loss at the start. Λ is the ridge under
-which (H + Λ)⁻¹g is the posterior mean of w, for a prior of variance S and a gradient whose noise is N from
+which (H + Λ)⁻¹g is the posterior mean of w, for a prior of covariance S and a gradient whose noise is N from
 the mechanism and H from the records: an entry of which the noise says nothing stays at zero, and needs no tuning by
-hand. The model is the mean of the last half of the iterates, so that the noise of the steps averages out.
+hand. S is diagonal but for the bins of a number, of which near ones have like effects: there it falls off with their
+distance, so that many bins cost little more than few. The model is the mean of the later iterates, so that
+the noise of the steps averages out.
 
 A c below 1 turns cross-entropy into a loss with bounded slope, whose minimiser is still monotone in the probability of
 the class. It halves the noise, and what it does to probabilities a last release repairs (`calibrate`): the noised
@@ -39,18 +41,39 @@ from sordino.tables.table import Table
 Floats = NDArray[np.float64]
 RATE = 0.15
 """η: columns that say the same add up, and the diagonal does not know of it."""
+CONSTANT = 0.3
+"""The entry of every row by which the offset is learnt, where it is."""
+OFFSET_REACH = 2_500.0
 SCORE_EDGES = np.linspace(-6.0, 6.0, 25)
 """Of the cells in which scores are counted."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how boldly to learn; public, from ε, δ and the number of records alone."""
+    """How long and how boldly to learn; public, from ε, δ and the number of records alone.
+
+    `residual` is c, `rate` η and `constant` the entry of every row by which the offset is learnt. `variance` is S of a
+    category; `smooth` are those of the bins of a number, what they share and what each has of its own, and the distance
+    at which the first falls to 1/e, as a share of them. The iterates after the `first` share of the steps are averaged.
+    """
 
     steps: int = 40
     residual: float = 0.5
+    constant: float = 0.0
     variance: float = 0.06
+    smooth: tuple[float, float, float] = (0.1, 0.005, 0.5)
     rate: float = RATE
+    first: float = 0.3
+
+
+def choose_settings(reach: float) -> Settings:
+    """By `reach`, the number of records over the noise on a count of them: what they say against the noise.
+
+    Few of them pay for a short residual and no offset; more can learn both. Chosen on invented tables alone
+    (docs/tables.md).
+    """
+    bolder = 0.125 * math.log2(max(reach, 1.0) / 3_000.0)
+    return Settings(residual=min(1.0, max(0.5, 0.5 + bolder)), constant=CONSTANT if reach >= OFFSET_REACH else 0.0)
 
 
 @dataclass
@@ -65,17 +88,51 @@ class _Held:
     rows: NDArray[np.float32] | None = None
 
 
+class _Ridge:
+    """Λ, and (H + Λ)⁻¹, of blocks that are matrices and a diagonal for all other entries."""
+
+    def __init__(self, steep: Floats, noise: float, ordered: Sequence[tuple[int, int]], settings: Settings) -> None:
+        pull = (noise + steep) / steep
+        self._diagonal = np.minimum(pull / settings.variance, 1e12)
+        self._gain = 1.0 / (steep + self._diagonal)
+        self._blocks = []
+        shared, own, reach = settings.smooth
+        for start, size in ordered:
+            apart = np.abs(np.subtract.outer(np.arange(size), np.arange(size)))
+            prior = shared * np.exp(-apart / (reach * size)) + own * np.eye(size)
+            at = slice(start, start + size)
+            ridge = np.minimum(pull[at], 1e9)[:, None] * np.linalg.inv(prior)
+            self._blocks.append((at, ridge, np.linalg.inv(np.diag(steep[at]) + ridge)))
+
+    def hold(self, weights: Floats) -> Floats:
+        """Λw."""
+        held = self._diagonal[:, None] * weights
+        for at, ridge, _ in self._blocks:
+            held[at] = ridge @ weights[at]
+        return held
+
+    def move(self, pull: Floats) -> Floats:
+        """(H + Λ)⁻¹g."""
+        moved = self._gain[:, None] * pull
+        for at, _, gain in self._blocks:
+            moved[at] = gain @ pull[at]
+        return moved
+
+
 class Rows:
     """The encoded rows of a table, never written out: products with weights, and sums weighted by residuals.
+
+    Beside its blocks a row has the entry `constant`, which counts in its length.
 
     Guarantees: equal to the same with `Encoder.encode`, to rounding; every row is shortened to length `bound` at most.
     """
 
-    def __init__(self, encoder: Encoder, table: Table) -> None:
-        self.width, self.count = encoder.width, len(table)
+    def __init__(self, encoder: Encoder, table: Table, constant: float = 0.0) -> None:
+        self.width, self.count, self.constant = encoder.width, len(table), constant
         self._held: list[_Held] = []
-        lengths = np.zeros(self.count)
-        bound, start = 0.0, 0
+        self.ordered: list[tuple[int, int]] = []
+        lengths = np.full(self.count, constant**2)
+        bound, start = constant**2, 0
         self.masses = np.zeros(self.width)
         for name, block in encoder.blocks.items():
             cells = table.columns[name]
@@ -90,6 +147,7 @@ class Rows:
                 if isinstance(block, Binned):
                     found, around = block.find_places(cells)
                     held.around = (SLOPE * around).astype(np.float32)
+                    self.ordered.append((start, len(block.edges) + 1))
                     lengths += np.square(held.around, dtype=np.float64)
                     bound += SLOPE**2
                     self.masses[held.stop - 1] = SLOPE**2
@@ -167,25 +225,27 @@ def fit(
     `targets` [N, K] are what `link` of the scores should be; records that are not `known` say nothing. `start` are the
     offsets [K], `curvature` is h, `records` is the public number n. One unit has `per_unit` records at most.
     """
-    width, outputs = rows.width, targets.shape[1]
+    width, outputs = rows.width + 1, targets.shape[1]
     limit = settings.residual * (math.sqrt(2.0) if outputs > 1 else 1.0)
     reach = limit * rows.bound * per_unit
     deviation = noise_multiplier * reach
     noise = deviation**2 / settings.steps
-    steep = np.maximum(curvature * records * rows.masses, 1e-9)
-    ridge = (noise + steep) / (settings.variance * steep)
-    pace = settings.rate / (steep + ridge)
+    masses = np.append(rows.masses, rows.constant**2)
+    steep = np.maximum(curvature * records * masses, 1e-9)
+    ridge = _Ridge(steep, noise, rows.ordered, settings)
     weights, total, counted = np.zeros((width, outputs)), np.zeros((width, outputs)), 0
     for step in range(settings.steps):
-        residuals = targets - link(rows.multiply(weights) + start)
-        pull = rows.add_up(shorten(residuals, limit) * (rows.shortened * known)[:, None])
+        residuals = targets - link(rows.multiply(weights[:-1]) + rows.constant * weights[-1] + start)
+        kept = shorten(residuals, limit) * (rows.shortened * known)[:, None]
+        pull = np.concatenate([rows.add_up(kept), rows.constant * kept.sum(0, keepdims=True)])
         receipt = charge()
         noised = add_noise(source, receipt, torch.from_numpy(pull), deviation).numpy()
-        weights = weights + pace[:, None] * (noised - ridge[:, None] * weights)
-        if 2 * step >= settings.steps:
+        weights = weights + settings.rate * ridge.move(noised - ridge.hold(weights))
+        if step >= settings.first * (settings.steps - 1):
             total, counted = total + weights, counted + 1
         tell(step + 1, settings.steps)
-    return Additive(total / counted, start.copy())
+    mean = total / counted
+    return Additive(mean[:-1], start + rows.constant * mean[-1])
 
 
 def shorten(residuals: Floats, limit: float) -> Floats:
@@ -236,6 +296,17 @@ def calibrate(counts: Floats, deviation: float) -> tuple[float, float]:
         steep = design.T @ (design * (size * chance * (1 - chance))[:, None]) + prior
         found = found + np.clip(np.linalg.solve(steep, slope), -1.0, 1.0)
     return float(np.clip(found[0], 0.2, 5.0)), float(np.clip(found[1], -6.0, 6.0))
+
+
+def balance(sums: Floats, deviation: float) -> Floats:
+    """What to add to the offsets of K classes so that they are said about as often as they happen.
+
+    `sums` [2, K] are released: how often each class happens, and the sum of what the model says of it. Classes that are
+    lost in the noise stay as they are.
+    """
+    clear = (sums > 3.0 * deviation).all(0)
+    ratio = np.where(clear, sums[0] / np.where(clear, sums[1], 1.0), 1.0)
+    return np.asarray(np.log(np.clip(ratio, 0.2, 5.0)))
 
 
 def choose_start(shares: Sequence[float]) -> tuple[Floats, float]:

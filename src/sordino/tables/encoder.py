@@ -28,7 +28,7 @@ Inputs = NDArray[np.float32]
 Places = NDArray[np.int64]
 FURTHEST = 3.0
 """A standardised number is kept within this many spreads."""
-SLOPE = 0.3
+SLOPE = 0.4
 """The weight of a standardised number beside its bin."""
 TEXT_LENGTH = 1.5
 """Of the row of a text."""

@@ -6,13 +6,13 @@ average; for numbers RMSE, MAE and R². `measure` speaks of the held-out records
 noised counts, which one record moves by one, so that held-out records are protected too.
 
 Intervals: Wilson's for shares, Hanley and McNeil's (1982) for AUC, that of a logit for average precision (Boyd, Eng
-and Page 2013), the normal one for errors. Those of released figures know of the sample, not of the noise on the counts.
+and Page 2013), the normal one for errors; those of released counts are widened by the noise.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,8 +28,9 @@ from sordino.tables.encoder import Encoder
 
 Floats = NDArray[np.float64]
 Z = 1.96
-CELLS = np.linspace(-8.0, 8.0, 65)
+CELLS = np.linspace(-4.0, 4.0, 17)
 """Edges of the log-odds by which released figures count records."""
+AGAIN = 50
 FURTHEST = 4.0
 """Released errors are kept within so many spreads of the target."""
 TENTHS = 10
@@ -124,16 +125,34 @@ def release(
         places = np.searchsorted(CELLS, scores[:, 0], side="right")
         counts = np.bincount(2 * places + (targets[:, 0] > 0.5), minlength=2 * cells)
         exact = torch.from_numpy(counts.reshape(cells, 2).astype(np.float64))
-        noised = np.maximum(add_noise(source, receipt, exact, deviation).numpy(), 0.0)
-        kept = np.where(noised.sum(1, keepdims=True) > 2.0 * deviation, noised, 0.0)
+        noised = add_noise(source, receipt, exact, deviation).numpy()
         middles = np.concatenate([[CELLS[0]], (CELLS[1:] + CELLS[:-1]) / 2, [CELLS[-1]]])
-        found = describe_counts(middles, kept[:, 0], kept[:, 1], 0.5)
+        found = _widen_all(noised, deviation, lambda counts: describe_counts(middles, counts[:, 0], counts[:, 1], 0.5))
     else:
         places = size * targets.argmax(1) + scores.argmax(1)
         exact = torch.from_numpy(np.bincount(places, minlength=size * size).reshape(size, size).astype(np.float64))
-        noised = np.maximum(add_noise(source, receipt, exact, deviation).numpy(), 0.0)
-        found = describe_confusion(noised, {})
+        noised = add_noise(source, receipt, exact, deviation).numpy()
+        found = _widen_all(noised, deviation, lambda counts: describe_confusion(counts, {}))
     return None if found is None else Figures(**{**vars(found), "released": True})
+
+
+def _widen_all(noised: Floats, deviation: float, describe: Callable[[Floats], Figures | None]) -> Figures | None:
+    """Figures of noised counts, their intervals widened by what as much noise once more does to them.
+
+    The counts stay as they are, below zero too: sums and products of them are then right on average.
+    """
+    found = describe(noised)
+    if found is None:
+        return None
+    source = np.random.default_rng(0)  # of what is public by now
+    more = [describe(noised + deviation * source.normal(size=noised.shape)) for _ in range(AGAIN)]
+    values = {}
+    for name, figure in found.values.items():
+        others = [other.values[name].value for other in more if other is not None and name in other.values]
+        wide = Z * float(np.std(others)) if others else 0.0
+        low, high = (math.hypot(end - figure.value, wide) for end in (figure.low, figure.high))
+        values[name] = Figure(figure.value, max(0.0, figure.value - low), figure.value + high)
+    return Figures(**{**vars(found), "values": values})
 
 
 def sum_errors(scores: Floats, targets: Floats) -> Floats:
@@ -183,7 +202,7 @@ def _judge_errors(r2: float) -> tuple[str, ...]:
 
 def describe_counts(values: Floats, negative: Floats, positive: Floats, threshold: float) -> Figures | None:
     """Figures of two classes from how many records of each have which log-odds, in increasing order."""
-    ones, zeros = float(positive.sum()), float(negative.sum())
+    ones, zeros = max(0.0, float(positive.sum())), max(0.0, float(negative.sum()))
     count = ones + zeros
     if count < 1:
         return None
@@ -195,20 +214,24 @@ def describe_counts(values: Floats, negative: Floats, positive: Floats, threshol
     )
     right, called = confusion[0][0] + confusion[1][1], confusion[0][1] + confusion[1][1]
     guess = max(ones, zeros) / count
+    right, called = min(max(right, 0.0), count), max(called, 0.0)
     found = {"accuracy": share(right, count)}
-    if ones and zeros:
+    if ones >= 1 and zeros >= 1:
         area = float(((np.cumsum(negative) - negative / 2) * positive).sum()) / (ones * zeros)
+        area = min(max(area, 0.0), 1.0)
         above = np.cumsum(positive[::-1]), np.cumsum((positive + negative)[::-1])
-        precision = float((above[0] / np.maximum(above[1], 1e-12) * positive[::-1]).sum()) / ones
+        precise = np.clip(above[0] / np.maximum(above[1], 1e-12), 0.0, 1.0)
+        precision = min(max(float((precise * positive[::-1]).sum()) / ones, 0.0), 1.0)
         found["auc"] = _bound(area, _deviate(area, ones, zeros))
         found["average_precision"] = _bound_logit(precision, ones)
-    if ones:
+    if ones >= 1:
         found["recall"] = share(confusion[1][1], ones)
-    if called:
+    if called >= 1:
         found["precision"] = share(confusion[1][1], called)
     kept = np.clip(chances, 1e-12, 1 - 1e-12)
     losses = -np.log(np.stack([1 - kept, kept]))
     loss = float((losses * np.stack([negative, positive])).sum()) / count
+    loss = max(0.0, loss)
     wide = math.sqrt(max(0.0, float((losses**2 * np.stack([negative, positive])).sum()) / count - loss**2) / count)
     found["log_loss"] = _widen(loss, wide)
     error = find_calibration_error(chances, negative, positive)
@@ -230,11 +253,11 @@ def find_calibration_error(chances: Floats, negative: Floats, positive: Floats) 
 def describe_confusion(confusion: Floats, more: Mapping[str, Figure]) -> Figures | None:
     """Figures of several classes from the counts of (class, taken for)."""
     count = float(confusion.sum())
-    if count < 1:
-        return None
     sizes = confusion.sum(1)
-    some = sizes > 0
-    recalls = np.diag(confusion)[some] / sizes[some]
+    some = sizes >= 1
+    if count < 1 or not some.any():
+        return None
+    recalls = np.clip(np.diag(confusion)[some] / sizes[some], 0.0, 1.0)
     wide = float(np.sqrt((recalls * (1 - recalls) / sizes[some]).sum())) / int(some.sum())
     found = {
         "accuracy": share(float(np.diag(confusion).sum()), count),
@@ -286,7 +309,7 @@ def _deviate(area: float, ones: float, zeros: float) -> float:
 
 def share(part: float, whole: float) -> Figure:
     """A share with Wilson's interval."""
-    value = part / whole
+    value = min(max(part / whole, 0.0), 1.0)
     middle, spread = value + Z**2 / (2 * whole), Z * math.sqrt(value * (1 - value) / whole + Z**2 / (4 * whole**2))
     scale = 1 + Z**2 / whole
     return Figure(value, max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale))

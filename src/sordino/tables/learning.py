@@ -44,7 +44,9 @@ from sordino.tables.additive import (
     Additive,
     Rows,
     Settings,
+    balance,
     calibrate,
+    choose_settings,
     choose_start,
     count_scores,
     fit,
@@ -192,12 +194,11 @@ def plan_learning(
     first = _choose_share(COARSE * math.sqrt(1.25 * coarse) / reach, LEAST[0]) if coarse else 0.0
     second = _choose_share(FINE * math.sqrt(fine) / reach, LEAST[1])
     last = CALIBRATION_SHARE if task == "classification" else 0.0
-    settings = choose_settings(task, find_precision(budget), records / rows_per_unit)
+    settings = choose_settings(reach)
     steps_share = 1.0 - first - second - last
     shown = None if metrics_epsilon is None else _find_figures_noise(budget, metrics_epsilon)
     empty = Survey(
         *(target, task, columns, classes, bounds, records, (1.0, 1.0), UNLISTED_SHARE * budget.delta),
-        bins=choose_bins(reach),
         rows=rows_per_unit,
     )
 
@@ -233,18 +234,6 @@ def _find_figures_noise(budget: Budget, metrics_epsilon: float) -> float:
         )
     part = replace(budget, epsilon=metrics_epsilon)
     return noise_for(part, lambda noise: [(GaussianDpEvent(noise), 1)], start=5.0).noise_multiplier
-
-
-def choose_settings(task: str, precision: float, records: float) -> Settings:
-    """How to learn, by what the records say against the noise on one sum over them."""
-    del task, records
-    return Settings(residual=min(1.0, max(0.5, 0.4 + 0.5 * precision)))
-
-
-def choose_bins(reach: float) -> int:
-    """Bins of a number."""
-    del reach
-    return 12
 
 
 def _require_enough(plan: Survey) -> None:
@@ -404,7 +393,7 @@ def _learn(
 def _fit(
     table: Table, encoder: Encoder, plan: Plan, ledger: Ledger, source: Source, tell: Callable[[int, int], None]
 ) -> Additive:
-    rows = Rows(encoder, table)
+    rows = Rows(encoder, table, plan.settings.constant)
     targets, known = encode_target(table, encoder)
     link: Callable[[Floats], Floats] = lambda scores: scores  # noqa: E731
     start, curvature = np.zeros(1), 1.0
@@ -422,10 +411,13 @@ def _fit(
     if plan.calibration_noise is None:
         return fitted
     receipt = ledger.charge(GaussianDpEvent(plan.calibration_noise), "scores by class")
-    if len(encoder.classes) > 2:
-        return fitted
-    scores = rows.multiply(fitted.weights)[:, 0] + fitted.offsets[0]
     deviation = plan.calibration_noise * plan.survey.rows
+    if len(encoder.classes) > 2:
+        chances = to_probabilities(rows.multiply(fitted.weights) + fitted.offsets) * known[:, None]
+        sums = torch.from_numpy(np.stack([targets[known].sum(0), chances.sum(0)]) / math.sqrt(2.0))
+        noised = add_noise(source, receipt, sums, deviation).numpy()
+        return Additive(fitted.weights, fitted.offsets + balance(noised, deviation))
+    scores = rows.multiply(fitted.weights)[:, 0] + fitted.offsets[0]
     counts = torch.from_numpy(count_scores(scores, targets[:, 0], known))
     slope, offset = calibrate(add_noise(source, receipt, counts, deviation).numpy(), deviation)
     return Additive(slope * fitted.weights, slope * fitted.offsets + offset)

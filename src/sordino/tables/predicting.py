@@ -55,6 +55,7 @@ class TableInputs:
     """
 
     columns: tuple[str, ...]
+    width: int
     encode: Callable[[Table], NDArray[np.float32]]
     target: str
     header: tuple[str, ...]
@@ -168,14 +169,18 @@ def by_schema(schema: Schema, target: str, header: Sequence[str]) -> TableInputs
     used = {name: column for name, column in schema.columns.items() if not isinstance(column, Skip)}
     kept = Schema(used, schema.classes)
     return TableInputs(
-        tuple(used), lambda table: encode_columns(table, kept), target, tuple(header), schema.classes or ()
+        *(tuple(used), kept.width, lambda table: encode_columns(table, kept)),
+        *(target, tuple(header), schema.classes or ()),
     )
 
 
 def by_encoder(encoder: Encoder, header: Sequence[str]) -> TableInputs:
     """The inputs of a model that was learnt from a table."""
     limits = (encoder.center, encoder.spread, encoder.low, encoder.high)
-    return TableInputs(tuple(encoder.blocks), encoder.encode, encoder.target, tuple(header), encoder.classes, *limits)
+    return TableInputs(
+        *(tuple(encoder.blocks), encoder.width, encoder.encode),
+        *(encoder.target, tuple(header), encoder.classes, *limits),
+    )
 
 
 def use(learned: Learned, header: Sequence[str]) -> Trained:

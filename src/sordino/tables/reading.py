@@ -114,7 +114,8 @@ def require_classes(cells: Cells, target: str) -> None:
     """
     values = cells.values.filter(~find_missing(cells.list_values()))
     if len(values) < 2:
-        raise InvalidInput(f"target {target!r} has {len(values)} different values, it takes 2: is it the right column?")
+        held = "1 class" if len(values) else "0 classes"
+        raise InvalidInput(f"target {target!r} holds {held}, it takes 2 to tell apart: is it the right column?")
     if len(values) > MOST_NUMBERS and 2 * np.isnan(parse_values(values)).sum() < len(values):
         raise InvalidInput(
             f"target {target!r} holds more than {MOST_NUMBERS} different numbers: give --task regression to predict a "
@@ -216,7 +217,7 @@ def _read_folder(path: Path, choice: DataChoice) -> Data:
 def _prepare_arrays(path: Path, choice: DataChoice, inputs: Array, labels: Array) -> Data:
     if not len(labels):
         raise InvalidInput(f"{path} has 0 records: nothing can be learnt from it")
-    scaled, steps = _scale(choice, inputs)
+    scaled, steps = scale_inputs(choice, inputs)
     count = _count_classes(path, choice, labels)
     if choice.classes is None:
         steps.append(Preprocessing("the classes were counted in the labels", True, f"--classes {count}"))
@@ -236,7 +237,8 @@ def _split(
     return Data(name, train, test, classes, (*steps, HELD_OUT) if len(test) else steps)
 
 
-def _scale(choice: DataChoice, inputs: Array) -> tuple[Array, list[Preprocessing]]:
+def scale_inputs(choice: DataChoice, inputs: Array) -> tuple[Array, list[Preprocessing]]:
+    """Inputs by public numbers, and what was done to them."""
     if choice.scale is not None and choice.bounds is not None:
         raise InvalidInput("scale and bounds are both given: use one of them")
     if choice.scale is not None:
@@ -306,12 +308,17 @@ def read_images(root: Path, classes: Sequence[str], size: int, *, grey: bool) ->
     files = [(path, number) for number, name in enumerate(classes) for path in _list_images(root / name)]
     if not files:
         raise InvalidInput(f"{root} has 0 images: its subfolders must hold {', '.join(sorted(IMAGES))} files")
-    pillow = _import_pillow()
-    pixels = np.empty((len(files), size, size, 1 if grey else 3), np.uint8)
-    for row, (path, _) in zip(pixels, files, strict=True):
-        row[...] = _read_pixels(pillow, path, size, grey=grey)
     numbers = torch.tensor([number for _, number in files])
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(255), numbers
+    return read_pixels([path for path, _ in files], size, grey=grey), numbers
+
+
+def read_pixels(paths: Sequence[Path], size: int, *, grey: bool) -> Tensor:
+    """Images as [N, channels, size, size] in 0..1."""
+    pillow = _import_pillow()
+    pixels = np.empty((len(paths), size, size, 1 if grey else 3), np.uint8)
+    for row, path in zip(pixels, paths, strict=True):
+        row[...] = _read_pixels(pillow, path, size, grey=grey)
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(255)
 
 
 def _list_images(folder: Path) -> list[Path]:

@@ -63,7 +63,7 @@ class Survey:
     records: int
     noise: tuple[float, float]
     unlisted: float
-    bins: int = 12
+    bins: int = 16
     rows: int = 1
 
     @property
