@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -115,6 +116,25 @@ def test_every_weight_of_a_random_model_moves_and_the_base_is_kept(classified: t
     assert [name for name in before if torch.equal(before[name], after[name])] == []
 
 
+def test_new_texts_are_classified_and_the_file_is_stamped(classified: tuple[Path, Result], tmp_path: Path) -> None:
+    run, result = classified
+    new, out = make(tmp_path, "new.jsonl", '{"id": 7, "review": "cold soup"}\n{"id": 8}\n'), tmp_path / "out.csv"
+    said = outcome(call("predict", run, "--data", new, "--keep", "id", "--out", out, "--json"))
+    assert said["records"] == 2
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == ["7", "8"]
+    for row in rows:
+        chances = {name: float(row[f"probability of {name}"]) for name in ("content", "cross")}
+        assert sum(chances.values()) == pytest.approx(1)
+        assert row["predicted"] == max(chances, key=lambda name: chances[name])
+    stamp = json.loads((tmp_path / "out.csv.guarantee.json").read_text())
+    assert stamp["guarantee"]["epsilon"] == pytest.approx(outcome(result)["epsilon"])
+    missing = call("predict", run, "--data", make(tmp_path, "b.csv", "letter\nhello\n"), "--out", tmp_path / "b2.csv")
+    assert missing.exit_code == 2
+    assert "has no column 'review'" in missing.stderr
+
+
 def test_a_writer_with_adapters_protects_whole_owners(written: tuple[Path, Result]) -> None:
     run, result = written
     said = outcome(result)
@@ -166,6 +186,7 @@ def test_synthetic_texts_are_stamped_and_repeatable(written: tuple[Path, Result]
     assert stamp["guarantee"]["unit"] == "user"
     assert "protect" in stamp["in_words"] or "privacy" in stamp["in_words"]
     assert before == sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*")), "nothing in the run changes"
+    assert "trained for causal-lm" in call("predict", run, "--data", REVIEWS).stderr
     refused = call("generate", run, "--records", 1, "--out", outs[0])
     assert refused.exit_code == 2
     assert "exists already" in refused.stderr
@@ -262,13 +283,16 @@ Change = Callable[[Path], dict[str, object]]
         (lambda t: {"--model": REVIEWS}, "neither a folder nor a config.json"),
         (lambda t: {"--data": t / "none.csv"}, "does not exist"),
         (lambda t: {"--data": make(t, "a.docx", "x")}, "must be a .csv"),
-        (lambda t: {"--data": make(t, "a.parquet", "x")}, "no Parquet file"),
+        (lambda t: {"--data": make(t, "a.parquet", "x")}, "no Parquet, or damaged"),
         (lambda t: {"--data": make(t, "a.jsonl", '{"review": "x"}\n[1]\n')}, "line 2 is no JSON object"),
         (lambda t: {"--data": make(t, "a.jsonl", '{"review": ["x"], "mood": "y"}')}, "holds a list"),
         (lambda t: {"--data": make(t, "a.csv", "review,mood\n")}, "has 0 records"),
         (lambda t: {"--data": make(t, "a.csv", "review,mood\n" + " ,a\n,b\n" * 9)}, "holds no text"),
-        (lambda t: {"--data": make(t, "a.csv", "review,mood\n" + "hi,secret\n" * 9)}, "has 1 classes"),
-        (lambda t: {"--text": "body"}, "has no column 'body': it has guest, review, mood"),
+        (
+            lambda t: {"--data": make(t, "a.csv", "review,mood\n" + "hi,secret\n" * 9)},
+            "has 1 different values",
+        ),
+        (lambda t: {"--text": "body"}, "reviews has no column 'body': it has guest, review, mood"),
         (lambda t: {"--target": "body"}, "has no column 'body'"),
         (lambda t: {"--target": "review"}, "a column of its own"),
         (lambda t: {"--target": None}, "give --target COLUMN to classify, or --task causal-lm"),
@@ -346,9 +370,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_model_with_weights_is_adapted_by_default(folder: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    result = call(*classify(run, "--classes", "content,cross", "--model", folder, "--method", "dpsgd"))
+@pytest.fixture(scope="module")
+def adapted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    run = tmp_path_factory.mktemp("adapted") / "run"
+    return run, call(*classify(run, "--classes", "content,cross", "--model", folder, "--method", "dpsgd"))
+
+
+def test_a_model_with_weights_is_adapted_by_default(adapted: tuple[Path, Result], folder: Path) -> None:
+    run, result = adapted
     outcome(result)
     assert "does not hold classifier.bias, classifier.weight, pre_classifier.bias" in result.stderr
     tables = tomllib.loads((run / "config.toml").read_text())
@@ -366,11 +395,11 @@ def test_a_model_with_weights_is_adapted_by_default(folder: Path, tmp_path: Path
     assert any("model and tokenizer were public before" in line for line in outcome(result)["assumptions"])
 
 
-def test_a_run_is_of_no_use_without_its_model(folder: Path, tmp_path: Path) -> None:
-    run, moved = tmp_path / "run", tmp_path / "distil"
-    shutil.copytree(folder, moved)
-    outcome(call(*classify(run, "--classes", "content,cross", "--model", moved, "--steps", 1)))
-    shutil.rmtree(moved)
+def test_a_run_is_of_no_use_without_its_model(adapted: tuple[Path, Result], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(adapted[0], run)
+    path = tomllib.loads((run / "config.toml").read_text())["model"]["path"]
+    (run / "config.toml").write_text((run / "config.toml").read_text().replace(path, "/nowhere"))
     result = call("resume", run)
     assert result.exit_code == 2
     assert "which is not there any more: restore it" in result.stderr

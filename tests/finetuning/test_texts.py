@@ -46,7 +46,7 @@ def test_every_kind_of_file_says_the_same(tmp_path: Path, ending: str) -> None:
         "note": [row["note"] for row in ROWS],
         "code": [row["code"] for row in ROWS],
     }
-    with pytest.raises(InvalidInput, match="has no column 'letter': it has who, note, code"):
+    with pytest.raises(InvalidInput, match="notes has no column 'letter': it has who, note, code"):
         read_texts(tmp_path / f"notes.{ending}", ["letter"])
 
 

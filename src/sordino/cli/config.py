@@ -112,8 +112,8 @@ class Config:
     model: ModelChoice = field(default_factory=ModelChoice)
     recipe: Recipe | None = None
     run: RunChoice = field(default_factory=RunChoice)
-    finetuning: TextChoice | None = None
     learning: LearningChoice | None = None
+    finetuning: TextChoice | None = None
 
     def to_toml(self) -> str:
         """A TOML document that `read_config` turns into an equal configuration."""

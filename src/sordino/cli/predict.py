@@ -12,6 +12,8 @@ from sordino.cli.terminal import caution, console, print_json
 from sordino.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sordino.tables.predicting import Trained
     from sordino.tables.table import Table
 
@@ -26,7 +28,7 @@ sordino predict runs/20260101-120000 --data new.csv (prints a table in CSV)
 
 It spends nothing: the model was paid for when it was trained.
 """
-_Run = Annotated[Path, typer.Argument(help="A run of `sordino train`; nothing in it is changed.")]
+_Run = Annotated[Path, typer.Argument(help="A run of `sordino train` or `finetune`; nothing in it is changed.")]
 _Data = Annotated[
     Path, typer.Option("--data", help="New records: a table, a .npz (array x), or images, as the run was trained on.")
 ]
@@ -54,15 +56,19 @@ def predict(
     import pyarrow.csv
 
     from sordino.cli.loading import open_run
+    from sordino.finetuning.stamping import describe_guarantee, write_stamp
+    from sordino.finetuning.tuned import is_finetuned
     from sordino.tables.predicting import TableInputs, write_predictions
 
     if out is not None and out.suffix.lower() not in (".csv", ".parquet"):
         raise InvalidInput(f"out={out} must end in .csv or .parquet")
     if json and out is None:
         raise InvalidInput("--json tells about a file: give --out predictions.csv")
-    loaded = open_run(run, trust_code=trust_code)
-    trained = loaded.trained
-    if isinstance(trained.encoder, TableInputs):
+    texts = is_finetuned(run)
+    loaded = None if texts else open_run(run, trust_code=trust_code)
+    if loaded is None:
+        found, kept = _predict_texts(run, data, keep or ())
+    elif isinstance((trained := loaded.trained).encoder, TableInputs):
         spelled = {"header": header, "separator": separator, "encoding": encoding, "decimal": decimal}
         table = _read(data, trained, loaded.config, {name: v for name, v in spelled.items() if v is not None})
         found, kept = trained.tabulate(table), _copy(table, keep or ())
@@ -77,6 +83,8 @@ def predict(
         pa.csv.write_csv(found, sink)
         print(sink.getvalue().to_pybytes().decode(), end="")
         return
+    if texts:
+        write_stamp(out, describe_guarantee(run, "predicted classes", records=found.num_rows, file=out.name))
     write_predictions(found, out)
     if json:
         print_json({"run": str(run), "out": str(out), "records": found.num_rows, "columns": found.column_names})
@@ -109,6 +117,23 @@ def _read(path: Path, trained: Trained, config: Any, spelled: dict[str, Any]) ->
             f"{path} has {len(table.columns)} columns, the training had {len(header)}: they are told by their place"
         )
     return table
+
+
+def _predict_texts(run: Path, data: Path, keep: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    """The classes of new texts, by the model of a run of `sordino finetune`."""
+    from sordino.cli.progress import open_bar
+    from sordino.finetuning.choice import CLASSIFY
+    from sordino.finetuning.predicting import tabulate
+    from sordino.finetuning.reading import read_texts
+    from sordino.finetuning.tuned import load_tuned
+
+    tuned = load_tuned(run, CLASSIFY)
+    table = read_texts(data, list(dict.fromkeys([tuned.choice.text, *keep])))
+    with open_bar("predictions") as progress:
+        task = progress.add_task("", total=len(table), note="")
+        cells = list(table.columns[tuned.choice.text])
+        found = tabulate(tuned, cells, lambda done: progress.update(task, completed=done))
+    return found, _copy(table, keep)
 
 
 def _copy(table: Table, names: Any) -> dict[str, Any]:

@@ -23,7 +23,6 @@ def resume(
 
     A run on a table that was killed while its ranges and classes were released is prepared again, at their price.
     """
-    from sordino.cli import tabular
     from sordino.finetuning.tuned import is_finetuned
 
     if is_finetuned(run):
@@ -31,6 +30,7 @@ def resume(
 
         tuning.finish_and_report(tuning.reopen(run), as_json=json)
         return
+    from sordino.cli import tabular
     from sordino.cli.announcing import report
     from sordino.cli.config import read_run_config
     from sordino.cli.launch import finish

@@ -288,7 +288,7 @@ def _require_classes(chosen: Config, data: Data) -> None:
 
 
 def choose_directory() -> Path:
-    """A new folder below runs/, called by the time."""
+    """A new folder in runs/, by the time."""
     name = datetime.now().strftime("%Y%m%d-%H%M%S")
     tries = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 1000))
     return next(path for path in tries if not path.exists())

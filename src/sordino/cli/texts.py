@@ -53,7 +53,7 @@ def choose(flags: Flags) -> ChosenTexts:
     choice = replace(choice, length=models.find_length(settings, flags.length, LENGTH))
     held_out = HELD_OUT_SHARE if flags.held_out is None else flags.held_out
     sheet = split_texts(table, choice, flags.target, held_out)
-    check_texts(sheet, choice, classes)
+    check_texts(sheet, choice)
     count = count_protected(sheet, choice)
     plan, share = None, PREPARE if flags.prepare is None else flags.prepare
     schema = None if flags.target is None else describe_columns(choice, classes)
@@ -70,7 +70,8 @@ def choose(flags: Flags) -> ChosenTexts:
     )
     run = replace(RunChoice(), **flags.given("seed", "engine", "microbatch", "save_every"))
     model = ModelChoice(origin.name, {"path": str(origin.folder)})
-    return ChosenTexts(Config(data, schema, model, recipe, run, choice), sheet, origin, plan)
+    settled = Config(data=data, schema=schema, model=model, recipe=recipe, run=run, finetuning=choice)
+    return ChosenTexts(settled, sheet, origin, plan)
 
 
 def _choose_task(flags: Flags, origin: Origin) -> TextChoice:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 from torch.nn.functional import softmax
@@ -33,6 +35,14 @@ def predict_probabilities(
         found[places] = softmax(tuned.model(**batch).logits.float(), dim=1)
         told(start + len(places))
     return found
+
+
+def tabulate(tuned: Tuned, texts: Sequence[str], told: Callable[[int], None] = lambda done: None) -> Any:
+    """An arrow table of predictions: the likeliest class, and the probability of each."""
+    chances = predict_probabilities(tuned, texts, told)
+    named = pa.array([tuned.classes[number] for number in chances.argmax(1).tolist()], pa.string())
+    each = {f"probability of {name}": chances[:, place].numpy() for place, name in enumerate(tuned.classes)}
+    return pa.table({"predicted": named, **each})
 
 
 def predict(tuned: Tuned, texts: Sequence[str], told: Callable[[int], None] = lambda done: None) -> list[str]:

@@ -13,14 +13,12 @@ from numpy.typing import NDArray
 
 from sordino.errors import InvalidInput
 from sordino.finetuning.choice import TextChoice
-from sordino.tables.encoding import spell_label
-from sordino.tables.files import read_table
+from sordino.tables.files import is_table, read_table
 from sordino.tables.reading import Sheet, choose_by_digest
 from sordino.tables.schema import Column, Schema, Skip, Text
 from sordino.tables.table import Table, is_missing
 
 LINES = (".jsonl", ".ndjson")
-ENDINGS = (".csv", ".tsv", *LINES, ".parquet")
 _ACCEPTED = "a .csv, .tsv, .jsonl or .parquet file with a column of texts"
 _LONGEST = 64_000_000
 """Characters of a line."""
@@ -30,22 +28,20 @@ def read_texts(path: Path, wanted: Sequence[str]) -> Table:
     """The `wanted` columns of a file, as text; whatever is wrong with it is one line that names no cell's content."""
     if not path.exists():
         raise InvalidInput(f"data={path} does not exist: give {_ACCEPTED}")
-    if not path.is_file() or path.suffix.lower() not in ENDINGS:
+    if not path.is_file() or not (path.suffix.lower() in LINES or is_table(str(path))):
         raise InvalidInput(f"data={path} must be {_ACCEPTED}")
     table = _read(path, wanted)
     for name in wanted:
-        if name not in table.columns:
-            raise InvalidInput(f"{path} has no column {name!r}: it has {', '.join(table.columns) or 'none'}")
+        table.require_column(name)
     if not len(table):
         raise InvalidInput(f"{path} has 0 records: nothing can be learnt from it")
     return replace(table, columns={name: table.columns[name] for name in wanted})
 
 
 def _read(path: Path, wanted: Sequence[str]) -> Table:
-    ending = path.suffix.lower()
-    if ending in LINES:
+    if path.suffix.lower() in LINES:
         return _read_lines(path, wanted)
-    return _read_parquet(path, wanted) if ending == ".parquet" else read_table(path)
+    return read_table(path)
 
 
 def _read_lines(path: Path, wanted: Sequence[str]) -> Table:
@@ -96,32 +92,6 @@ def _spell(path: Path, number: int, name: str, value: Any) -> str:
     raise InvalidInput(f"{path} line {number}: column {name!r} holds {kind}, must hold text: join it to one text first")
 
 
-def _read_parquet(path: Path, wanted: Sequence[str]) -> Table:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        names = list(parquet.read_schema(path).names)
-        found = [name for name in wanted if name in names]
-        table = parquet.read_table(path, columns=found)
-        cells = {name: ["" if v is None else str(v) for v in _take(path, name, table)] for name in found}
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        if isinstance(error, InvalidInput):
-            raise
-        raise InvalidInput(f"cannot read data={path}: it is no Parquet file, or damaged") from None
-    return Table(path.stem, cells if len(found) == len(wanted) else {name: [] for name in names})
-
-
-def _take(path: Path, name: str, table: Any) -> list[Any]:
-    import pyarrow
-
-    column = table.column(name)
-    if pyarrow.types.is_nested(column.type) or pyarrow.types.is_binary(column.type):
-        raise InvalidInput(f"{path}: column {name!r} holds {column.type}, must hold text")
-    values: list[Any] = column.to_pylist()
-    return values
-
-
 def split_texts(table: Table, choice: TextChoice, target: str | None, share: float | None) -> Sheet:
     """Training and held-out texts. Each record decides by its own bytes, or by its owner's where a unit has several.
 
@@ -142,7 +112,7 @@ def describe_columns(choice: TextChoice, classes: tuple[str, ...] | None) -> Sch
     return Schema(columns, classes)
 
 
-def check_texts(sheet: Sheet, choice: TextChoice, classes: tuple[str, ...] | None) -> None:
+def check_texts(sheet: Sheet, choice: TextChoice) -> None:
     """Refuse what leaves nothing to learn, before anything is spent; no content is told.
 
     A single empty text is a text. Whoever runs the command holds the records: what is refused here is told to nobody
@@ -153,14 +123,6 @@ def check_texts(sheet: Sheet, choice: TextChoice, classes: tuple[str, ...] | Non
         raise InvalidInput(f"{name} has 0 records to train on: hold out fewer of them")
     if not any(cell.strip() for cell in train.columns[choice.text]):
         raise InvalidInput(f"column {choice.text!r} of {name} holds no text: every cell of it is empty")
-    if sheet.target == choice.text:
-        return
-    labels = {spell_label(cell) for cell in set(train.columns[sheet.target])} - {None}
-    if classes is None and len(labels) < 2:
-        raise InvalidInput(
-            f"target {sheet.target!r} of {name} has {len(labels)} classes, it takes 2 or more: "
-            "give another column, or --classes if the others are only held out"
-        )
 
 
 def find_owners(table: Table, unit: str) -> list[str]:

@@ -212,7 +212,7 @@ def _find_delta(tables: Mapping[str, Any]) -> float | None:
     """The δ of the budget, of a run that writes no recipe because it counts users: its configuration has it."""
     recipe = tables.get("recipe")
     budget = recipe.get("budget") if isinstance(recipe, dict) else None
-    delta = budget.get("delta") if isinstance(budget, dict) else None
+    delta: Any = budget.get("delta") if isinstance(budget, dict) else None
     return float(delta) if fits(delta, "float") and 0 < delta < 1 else None
 
 
