@@ -20,6 +20,7 @@ from torch.utils.data import TensorDataset
 from sordino.errors import InvalidInput, SordinoError
 from sordino.tables.arrays import Array, read_arrays
 from sordino.tables.dataset import Data, Preprocessing
+from sordino.tables.dates import expand, replace_dates
 from sordino.tables.delimited import Dialect, Told
 from sordino.tables.encoding import encode, require_public
 from sordino.tables.files import is_table, read_table
@@ -87,6 +88,16 @@ class Sheet:
         """By a mask that read no record; held-out records without a class have nothing to say and are left out."""
         held = table.select(held_out)
         return cls(table.select(~held_out), held.select(~find_missing(held.columns[target])), target)
+
+    def expand(self, schema: Schema) -> tuple[Sheet, Schema]:
+        """Sheet and schema with every date in parts."""
+        (train, parts), (held, _) = (expand(part, schema) for part in (self.train, self.held_out))
+        return Sheet(train, held, self.target), parts
+
+    def take_parts(self, schema: Schema) -> Sheet:
+        """The same with the parts of dates that a schema, which was expanded, names."""
+        train, held = (replace_dates(part, schema.columns) for part in (self.train, self.held_out))
+        return Sheet(train, held, self.target)
 
     def check(self, schema: Schema, task: str | None = None) -> None:
         """Refuse records that contradict what is public, or that leave nothing to learn, before anything is spent."""
