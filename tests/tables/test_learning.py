@@ -92,9 +92,9 @@ def _plan(table: Table, task: str = "classification", target: str = "outcome", *
 
 
 def _run(table: Table, plan: object, ledger: Ledger, source: Watching) -> Learned:
-    from sordino.tables.learning import _learn
+    from sordino.tables.learning import follow
 
-    return _learn(table, plan, None, ledger, source, "record", lambda done, steps: None)  # type: ignore[arg-type]
+    return follow(table, plan, None, ledger, source, "record", lambda done, steps: None)  # type: ignore[arg-type]
 
 
 # -- what is charged --------------------------------------------------------------------------------------------------

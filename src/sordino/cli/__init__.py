@@ -13,7 +13,22 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from sordino.cli import account, audit, calibrate, check, compare, demo, report, reproduce, resume, serve, train, verify
+from sordino.cli import (
+    account,
+    audit,
+    calibrate,
+    check,
+    compare,
+    demo,
+    export,
+    predict,
+    report,
+    reproduce,
+    resume,
+    serve,
+    train,
+    verify,
+)
 from sordino.cli.terminal import BAD_INPUT, complain
 from sordino.errors import SordinoError, locate_error
 
@@ -78,7 +93,11 @@ app = typer.Typer(
     epilog=EPILOG,
     pretty_exceptions_show_locals=False,  # a traceback's locals would print private records
 )
-for module in (train, resume, report, serve, compare, reproduce, account, verify, calibrate, audit, check, demo):
+_COMMANDS = (
+    *(train, resume, predict, export, report, serve, compare, reproduce),
+    *(account, verify, calibrate, audit, check, demo),
+)
+for module in _COMMANDS:
     command = getattr(module, module.__name__.rpartition(".")[2])  # a file has the name of its command
     app.command(epilog=getattr(module, "EPILOG", None))(command)
 

@@ -12,7 +12,7 @@ from sordino.accounting import Budget
 from sordino.cli import lookup
 from sordino.cli.config import Config, ModelChoice, name_classes, read_config
 from sordino.cli.options import choose_delta
-from sordino.cli.terminal import caution
+from sordino.cli.terminal import caution, show_reading
 from sordino.cli.train import Flags
 from sordino.errors import InvalidInput
 from sordino.recipe import Recipe
@@ -25,6 +25,7 @@ from sordino.tables.schema import Number, Schema, describe_header, read_schema
 
 Bounds = tuple[float, float]
 _PRICE = ("epsilon", "delta", "accountant", "adjacency", "batch_size", "epochs", "steps")
+_SPELLED = ("header", "separator", "encoding", "decimal")
 _BUDGET = ("epsilon", "delta", "accountant", "adjacency")
 
 
@@ -42,8 +43,8 @@ def choose(flags: Flags) -> Chosen:
     base = read_config(flags.config) if flags.config else Config()
     if flags.config is not None and flags.model is None:
         lookup.require_trusted(base.model, flags.trust_code, flags.config)
-    data = _choose_data(base.data, flags)
-    records = lookup.load_records(data)
+    data = choose_data(base.data, flags)
+    records = load(data)
     count = require_count(data, records)
     data = replace(data, records=count)
     config = Config(
@@ -66,12 +67,18 @@ def choose(flags: Flags) -> Chosen:
 
 def read_sheet(flags: Flags) -> Sheet:
     """The table that the user named, all of it."""
-    choice = replace(_choose_data(DataChoice(), flags), held_out=0.0)
+    choice = replace(choose_data(DataChoice(), flags), held_out=0.0)
     if not is_table(choice.source):
         raise InvalidInput(f"data={choice.source} is no table: a schema describes the columns of a .csv or .tsv file")
-    records = lookup.load_records(choice)
+    records = load(choice)
     assert isinstance(records, Sheet)
     return records
+
+
+def load(choice: DataChoice) -> Data | Sheet:
+    """The records, with a bar while a table is read."""
+    with show_reading() as told:
+        return lookup.load_records(choice, told)
 
 
 def _find_budget(recipe: Recipe | None, flags: Flags, records: int) -> Budget | None:
@@ -83,8 +90,11 @@ def _find_budget(recipe: Recipe | None, flags: Flags, records: int) -> Budget | 
     return replace(stated, **flags.given(*_BUDGET))
 
 
-def _choose_data(base: DataChoice, flags: Flags) -> DataChoice:
-    choice = replace(base, **flags.given("target", "scale", "held_out", "prepare", "image_size", "grey"))
+def choose_data(base: DataChoice, flags: Flags) -> DataChoice:
+    """The records that the user named, and how they are spelled and scaled."""
+    choice = replace(base, **flags.given("target", "scale", "held_out", "prepare", "image_size", "grey", *_SPELLED))
+    if flags.missing:
+        choice = replace(choice, missing=tuple(flags.missing))
     if flags.data is not None:
         named = lookup.is_benchmark(flags.data)
         choice = replace(choice, source=flags.data if named else str(Path(flags.data).resolve()))
@@ -92,7 +102,7 @@ def _choose_data(base: DataChoice, flags: Flags) -> DataChoice:
         given = flags.classes.strip()
         choice = replace(choice, classes=name_classes(int(given) if given.isdecimal() else given.split(",")))
     if flags.bounds:
-        choice = replace(choice, bounds=_parse_common_bounds(flags.bounds) or choice.bounds)
+        choice = replace(choice, bounds=parse_common_bounds(flags.bounds) or choice.bounds)
     if lookup.is_benchmark(choice.source):
         ignored = flags.given(
             "target", "schema", "scale", "bounds", "held_out", "classes", "prepare", "image_size", "grey"
@@ -113,20 +123,20 @@ def _choose_data(base: DataChoice, flags: Flags) -> DataChoice:
 def _choose_schema(flags: Flags, base: Schema | None, choice: DataChoice, sheet: Sheet) -> Schema:
     """Everything that is public about the columns; what is left open needs a release."""
     given = read_schema(flags.schema) if flags.schema is not None else base or Schema()
-    numbers = {name: Number(*bounds) for name, bounds in _parse_column_bounds(flags.bounds or ()).items()}
+    numbers = {name: Number(*bounds) for name, bounds in parse_column_bounds(flags.bounds or ()).items()}
     given = given.with_columns(numbers)
     if choice.classes is not None:
         given = replace(given, classes=choice.classes)
     return describe_header(given, list(sheet.train.columns), sheet.target, choice.bounds)
 
 
-def _parse_common_bounds(texts: Iterable[str]) -> Bounds | None:
+def parse_common_bounds(texts: Iterable[str]) -> Bounds | None:
     """The bounds of every number, from ``LO,HI``; the last one counts."""
     common = [_parse_pair(text) for text in texts if "=" not in text]
     return common[-1] if common else None
 
 
-def _parse_column_bounds(texts: Iterable[str]) -> dict[str, Bounds]:
+def parse_column_bounds(texts: Iterable[str]) -> dict[str, Bounds]:
     """The bounds of single columns, from ``NAME=LO:HI``."""
     pairs = (text.rpartition("=") for text in texts if "=" in text)
     return {name.strip(): _parse_pair(bounds) for name, _, bounds in pairs}

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from sordino.cli import announcing
+from sordino.cli import announcing, tabular
 from sordino.cli.announcing import Outcome
 from sordino.cli.choosing import choose, read_sheet
+from sordino.cli.config import Config, read_config
 from sordino.cli.lookup import build_model, is_benchmark
 from sordino.cli.progress import EVALUATIONS, Bars, Evaluation, History, Lines, open_bar
 from sordino.cli.session import Session, begin, compute_losses, measure
@@ -31,6 +32,10 @@ def train_and_report(flags: Flags) -> None:
         sheet = read_sheet(flags)
         draft_schema(sheet.train, sheet.target, flags.draft_schema)
         console().print(f"Wrote {flags.draft_schema}. Make it say what is public, then: --schema {flags.draft_schema}")
+        return
+    base = read_config(flags.config) if flags.config else Config()
+    if tabular.wants_learning(flags, base):
+        tabular.train(flags, base)
         return
     chosen = choose(flags)
     session = begin(chosen, flags.run, lambda: None if flags.json else announcing.announce_release(chosen))

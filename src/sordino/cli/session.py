@@ -108,7 +108,7 @@ def begin(chosen: Chosen, run: Path | None, ready: Callable[[], None] = lambda: 
     A table whose schema is open is prepared first. Model and recipe are tried on random records before that, so that
     nothing is spent on a run that cannot go on; `ready` is called after all that, right before anything is spent.
     """
-    directory = run or _choose_directory()
+    directory = run or choose_directory()
     if (directory / LEDGER).exists():
         raise InvalidInput(
             f"{directory} holds a run already: go on with `sordino resume {directory}` or choose another"
@@ -286,7 +286,8 @@ def _require_classes(chosen: Config, data: Data) -> None:
         raise InvalidInput(f"data={chosen.data.source} has {len(data.classes)} classes, the run began with {classes}")
 
 
-def _choose_directory() -> Path:
+def choose_directory() -> Path:
+    """A new folder in runs/, by the time."""
     name = datetime.now().strftime("%Y%m%d-%H%M%S")
     tries = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 1000))
     return next(path for path in tries if not path.exists())

@@ -192,19 +192,20 @@ def _read_setting(tables: Mapping[str, Any], recipe: Recipe | None) -> Setting:
         return value if isinstance(value, dict) else {}
 
     data, seed = table("data"), table("run").get("seed")
-    held_out = data.get("held_out", 0.0)
+    learning, given = table("learning"), data.get("records")
+    held_out = 0.0 if learning.get("metrics_epsilon") else data.get("held_out", 0.0)  # their figures were paid for
     return Setting(
         # The name alone: where the file lies on somebody's disk is nobody else's business.
         data=PurePath(str(data.get("source", "not recorded"))).name,
         model=str(table("model").get("name", "not recorded")),
-        records=recipe.records if recipe else None,
+        records=recipe.records if recipe else given if learning and fits(given, "int") else None,
         held_out=float(held_out) if fits(held_out, "float") else 0.0,
         seed=seed if fits(seed, "int") else None,
     )
 
 
 def _choose_tariff(folder: Folder, recipe: Recipe | None, booked: Booked, delta: float | None) -> Tariff:
-    budget = recipe.budget if recipe else None
+    budget = recipe.budget if recipe else next((plan.budget for plan in booked.announced if plan.budget), None)
     adjacency = booked.header.get("adjacency", "add-or-remove-one")
     if delta is None and budget is not None:
         delta = budget.delta

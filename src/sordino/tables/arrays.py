@@ -7,6 +7,8 @@ import os
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -30,11 +32,23 @@ def read_arrays(path: Path) -> tuple[Array, Array]:
 
     Guarantees: nothing is unpickled, and no more memory is taken than the file can fill and the machine has.
     """
+    with _one_line(path), zipfile.ZipFile(path) as archive:
+        shapes = {name: _require_plain(path, archive, name) for name in ("x", "y")}
+        _require_pair(path, shapes["x"], shapes["y"])
+        return _load(archive, "x"), _load(archive, "y")
+
+
+def read_inputs(path: Path) -> Array:
+    """The array x, (N, ...), alone: records that have no class yet."""
+    with _one_line(path), zipfile.ZipFile(path) as archive:
+        _require_plain(path, archive, "x")
+        return _load(archive, "x")
+
+
+@contextmanager
+def _one_line(path: Path) -> Iterator[None]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            shapes = {name: _require_plain(path, archive, name) for name in ("x", "y")}
-            _require_pair(path, shapes["x"], shapes["y"])
-            return _load(archive, "x"), _load(archive, "y")
+        yield
     except InvalidInput:
         raise
     except (*_DAMAGED, *_DAMAGED_ZIP):  # of whatever the bytes of a damaged file were taken for

@@ -88,13 +88,13 @@ class Sheet:
         held = table.select(held_out)
         return cls(table.select(~held_out), held.select(~find_missing(held.columns[target])), target)
 
-    def check(self, schema: Schema) -> None:
+    def check(self, schema: Schema, task: str | None = None) -> None:
         """Refuse records that contradict what is public, or that leave nothing to learn, before anything is spent."""
         if not len(self.train):
             raise InvalidInput(f"{self.train.name} has 0 records: nothing can be learnt from it")
         for part in (self.train, self.held_out):
             require_public(part, schema, self.target)
-        if schema.classes is None:
+        if schema.classes is None and task != "regression":
             require_classes(Cells.of(self.train.columns[self.target]), self.target)
 
     def encode(self, schema: Schema) -> Data:
@@ -114,7 +114,8 @@ def require_classes(cells: Cells, target: str) -> None:
     """
     values = cells.values.filter(~find_missing(cells.list_values()))
     if len(values) < 2:
-        raise InvalidInput(f"target {target!r} has {len(values)} different values, it takes 2: is it the right column?")
+        held = "1 class" if len(values) else "0 classes"
+        raise InvalidInput(f"target {target!r} holds {held}, it takes 2 to tell apart: is it the right column?")
     if len(values) > MOST_NUMBERS and 2 * np.isnan(parse_values(values)).sum() < len(values):
         raise InvalidInput(
             f"target {target!r} holds more than {MOST_NUMBERS} different numbers: give --task regression to predict a "
@@ -144,12 +145,9 @@ def read_records(choice: DataChoice, known: Iterable[str] = (), told: Told = lam
     """
     path = Path(choice.source)
     or_named = f", or one of {', '.join(known)}" if known else ""
-    if not path.exists():
-        raise InvalidInput(f"data={path} does not exist: give {_ACCEPTED}{or_named}")
     if path.is_dir():
         return _read_folder(path, choice)
-    if not path.is_file():  # a pipe would be waited for, a device never ends
-        raise InvalidInput(f"data={path} is no regular file: give {_ACCEPTED}")
+    require_file(choice.source, or_named)
     if is_table(choice.source):
         return _read_sheet(path, choice, told)
     if path.suffix != ".npz":
@@ -157,6 +155,16 @@ def read_records(choice: DataChoice, known: Iterable[str] = (), told: Told = lam
     if choice.target is not None:
         raise InvalidInput(f"target={choice.target!r} belongs to a table: {path.name} must hold arrays x and y")
     return _prepare_arrays(path, choice, *read_arrays(path))
+
+
+def require_file(source: str, or_named: str = "") -> Path:
+    """A regular file: a pipe would be waited for, and a device never ends."""
+    path = Path(source)
+    if not path.exists():
+        raise InvalidInput(f"data={path} does not exist: give {_ACCEPTED}{or_named}")
+    if not path.is_file():
+        raise InvalidInput(f"data={path} is no regular file: give {_ACCEPTED}")
+    return path
 
 
 def require_count(choice: DataChoice, records: Data | Sheet) -> int:
@@ -184,7 +192,7 @@ def _read_sheet(path: Path, choice: DataChoice, told: Told) -> Sheet:
 
 def split_table(table: Table, target: str, held_out: float | None) -> Sheet:
     """Training and held-out records: about a share of them, by the content of each alone."""
-    return Sheet.split(table, target, _choose_held_out(held_out, len(table), _join_cells(table)))
+    return Sheet.split(table, target, choose_by_digest(held_out, len(table), _join_cells(table)))
 
 
 def _join_cells(table: Table) -> Iterable[bytes]:
@@ -209,7 +217,7 @@ def _read_folder(path: Path, choice: DataChoice) -> Data:
 def _prepare_arrays(path: Path, choice: DataChoice, inputs: Array, labels: Array) -> Data:
     if not len(labels):
         raise InvalidInput(f"{path} has 0 records: nothing can be learnt from it")
-    scaled, steps = _scale(choice, inputs)
+    scaled, steps = scale_inputs(choice, inputs)
     count = _count_classes(path, choice, labels)
     if choice.classes is None:
         steps.append(Preprocessing("the classes were counted in the labels", True, f"--classes {count}"))
@@ -222,14 +230,15 @@ def _split(
     name: str, choice: DataChoice, x: Tensor, y: Tensor, classes: tuple[str, ...], steps: tuple[Preprocessing, ...]
 ) -> Data:
     rows = (image.numpy().tobytes() + bytes(str(int(label)), "ascii") for image, label in zip(x, y, strict=True))
-    held = torch.from_numpy(_choose_held_out(choice.held_out, len(y), rows))
+    held = torch.from_numpy(choose_by_digest(choice.held_out, len(y), rows))
     train, test = (TensorDataset(x[part], y[part]) for part in (~held, held))
     if not len(train):
         raise InvalidInput(f"{name} has 0 records to train on: hold out fewer than {len(y)}")
     return Data(name, train, test, classes, (*steps, HELD_OUT) if len(test) else steps)
 
 
-def _scale(choice: DataChoice, inputs: Array) -> tuple[Array, list[Preprocessing]]:
+def scale_inputs(choice: DataChoice, inputs: Array) -> tuple[Array, list[Preprocessing]]:
+    """Inputs by public numbers, and what was done to them."""
     if choice.scale is not None and choice.bounds is not None:
         raise InvalidInput("scale and bounds are both given: use one of them")
     if choice.scale is not None:
@@ -262,7 +271,7 @@ def _count_classes(path: Path, choice: DataChoice, labels: Array) -> int:
     return max(2, given or found)
 
 
-def _choose_held_out(share: float | None, count: int, rows: Iterable[bytes]) -> NDArray[np.bool_]:
+def choose_by_digest(share: float | None, count: int, rows: Iterable[bytes]) -> NDArray[np.bool_]:
     """About a `share` of the records, each of which decides by its own bytes alone.
 
     By position, one record more would move every later one between the parts, and the two sets of training records
@@ -299,12 +308,17 @@ def read_images(root: Path, classes: Sequence[str], size: int, *, grey: bool) ->
     files = [(path, number) for number, name in enumerate(classes) for path in _list_images(root / name)]
     if not files:
         raise InvalidInput(f"{root} has 0 images: its subfolders must hold {', '.join(sorted(IMAGES))} files")
-    pillow = _import_pillow()
-    pixels = np.empty((len(files), size, size, 1 if grey else 3), np.uint8)
-    for row, (path, _) in zip(pixels, files, strict=True):
-        row[...] = _read_pixels(pillow, path, size, grey=grey)
     numbers = torch.tensor([number for _, number in files])
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(255), numbers
+    return read_pixels([path for path, _ in files], size, grey=grey), numbers
+
+
+def read_pixels(paths: Sequence[Path], size: int, *, grey: bool) -> Tensor:
+    """Images as [N, channels, size, size] in 0..1."""
+    pillow = _import_pillow()
+    pixels = np.empty((len(paths), size, size, 1 if grey else 3), np.uint8)
+    for row, path in zip(pixels, paths, strict=True):
+        row[...] = _read_pixels(pillow, path, size, grey=grey)
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(255)
 
 
 def _list_images(folder: Path) -> list[Path]:

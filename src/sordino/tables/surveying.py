@@ -33,7 +33,7 @@ from sordino.noise import Source, add_noise
 from sordino.tables import release
 from sordino.tables.encoder import Binned, Block, Encoder, Named, Worded, map_cells, spell
 from sordino.tables.labels import rank
-from sordino.tables.schema import Category, Column, Number, Skip, Text
+from sordino.tables.schema import Category, Column, Number, Skip, Text, settle_codes
 from sordino.tables.table import Table, parse_numbers
 
 CELLS = 64
@@ -169,6 +169,7 @@ def _find_kinds(
             continue
         given, different = plan.columns[name], (float(row[-1]) - plan.coarse_deviation) / release.DISTINCT_WEIGHT
         found = release.infer_column(row[:-1], different, plan.coarse_deviation, plan.records, given)
+        found = settle_codes(name, found, different, plan.records) if given is None else found
         columns[name] = found if given is None or isinstance(found, Skip) else given
     return {name: columns[name] for name in plan.columns if name in columns}, ranges
 
