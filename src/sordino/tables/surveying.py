@@ -38,6 +38,8 @@ from sordino.tables.table import Table, parse_numbers
 
 CELLS = 64
 """Cells of the second histogram of a number, where the noise allows for so many."""
+FEWEST_BINS, BINS_IN_ALL = 8, 200
+"""Many numbers have fewer bins each: all of them are learnt from the same records."""
 MOST_VALUES = 200
 """Names of a category that are kept at most, by their noised counts."""
 CLEAR = 3.0
@@ -137,8 +139,9 @@ def survey(table: Table, plan: Survey, ledger: Ledger, source: Source) -> Encode
         name: Worded(column.buckets) for name, column in columns.items() if isinstance(column, Text)
     }
     left_out = {name: column.why for name, column in columns.items() if isinstance(column, Skip)}
+    bins = choose_bins(plan.bins, sum(part.edges is not None for part in counted))
     for part, counts in zip(counted, noised, strict=False):
-        block = _make_block(part, counts, plan)
+        block = _make_block(part, counts, plan, bins)
         if block is None:
             left_out[part.name] = "its values are lost in the noise"
         else:
@@ -264,9 +267,14 @@ def _release_counts(parts: Sequence[_Column], plan: Survey, ledger: Ledger, sour
 # -- what they make ---------------------------------------------------------------------------------------------------
 
 
-def _make_block(part: _Column, counts: Floats, plan: Survey) -> Block | None:
+def choose_bins(most: int, numbers: int) -> int:
+    """Bins of each of so many numbers: `most` of them, or their share of `BINS_IN_ALL`, and `FEWEST_BINS` at least."""
+    return min(most, max(FEWEST_BINS, BINS_IN_ALL // max(1, numbers)))
+
+
+def _make_block(part: _Column, counts: Floats, plan: Survey, bins: int) -> Block | None:
     if part.edges is not None:
-        return make_bins(part.edges, counts, plan.fine_deviation, plan.bins)
+        return make_bins(part.edges, counts, plan.fine_deviation, bins)
     values, shares = name_values(part.values, counts, plan, public=part.public)
     return Named(values, shares) if values else None
 
