@@ -163,7 +163,8 @@ def to_chances(scores: Floats, encoder: Encoder) -> Floats:
 def decide(scores: Floats, encoder: Encoder) -> NDArray[np.object_] | Floats:
     """The likeliest class by name, or the value within the range of the target."""
     if encoder.classes:
-        return np.array(encoder.classes, np.object_)[to_chances(scores, encoder).argmax(1)]
+        names: NDArray[np.object_] = np.array(encoder.classes, np.object_)[to_chances(scores, encoder).argmax(1)]
+        return names
     return np.asarray(np.clip(encoder.center + encoder.spread * scores[:, 0], encoder.low, encoder.high))
 
 
@@ -460,7 +461,7 @@ def build_model(fitted: Additive) -> nn.Linear:
 
 def _measure(
     model: nn.Module, encoder: Encoder, held_out: Table, plan: Plan, ledger: Ledger, source: Source
-) -> Figures:
+) -> Figures | None:
     scores = score(model, encoder, held_out)
     targets, known = encode_target(held_out, encoder)
     if plan.figures_noise is None:
