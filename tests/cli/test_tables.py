@@ -131,10 +131,11 @@ def test_load_gives_a_plain_module_and_its_encoder(trained, home) -> None:
 
 def test_report_and_audit_of_the_run(sordino, trained) -> None:
     run, _, _ = trained
-    said = sordino("report", run, "--json")
+    said = sordino("report", run)
     assert said.exit_code == 0, said.stderr
-    page = (run / "report.html").read_text()
-    assert "NOT protected" in page
+    assert "ε = 3.00" in said.stdout
+    assert "held-out records are NOT protected" in said.stdout
+    assert str(run) not in (run / "report.html").read_text(), "where it lies is nobody else's business"
     audited = sordino("audit", run, "--json")
     assert audited.exit_code == 0, (audited.stdout, audited.stderr)
     assert json.loads(audited.stdout.splitlines()[-1])["passed"]
@@ -200,7 +201,7 @@ def test_a_regression_by_unit_with_protected_figures(sordino, home, tmp_path) ->
     assert np.corrcoef(values, truth)[0, 1] > 0.5
     with pytest.raises(InvalidInput, match="no probabilities"):
         package.load(run).predict_proba(home / "old.csv")
-    page = sordino("report", run, "--json")
+    page = sordino("report", run)
     assert page.exit_code == 0, page.stderr
     assert "NOT protected" not in page.stdout, "the held-out figures were paid for"
 
