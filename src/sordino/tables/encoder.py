@@ -12,7 +12,7 @@ An `Encoder` is public in full: it may be published with the model, and is plain
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -115,7 +115,7 @@ class Worded:
 
 
 Block = Binned | Named | Worded
-_KINDS: dict[str, type[Block]] = {"binned": Binned, "named": Named, "worded": Worded}
+_KINDS: dict[str, Callable[..., Block]] = {"binned": Binned, "named": Named, "worded": Worded}
 
 
 @dataclass(frozen=True)

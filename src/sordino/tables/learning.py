@@ -163,7 +163,8 @@ def to_chances(scores: Floats, encoder: Encoder) -> Floats:
 def decide(scores: Floats, encoder: Encoder) -> NDArray[np.object_] | Floats:
     """The likeliest class by name, or the value within the range of the target."""
     if encoder.classes:
-        return np.array(encoder.classes, np.object_)[to_chances(scores, encoder).argmax(1)]
+        names: NDArray[np.object_] = np.array(encoder.classes, np.object_)[to_chances(scores, encoder).argmax(1)]
+        return names
     return np.asarray(np.clip(encoder.center + encoder.spread * scores[:, 0], encoder.low, encoder.high))
 
 
@@ -263,6 +264,7 @@ def learn(
     unit: str = "record",
     folder: Path | None = None,
     ledger: Ledger | None = None,
+    resumed: bool = False,
     seed: int | None = None,
     tell: Callable[[int, int], None] = lambda done, steps: None,
 ) -> Learned:
@@ -273,8 +275,9 @@ def learn(
     released with noise. `bounds` are public bounds of the target of a regression. `held_out` are other records to
     measure on: they are not protected, unless `metrics_epsilon` releases the figures with noise, out of the same
     budget. `rows_per_unit` is how many records one `unit` has at most: then the guarantee is about units. The ledger
-    is that in `folder`, which must not hold a run yet, or `ledger`, or one in memory. `seed` makes the noise
-    repeatable. `tell` hears after each step how many are done.
+    is that in `folder`, which must not hold a run yet, or `ledger`, or one in memory; `resumed` says that `ledger` is
+    that of a run that was killed, beside which `budget` has room (`sordino.tables.preparing.Reserving`). `seed` makes
+    the noise repeatable. `tell` hears after each step how many are done.
 
     Guarantees: what was announced as a plan is all that is released, and it costs at most the budget; nothing is spent
     where this raises before its first release.
@@ -290,9 +293,9 @@ def learn(
         metrics_epsilon=metrics_epsilon if held_out is not None and len(held_out) else None,
         rows_per_unit=rows_per_unit,
     )
-    book = _open_ledger(plan, unit, folder, ledger)
+    book = _open_ledger(plan, unit, folder, ledger, resumed=resumed)
     try:
-        return _learn(table, plan, held_out, book, _choose_source(seed, book), unit, tell)
+        return follow(table, plan, held_out, book, _choose_source(seed, book), unit, tell)
     finally:
         if ledger is None:
             book.close()
@@ -337,9 +340,16 @@ def require_task(table: Table, target: str, task: str | None, schema: Schema) ->
     return "classification"
 
 
-def _open_ledger(plan: Plan, unit: str, folder: Path | None, ledger: Ledger | None) -> Ledger:
-    """The ledger with the whole plan declared on it, before anything is released (law 5)."""
+def _open_ledger(plan: Plan, unit: str, folder: Path | None, ledger: Ledger | None, *, resumed: bool) -> Ledger:
+    """The ledger with the whole plan declared on it, before anything is released (law 5).
+
+    A run that was killed is begun anew on its own ledger: what it spent and the new plan replace its plan.
+    """
     budget = plan.budget
+    if resumed and ledger is not None:
+        whole = Budget(budget.epsilon, budget.delta, budget.accountant, budget.adjacency)
+        plans.announce(ledger, ledger.header.get("recipe", ""), plan.events(), budget=whole, resumed=True)
+        return ledger
     if ledger is None:
         header = {
             "recipe": plan.fingerprint(),
@@ -365,15 +375,16 @@ def _choose_source(seed: int | None, ledger: Ledger) -> Source:
     return Secure() if seed is None else Seeded(seed, ledger.incarnation, len(ledger), ledger.next_stream())
 
 
-def _learn(
+def follow(
     table: Table,
     plan: Plan,
     held_out: Table | None,
     ledger: Ledger,
     source: Source,
     unit: str,
-    tell: Callable[[int, int], None],
+    tell: Callable[[int, int], None] = lambda done, steps: None,
 ) -> Learned:
+    """Make the releases of `plan`, each charged to `ledger` before its noise is drawn from `source`."""
     measured = held_out is not None and len(held_out) > 0
     for text in (source.assumption, FIXED_IN_ADVANCE, FLOATING_POINT, PUBLIC):
         ledger.declare(ASSUMPTION, text)
@@ -450,7 +461,7 @@ def build_model(fitted: Additive) -> nn.Linear:
 
 def _measure(
     model: nn.Module, encoder: Encoder, held_out: Table, plan: Plan, ledger: Ledger, source: Source
-) -> Figures:
+) -> Figures | None:
     scores = score(model, encoder, held_out)
     targets, known = encode_target(held_out, encoder)
     if plan.figures_noise is None:

@@ -33,15 +33,19 @@ from sordino.noise import Source, add_noise
 from sordino.tables import release
 from sordino.tables.encoder import Binned, Block, Encoder, Named, Worded, map_cells, spell
 from sordino.tables.labels import rank
-from sordino.tables.schema import Column, Number, Skip, Text, settle_codes
+from sordino.tables.schema import Category, Column, Number, Skip, Text, settle_codes
 from sordino.tables.table import Table, parse_numbers
 
 CELLS = 64
 """Cells of the second histogram of a number, where the noise allows for so many."""
+FEWEST_BINS, BINS_IN_ALL = 8, 200
+"""Many numbers have fewer bins each: all of them are learnt from the same records."""
 MOST_VALUES = 200
 """Names of a category that are kept at most, by their noised counts."""
 CLEAR = 3.0
 """A coarse count this many deviations above zero is inside the range of a number."""
+LEAST_SHARE = 0.005
+"""Of the records in a bin."""
 SMALLEST_SPREAD = 1e-9
 
 Floats = NDArray[np.float64]
@@ -135,8 +139,9 @@ def survey(table: Table, plan: Survey, ledger: Ledger, source: Source) -> Encode
         name: Worded(column.buckets) for name, column in columns.items() if isinstance(column, Text)
     }
     left_out = {name: column.why for name, column in columns.items() if isinstance(column, Skip)}
+    bins = choose_bins(plan.bins, sum(part.edges is not None for part in counted))
     for part, counts in zip(counted, noised, strict=False):
-        block = _make_block(part, counts, plan)
+        block = _make_block(part, counts, plan, bins)
         if block is None:
             left_out[part.name] = "its values are lost in the noise"
         else:
@@ -206,7 +211,7 @@ def _count(table: Table, name: str, column: Column, plan: Survey, ranges: Mappin
         bounds = None if column.low is None or column.high is None else (column.low, column.high)
         edges = lay_cells(ranges[name], plan.coarse_deviation, bounds, _choose_cells(plan))
         return _Column(name, count_in_cells(cells, edges), edges)
-    return _count_values(name, cells, column.values)
+    return _count_values(name, cells, column.values if isinstance(column, Category) else None)
 
 
 def _choose_cells(plan: Survey) -> int:
@@ -262,9 +267,14 @@ def _release_counts(parts: Sequence[_Column], plan: Survey, ledger: Ledger, sour
 # -- what they make ---------------------------------------------------------------------------------------------------
 
 
-def _make_block(part: _Column, counts: Floats, plan: Survey) -> Block | None:
+def choose_bins(most: int, numbers: int) -> int:
+    """Bins of each of so many numbers: `most` of them, or their share of `BINS_IN_ALL`, and `FEWEST_BINS` at least."""
+    return min(most, max(FEWEST_BINS, BINS_IN_ALL // max(1, numbers)))
+
+
+def _make_block(part: _Column, counts: Floats, plan: Survey, bins: int) -> Block | None:
     if part.edges is not None:
-        return make_bins(part.edges, counts, plan.fine_deviation, plan.bins)
+        return make_bins(part.edges, counts, plan.fine_deviation, bins)
     values, shares = name_values(part.values, counts, plan, public=part.public)
     return Named(values, shares) if values else None
 
@@ -291,12 +301,13 @@ def make_bins(edges: Floats, counts: Floats, deviation: float, bins: int) -> Bin
     inside, missing = np.maximum(counts[:-1], 0.0), max(0.0, float(counts[-1]))
     total = max(float(inside.sum()), 1.0)
     heavy = inside >= total / bins
-    least = max(float(inside[~heavy].sum()) / max(1, bins - int(heavy.sum())), 2.0 * deviation, 1.0)
+    doubtful = max(4.0 * deviation, LEAST_SHARE * total, 1.0)
+    least = max(float(inside[~heavy].sum()) / max(1, bins - int(heavy.sum())), doubtful)
     cuts, shares, held = [], [], 0.0
     for place, count in enumerate(inside):
         held += count
         last = place == len(inside) - 1
-        before_heavy = not last and heavy[place + 1] and held >= min(least, 2.0 * deviation)
+        before_heavy = not last and heavy[place + 1] and held >= doubtful
         if not last and (held >= least or heavy[place] or before_heavy):
             cuts.append(float(edges[place + 1]))
             shares.append(held)
