@@ -172,7 +172,8 @@ def _to_list(column: Any) -> list[Any]:
         )
     if getattr(column, "ndim", 1) != 1:
         raise InvalidInput(f"unit has {column.ndim} dimensions, must have 1: one owner for each record; {ONE_OWNER}")
-    return column.tolist() if hasattr(column, "tolist") else list(column)
+    plain = getattr(column, "tolist", None) or getattr(column, "to_pylist", None)
+    return plain() if plain else list(column)
 
 
 ONE_OWNER = (
@@ -188,7 +189,8 @@ def number_owners(owners: Iterable[Any], records: int) -> tuple[Tensor, NDArray[
     """
     numbers: dict[Any, int] = {}
     found: list[int] = []
-    for owner in owners:
+    for given in owners:
+        owner = given.item() if isinstance(given, Tensor | np.ndarray) and given.ndim == 0 else given
         if isinstance(owner, SEVERAL):
             raise InvalidInput(f"unit gives a record a {type(owner).__name__} of owners, must give one: {ONE_OWNER}")
         if _is_missing(owner):
