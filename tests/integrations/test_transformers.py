@@ -67,7 +67,7 @@ WAYS += [("gpt2", way) for way in ("dora", "ia3", "prompt", "prefix")] + [("t5",
 )
 def test_a_step_is_that_of_a_loop_over_single_examples(kind: str, way: str, tmp_path: Path) -> None:
     model = build(kind) if way == "full" else adapt(build(kind), kind, way)
-    if way == "lora":  # the second factor begins at zero, and with it the first one's gradient
+    if way in ("lora", "dora"):  # the second factor begins at zero, and with it the first one's gradient
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 nn.init.normal_(parameter, std=0.1)

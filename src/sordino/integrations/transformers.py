@@ -128,8 +128,7 @@ class PrivateLoop:
     def _make_recipe(self: Any) -> Recipe:
         """The recipe given, or DP-SGD's, with the draws and steps that the arguments ask for."""
         args, given = self.args, self._given
-        owners = self._find_owners()
-        records = count_records(self.train_dataset) if owners is None else len(set(owners))
+        records = self._count_units()
         batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         if given is None:
             steps = args.max_steps
@@ -154,14 +153,16 @@ class PrivateLoop:
             )
         return recipe
 
-    def _find_owners(self: Any) -> list[int] | None:
-        """Whose each record is, by a number, where `unit` says so: read before unused columns are removed."""
+    def _find_owners(self: Any) -> list[Any] | None:
+        """Whose each record is, by name, where `unit` says so: read before unused columns are removed."""
         if self._unit is None:
             return None
-        dataset = self.train_dataset
-        records = count_records(dataset)
-        owners: list[int] = number_owners(find_owners(dataset, self._unit, records), records).tolist()
-        return owners
+        return list(find_owners(self.train_dataset, self._unit, count_records(self.train_dataset)))
+
+    def _count_units(self: Any) -> int:
+        """How many records or owners of records there are."""
+        owners, records = self._find_owners(), count_records(self.train_dataset)
+        return records if owners is None else int(number_owners(owners, records)[0].max()) + 1
 
     def _find_loss(self: Any) -> Loss:
         if self._loss is not None:
