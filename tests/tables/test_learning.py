@@ -154,7 +154,7 @@ def test_one_record_moves_no_release_by_more_than_its_noise_is_made_for(task: st
         assert coarse <= math.sqrt(1.25 * len(survey.coarse)) + 1e-9
         before, after = first.seen[1][1], source.seen[1][1]
         if record < 3:  # the last one brings names of its own, which the threshold is for
-            assert (before - after).norm() <= math.sqrt(survey.fine) + 1e-9
+            assert (before - after).norm() <= surveying.find_fine_reach(survey.fine) + 1e-9
         rows, others = Rows(encoder, table, 0.3), Rows(encoder, fewer, 0.3)
         for weights in _weights(rows.width):
             moved = _pull(table, encoder, rows, weights) - _pull(fewer, encoder, others, weights)
@@ -226,12 +226,13 @@ def test_a_name_that_one_record_has_is_released_no_more_often_than_charged() -> 
     )
     values = ["common"] * 59 + ["mine"]
     counts = np.array([59.0, 1.0, 0.0])
+    deviation, least = plan.fine_deviation, plan.find_threshold(plan.fine_deviation)
     source = np.random.default_rng(0)
     shown = 0
     for _ in range(1500):
         names = [
             surveying.name_values(
-                ["common", "mine"], counts + plan.fine_deviation * source.normal(size=3), plan, public=False
+                ["common", "mine"], counts + deviation * source.normal(size=3), 60, least, public=False
             )
             for _ in range(2)
         ]
@@ -247,7 +248,7 @@ def test_a_unit_of_several_records_has_as_much_more_noise() -> None:
     assert fourfold.survey.coarse_deviation / fourfold.survey.noise[0] == pytest.approx(
         4 * single.survey.coarse_deviation / single.survey.noise[0]
     )
-    assert fourfold.survey.threshold > single.survey.threshold
+    assert fourfold.survey.find_threshold(1.0) > single.survey.find_threshold(1.0)
     source, ledger = Watching(), Ledger.in_memory()
     model = _run(table, fourfold, ledger, source)
     rows = Rows(model.encoder, table, fourfold.settings.constant)

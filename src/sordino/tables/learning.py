@@ -57,14 +57,14 @@ from sordino.tables.encoder import Encoder
 from sordino.tables.encoding import NO_CLASS, encode_labels
 from sordino.tables.figures import Figures
 from sordino.tables.schema import Column, Schema, Skip
-from sordino.tables.surveying import Survey, count_fine, list_coarse, survey
+from sordino.tables.surveying import Survey, count_fine, find_fine_reach, list_coarse, survey
 from sordino.tables.table import Table, is_missing, parse_numbers
 
 Floats = NDArray[np.float64]
 TASKS = ("classification", "regression")
 UNLISTED_SHARE = 0.1
 """Of δ, for values that only one record has."""
-CALIBRATION_SHARE = 0.01
+CALIBRATION_SHARE = 0.03
 """Of the budget, in squares of 1/σ."""
 COARSE, FINE = 60.0, 40.0
 """So many deviations of their noise should all records be for the two releases of the survey."""
@@ -72,6 +72,8 @@ LEAST, MOST = (0.01, 0.04), 0.25
 """Limits of the shares of the survey."""
 CERTAIN = 4.0
 """Fewer records than this many deviations of a count, and the survey says nothing."""
+UNNAMED = 0.1
+"""A larger share of records without a class that was named is worth a caution."""
 MANY_VALUES = 20
 """A target that reads as a number and has more different values is no class."""
 PUBLIC = "the names of the columns, the number of records and what the user gave as public are public"
@@ -193,7 +195,7 @@ def plan_learning(
     reach = find_precision(budget) * records / rows_per_unit
     coarse, fine = len(list_coarse(columns, target, task)), count_fine(columns)
     first = _choose_share(COARSE * math.sqrt(1.25 * coarse) / reach, LEAST[0]) if coarse else 0.0
-    second = _choose_share(FINE * math.sqrt(fine) / reach, LEAST[1])
+    second = _choose_share(FINE * find_fine_reach(fine) / reach, LEAST[1])
     last = CALIBRATION_SHARE if task == "classification" else 0.0
     settings = choose_settings(reach)
     steps_share = 1.0 - first - second - last
@@ -245,6 +247,12 @@ def _require_enough(plan: Survey) -> None:
                 f"records={plan.records:,} are too few for {len(plan.columns)} columns at this epsilon: it takes about "
                 f"{math.ceil(CERTAIN * deviation):,}: use a larger epsilon, or fewer columns"
             )
+    least = plan.find_threshold(plan.target_deviation)
+    if plan.task == "classification" and plan.classes is None and plan.records < 2 * least:
+        raise InvalidInput(
+            f"records={plan.records:,} are too few to release the names of the classes with noise, it takes about "
+            f"{math.ceil(2 * least):,}: give the classes, or a larger epsilon"
+        )
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------
@@ -398,7 +406,17 @@ def follow(
         assert held_out is not None
         found = _measure(model, encoder, held_out, plan, ledger, source)
     guarantee = make_guarantee(ledger, plan.budget, unit)
-    return Learned(model, encoder, guarantee, plan, found, found.cautions if found else ())
+    cautions = (*_judge_classes(encoder), *(found.cautions if found else ()))
+    return Learned(model, encoder, guarantee, plan, found, cautions)
+
+
+def _judge_classes(encoder: Encoder) -> tuple[str, ...]:
+    if not encoder.classes or encoder.unnamed < UNNAMED:
+        return ()
+    return (
+        f"about {encoder.unnamed:.0%} of the records have none of the {len(encoder.classes)} classes that were named: "
+        "give the classes if you know their names, or a larger epsilon",
+    )
 
 
 def _fit(
