@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from benchmarks.tables.cases import Parts, encode, write_schema
@@ -60,7 +60,7 @@ def _with_schema(parts: Parts, epsilon: float, seed: int) -> Scores:
 
 def _dp_ebm(parts: Parts, epsilon: float, seed: int) -> Scores:
     try:
-        from interpret.privacy import DPExplainableBoostingClassifier
+        from interpret.privacy import DPExplainableBoostingClassifier  # type: ignore[import-untyped]
     except ImportError:
         raise Missing("interpret-core is not installed") from None
     frames = []
@@ -108,7 +108,7 @@ def _opacus(parts: Parts, epsilon: float, seed: int) -> Scores:
     loader = DataLoader(TensorDataset(train, labels), batch_size=max(1, len(train) // _BATCHES))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model, optimizer, loader = PrivacyEngine().make_private_with_epsilon(  # type: ignore[assignment]
+        model, optimizer, loader = PrivacyEngine().make_private_with_epsilon(
             module=model,
             optimizer=optimizer,
             data_loader=loader,
@@ -124,7 +124,7 @@ def _opacus(parts: Parts, epsilon: float, seed: int) -> Scores:
                 torch.nn.functional.binary_cross_entropy_with_logits(outputs, wanted).backward()
                 optimizer.step()
     with torch.no_grad():
-        return model(test)[:, 0].sigmoid().double().numpy()
+        return np.asarray(model(test)[:, 0].sigmoid().double().numpy(), np.float64)
 
 
 def _logistic(parts: Parts, epsilon: float, seed: int) -> Scores:

@@ -92,9 +92,9 @@ def _plan(table: Table, task: str = "classification", target: str = "outcome", *
 
 
 def _run(table: Table, plan: object, ledger: Ledger, source: Watching) -> Learned:
-    from sordino.tables.learning import _learn
+    from sordino.tables.learning import follow
 
-    return _learn(table, plan, None, ledger, source, "record", lambda done, steps: None)  # type: ignore[arg-type]
+    return follow(table, plan, None, ledger, source, "record", lambda done, steps: None)  # type: ignore[arg-type]
 
 
 # -- what is charged --------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_one_record_moves_no_release_by_more_than_its_noise_is_made_for(task: st
         assert coarse <= math.sqrt(1.25 * len(survey.coarse)) + 1e-9
         before, after = first.seen[1][1], source.seen[1][1]
         if record < 3:  # the last one brings names of its own, which the threshold is for
-            assert (before - after).norm() <= math.sqrt(survey.fine) + 1e-9
+            assert (before - after).norm() <= surveying.find_fine_reach(survey.fine) + 1e-9
         rows, others = Rows(encoder, table, 0.3), Rows(encoder, fewer, 0.3)
         for weights in _weights(rows.width):
             moved = _pull(table, encoder, rows, weights) - _pull(fewer, encoder, others, weights)
@@ -226,12 +226,13 @@ def test_a_name_that_one_record_has_is_released_no_more_often_than_charged() -> 
     )
     values = ["common"] * 59 + ["mine"]
     counts = np.array([59.0, 1.0, 0.0])
+    deviation, least = plan.fine_deviation, plan.find_threshold(plan.fine_deviation)
     source = np.random.default_rng(0)
     shown = 0
     for _ in range(1500):
         names = [
             surveying.name_values(
-                ["common", "mine"], counts + plan.fine_deviation * source.normal(size=3), plan, public=False
+                ["common", "mine"], counts + deviation * source.normal(size=3), 60, least, public=False
             )
             for _ in range(2)
         ]
@@ -247,7 +248,7 @@ def test_a_unit_of_several_records_has_as_much_more_noise() -> None:
     assert fourfold.survey.coarse_deviation / fourfold.survey.noise[0] == pytest.approx(
         4 * single.survey.coarse_deviation / single.survey.noise[0]
     )
-    assert fourfold.survey.threshold > single.survey.threshold
+    assert fourfold.survey.find_threshold(1.0) > single.survey.find_threshold(1.0)
     source, ledger = Watching(), Ledger.in_memory()
     model = _run(table, fourfold, ledger, source)
     rows = Rows(model.encoder, table, fourfold.settings.constant)
@@ -266,13 +267,13 @@ def test_nothing_tells_a_tiny_table_from_its_neighbour_better_than_its_epsilon()
     cells = [f"{v:.2f}" for v in source.normal(size=120)]
     others = {"x": cells, "y": [("a", "b")[int(i)] for i in source.integers(0, 2, 120)]}
     table = Table("t", {"x": [*others["x"], "3.9"], "y": [*others["y"], "b"]})
-    schema = Schema({"x": Number(-4.0, 4.0)}, ("a", "b"))
     probe = Table("p", {"x": ["3.9"], "y": ["b"]})
-    inside = [learn(table, "y", budget, schema=schema, seed=seed).score(probe)[0, 0] for seed in range(runs)]
-    outside = [
-        learn(leave_out(table, 120), "y", budget, schema=schema, seed=runs + seed).score(probe)[0, 0]
-        for seed in range(runs)
-    ]
+    given = {"x": Number(-4.0, 4.0)}
+    inside, outside = (
+        [_run(one, plan, Ledger.in_memory(), Watching(start + seed)).score(probe)[0, 0] for seed in range(runs)]
+        for one, start in ((table, 0), (leave_out(table, 120), runs))
+        for plan in [plan_learning(given, "y", "classification", budget, 121, classes=("a", "b"))]
+    )
     best = 0.0
     for threshold in np.quantile([*inside, *outside], np.linspace(0.05, 0.95, 19)):
         true, false = np.sum(np.array(inside) > threshold), np.sum(np.array(outside) > threshold)
@@ -438,7 +439,7 @@ def test_three_classes_are_learnt_and_said_as_often_as_they_happen() -> None:
 
 def test_protected_figures_are_near_the_open_ones_and_paid_from_the_same_budget() -> None:
     train, test = without(patients(4000), "cost"), without(patients(2000, seed=9), "cost")
-    learned = learn(train, "outcome", BUDGET, held_out=test, metrics_epsilon=0.5, seed=0)
+    learned = learn(train, "outcome", BUDGET, held_out=test, metrics_epsilon=1.0, seed=0)
     assert learned.figures is not None
     assert learned.figures.released
     assert learned.guarantee.unprotected == ()
@@ -447,8 +448,10 @@ def test_protected_figures_are_near_the_open_ones_and_paid_from_the_same_budget(
     targets, known = encode_target(test, learned.encoder)
     exact = figures.measure(scores[known], targets[known], learned.encoder)
     assert exact is not None
-    assert learned.figures["auc"] == pytest.approx(exact["auc"], abs=0.03)
-    assert learned.figures["accuracy"] == pytest.approx(exact["accuracy"], abs=0.03)
+    for name in ("auc", "accuracy", "recall"):
+        said = learned.figures.values[name]
+        assert said.low <= exact[name] <= said.high
+        assert said.high - said.low < 0.2
     with pytest.raises(InvalidInput, match="must be > 0 and below epsilon"):
         learn(train, "outcome", BUDGET, held_out=test, metrics_epsilon=2.0)
     costs = without(patients(4000), "outcome"), without(patients(2000, seed=9), "outcome")

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.markup import escape
 from rich.text import Text
 
@@ -29,7 +30,15 @@ from sordino.tables.files import read_table
 from sordino.tables.predicting import is_saved
 from sordino.tables.reading import HELD_OUT_SHARE, DataChoice, is_table, require_file
 from sordino.tables.schema import Number, Schema, read_schema
-from sordino.tables.training import Fitted, Ready, Wishes, prepare_table, train_table
+from sordino.tables.training import (
+    Fitted,
+    Ready,
+    Wishes,
+    build_program,
+    choose_records,
+    prepare_table,
+    train_table,
+)
 
 ADDITIVE = "additive"
 """The name of the model of a table, in configurations."""
@@ -122,19 +131,59 @@ def _prepare(data: DataChoice, given: Schema, merged: dict[str, Any], seed: int 
 
 
 def resume(directory: Path, config: Config, *, as_json: bool) -> None:
-    """Say again what came of a run that is whole; one that was killed on the way cannot be gone on with."""
+    """Learn anew where a run was killed, within what its budget has left; one that is whole is left as it is."""
     if is_saved(directory) and (directory / OUTCOME).is_file():
         console().print(f"{directory} is whole: there is nothing left to do", markup=False)
         return
-    with reading_books(directory) as ledger:
-        spent = len(ledger)
-    raise InvalidInput(
-        f"{directory} was stopped after {spent} releases, which are spent; learning from a table takes seconds and is "
-        "not gone on with: start a new run, whose cost adds to this one's"
-    )
+    if (directory / LEDGER).exists():
+        _learn_and_report(config, prepare_again(config), directory, as_json=as_json, resumed=True)
+    else:
+        _learn_and_report(config, prepare_again(config), directory, as_json=as_json)
 
 
-def _learn_and_report(config: Config, ready: Ready, directory: Path, *, as_json: bool) -> None:
+def prepare_again(config: Config) -> Ready:
+    """The records of a run as they were when it began."""
+    assert config.learning is not None
+    wanted = {f.name: getattr(config.learning, f.name) for f in fields(LearningChoice)}
+    ready = _prepare(config.data, config.schema or Schema(), wanted, config.run.seed)
+    count = len(ready.sheet.train)
+    if config.data.records not in (None, count):
+        raise InvalidInput(
+            f"data={config.data.source} has {count} training records, not {config.data.records} as when its run began: "
+            "a guarantee is about the records it began with; start a new run"
+        )
+    return ready
+
+
+def audit(directory: Path, config: Config, *, as_json: bool) -> bool:
+    """Play the run's learning again with single records left out: nothing may move by more than was paid for it."""
+    from sordino.audit.conformance import Neighbours, replay
+
+    ready = prepare_again(config)
+    program, whole = build_program(ready), ready.sheet.train
+    findings: list[str] = []
+    releases, removed = 0, choose_records(whole)
+    with open_bar("replaying") as bar:
+        task = bar.add_task("", total=len(removed), note="")
+        for number, place in enumerate(removed):
+            kept = np.arange(len(whole)) != place
+            found = replay(program, Neighbours("a record", whole.select(kept), whole), seed=number)
+            findings += found.findings
+            releases += found.releases
+            bar.advance(task)
+    passed = not findings
+    told = {"run": str(directory), "passed": passed, "records": len(removed), "releases": releases}
+    if as_json:
+        print_json({**told, "findings": findings})
+        return passed
+    verdict = "none moved by more than the ledger pays for" if passed else "NOT all of them are paid for"
+    console().print(f"{directory}: {releases:,} releases, with and without each of {len(removed)} records: {verdict}")
+    for finding in findings:
+        console().print(f"✗ {finding}", markup=False)
+    return passed
+
+
+def _learn_and_report(config: Config, ready: Ready, directory: Path, *, as_json: bool, resumed: bool = False) -> None:
     if not as_json:
         _announce(config, ready)
     try:
@@ -145,7 +194,9 @@ def _learn_and_report(config: Config, ready: Ready, directory: Path, *, as_json:
     began = time.monotonic()
     with open_bar("private training") as bar:
         task = bar.add_task("", total=None, note="")
-        fitted = train_table(ready, directory, lambda done, steps: bar.update(task, completed=done, total=steps))
+        fitted = train_table(
+            ready, directory, lambda done, steps: bar.update(task, completed=done, total=steps), resumed=resumed
+        )
     told = _to_plain(fitted, directory, round(time.monotonic() - began))
     save_json(directory / OUTCOME, told)
     for words in fitted.learned.cautions:

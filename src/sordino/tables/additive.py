@@ -39,7 +39,7 @@ from sordino.tables.encoder import SLOPE, TEXT_LENGTH, Binned, Encoder, Worded
 from sordino.tables.table import Table
 
 Floats = NDArray[np.float64]
-RATE = 0.15
+RATE = 0.1
 """η: columns that say the same add up, and the diagonal does not know of it."""
 CONSTANT = 0.3
 """The entry of every row by which the offset is learnt, where it is."""
@@ -55,15 +55,17 @@ class Settings:
     `residual` is c, `rate` η and `constant` the entry of every row by which the offset is learnt. `variance` is S of a
     category; `smooth` are those of the bins of a number, what they share and what each has of its own, and the distance
     at which the first falls to 1/e, as a share of them. The iterates after the `first` share of the steps are averaged.
+    More than so many `columns` share the variance of that many: together they say about as much.
     """
 
-    steps: int = 40
+    steps: int = 60
     residual: float = 0.5
     constant: float = 0.0
     variance: float = 0.06
     smooth: tuple[float, float, float] = (0.1, 0.005, 0.5)
     rate: float = RATE
     first: float = 0.3
+    columns: int = 10
 
 
 def choose_settings(reach: float) -> Settings:
@@ -91,12 +93,15 @@ class _Held:
 class _Ridge:
     """Λ, and (H + Λ)⁻¹, of blocks that are matrices and a diagonal for all other entries."""
 
-    def __init__(self, steep: Floats, noise: float, ordered: Sequence[tuple[int, int]], settings: Settings) -> None:
+    def __init__(
+        self, steep: Floats, noise: float, ordered: Sequence[tuple[int, int]], columns: int, settings: Settings
+    ) -> None:
         pull = (noise + steep) / steep
-        self._diagonal = np.minimum(pull / settings.variance, 1e12)
+        share = min(1.0, settings.columns / max(columns, 1))
+        self._diagonal = np.minimum(pull / (share * settings.variance), 1e12)
         self._gain = 1.0 / (steep + self._diagonal)
         self._blocks = []
-        shared, own, reach = settings.smooth
+        shared, own, reach = share * settings.smooth[0], share * settings.smooth[1], settings.smooth[2]
         for start, size in ordered:
             apart = np.abs(np.subtract.outer(np.arange(size), np.arange(size)))
             prior = shared * np.exp(-apart / (reach * size)) + own * np.eye(size)
@@ -131,6 +136,7 @@ class Rows:
         self.width, self.count, self.constant = encoder.width, len(table), constant
         self._held: list[_Held] = []
         self.ordered: list[tuple[int, int]] = []
+        self.columns = len(encoder.blocks)
         lengths = np.full(self.count, constant**2)
         bound, start = constant**2, 0
         self.masses = np.zeros(self.width)
@@ -232,7 +238,7 @@ def fit(
     noise = deviation**2 / settings.steps
     masses = np.append(rows.masses, rows.constant**2)
     steep = np.maximum(curvature * records * masses, 1e-9)
-    ridge = _Ridge(steep, noise, rows.ordered, settings)
+    ridge = _Ridge(steep, noise, rows.ordered, rows.columns, settings)
     weights, total, counted = np.zeros((width, outputs)), np.zeros((width, outputs)), 0
     for step in range(settings.steps):
         residuals = targets - link(rows.multiply(weights[:-1]) + rows.constant * weights[-1] + start)

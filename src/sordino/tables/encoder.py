@@ -12,7 +12,7 @@ An `Encoder` is public in full: it may be published with the model, and is plain
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -115,15 +115,15 @@ class Worded:
 
 
 Block = Binned | Named | Worded
-_KINDS: dict[str, type[Block]] = {"binned": Binned, "named": Named, "worded": Worded}
+_KINDS: dict[str, Callable[..., Block]] = {"binned": Binned, "named": Named, "worded": Worded}
 
 
 @dataclass(frozen=True)
 class Encoder:
     """What is public about a table and its target; `left_out` says of other columns why they are not used.
 
-    `classes` are those of a classifier, with `class_shares` of the records; of a regression, `center` and `spread` are
-    those of its target, and `low`, `high` the range of predictions.
+    `classes` are those of a classifier, with `class_shares` of the records, of which a share is `unnamed`; of a
+    regression, `center` and `spread` are those of its target, and `low`, `high` the range of predictions.
     """
 
     target: str
@@ -135,6 +135,7 @@ class Encoder:
     high: float = math.inf
     left_out: Mapping[str, str] | None = None
     class_shares: tuple[float, ...] = ()
+    unnamed: float = 0.0
 
     @property
     def task(self) -> str:
@@ -174,7 +175,7 @@ class Encoder:
             limits = {name: at if plain[name] is None else float(plain[name]) for name, at in limits.items()}
             classes = tuple(str(name) for name in fields.pop("classes"))
             left_out = {str(name): str(why) for name, why in fields.pop("left_out").items()}
-            numbers = {name: float(fields.pop(name)) for name in ("center", "spread")}
+            numbers = {name: float(fields.pop(name)) for name in ("center", "spread", "unnamed")}
             shares = tuple(float(share) for share in fields.pop("class_shares"))
             target = str(fields.pop("target"))
             return cls(target, blocks, classes, left_out=left_out, class_shares=shares, **numbers, **limits)

@@ -94,7 +94,7 @@ def _trace(trained: Trained, to: str, path: Path, example: Tensor) -> None:
         warnings.simplefilter("ignore")  # of the exporter about itself
         if to == "torchscript":
             traced = torch.jit.trace(answering, (example,), check_trace=False)  # type: ignore[no-untyped-call]
-            write_durably(path, _save(traced))
+            write_durably(path, _save(torch.jit.freeze(traced)))  # type: ignore[no-untyped-call]
             return
         batch = torch.export.Dim("records")
         program: Any = torch.onnx.export(

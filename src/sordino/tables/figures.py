@@ -88,7 +88,8 @@ def measure(scores: Floats, targets: Floats, encoder: Encoder, threshold: float 
     if len(encoder.classes) == 2:
         values, places = np.unique(scores[:, 0], return_inverse=True)
         positive = np.bincount(places, weights=targets[:, 0], minlength=len(values))
-        return describe_counts(values, np.bincount(places, minlength=len(values)) - positive, positive, threshold)
+        everyone = np.bincount(places, minlength=len(values)).astype(np.float64)
+        return describe_counts(values, everyone - positive, positive.astype(np.float64), threshold)
     chances, classes = to_probabilities(scores), targets.argmax(1)
     size = len(encoder.classes)
     confusion = np.bincount(size * classes + chances.argmax(1), minlength=size * size).reshape(size, size)

@@ -57,14 +57,14 @@ from sordino.tables.encoder import Encoder
 from sordino.tables.encoding import NO_CLASS, encode_labels
 from sordino.tables.figures import Figures
 from sordino.tables.schema import Column, Schema, Skip
-from sordino.tables.surveying import Survey, count_fine, list_coarse, survey
+from sordino.tables.surveying import Survey, count_fine, find_fine_reach, list_coarse, survey
 from sordino.tables.table import Table, is_missing, parse_numbers
 
 Floats = NDArray[np.float64]
 TASKS = ("classification", "regression")
 UNLISTED_SHARE = 0.1
 """Of δ, for values that only one record has."""
-CALIBRATION_SHARE = 0.01
+CALIBRATION_SHARE = 0.03
 """Of the budget, in squares of 1/σ."""
 COARSE, FINE = 60.0, 40.0
 """So many deviations of their noise should all records be for the two releases of the survey."""
@@ -72,6 +72,8 @@ LEAST, MOST = (0.01, 0.04), 0.25
 """Limits of the shares of the survey."""
 CERTAIN = 4.0
 """Fewer records than this many deviations of a count, and the survey says nothing."""
+UNNAMED = 0.1
+"""A larger share of records without a class that was named is worth a caution."""
 MANY_VALUES = 20
 """A target that reads as a number and has more different values is no class."""
 PUBLIC = "the names of the columns, the number of records and what the user gave as public are public"
@@ -163,7 +165,8 @@ def to_chances(scores: Floats, encoder: Encoder) -> Floats:
 def decide(scores: Floats, encoder: Encoder) -> NDArray[np.object_] | Floats:
     """The likeliest class by name, or the value within the range of the target."""
     if encoder.classes:
-        return np.array(encoder.classes, np.object_)[to_chances(scores, encoder).argmax(1)]
+        names: NDArray[np.object_] = np.array(encoder.classes, np.object_)[to_chances(scores, encoder).argmax(1)]
+        return names
     return np.asarray(np.clip(encoder.center + encoder.spread * scores[:, 0], encoder.low, encoder.high))
 
 
@@ -192,7 +195,7 @@ def plan_learning(
     reach = find_precision(budget) * records / rows_per_unit
     coarse, fine = len(list_coarse(columns, target, task)), count_fine(columns)
     first = _choose_share(COARSE * math.sqrt(1.25 * coarse) / reach, LEAST[0]) if coarse else 0.0
-    second = _choose_share(FINE * math.sqrt(fine) / reach, LEAST[1])
+    second = _choose_share(FINE * find_fine_reach(fine) / reach, LEAST[1])
     last = CALIBRATION_SHARE if task == "classification" else 0.0
     settings = choose_settings(reach)
     steps_share = 1.0 - first - second - last
@@ -244,6 +247,12 @@ def _require_enough(plan: Survey) -> None:
                 f"records={plan.records:,} are too few for {len(plan.columns)} columns at this epsilon: it takes about "
                 f"{math.ceil(CERTAIN * deviation):,}: use a larger epsilon, or fewer columns"
             )
+    least = plan.find_threshold(plan.target_deviation)
+    if plan.task == "classification" and plan.classes is None and plan.records < 2 * least:
+        raise InvalidInput(
+            f"records={plan.records:,} are too few to release the names of the classes with noise, it takes about "
+            f"{math.ceil(2 * least):,}: give the classes, or a larger epsilon"
+        )
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------
@@ -263,6 +272,7 @@ def learn(
     unit: str = "record",
     folder: Path | None = None,
     ledger: Ledger | None = None,
+    resumed: bool = False,
     seed: int | None = None,
     tell: Callable[[int, int], None] = lambda done, steps: None,
 ) -> Learned:
@@ -273,8 +283,9 @@ def learn(
     released with noise. `bounds` are public bounds of the target of a regression. `held_out` are other records to
     measure on: they are not protected, unless `metrics_epsilon` releases the figures with noise, out of the same
     budget. `rows_per_unit` is how many records one `unit` has at most: then the guarantee is about units. The ledger
-    is that in `folder`, which must not hold a run yet, or `ledger`, or one in memory. `seed` makes the noise
-    repeatable. `tell` hears after each step how many are done.
+    is that in `folder`, which must not hold a run yet, or `ledger`, or one in memory; `resumed` says that `ledger` is
+    that of a run that was killed, beside which `budget` has room (`sordino.tables.preparing.Reserving`). `seed` makes
+    the noise repeatable. `tell` hears after each step how many are done.
 
     Guarantees: what was announced as a plan is all that is released, and it costs at most the budget; nothing is spent
     where this raises before its first release.
@@ -290,9 +301,9 @@ def learn(
         metrics_epsilon=metrics_epsilon if held_out is not None and len(held_out) else None,
         rows_per_unit=rows_per_unit,
     )
-    book = _open_ledger(plan, unit, folder, ledger)
+    book = _open_ledger(plan, unit, folder, ledger, resumed=resumed)
     try:
-        return _learn(table, plan, held_out, book, _choose_source(seed, book), unit, tell)
+        return follow(table, plan, held_out, book, _choose_source(seed, book), unit, tell)
     finally:
         if ledger is None:
             book.close()
@@ -337,9 +348,16 @@ def require_task(table: Table, target: str, task: str | None, schema: Schema) ->
     return "classification"
 
 
-def _open_ledger(plan: Plan, unit: str, folder: Path | None, ledger: Ledger | None) -> Ledger:
-    """The ledger with the whole plan declared on it, before anything is released (law 5)."""
+def _open_ledger(plan: Plan, unit: str, folder: Path | None, ledger: Ledger | None, *, resumed: bool) -> Ledger:
+    """The ledger with the whole plan declared on it, before anything is released (law 5).
+
+    A run that was killed is begun anew on its own ledger: what it spent and the new plan replace its plan.
+    """
     budget = plan.budget
+    if resumed and ledger is not None:
+        whole = Budget(budget.epsilon, budget.delta, budget.accountant, budget.adjacency)
+        plans.announce(ledger, ledger.header.get("recipe", ""), plan.events(), budget=whole, resumed=True)
+        return ledger
     if ledger is None:
         header = {
             "recipe": plan.fingerprint(),
@@ -365,15 +383,16 @@ def _choose_source(seed: int | None, ledger: Ledger) -> Source:
     return Secure() if seed is None else Seeded(seed, ledger.incarnation, len(ledger), ledger.next_stream())
 
 
-def _learn(
+def follow(
     table: Table,
     plan: Plan,
     held_out: Table | None,
     ledger: Ledger,
     source: Source,
     unit: str,
-    tell: Callable[[int, int], None],
+    tell: Callable[[int, int], None] = lambda done, steps: None,
 ) -> Learned:
+    """Make the releases of `plan`, each charged to `ledger` before its noise is drawn from `source`."""
     measured = held_out is not None and len(held_out) > 0
     for text in (source.assumption, FIXED_IN_ADVANCE, FLOATING_POINT, PUBLIC):
         ledger.declare(ASSUMPTION, text)
@@ -387,7 +406,17 @@ def _learn(
         assert held_out is not None
         found = _measure(model, encoder, held_out, plan, ledger, source)
     guarantee = make_guarantee(ledger, plan.budget, unit)
-    return Learned(model, encoder, guarantee, plan, found, found.cautions if found else ())
+    cautions = (*_judge_classes(encoder), *(found.cautions if found else ()))
+    return Learned(model, encoder, guarantee, plan, found, cautions)
+
+
+def _judge_classes(encoder: Encoder) -> tuple[str, ...]:
+    if not encoder.classes or encoder.unnamed < UNNAMED:
+        return ()
+    return (
+        f"about {encoder.unnamed:.0%} of the records have none of the {len(encoder.classes)} classes that were named: "
+        "give the classes if you know their names, or a larger epsilon",
+    )
 
 
 def _fit(
@@ -450,7 +479,7 @@ def build_model(fitted: Additive) -> nn.Linear:
 
 def _measure(
     model: nn.Module, encoder: Encoder, held_out: Table, plan: Plan, ledger: Ledger, source: Source
-) -> Figures:
+) -> Figures | None:
     scores = score(model, encoder, held_out)
     targets, known = encode_target(held_out, encoder)
     if plan.figures_noise is None:

@@ -4,8 +4,9 @@
    number and of the target of a regression, with half the number of its different values.
 2. **bins and names**: of every number a histogram over some dozen cells, laid where the first release found records;
    of every category, and of the classes of the target, the count of every value. A record has one cell in each of the m
-   columns, so that the counts of all of them together move by at most √m in length. A value that nobody gave as public
-   is named only if its noised count exceeds 1 + σ√m·z, which the single record of a value of its own passes with
+   columns, and that of the target counts w-fold, w² = max(1, (m - 1)/6), because a class that is not found is not
+   learnt: so the counts of all of them together move by at most √(m - 1 + w²) in length. A value that nobody gave as
+   public is named only if its noised count exceeds 1 + σ√m·z, which the single record of a value of its own passes with
    probability δ'/m; a record may bring one such value to every column, so that δ' is what the event `Unlisted` charges
    (`sordino.accounting.unlisted`).
 
@@ -33,15 +34,19 @@ from sordino.noise import Source, add_noise
 from sordino.tables import release
 from sordino.tables.encoder import Binned, Block, Encoder, Named, Worded, map_cells, spell
 from sordino.tables.labels import rank
-from sordino.tables.schema import Column, Number, Skip, Text, settle_codes
+from sordino.tables.schema import Category, Column, Number, Skip, Text, settle_codes
 from sordino.tables.table import Table, parse_numbers
 
 CELLS = 64
 """Cells of the second histogram of a number, where the noise allows for so many."""
+FEWEST_BINS, BINS_IN_ALL = 8, 200
+"""Many numbers have fewer bins each: all of them are learnt from the same records."""
 MOST_VALUES = 200
 """Names of a category that are kept at most, by their noised counts."""
 CLEAR = 3.0
 """A coarse count this many deviations above zero is inside the range of a number."""
+LEAST_SHARE = 0.005
+"""Of the records in a bin."""
 SMALLEST_SPREAD = 1e-9
 
 Floats = NDArray[np.float64]
@@ -84,12 +89,16 @@ class Survey:
     @property
     def fine_deviation(self) -> float:
         """Of the noise on a count of the second."""
-        return self.noise[1] * self.rows * math.sqrt(self.fine)
+        return self.noise[1] * self.rows * find_fine_reach(self.fine)
 
     @property
-    def threshold(self) -> float:
-        """The noised count above which a value is named."""
-        return self.rows + self.fine_deviation * float(norm.isf(self.unlisted / (self.fine * self.rows)))
+    def target_deviation(self) -> float:
+        """Of the noise on a count of the target, which is smaller."""
+        return self.fine_deviation / find_weight(self.fine)
+
+    def find_threshold(self, deviation: float) -> float:
+        """The noised count above which a value is named, at that deviation of the noise."""
+        return self.rows + deviation * float(norm.isf(self.unlisted / (self.fine * self.rows)))
 
     def events(self) -> list[tuple[DpEvent, int]]:
         """What it costs."""
@@ -105,6 +114,16 @@ def list_coarse(columns: Mapping[str, Column | None], target: str, task: str) ->
 def count_fine(columns: Mapping[str, Column | None]) -> int:
     """How many columns may have cells in the second release, the target among them."""
     return 1 + sum(not isinstance(column, Skip | Text) for column in columns.values())
+
+
+def find_weight(fine: int) -> float:
+    """How often the target of m = `fine` columns counts."""
+    return math.sqrt(max(1.0, (fine - 1) / 6))
+
+
+def find_fine_reach(fine: int) -> float:
+    """How far one record moves the counts of m = `fine` columns."""
+    return math.sqrt(fine - 1 + find_weight(fine) ** 2)
 
 
 def list_events(noise: tuple[float, float], unlisted: float, *, first: bool) -> list[tuple[DpEvent, int]]:
@@ -135,8 +154,9 @@ def survey(table: Table, plan: Survey, ledger: Ledger, source: Source) -> Encode
         name: Worded(column.buckets) for name, column in columns.items() if isinstance(column, Text)
     }
     left_out = {name: column.why for name, column in columns.items() if isinstance(column, Skip)}
+    bins = choose_bins(plan.bins, sum(part.edges is not None for part in counted))
     for part, counts in zip(counted, noised, strict=False):
-        block = _make_block(part, counts, plan)
+        block = _make_block(part, counts, plan, bins)
         if block is None:
             left_out[part.name] = "its values are lost in the noise"
         else:
@@ -206,7 +226,7 @@ def _count(table: Table, name: str, column: Column, plan: Survey, ranges: Mappin
         bounds = None if column.low is None or column.high is None else (column.low, column.high)
         edges = lay_cells(ranges[name], plan.coarse_deviation, bounds, _choose_cells(plan))
         return _Column(name, count_in_cells(cells, edges), edges)
-    return _count_values(name, cells, column.values)
+    return _count_values(name, cells, column.values if isinstance(column, Category) else None)
 
 
 def _choose_cells(plan: Survey) -> int:
@@ -251,34 +271,42 @@ def _count_target(table: Table, plan: Survey, ranges: Mapping[str, Floats]) -> _
 
 
 def _release_counts(parts: Sequence[_Column], plan: Survey, ledger: Ledger, source: Source) -> list[Floats]:
-    """The counts of all parts with noise, in one release."""
+    """The counts of all parts with noise, in one release; the last is the target's."""
     assert len(parts) <= plan.fine
     receipt = ledger.charge(list_events(plan.noise, plan.unlisted, first=False)[0][0], "bins and names")
-    exact = torch.from_numpy(np.concatenate([part.counts for part in parts]))
-    noised = add_noise(source, receipt, exact, plan.fine_deviation).numpy()
-    return np.split(noised, np.cumsum([len(part.counts) for part in parts])[:-1])
+    weight = find_weight(plan.fine)
+    weighed = [*(part.counts for part in parts[:-1]), weight * parts[-1].counts]
+    noised = add_noise(source, receipt, torch.from_numpy(np.concatenate(weighed)), plan.fine_deviation).numpy()
+    split = np.split(noised, np.cumsum([len(part.counts) for part in parts])[:-1])
+    return [*split[:-1], split[-1] / weight]
 
 
 # -- what they make ---------------------------------------------------------------------------------------------------
 
 
-def _make_block(part: _Column, counts: Floats, plan: Survey) -> Block | None:
+def choose_bins(most: int, numbers: int) -> int:
+    """Bins of each of so many numbers: `most` of them, or their share of `BINS_IN_ALL`, and `FEWEST_BINS` at least."""
+    return min(most, max(FEWEST_BINS, BINS_IN_ALL // max(1, numbers)))
+
+
+def _make_block(part: _Column, counts: Floats, plan: Survey, bins: int) -> Block | None:
     if part.edges is not None:
-        return make_bins(part.edges, counts, plan.fine_deviation, plan.bins)
-    values, shares = name_values(part.values, counts, plan, public=part.public)
+        return make_bins(part.edges, counts, plan.fine_deviation, bins)
+    least = plan.find_threshold(plan.fine_deviation)
+    values, shares = name_values(part.values, counts, plan.records, least, public=part.public)
     return Named(values, shares) if values else None
 
 
 def name_values(
-    values: Sequence[str], counts: Floats, plan: Survey, *, public: bool
+    values: Sequence[str], counts: Floats, records: int, least: float, *, public: bool
 ) -> tuple[tuple[str, ...], tuple[float, ...]]:
     """The values that may be named, in order, and the shares of their places: each, missing, all others."""
-    known = np.arange(len(values)) if public else np.flatnonzero(counts[: len(values)] > plan.threshold)
+    known = np.arange(len(values)) if public else np.flatnonzero(counts[: len(values)] > least)
     if not public and len(known) > MOST_VALUES:
         known = known[np.argsort(-counts[known])[:MOST_VALUES]]
     chosen = sorted(known.tolist(), key=lambda place: rank(values[place])) if not public else known.tolist()
     kept = np.append(counts[chosen], counts[len(values)])  # never the sum over values that were not named
-    shares = np.maximum(kept, 0.0) / max(plan.records, 1)
+    shares = np.maximum(kept, 0.0) / max(records, 1)
     shares = np.append(shares, max(0.0, 1.0 - shares.sum()))
     return tuple(values[place] for place in chosen), tuple((shares / max(shares.sum(), 1.0)).tolist())
 
@@ -291,12 +319,13 @@ def make_bins(edges: Floats, counts: Floats, deviation: float, bins: int) -> Bin
     inside, missing = np.maximum(counts[:-1], 0.0), max(0.0, float(counts[-1]))
     total = max(float(inside.sum()), 1.0)
     heavy = inside >= total / bins
-    least = max(float(inside[~heavy].sum()) / max(1, bins - int(heavy.sum())), 2.0 * deviation, 1.0)
+    doubtful = max(4.0 * deviation, LEAST_SHARE * total, 1.0)
+    least = max(float(inside[~heavy].sum()) / max(1, bins - int(heavy.sum())), doubtful)
     cuts, shares, held = [], [], 0.0
     for place, count in enumerate(inside):
         held += count
         last = place == len(inside) - 1
-        before_heavy = not last and heavy[place + 1] and held >= min(least, 2.0 * deviation)
+        before_heavy = not last and heavy[place + 1] and held >= doubtful
         if not last and (held >= least or heavy[place] or before_heavy):
             cuts.append(float(edges[place + 1]))
             shares.append(held)
@@ -326,16 +355,24 @@ def _describe_target(
     part: _Column, counts: Floats, plan: Survey, blocks: Mapping[str, Block], left_out: Mapping[str, str]
 ) -> Encoder:
     if part.edges is not None:
-        found = make_bins(part.edges, counts, plan.fine_deviation, plan.bins)
+        found = make_bins(part.edges, counts, plan.target_deviation, plan.bins)
         low, high = float(part.edges[0]), float(part.edges[-1])
         return Encoder(plan.target, blocks, (), found.center, found.spread, low, high, left_out)
-    classes, shares = name_values(part.values, counts, plan, public=part.public)
+    least = plan.find_threshold(plan.target_deviation)
+    classes, shares = name_values(part.values, counts, plan.records, least, public=part.public)
     if len(classes) < 2:
         raise InvalidInput(
-            f"the target has {len(classes)} classes with clearly more than {plan.threshold:.0f} records, it takes 2: "
+            f"the target has {len(classes)} classes with clearly more than {least:.0f} records, it takes 2: "
             "give the classes if you know their names"
         )
-    return Encoder(plan.target, blocks, classes, left_out=left_out, class_shares=_balance(shares[: len(classes)]))
+    return Encoder(
+        plan.target,
+        blocks,
+        classes,
+        left_out=left_out,
+        class_shares=_balance(shares[: len(classes)]),
+        unnamed=shares[-1],
+    )
 
 
 def _balance(shares: Sequence[float]) -> tuple[float, ...]:

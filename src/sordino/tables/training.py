@@ -10,18 +10,22 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
-from sordino.accounting import Budget
-from sordino.errors import InvalidInput
+from sordino.accounting import Budget, Ledger
+from sordino.books import reopen
+from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.tables.dates import expand
-from sordino.tables.learning import Learned, learn
+from sordino.tables.learning import Learned, follow, learn, plan_learning, require_task
 from sordino.tables.predicting import Trained, save_model, use
+from sordino.tables.preparing import Reserving
 from sordino.tables.reading import HELD_OUT_SHARE, Sheet, choose_by_digest, split_table
 from sordino.tables.schema import Schema, Skip, describe_header
-from sordino.tables.table import Cells, Table, find_missing
+from sordino.tables.table import Cells, Table, find_missing, parse_values
 
 PER_UNIT = 3
 """Records of one unit that are used, unless another number is asked for."""
@@ -113,14 +117,31 @@ def prepare_table(table: Table, wishes: Wishes) -> Ready:
 
 
 def train_table(
-    ready: Ready, folder: Path | None = None, tell: Callable[[int, int], None] = lambda done, steps: None
+    ready: Ready,
+    folder: Path | None = None,
+    tell: Callable[[int, int], None] = lambda done, steps: None,
+    *,
+    resumed: bool = False,
 ) -> Fitted:
-    """Learn within the budget; with a `folder` its ledger and the model are kept there."""
+    """Learn within the budget; with a `folder` its ledger and the model are kept there.
+
+    A run that was killed in its `folder` is `resumed`: it learns anew with what the budget has left beside what it
+    spent, and is refused where that is too little.
+    """
     wishes, sheet = ready.wishes, ready.sheet
+    ledger = reopen(folder) if resumed and folder is not None else None
+    budget = ready.budget if ledger is None else Reserving.beside(ready.budget, ledger.events())
+    if ledger is not None and len(ledger) and not ready.budget.allows([(e, 2 * n) for e, n in ledger.events()]):
+        spent = len(ledger)
+        ledger.close()
+        raise BudgetExhausted(
+            f"{folder} spent {spent} releases, and epsilon={ready.budget.epsilon:g} leaves too little beside them to "
+            "learn anew: start a new run; what was spent adds to what it costs"
+        )
     learned = learn(
         sheet.train,
         sheet.target,
-        ready.budget,
+        budget,
         task=wishes.task,
         schema=ready.schema,
         bounds=wishes.target_bounds,
@@ -128,10 +149,14 @@ def train_table(
         metrics_epsilon=wishes.metrics_epsilon,
         rows_per_unit=ready.rows_per_unit,
         unit=ready.unit,
-        folder=folder,
+        folder=folder if ledger is None else None,
+        ledger=ledger,
+        resumed=resumed,
         seed=wishes.seed,
         tell=tell,
     )
+    if ledger is not None:
+        ledger.close()
     if folder is not None:
         save_model(folder, learned, ready.header)
     return Fitted(ready, learned, use(learned, ready.header))
@@ -171,3 +196,37 @@ def keep_few(owners: Cells, rows: int) -> NDArray[np.bool_]:
     kept = np.zeros(len(order), np.bool_)
     kept[order] = place < rows
     return kept | find_missing(owners)
+
+
+def build_program(ready: Ready) -> Callable[[Table, Any], Any]:
+    """The learning of `ready` as a program for `sordino.audit.conformance.replay`: from records to what is released."""
+    wishes, sheet = ready.wishes, ready.sheet
+    task = require_task(sheet.train, sheet.target, wishes.task, ready.schema)
+    columns = {name: column for name, column in ready.schema.columns.items() if name != sheet.target}
+    plan = plan_learning(
+        *(columns, sheet.target, task, ready.budget, len(sheet.train)),
+        classes=ready.schema.classes if task == "classification" else None,
+        bounds=wishes.target_bounds,
+        rows_per_unit=ready.rows_per_unit,
+    )
+
+    def program(records: Table, tape: Any) -> Any:
+        ledger = Ledger.in_memory()
+        tape.watch(ledger)
+        found = follow(records, plan, None, ledger, tape, ready.unit)
+        assert isinstance(found.model, nn.Linear)
+        return repr(found.encoder.to_plain()), found.model.weight.tolist(), found.model.bias.tolist()
+
+    return program
+
+
+def choose_records(table: Table, count: int = 4) -> list[int]:
+    """Some records spread over the table, all of whose values others have too: only those replays can compare."""
+    alone = np.zeros(len(table), np.bool_)
+    for cells in map(Cells.of, table.columns.values()):
+        if np.isnan(parse_values(cells.values)).any() and len(cells.values) <= len(table) // 2:
+            alone |= cells.spread(cells.count_values() == 1)
+    usual = np.flatnonzero(~alone)
+    return (
+        sorted({int(usual[place]) for place in np.linspace(0, len(usual) - 1, count).astype(int)}) if len(usual) else []
+    )
