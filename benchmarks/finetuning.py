@@ -102,7 +102,7 @@ class Row:
     noise_multiplier: float
     trained: int
     accuracy: float
-    base_accuracy: float
+    base_accuracy: float | None
     curve: list[tuple[int, float]]
     cpu_seconds: int
     purpose: str
@@ -321,7 +321,8 @@ def show(path: Path) -> None:
     typer.echo("|---|---:|---:|---:|---:|---:|---:|")
     for row in sorted(rows, key=lambda row: (row["method"], row["epsilon"])):
         shown = [f"`{row['method']}`", f"{row['trained']:,}", f"{row['epsilon']:.2f}", f"{row['accuracy']:.1%}"]
-        more = [f"{row['base_accuracy']:.1%}", f"{row['lr']:g}", f"{row['cpu_seconds'] / 60:.0f}"]
+        before = "" if row["base_accuracy"] is None else f"{row['base_accuracy']:.1%}"
+        more = [before, f"{row['lr']:g}", f"{row['cpu_seconds'] / 60:.1f}"]
         typer.echo(f"| {' | '.join([*shown, *more])} |")
 
 

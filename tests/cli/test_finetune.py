@@ -290,7 +290,7 @@ Change = Callable[[Path], dict[str, object]]
         (lambda t: {"--data": make(t, "a.csv", "review,mood\n" + " ,a\n,b\n" * 9)}, "holds no text"),
         (
             lambda t: {"--data": make(t, "a.csv", "review,mood\n" + "hi,secret\n" * 9)},
-            "has 1 different values",
+            "it takes 2",
         ),
         (lambda t: {"--text": "body"}, "reviews has no column 'body': it has guest, review, mood"),
         (lambda t: {"--target": "body"}, "has no column 'body'"),
