@@ -129,6 +129,8 @@ def _choose_schema(flags: Flags, base: Schema | None, choice: DataChoice, sheet:
     given = given.with_columns(numbers)
     if choice.classes is not None:
         given = replace(given, classes=choice.classes)
+    if unknown := next((name for name in given.columns if name not in sheet.train.columns), None):
+        raise InvalidInput(f"the schema has a column {unknown!r}, the data has not: {sheet.train.suggest(unknown)}")
     return describe_header(given, list(sheet.train.columns), sheet.target, choice.bounds)
 
 
