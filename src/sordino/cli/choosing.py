@@ -54,7 +54,8 @@ def choose(flags: Flags) -> Chosen:
     )
     plan = None
     if isinstance(records, Sheet):
-        schema = _choose_schema(flags, base.schema, data, records)
+        records = records.take_parts(base.schema) if base.schema is not None else records
+        records, schema = records.expand(_choose_schema(flags, base.schema, data, records))
         records.check(schema)
         share = SHARE if data.prepare is None else data.prepare
         plan = plan_release(schema, count, _find_budget(base.recipe, flags, count), share)

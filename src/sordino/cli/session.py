@@ -205,6 +205,8 @@ def reopen(directory: Path, *, trust_code: bool = False, prepare: bool = True) -
     if found.recipe is None:
         raise InvalidInput(f"{directory / config.FILE} has no [recipe]: give the directory of a run of `sordino train`")
     records = lookup.load_records(found.data)
+    if isinstance(records, Sheet) and found.schema is not None:
+        records = records.take_parts(found.schema)
     require_count(found.data, records)
     if chosen is None:
         if not prepare:

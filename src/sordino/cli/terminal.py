@@ -45,19 +45,23 @@ def show_reading() -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr while a large file is read: it is told how much was read, of how much."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-    with Progress(
+    bar = Progress(
         TextColumn("reading"), BarColumn(bar_width=32), TaskProgressColumn(), console=messages(), transient=True
-    ) as bar:
-        task = None
+    )
+    task = bar.add_task("", total=None)
+    shown = False
 
-        def told(done: int, size: int) -> None:
-            nonlocal task
-            if size < _LARGE:
-                return
-            task = bar.add_task("", total=size) if task is None else task
-            bar.update(task, completed=done)
+    def told(done: int, size: int) -> None:
+        nonlocal shown
+        if size >= _LARGE:
+            bar.start() if not shown else None
+            shown = True
+            bar.update(task, completed=done, total=size)
 
+    try:
         yield told
+    finally:
+        bar.stop() if shown else None
 
 
 def complain(message: str) -> None:

@@ -81,6 +81,14 @@ def derive(table: Table, needed: Iterable[str]) -> Table:
     return Table(table.name, {**table.columns, **made}, table.numbers, table.named) if made else table
 
 
+def replace_dates(table: Table, needed: Iterable[str]) -> Table:
+    """`table` with those `needed` parts in place of the dates that they are made from."""
+    wanted = list(needed)
+    parted = {name_source(name) for name in wanted if name not in table.columns}
+    made = derive(table, wanted)
+    return made.pick([name for name in made.columns if name not in parted]) if parted & set(table.columns) else table
+
+
 def name_source(column: str) -> str:
     """The column of a file that `column` is made from."""
     found = _PART.fullmatch(column)

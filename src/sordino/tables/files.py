@@ -208,7 +208,8 @@ def _spell(cell: Any) -> str:
     if isinstance(cell, float | np.floating):
         if not math.isfinite(cell):
             return ""
-        return str(int(cell)) if float(cell).is_integer() and abs(cell) < 2**53 else repr(float(cell))
+        value = float(cell)
+        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
     if isinstance(cell, int | np.integer | str):
         return str(cell)
     if hasattr(cell, "isoformat"):

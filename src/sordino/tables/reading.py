@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,7 @@ from torch.utils.data import TensorDataset
 from sordino.errors import InvalidInput, SordinoError
 from sordino.tables.arrays import Array, read_arrays
 from sordino.tables.dataset import Data, Preprocessing
+from sordino.tables.dates import expand, replace_dates
 from sordino.tables.delimited import Dialect, Told
 from sordino.tables.encoding import encode, require_public
 from sordino.tables.files import is_table, read_table
@@ -39,6 +40,7 @@ _ACCEPTED = "a table (.csv, .tsv, .csv.gz, .parquet, .xlsx), a .npz file, a fold
 MOST_NUMBERS = 20
 """A target with more different numbers than this is a number to predict, not a class."""
 MOST_WORDS = 1000
+_AT_ONCE = 1 << 15
 
 
 class PillowMissing(SordinoError, ImportError):
@@ -87,6 +89,16 @@ class Sheet:
         """By a mask that read no record; held-out records without a class have nothing to say and are left out."""
         held = table.select(held_out)
         return cls(table.select(~held_out), held.select(~find_missing(held.columns[target])), target)
+
+    def expand(self, schema: Schema) -> tuple[Sheet, Schema]:
+        """Sheet and schema with every date in parts."""
+        (train, parts), (held, _) = (expand(part, schema) for part in (self.train, self.held_out))
+        return Sheet(train, held, self.target), parts
+
+    def take_parts(self, schema: Schema) -> Sheet:
+        """The same with the parts of dates that a schema, which was expanded, names."""
+        train, held = (replace_dates(part, schema.columns) for part in (self.train, self.held_out))
+        return Sheet(train, held, self.target)
 
     def check(self, schema: Schema, task: str | None = None) -> None:
         """Refuse records that contradict what is public, or that leave nothing to learn, before anything is spent."""
@@ -195,13 +207,14 @@ def split_table(table: Table, target: str, held_out: float | None) -> Sheet:
     return Sheet.split(table, target, choose_by_digest(held_out, len(table), _join_cells(table)))
 
 
-def _join_cells(table: Table) -> Iterable[bytes]:
-    """The cells of every record as one text."""
-    spread = [pc.take(cells.values, pa.array(cells.codes)) for cells in map(Cells.of, table.columns.values())]
-    joined = pc.binary_join_element_wise(
-        *(cells.cast(pa.large_string()) for cells in spread), pa.scalar("\0", pa.large_string())
-    )
-    return (row.as_buffer().to_pybytes() for row in joined)
+def _join_cells(table: Table) -> Iterator[bytes]:
+    """The cells of every record as one text, some thousand records at a time."""
+    columns = [Cells.of(cells) for cells in table.columns.values()]
+    between = pa.scalar("\0", pa.large_string())
+    for start in range(0, len(table), _AT_ONCE):
+        codes = [pa.array(cells.codes[start : start + _AT_ONCE]) for cells in columns]
+        parts = [cells.values.take(part).cast(pa.large_string()) for cells, part in zip(columns, codes, strict=True)]
+        yield from (row.encode() for row in pc.binary_join_element_wise(*parts, between).to_pylist())
 
 
 def _read_folder(path: Path, choice: DataChoice) -> Data:
