@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd
 from numpy.typing import NDArray
 
 from benchmarks.tables.cases import Parts, encode, write_schema
@@ -60,7 +60,7 @@ def _with_schema(parts: Parts, epsilon: float, seed: int) -> Scores:
 
 def _dp_ebm(parts: Parts, epsilon: float, seed: int) -> Scores:
     try:
-        from interpret.privacy import DPExplainableBoostingClassifier  # type: ignore[import-untyped]
+        from interpret.privacy import DPExplainableBoostingClassifier
     except ImportError:
         raise Missing("interpret-core is not installed") from None
     frames = []

@@ -130,7 +130,7 @@ class _Private(BaseEstimator):
         return tags
 
 
-class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]  # scikit-learn has no types
+class PrivateClassifier(ClassifierMixin, _Private):  # scikit-learn has no types
     """A classifier of tables with differential privacy for every record that it is fitted to.
 
     `epsilon` is what a `fit` may spend at `delta` (by default at most a tenth of one over the records). `schema` says
@@ -188,7 +188,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]  # sci
         return found
 
 
-class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]  # scikit-learn has no types
+class PrivateRegressor(RegressorMixin, _Private):  # scikit-learn has no types
     """A regression on tables with differential privacy for every record that it is fitted to.
 
     `target_bounds` is the public range of the target; without it a range is released with noise. The other parameters

@@ -206,10 +206,10 @@ def _spell(cell: Any) -> str:
     if isinstance(cell, bool | np.bool_):
         return "true" if cell else "false"
     if isinstance(cell, float | np.floating):
-        if not math.isfinite(cell):
-            return ""
         value = float(cell)
-        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
+        if not math.isfinite(value):
+            return ""
+        return str(int(value)) if value.is_integer() and abs(value) < 2.0**53 else repr(value)
     if isinstance(cell, int | np.integer | str):
         return str(cell)
     if hasattr(cell, "isoformat"):
