@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -485,6 +486,44 @@ def test_a_hugging_face_dataset_has_columns() -> None:
     recipe = calibrated(KNOWN, batch_size=4, steps=2)
     found = train(users(recipe, dataset=held, loss=by_name, unit="owner"))
     torch.testing.assert_close(found, train(users(recipe)), rtol=1e-6, atol=1e-7)
+
+
+def test_a_hugging_face_dataset_may_name_owners_by_number() -> None:
+    datasets = pytest.importorskip("datasets")
+    numbers = [int(owner.split("-")[1]) for owner in OWNERS]
+    held = datasets.Dataset.from_dict({"x": list(range(RECORDS)), "owner": numbers}).with_format("torch")
+    assert torch.equal(Units(held, "owner")._counts, Units(classification(), OWNERS)._counts)
+
+
+def pad(items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Sequences of different lengths, time first: the first dimension counts no records."""
+    return nn.utils.rnn.pad_sequence([x for x, _ in items]), torch.stack([y for _, y in items])
+
+
+class Padded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.words(x) * (x > 0).unsqueeze(-1)).sum(0))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}], ids=str)
+def test_records_that_a_collate_function_pads_belong_to_users_too(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    held = [(torch.randint(1, 9, (2 + i % 5,)), torch.tensor(i % 3)) for i in range(RECORDS)]
+    first = Padded()
+    recipe = calibrated(KNOWN, batch_size=KNOWN, steps=2, noise_multiplier=1e-6)
+    jl = replace(recipe, norms=recipes.jl(projections=24).norms)
+    loop, whole, projected = (
+        users(
+            chosen, model=copy.deepcopy(first), dataset=held, collate=pad, per_unit=3, validate=False, microbatch=size
+        )
+        for chosen, size in ((recipe, None), (recipe, 7), (jl, None))
+    )
+    torch.testing.assert_close(own_loop(loop, microbatch=9, **options), train(whole), rtol=1e-4, atol=1e-5)
+    assert bool(train(projected).isfinite().all())
 
 
 def test_owners_may_be_arrays_tensors_or_series() -> None:

@@ -89,9 +89,9 @@ class Bench:
         return draw if self.team.size == 1 else draw[self.team.own(len(draw))]
 
     def number_draw(self) -> int:
-        """A number for every draw of a run, public and never used again: it says which records of a unit are used."""
-        self.draws += 1
-        return (self.run.position << 32) + self.draws
+        """Count the draws of a run, also of one that goes on: a public number that says which records are used."""
+        self.draws = max(self.draws, self.run.position) + 1
+        return self.draws
 
     def split(self, draw: Draw, size: int) -> Iterator[Draw]:
         """The draw in pieces of about `size` records, of which no unit is split."""
