@@ -79,7 +79,7 @@ def test_train_refuses(sordino, small, tmp_path, arguments, words):
         ("x\x1b[2J,y\n1,0\n2,1\n", "must be printable"),
         ("x,y\n1,0\n2\n", "record 2 does not have 2 cells"),
         ("x,x,y\n1,1,0\n2,2,1\n", "it takes"),
-        (b"\xff\xfe\x00", "cannot be read as the encoding of its first bytes"),
+        (b"\xff\xfe\x00", "has no header"),
     ],
 )
 def test_csv_is_refused(sordino, tmp_path, content, words):

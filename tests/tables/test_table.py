@@ -202,7 +202,7 @@ def test_a_schema_can_be_written_and_read():
         ({"columns": 3}, "must be tables"),
         ({"columns": {"a": 3}}, "must be tables"),
         ({"columns": {"a": {}}}, "kind=None must be one of"),
-        ({"columns": {"a": {"kind": "date"}}}, "kind='date' must be one of"),
+        ({"columns": {"a": {"kind": "dates"}}}, "kind='dates' must be one of"),
         ({"columns": {"a": {"kind": "number", "lo": 3}}}, "has no key 'lo'"),
         ({"columns": {"a": {"kind": "number", "low": 3}}}, "belong together"),
         ({"columns": {"a": {"kind": "number", "low": 3, "high": 3}}}, "increasing"),

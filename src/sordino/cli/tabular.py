@@ -37,6 +37,7 @@ from sordino.tables.training import (
     Wishes,
     build_program,
     choose_records,
+    plan_table,
     prepare_table,
     train_table,
 )
@@ -185,6 +186,7 @@ def audit(directory: Path, config: Config, *, as_json: bool) -> bool:
 
 
 def _learn_and_report(config: Config, ready: Ready, directory: Path, *, as_json: bool, resumed: bool = False) -> None:
+    plan_table(ready)  # what would be lost in the noise is refused before anything is written
     if not as_json:
         _announce(config, ready)
     try:

@@ -20,7 +20,7 @@ from sordino.accounting import Budget, Ledger
 from sordino.books import reopen
 from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.tables.dates import expand
-from sordino.tables.learning import Learned, follow, learn, plan_learning, require_task
+from sordino.tables.learning import Learned, Plan, follow, learn, plan_learning, require_task
 from sordino.tables.predicting import Trained, save_model, use
 from sordino.tables.preparing import Reserving
 from sordino.tables.reading import HELD_OUT_SHARE, Sheet, choose_by_digest, split_table
@@ -198,17 +198,23 @@ def keep_few(owners: Cells, rows: int) -> NDArray[np.bool_]:
     return kept | find_missing(owners)
 
 
-def build_program(ready: Ready) -> Callable[[Table, Any], Any]:
-    """The learning of `ready` as a program for `sordino.audit.conformance.replay`: from records to what is released."""
+def plan_table(ready: Ready) -> Plan:
+    """How the budget will be spent; refuses what would be lost in the noise."""
     wishes, sheet = ready.wishes, ready.sheet
     task = require_task(sheet.train, sheet.target, wishes.task, ready.schema)
-    columns = {name: column for name, column in ready.schema.columns.items() if name != sheet.target}
-    plan = plan_learning(
-        *(columns, sheet.target, task, ready.budget, len(sheet.train)),
+    return plan_learning(
+        *({name: column for name, column in ready.schema.columns.items() if name != sheet.target}, sheet.target),
+        *(task, ready.budget, len(sheet.train)),
         classes=ready.schema.classes if task == "classification" else None,
         bounds=wishes.target_bounds,
+        metrics_epsilon=wishes.metrics_epsilon if len(sheet.held_out) else None,
         rows_per_unit=ready.rows_per_unit,
     )
+
+
+def build_program(ready: Ready) -> Callable[[Table, Any], Any]:
+    """The learning of `ready` as a program for `sordino.audit.conformance.replay`: from records to what is released."""
+    plan = plan_table(ready)
 
     def program(records: Table, tape: Any) -> Any:
         ledger = Ledger.in_memory()
