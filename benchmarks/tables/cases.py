@@ -18,7 +18,7 @@ from sordino.tables.schema import Category, Column, Number, Schema
 Frame = Any
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 SEEDS = 3
-_FEW = 12
+_FEW = 8
 """A number with no more different values is a code: its values are public in the schema."""
 
 
