@@ -11,6 +11,7 @@ import io
 import json
 import warnings
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,9 @@ class Answering(nn.Module):
         self.model = trained.model
         self.classes = len(trained.classes)
         inputs = trained.encoder
-        self.limits = (inputs.center, inputs.spread, inputs.low, inputs.high) if isinstance(inputs, TableInputs) else ()
+        self.limits = (0.0, 1.0, -inf, inf)
+        if isinstance(inputs, TableInputs):
+            self.limits = (inputs.center, inputs.spread, inputs.low, inputs.high)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[N, classes] probabilities, or [N] values."""
@@ -93,8 +96,8 @@ def _trace(trained: Trained, to: str, path: Path, example: Tensor) -> None:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter about itself
         if to == "torchscript":
-            traced = torch.jit.trace(answering, (example,), check_trace=False)  # type: ignore[no-untyped-call]
-            write_durably(path, _save(torch.jit.freeze(traced)))  # type: ignore[no-untyped-call]
+            traced = torch.jit.trace(answering, (example,), check_trace=False)
+            write_durably(path, _save(torch.jit.freeze(traced)))
             return
         batch = torch.export.Dim("records")
         program: Any = torch.onnx.export(
@@ -111,7 +114,7 @@ def _trace(trained: Trained, to: str, path: Path, example: Tensor) -> None:
 
 def _save(traced: Any) -> bytes:
     buffer = io.BytesIO()
-    torch.jit.save(traced, buffer)  # type: ignore[no-untyped-call]
+    torch.jit.save(traced, buffer)
     return buffer.getvalue()
 
 

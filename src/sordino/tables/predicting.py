@@ -41,7 +41,8 @@ _AT_ONCE = 8_192
 class Inputs(Protocol):
     """What turns records of a program's own into the inputs of a model; a pure function of each record."""
 
-    classes: tuple[str, ...]
+    @property
+    def classes(self) -> tuple[str, ...]: ...
 
     def __call__(self, data: Any) -> Tensor: ...
 
@@ -126,7 +127,7 @@ class Trained:
         """The likeliest class by name, or the value."""
         scores = self.score(data)
         if self.classes:
-            return np.array(self.classes, np.object_)[to_chances(scores, self.classes).argmax(1)]
+            return np.asarray(np.array(self.classes, np.object_)[to_chances(scores, self.classes).argmax(1)])
         assert isinstance(self.encoder, TableInputs)
         return find_values(scores, self.encoder)
 
@@ -176,10 +177,17 @@ def by_schema(schema: Schema, target: str, header: Sequence[str]) -> TableInputs
 
 def by_encoder(encoder: Encoder, header: Sequence[str]) -> TableInputs:
     """The inputs of a model that was learnt from a table."""
-    limits = (encoder.center, encoder.spread, encoder.low, encoder.high)
     return TableInputs(
-        *(tuple(encoder.blocks), encoder.width, encoder.encode),
-        *(encoder.target, tuple(header), encoder.classes, *limits),
+        columns=tuple(encoder.blocks),
+        width=encoder.width,
+        encode=encoder.encode,
+        target=encoder.target,
+        header=tuple(header),
+        classes=encoder.classes,
+        center=encoder.center,
+        spread=encoder.spread,
+        low=encoder.low,
+        high=encoder.high,
     )
 
 
