@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 import io
 import json
-import math
 import warnings
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,9 @@ class Answering(nn.Module):
         self.model = trained.model
         self.classes = len(trained.classes)
         inputs = trained.encoder
-        numbers = (inputs.center, inputs.spread, inputs.low, inputs.high) if isinstance(inputs, TableInputs) else None
-        self.limits = numbers or (0.0, 1.0, -math.inf, math.inf)
+        self.limits = (0.0, 1.0, -inf, inf)
+        if isinstance(inputs, TableInputs):
+            self.limits = (inputs.center, inputs.spread, inputs.low, inputs.high)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[N, classes] probabilities, or [N] values."""

@@ -42,8 +42,7 @@ class Inputs(Protocol):
     """What turns records of a program's own into the inputs of a model; a pure function of each record."""
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        """Their names; empty for a regression."""
+    def classes(self) -> tuple[str, ...]: ...
 
     def __call__(self, data: Any) -> Tensor: ...
 
@@ -128,8 +127,7 @@ class Trained:
         """The likeliest class by name, or the value."""
         scores = self.score(data)
         if self.classes:
-            names: NDArray[Any] = np.array(self.classes, np.object_)
-            return np.asarray(names[to_chances(scores, self.classes).argmax(1)])
+            return np.asarray(np.array(self.classes, np.object_)[to_chances(scores, self.classes).argmax(1)])
         assert isinstance(self.encoder, TableInputs)
         return find_values(scores, self.encoder)
 
@@ -180,8 +178,12 @@ def by_schema(schema: Schema, target: str, header: Sequence[str]) -> TableInputs
 def by_encoder(encoder: Encoder, header: Sequence[str]) -> TableInputs:
     """The inputs of a model that was learnt from a table."""
     return TableInputs(
-        *(tuple(encoder.blocks), encoder.width, encoder.encode),
-        *(encoder.target, tuple(header), encoder.classes),
+        columns=tuple(encoder.blocks),
+        width=encoder.width,
+        encode=encoder.encode,
+        target=encoder.target,
+        header=tuple(header),
+        classes=encoder.classes,
         center=encoder.center,
         spread=encoder.spread,
         low=encoder.low,
