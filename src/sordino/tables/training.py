@@ -202,9 +202,13 @@ def plan_table(ready: Ready) -> Plan:
     """How the budget will be spent; refuses what would be lost in the noise."""
     wishes, sheet = ready.wishes, ready.sheet
     task = require_task(sheet.train, sheet.target, wishes.task, ready.schema)
+    columns = {name: column for name, column in ready.schema.columns.items() if name != sheet.target}
     return plan_learning(
-        *({name: column for name, column in ready.schema.columns.items() if name != sheet.target}, sheet.target),
-        *(task, ready.budget, len(sheet.train)),
+        columns,
+        sheet.target,
+        task,
+        ready.budget,
+        len(sheet.train),
         classes=ready.schema.classes if task == "classification" else None,
         bounds=wishes.target_bounds,
         metrics_epsilon=wishes.metrics_epsilon if len(sheet.held_out) else None,
