@@ -33,7 +33,7 @@ Bounds = tuple[float, float]
 TARGET = "target"
 
 
-class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class _Private(BaseEstimator):
     """What both estimators share: the parameters, and the way from records to a model."""
 
     guarantee_: Guarantee
