@@ -472,7 +472,9 @@ def by_name(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
 
 
-@pytest.mark.parametrize("dataset", [Rows(), Columns(), Subset(Rows(), range(RECORDS))], ids=lambda held: type(held).__name__)
+@pytest.mark.parametrize(
+    "dataset", [Rows(), Columns(), Subset(Rows(), range(RECORDS))], ids=lambda held: type(held).__name__
+)
 def test_a_column_names_the_owners_and_no_model_sees_it(dataset: Any) -> None:
     recipe = calibrated(KNOWN, batch_size=4, steps=2)
     found = train(users(recipe, dataset=dataset, loss=by_name, unit="owner"))
