@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from sordino import Budget, InvalidInput, Private, SordinoError, recipes
 from sordino.errors import LedgerError, UnsupportedModel
@@ -166,10 +167,25 @@ def test_training_records_are_never_evaluated(tmp_path: Path) -> None:
         make(build("bert"), "bert", tmp_path, budget=BUDGET, train_dataset=texts, eval_dataset={"a": texts})
     trainer = make(build("bert"), "bert", tmp_path, recipe=whole_batch(), train_dataset=texts)
     for look in (trainer.evaluate, trainer.predict):
-        with pytest.raises(InvalidInput, match="hold some records out"):
-            look(texts)
+        for some in (texts, Subset(texts, [0, 1])):
+            with pytest.raises(InvalidInput, match="hold some out"):
+                look(some)
     with pytest.raises(InvalidInput, match="cost privacy too"):
         trainer.hyperparameter_search()
+
+
+def test_one_trainer_trains_once_and_says_what_it_was_shown(tmp_path: Path) -> None:
+    """Twice, its guarantee would be about the second time alone."""
+    trainer = make(build("gpt2"), "gpt2", tmp_path / "first", recipe=whole_batch())
+    trainer.train()
+    trainer.predict(Texts("gpt2"))
+    assert trainer.guarantee(delta=1e-3).unprotected, "predict publishes what it finds"
+    trainer.args.output_dir = str(tmp_path / "second")
+    for resume in (None, True):
+        with pytest.raises(SordinoError):
+            trainer.train(resume_from_checkpoint=resume)
+    assert not (tmp_path / "second" / "sordino").exists()
+    trainer.private.close()
 
 
 def test_a_loss_of_ones_own_is_asked_for_per_example(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from sordino.tables.dates import WEEKDAYS, derive, expand, parse_date, take_part
 from sordino.tables.reading import require_classes
 from sordino.tables.schema import Category, Date, Number, Schema, Skip, describe_header, settle_codes
 from sordino.tables.table import Cells, Table
-from sordino.tables.training import Wishes, keep_few, prepare_table
+from sordino.tables.training import Wishes, keep_few, name_owners, prepare_table
 
 IDENTIFIERS = (
     "patient_nbr",
@@ -114,11 +114,22 @@ def test_targets_that_make_no_classes_are_refused_for_free(cells: list[str], wor
 
 
 def test_of_every_owner_a_few_records_are_used_whoever_else_is_there() -> None:
-    owners = ["a", "b", "a", "", "a", "b", "", "c"]
-    assert keep_few(Cells.of(owners), 2).tolist() == [True, True, True, True, False, True, True, True]
+    owners = ["a", "b", "a", "a", "b", "c"]
+    assert keep_few(Cells.of(owners), 2).tolist() == [True, True, True, False, True, True]
     without = [owner for owner in owners if owner != "b"]
     kept = keep_few(Cells.of(owners), 2)[[owner != "b" for owner in owners]]
     assert keep_few(Cells.of(without), 2).tolist() == kept.tolist()
+
+
+@pytest.mark.parametrize("nobody", ["", "NA", "-", "none"])
+def test_records_of_nobody_are_refused_for_they_have_no_bound(nobody: str) -> None:
+    with pytest.raises(InvalidInput, match="records without a who"):
+        name_owners(Table("t", {"who": ["a", "b", nobody]}), "who")
+
+
+def test_an_owner_is_the_same_however_it_is_spelled() -> None:
+    owners = name_owners(Table("t", {"who": ["17", " 17", "17 ", "17.0", "1.7e1", "18"]}), "who")
+    assert keep_few(owners, 1).tolist() == [True, False, False, False, False, True]
 
 
 def test_whole_units_are_held_out_and_named_in_the_guarantee() -> None:

@@ -70,6 +70,8 @@ def test_what_can_be_read(tmp_path, content, columns):
         ('a,b\n"1,2\n', "a quote is not closed"),
         ('a,b\n1,"2\nrich,4\n', "within a quote that is not closed"),
         ('a,b,c\n1,2,"3\n4,5,rich\n6,7,8"\n', "record 1 holds other records within quotes"),
+        ('a,b\n1,2\n4,"no\n5,rich\n6,rich"\n7,8\n', "record 2 holds other records within quotes"),
+        ('a\n1\n"2\nrich\n4"\n5\n', "record 2 holds other records within quotes"),
     ],
 )
 def test_what_is_refused_in_one_line_without_a_cell_of_it(tmp_path, content, words):

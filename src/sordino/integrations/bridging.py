@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
-from sordino.errors import UnsupportedModel
+from sordino.errors import InvalidInput, UnsupportedModel
 from sordino.finetuning import losses
 
 
@@ -67,3 +68,16 @@ def plain_forward(model: nn.Module) -> Iterator[None]:
 
 def _is_of_trl(forward: Any) -> bool:
     return str(getattr(forward, "__globals__", {}).get("__name__", "")).startswith("trl.")
+
+
+def require_apart(train: Any, held_out: Any) -> None:
+    """Refuse records to measure on that are those of training, or some of them: what is measured is published."""
+    if train is None or held_out is None:
+        return
+    for each in held_out.values() if isinstance(held_out, dict) else (held_out,):
+        same = each is train or (isinstance(each, Subset) and each.dataset is train)
+        mark = getattr(train, "_fingerprint", None)
+        if same or (mark is not None and mark == getattr(each, "_fingerprint", None)):
+            raise InvalidInput(
+                "the records to evaluate are the train_dataset: that would publish what is protected; hold some out"
+            )

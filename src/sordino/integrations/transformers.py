@@ -20,6 +20,7 @@ it (callbacks, evaluation, saving, the hub) is the Trainer's. What the arguments
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import time
@@ -39,7 +40,7 @@ from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.finetuning import losses
 from sordino.gradients.engine import Loss
 from sordino.integrations.arguments import Meaning, require_private
-from sordino.integrations.bridging import AsDict, TaskLoss, plain_forward
+from sordino.integrations.bridging import AsDict, TaskLoss, plain_forward, require_apart
 from sordino.private import Private
 from sordino.recipe import Recipe
 from sordino.records import count_records
@@ -49,7 +50,10 @@ from sordino.validation.first_step import require_held, watch_first_step
 
 FOLDER = "sordino"
 """Where the ledger is, within `output_dir`."""
-PRIVATE = ("loss", "grad_norm", "train_loss", "total_flos")
+PRIVATE = (
+    *("loss", "grad_norm", "train_loss", "total_flos"),
+    *("train_runtime", "train_samples_per_second", "train_steps_per_second"),  # how long draws took tells their sizes
+)
 """What the Trainer would log of the training batches; the last tells how much text there was in them."""
 STATE = "trainer_state.json"
 
@@ -87,6 +91,9 @@ class PrivateLoop:
         given = settings.get("args") or next((each for each in arguments if hasattr(each, "output_dir")), None)
         if given is not None:
             require_private(given, self.more_meanings)
+        # As they were given: TRL makes other objects of both.
+        bound = inspect.signature(self.ordinary.__init__).bind_partial(self, *arguments, **settings).arguments
+        require_apart(bound.get("train_dataset"), bound.get("eval_dataset"))
         super().__init__(*arguments, **settings)
         self.private: Private | None = None
         self._given, self._budget, self._loss, self._unit = recipe, budget, loss, unit
@@ -102,11 +109,7 @@ class PrivateLoop:
         if self.train_dataset is None:
             raise InvalidInput("train_dataset is missing: the records are what is protected")
         count_records(self.train_dataset)
-        held_out = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
-        if any(each is self.train_dataset for each in held_out):
-            raise InvalidInput(
-                "eval_dataset is the train_dataset: evaluation would publish what it protects; hold some out"
-            )
+        require_apart(self.train_dataset, self.eval_dataset)
         if self.compute_loss_func is not None and self._loss is None:
             raise InvalidInput(
                 "compute_loss_func gives one loss for the batch: pass loss=, which gives one per example"
@@ -206,6 +209,12 @@ class PrivateLoop:
         if resume_from_checkpoint is True:
             resume_from_checkpoint = self._find_newest_whole()
             self._from_start = resume_from_checkpoint is None
+        resumes = self._from_start or resume_from_checkpoint is not None
+        if self.private is not None and not (resumes and self.private.run.folder == self.folder):
+            raise InvalidInput(
+                "this trainer has trained already, and its guarantee is about that alone: make a new one, with "
+                "options={'ledger': Ledger.open(...)} to go on with the same records"
+            )
         return super().train(resume_from_checkpoint, trial, *more, **kwargs)  # type: ignore[misc]
 
     def hyperparameter_search(self, *_: Any, **__: Any) -> Any:
@@ -352,15 +361,14 @@ class PrivateLoop:
 
     def evaluate(self: Any, eval_dataset: Any = None, *more: Any, **kwargs: Any) -> Any:
         """Evaluate on held-out records, which are not protected; never on those that are."""
-        if eval_dataset is not None and eval_dataset is self.train_dataset:
-            raise InvalidInput("evaluate(train_dataset) would publish what is protected: hold some records out")
+        require_apart(self.train_dataset, eval_dataset)
         self._declare_held_out()
         return super().evaluate(eval_dataset, *more, **kwargs)  # type: ignore[misc]
 
     def predict(self: Any, test_dataset: Any, *more: Any, **kwargs: Any) -> Any:
         """Predict for records that are not those of training: their metrics would be published without noise."""
-        if test_dataset is self.train_dataset:
-            raise InvalidInput("predict(train_dataset) would publish what is protected: hold some records out")
+        require_apart(self.train_dataset, test_dataset)
+        self._declare_held_out()
         return super().predict(test_dataset, *more, **kwargs)  # type: ignore[misc]
 
     def _declare_held_out(self: Any) -> None:

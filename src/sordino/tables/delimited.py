@@ -286,15 +286,14 @@ def _require_whole(path: Path, kept: list[list[Any]], wrong: list[int], separato
         for cells in batch:
             if (place := _find_swallowed(cells, separator, len(kept))) is not None:
                 raise InvalidInput(
-                    f"{path} record {passed + place + 1} holds other records within quotes: one of them is not closed"
+                    f"{path} record {passed + place + 1} holds other records within quotes: one of them is not closed; "
+                    "keep texts of several lines in a .parquet file"
                 )
         passed += len(kept[0][number])
 
 
 def _find_swallowed(cells: Any, separator: str, width: int) -> int | None:
-    """The place of the first cell that has lines of as many cells as a record."""
-    if width < 3:
-        return None
+    """The place of the first cell that has lines of as many cells as a record; of one column, of any second line."""
     marked = np.flatnonzero(np.asarray(pc.match_substring(cells, "\n"), np.bool_))
     for place in marked.tolist():
         lines = cells[place].as_py().split("\n")[1:]

@@ -20,6 +20,7 @@ from sordino.accounting import Budget, Ledger
 from sordino.books import reopen
 from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.tables.dates import expand
+from sordino.tables.encoding import spell_label
 from sordino.tables.learning import Learned, Plan, follow, learn, plan_learning, require_task
 from sordino.tables.predicting import Trained, save_model, use
 from sordino.tables.preparing import Reserving
@@ -177,15 +178,26 @@ def _split(table: Table, wishes: Wishes, rows: int) -> Sheet:
     """Training and held-out records; with units, of whole units, and no more than `rows` of each."""
     if wishes.unit is None:
         return split_table(table, wishes.target, wishes.held_out)
-    owners = Cells.of(table.columns[wishes.unit])
-    kept = table.select(keep_few(owners, rows))
-    owners = Cells.of(kept.columns[wishes.unit])
-    chosen = choose_by_digest(wishes.held_out, len(owners.values), (value.encode() for value in owners.list_values()))
-    return Sheet.split(kept, wishes.target, owners.spread(chosen))
+    owners = name_owners(table, wishes.unit)
+    chosen = keep_few(owners, rows)
+    kept, owners = table.select(chosen), owners.take(owners.codes[chosen])
+    parts = choose_by_digest(wishes.held_out, len(owners.values), (value.encode() for value in owners.list_values()))
+    return Sheet.split(kept, wishes.target, owners.spread(parts))
+
+
+def name_owners(table: Table, unit: str) -> Cells:
+    """Whose each record is, each name spelled in one way; a record of nobody has no bound, and is refused."""
+    owners = Cells.of(table.columns[unit])
+    if find_missing(owners).any():
+        raise InvalidInput(
+            f"{table.name} has records without a {unit}: give every record an owner, or leave those out, for nobody "
+            "can say how many of them one owner has"
+        )
+    return owners.change([spell_label(value) for value in owners.list_values()])
 
 
 def keep_few(owners: Cells, rows: int) -> NDArray[np.bool_]:
-    """Which records are used: of every owner the `rows` that stand first; a record without an owner is its own.
+    """Which records are used: of every owner the `rows` that stand first.
 
     What is kept of one owner depends on that owner's records alone, so that neighbours stay neighbours.
     """
@@ -195,7 +207,7 @@ def keep_few(owners: Cells, rows: int) -> NDArray[np.bool_]:
     place = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
     kept = np.zeros(len(order), np.bool_)
     kept[order] = place < rows
-    return kept | find_missing(owners)
+    return kept
 
 
 def plan_table(ready: Ready) -> Plan:

@@ -66,7 +66,7 @@ class Randomness(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if torch.Tag.nondeterministic_seeded not in func.tags:
             result = func(*args, **kwargs)
-            made = result if isinstance(result, Tensor) else next(iter(result), None) if result else None
+            made = result[0] if isinstance(result, tuple | list) and result else result
             self.halved |= isinstance(made, Tensor) and made.dtype in HALVES
             return result
         if kwargs.get("generator") is not None:
