@@ -76,7 +76,10 @@ UNNAMED = 0.1
 """A larger share of records without a class that was named is worth a caution."""
 MANY_VALUES = 20
 """A target that reads as a number and has more different values is no class."""
-PUBLIC = "the names of the columns, the number of records and what the user gave as public are public"
+PUBLIC = (
+    "the names of the columns, the number of records, what the user gave as public, and that the table was not refused "
+    "are public"
+)
 _AT_ONCE = 8_192
 
 
