@@ -101,3 +101,25 @@ def test_a_regression_on_an_array() -> None:
     assert found.min() >= -12
     assert found.max() <= 12
     assert model.guarantee_.epsilon <= 4
+
+
+@pytest.mark.parametrize(
+    ("pair", "kind"), [((0, 1), "i"), ((0.0, 1.0), "i"), (("no", "yes"), "U"), ((False, True), "b"), ((0, "a"), "U")]
+)
+def test_the_kind_of_the_classes_is_that_of_the_released_names(pair: tuple[object, object], kind: str) -> None:
+    source = np.random.default_rng(2)
+    x = source.normal(size=(1500, 2))
+    y: list[object] = [pair[int(value > 0)] for value in x[:, 0]]
+    for labels in (y, [*y[:-1], "diagnosis: a rare disease"]):
+        model = PrivateClassifier(4.0, delta=1e-5, bounds=(-5.0, 5.0), random_state=0).fit(x, labels)
+        assert model.classes_.dtype == np.array(list(map(str, pair)) if kind == "U" else model.classes_.tolist()).dtype
+        assert model.classes_.dtype.kind == kind
+        if kind != "U" or isinstance(pair[0], str):
+            assert np.mean(model.predict(x)[:-1] == np.array(y[:-1])) > 0.8
+
+
+def test_given_classes_keep_their_kind() -> None:
+    x = np.random.default_rng(3).normal(size=(400, 2))
+    labels = np.where(x[:, 0] > 0, "1", "0")
+    model = PrivateClassifier(4.0, delta=1e-4, bounds=(-5.0, 5.0), classes=["0", "1"]).fit(x, labels)
+    assert model.classes_.tolist() == ["0", "1"]

@@ -24,7 +24,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from sordino.accounting import Guarantee
 from sordino.errors import InvalidInput
-from sordino.tables.files import to_cells, to_table
+from sordino.tables.files import to_array, to_cells, to_table
 from sordino.tables.schema import Column, Number, Schema, parse_schema
 from sordino.tables.table import Cells, Table
 from sordino.tables.training import Fitted, Wishes, prepare_table, train_table
@@ -136,8 +136,9 @@ class PrivateClassifier(ClassifierMixin, _Private):  # scikit-learn has no types
     `epsilon` is what a `fit` may spend at `delta` (by default at most a tenth of one over the records). `schema` says
     what is public about the columns, as a `Schema` or its plain data; `bounds` is the public range of every number, or
     of some by name. `classes` are the public names of the classes; without them those that enough records have are
-    released with noise. `unit` names a column that says whose record it is, of which `per_unit` are used at most.
-    `run` is a folder for the ledger and the model. `random_state` makes the noise repeatable, which protects nobody.
+    released with noise, and are numbers or booleans where all of them read like that, whatever `y` is. `unit` names a
+    column that says whose record it is, of which `per_unit` are used at most. `run` is a folder for the ledger and the
+    model. `random_state` makes the noise repeatable, which protects nobody.
 
     After `fit`: `classes_`, `guarantee_`, `model_` (a plain `torch.nn.Module`), `encoder_`, `left_out_`.
     """
@@ -170,10 +171,10 @@ class PrivateClassifier(ClassifierMixin, _Private):  # scikit-learn has no types
     def fit(self, X: Any, y: Any) -> Self:
         """Train on records `X` with classes `y`, spending `epsilon`."""
         labels = _require_labels(self, y)
-        check_classification_targets(labels)
+        _refuse_continuous(labels)
         given = _spell_classes(self.classes)
         fitted = self._fit(X, to_cells(labels), "classification", given, None)
-        self.classes_ = _name_classes(fitted.trained.classes, labels.dtype)
+        self.classes_ = _name_classes(fitted.trained.classes, self.classes)
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -237,7 +238,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # scikit-learn has no types
 def _require_array(X: Any) -> Any:
     if hasattr(X, "toarray"):
         raise TypeError("Sparse data was passed for X, but dense data is required. Use '.toarray()' to convert.")
-    array = np.asarray(X)
+    array = to_array(X)
     if np.iscomplexobj(array):
         raise ValueError("Complex data not supported: X must hold real numbers or text")
     if array.ndim != 2:
@@ -257,20 +258,38 @@ def _require_labels(estimator: Any, y: Any) -> NDArray[Any]:
         raise ValueError(
             f"This {type(estimator).__name__} estimator requires y to be passed, but the target y is None."
         )
-    return np.asarray(column_or_1d(y, warn=True))
+    return np.asarray(column_or_1d(to_array(y), warn=True))
+
+
+def _refuse_continuous(labels: NDArray[Any]) -> None:
+    """Classes are no measurements; of mixed cells only the numbers are asked."""
+    plain = labels.dtype.kind != "O"
+    if len(asked := labels if plain else np.array([cell for cell in labels if isinstance(cell, float)])):
+        check_classification_targets(asked)
 
 
 def _spell_classes(classes: Any) -> tuple[str, ...] | None:
-    return None if classes is None else tuple(to_cells(np.asarray(classes)))
+    return None if classes is None else tuple(to_cells(classes))
 
 
-def _name_classes(names: tuple[str, ...], dtype: Any) -> NDArray[Any]:
-    """The classes as they were in y: numbers and booleans are not text."""
-    if dtype.kind == "b":
+def _name_classes(names: tuple[str, ...], given: Any) -> NDArray[Any]:
+    """The classes as `given`, else from their released names alone: booleans or numbers if all of them are.
+
+    The kind of y would tell of labels that were not released.
+    """
+    if given is not None:
+        known = dict(zip(to_cells(given), given, strict=True))
+        return np.array([known[name] for name in names])
+    if set(names) <= {"true", "false"}:
         return np.array([name == "true" for name in names])
-    if dtype.kind in "iuf":
-        return np.array([float(name) for name in names]).astype(dtype)
-    return np.array(names, dtype if dtype.kind == "U" else object)
+    for kind in (int, float):
+        try:
+            values = [kind(name) for name in names]
+        except ValueError:
+            continue
+        if tuple(to_cells(values)) == names:
+            return np.array(values)
+    return np.array(names)
 
 
 def _to_seed(random_state: Any) -> int | None:
