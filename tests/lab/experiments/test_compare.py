@@ -57,6 +57,7 @@ def compare_killed(out: Path, runs: int, *arguments: object) -> None:
     assert (out / "results.csv").read_text().count("\n") == runs + 1
 
 
+@pytest.mark.slow
 def test_a_killed_comparison_goes_on(tmp_path):
     compare_killed(tmp_path, 2, "--method", "dpsgd", "--method", "dpsur", "--epsilon", 3, "--seeds", 1, "--steps", 6)
 
@@ -208,6 +209,7 @@ def test_a_folder_of_results_that_cannot_be_written_is_one_line(tmp_path, where)
     assert "run again to go on" in told.error
 
 
+@pytest.mark.slow
 def test_long_work_before_a_run_is_announced_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SORDINO_CACHE", str(tmp_path / "cache"))
     for run in (0, 1):
