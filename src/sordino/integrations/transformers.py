@@ -92,7 +92,7 @@ class PrivateLoop:
         if given is not None:
             require_private(given, self.more_meanings)
         # As they were given: TRL makes other objects of both.
-        bound = inspect.signature(self.ordinary.__init__).bind_partial(self, *arguments, **settings).arguments
+        bound = inspect.signature(self.ordinary).bind_partial(*arguments, **settings).arguments
         require_apart(bound.get("train_dataset"), bound.get("eval_dataset"))
         super().__init__(*arguments, **settings)
         self.private: Private | None = None
