@@ -189,6 +189,7 @@ def outcome(folder: Path, **changes: object) -> tuple[Told, list[str]]:
     return told, states
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_is_one_line_and_not_tried_twice(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.delenv("SORDINO_CACHE", raising=False)
