@@ -35,7 +35,7 @@ from sordino.tables import release
 from sordino.tables.encoder import Binned, Block, Encoder, Named, Worded, map_cells, spell
 from sordino.tables.labels import rank
 from sordino.tables.schema import Category, Column, Number, Skip, Text, settle_codes
-from sordino.tables.table import Table, parse_numbers
+from sordino.tables.table import Cells, Table, parse_numbers
 
 CELLS = 64
 """Cells of the second histogram of a number, where the noise allows for so many."""
@@ -245,21 +245,16 @@ def count_in_cells(cells: Sequence[str], edges: Floats) -> Floats:
 def _count_values(name: str, cells: Sequence[str], public: tuple[str, ...] | None) -> _Column:
     """Counts of the public values, or of all that there are; then missing ones, and with public values the others."""
     names: dict[str | None, int] = {None: -1}
-    if public is not None:
+    if public is None:  # in the order of their names, whoever came first
+        words = {spell(value) for value in Cells.of(cells).list_values()}
+        names.update({word: place for place, word in enumerate(sorted(word for word in words if word is not None))})
+    else:
         names.update({spell(value) or value: place for place, value in enumerate(public)})
-    places = map_cells(cells, lambda cell: _place(spell(cell), names, grow=public is None))
+    places = map_cells(cells, lambda cell: names.get(spell(cell), -2))
     count = len(names) - 1
     places = np.where(places == -1, count, np.where(places == -2, count + 1, places))
     counts = np.bincount(places, minlength=count + 2).astype(np.float64)
     return _Column(name, counts, values=[value for value in names if value is not None], public=public is not None)
-
-
-def _place(word: str | None, names: dict[str | None, int], *, grow: bool) -> int:
-    if word not in names:
-        if not grow:
-            return -2
-        names[word] = len(names) - 1
-    return names[word]
 
 
 def _count_target(table: Table, plan: Survey, ranges: Mapping[str, Floats]) -> _Column:
