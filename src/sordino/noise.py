@@ -284,7 +284,10 @@ def add_noise(source: Gaussians, receipt: Receipt, value: Tensor, std: float) ->
 
 
 def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: float) -> None:
-    """Add one independent normal of deviation `std` to every entry of contiguous tensors, in place."""
+    """Add one independent normal of deviation `std` to every entry of contiguous tensors, in place.
+
+    They are added in double precision; only the noised entry is rounded to that of its tensor.
+    """
     held = list(tensors)
     before = _flat(held) if isinstance(source, Settling) else None
 
@@ -292,7 +295,10 @@ def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: fl
         sizes = [piece.numel() for piece in pieces]
         noise = source.gaussian(receipt, sum(sizes), std)
         for piece, drawn in zip(pieces, noise.split(sizes), strict=True):
-            piece += drawn.to(device=piece.device, dtype=piece.dtype)
+            if piece.dtype == torch.float64 or piece.device.type == "mps":  # which has no doubles
+                piece += drawn.to(device=piece.device, dtype=piece.dtype)
+            else:
+                piece.copy_(drawn.to(piece.device) + piece)
 
     threads = min(torch.get_num_threads(), sum(tensor.numel() for tensor in held) // THREADED)
     if threads > 1 and isinstance(source, Secure):  # the numbers of other sources have an order to keep

@@ -126,7 +126,7 @@ class Attempt:
     def total(self) -> list[Tensor]:
         """The weighted sum so far; made when the first part of the draw has gone through the model, to save memory.
 
-        In double precision, so that adding up many parts rounds nothing: see docs/proofs/rounding.md.
+        In double precision from the second part on, so that adding up many rounds nothing: see docs/proofs/rounding.md.
         """
         return [torch.zeros(p.shape, dtype=total_dtype(p), device=p.device) for p in self.parameters]
 
@@ -137,14 +137,18 @@ class Attempt:
         return len(before) == len(now) and all(old is new and was == is_now for (old, was), (new, is_now) in pairs)
 
     def add(self, some: Iterable[Tensor]) -> None:
-        """Add the sums of a part of the draw, one for each parameter; those of the first part are the total so far."""
-        sums = iter(some)
+        """Add the sums of a part of the draw, one for each parameter; those of the first part are the total so far.
+
+        What one process adds up from one part loses nothing in the precision it came in, and stays in it.
+        """
+        sums, alone, plain = iter(some), self.bench.team.size == 1, torch.contiguous_format
         if "total" not in vars(self):
-            plain = torch.contiguous_format
-            self.total = [next(sums).to(total_dtype(p), copy=True, memory_format=plain) for p in self.parameters]
+            parts = (next(sums) for _ in self.parameters)
+            self.total = [x.to(x.dtype if alone else total_dtype(x), copy=True, memory_format=plain) for x in parts]
         else:
-            for total in self.total:
-                total += next(sums)  # zip would hold one sum while the next is formed
+            for place, total in enumerate(self.total):
+                self.total[place] = total.to(total_dtype(total))
+                self.total[place] += next(sums)  # zip would hold one sum while the next is formed
         assert next(sums, None) is None, "an engine has exactly one sum for every parameter"
 
 

@@ -40,6 +40,9 @@ SMALL = 24 * 2**20
 INPUTS = 64 * 2**20
 """Bytes of inputs up to which examples that keep little are taken at once: a wide first layer keeps few of its own."""
 
+TABLES = 8
+"""Weights are large where 128 examples keep less than so many times their bytes: summing into them is most of a step."""
+
 OnUse = Callable[[Use, Tensor, PerExample], None]
 
 
@@ -55,7 +58,7 @@ class BookKeeping:
         self._knowledge: WeakKeyDictionary[Objective, Knowledge] = WeakKeyDictionary()
         self._vmapped, self._looped = Vmapped(), Looped()
         self._bytes_per_example = self._input_bytes = 0
-        self._enough = 128
+        self._recurrent = False
 
     def differentiate(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Differentiated:
         knowledge = self._knowledge.setdefault(objective, Knowledge())
@@ -96,7 +99,7 @@ class BookKeeping:
             # Inputs and whatever activations need are about twice what the output gradients take.
             self._bytes_per_example = 3 * book.bytes // max(1, batch.size)
             self._input_bytes = batch.bytes // max(1, batch.size)
-            self._enough = 512 if book.recurrent else 128
+            self._recurrent = book.recurrent
             return book
         except SharedCalls as found:
             if found.calls <= knowledge.shared:
@@ -119,15 +122,18 @@ class BookKeeping:
 
         As many as fit the memory target, large weights counting towards it, as each microbatch is summed into all of
         them; but no more than 128, beyond which caches lose what fewer calls gain, or 512 with recurrent layers, which
-        make many calls. Small examples are taken up to 2048 at once: their calls cost more than their arithmetic.
+        make many calls, and with large tables of which an example uses little. Small examples are taken up to 2048 at
+        once: their calls cost more than their arithmetic.
         """
         if not self._bytes_per_example:
             return 64
-        recurrent = self._enough > 128
-        target = (2 if recurrent else 1) * MEMORY_TARGET + 2 * sum(p.numel() * p.element_size() for p in parameters)
-        fitting = target // self._bytes_per_example
-        small = min(SMALL // self._bytes_per_example, INPUTS // max(1, self._input_bytes))
-        return 1 << (int(min(2048, max(8, min(self._enough, fitting), small))).bit_length() - 1)
+        weights = sum(p.numel() * p.element_size() for p in parameters)
+        fitting = ((2 if self._recurrent else 1) * MEMORY_TARGET + 2 * weights) // self._bytes_per_example
+        inputs = INPUTS // max(1, self._input_bytes)
+        small = min(SMALL // self._bytes_per_example, inputs)
+        table = 128 * self._bytes_per_example < TABLES * weights
+        enough = 512 if self._recurrent else max(128, min(512, inputs)) if table else 128
+        return 1 << (int(min(2048, max(8, min(enough, fitting), small))).bit_length() - 1)
 
     def describe(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[UseCost]:
         """One row for each use of a parameter: how its gradients are measured and what that costs."""

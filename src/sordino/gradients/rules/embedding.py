@@ -24,6 +24,9 @@ from sordino.gradients.rules.base import (
 )
 from sordino.gradients.rules.linear import round_up
 
+MANY, TABLE = 2**22, 2**20
+"""More entries of gradients than this are sorted before they are added to a larger table: no cache has either."""
+
 SCALED = 2**18
 """Entries of output gradients that are scaled at a time, 1 MB: they are added up while a cache still has them."""
 
@@ -76,6 +79,8 @@ class Looked(PerExample):
         return round_up(lengths.sum(1).index_add_(0, owner, sums.square_().sum(1)), self.mass())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self.g.numel() > MANY and self.shape.numel() > TABLE:
+            return self.sum_sorted(weights)
         return self.add_to(self.g.new_zeros(self.shape), weights)
 
     def add_to(self, total: Tensor, weights: Tensor) -> Tensor:
