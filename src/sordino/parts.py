@@ -78,7 +78,8 @@ class Draw:
     def split(self, size: int, weights: Tensor | None = None) -> Iterator[Draw]:
         """The same draw in pieces of about `size` records, as equal as can be: a small rest costs a whole pass.
 
-        A piece has at most an eighth more, where that saves one: half of all draws are larger than expected. `weights` says how many records each unit brings along; none is split, so that pieces may be a unit larger.
+        A piece has at most an eighth more, where that saves one: half of all draws are larger than expected. `weights`
+        says how many records each unit brings along; none is split, so that pieces may be a unit larger.
         """
         total = len(self) if weights is None else int(weights.sum())
         most = size + size // 8

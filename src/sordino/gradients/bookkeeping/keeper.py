@@ -41,7 +41,7 @@ INPUTS = 64 * 2**20
 """Bytes of inputs up to which examples that keep little are taken at once: a wide first layer keeps few of its own."""
 
 TABLES = 8
-"""Weights are large where 128 examples keep less than so many times their bytes: summing into them is most of a step."""
+"""Weights are large where 128 examples keep less than so many times their bytes: most of a step sums into them."""
 
 OnUse = Callable[[Use, Tensor, PerExample], None]
 
