@@ -15,7 +15,7 @@ from sordino.gradients.engine import FullPrecision, accumulation_dtype
 from sordino.gradients.looped import refuse_reentrant, require_graph
 from sordino.gradients.rules.base import Examples, Kind, Layout, NoRule, PerExample
 from sordino.gradients.rules.combined import Summed, combine
-from sordino.gradients.rules.pulled import pull_back
+from sordino.gradients.rules.pulled import WayBack, pull_back
 from sordino.gradients.rules.recurrent import OVER_TIME
 from sordino.gradients.vmapped import InChunks, choose_microbatch
 
@@ -96,14 +96,18 @@ class Book:
         """After the backward pass: measure the parameters with several uses."""
         with torch.no_grad(), self.precisely:
             combined = {key: combine(parts) for key, parts in self.kept.items()}
+            ways = {key: self._find_way(self.recording.tracked[key]) for key in combined}
             for parameter, made in zip(self.parameters, self.made_from(combined), strict=True):
-                total = combine_pieces(parameter, made, combined)
+                total = combine_pieces(parameter, made, combined, ways)
                 self.totals.append(total)
                 if total is not None and not all(id(each.handle) in self.single for each in made):
                     self.squares += total.squared_norms()
         self.kept.clear()
         self.recording.ignore()  # or the two would hold each other, and what was kept, until the garbage collector
         return self
+
+    def _find_way(self, made: Tracked) -> WayBack:
+        return WayBack(made.attached, [root for root in made.roots if id(root) in self.wanted])
 
     @property
     def isolated(self) -> bool:
@@ -137,12 +141,14 @@ def are_apart(made: list[Tracked]) -> bool:
     return all(left.apart_from(right) for i, left in enumerate(made) for right in made[:i])
 
 
-def combine_pieces(parameter: Tensor, made: list[Tracked], combined: dict[int, PerExample]) -> PerExample | None:
+def combine_pieces(
+    parameter: Tensor, made: list[Tracked], combined: dict[int, PerExample], ways: dict[int, WayBack]
+) -> PerExample | None:
     """A parameter's gradients from all tensors that were made from it, itself included."""
     parts = [
         combined[id(each.handle)]
         if each.handle is parameter
-        else pull_back(combined[id(each.handle)], each.attached, parameter, each.path is not None)
+        else pull_back(combined[id(each.handle)], ways[id(each.handle)], parameter, each.path is not None)
         for each in made
     ]
     if len(parts) < 2:

@@ -20,13 +20,67 @@ FEW = 4
 """The Jacobian of a tensor of so many entries is found row by row."""
 
 
-def pull_back(inner: PerExample, made: Tensor, parameter: Tensor, isometric: bool) -> PerExample:
-    """The gradients of `parameter` from those (`inner`) of a tensor that was made from it, and perhaps from others."""
-    pulled = Pulled(inner, made, parameter, isometric)
-    if isometric or made.numel() > FEW:
+class WayBack:
+    """The way back from a tensor to all the parameters it was made from: taken once for all of them.
+
+    `squares` and `formed` are what the first of them to be measured found for the others too.
+    """
+
+    def __init__(self, made: Tensor, parameters: list[Tensor]) -> None:
+        self.made, self.parameters = made, parameters
+        self.singly = False
+        self.squares: dict[int, Tensor] = {}
+        self.formed: dict[int, Formed] = {}
+
+    def measure(self, inner: PerExample) -> None:
+        """Pull all gradients back, a block at a time, and keep those of the parameters where all fit the memory."""
+        lengths: list[list[Tensor]] = [[] for _ in self.parameters]
+        kept: list[list[Tensor]] = [[] for _ in self.parameters]
+        for start, stop in self.blocks(inner.size):
+            for place, pulled in enumerate(self.pull_all(inner.form(start, stop).reshape(-1, *self.made.shape))):
+                lengths[place].append(squares(pulled.reshape(stop - start, -1)))
+                if 4 * inner.size * pulled[0].numel() <= FORM_BYTES:
+                    kept[place].append(pulled)
+        for parameter, found, whole in zip(self.parameters, lengths, kept, strict=True):
+            self.squares[id(parameter)] = torch.cat(found)
+            if whole:
+                self.formed[id(parameter)] = Formed(whole[0] if len(whole) == 1 else torch.cat(whole))
+
+    def pull_all(self, cotangents: Tensor) -> list[Tensor]:
+        """Jᵀ g for each of [n, *made]: at once, or one after the other where an operation has no rule for that."""
+        if not self.singly:
+            try:
+                return self._pull(cotangents, batched=True)
+            except RuntimeError:
+                self.singly = True
+        each = [self._pull(cotangent, batched=False) for cotangent in cotangents]
+        return [torch.stack(column) for column in zip(*each, strict=True)]
+
+    def _pull(self, cotangents: Tensor, batched: bool) -> list[Tensor]:
+        """In the precision in which the tensor was made."""
+        rounded = cotangents.to(self.made.dtype)
+        pulled = torch.autograd.grad(self.made, self.parameters, rounded, retain_graph=True, is_grads_batched=batched)
+        return [each.to(cotangents.dtype) for each in pulled]
+
+    def pull_one(self, cotangent: Tensor) -> Tensor:
+        """Jᵀ g for the one parameter."""
+        (pulled,) = self._pull(cotangent, batched=False)
         return pulled
+
+    def blocks(self, size: int) -> list[tuple[int, int]]:
+        """As many as fit: what was made is pulled back through several operations, each with its own result."""
+        entries = max(3 * self.made.numel(), *(parameter.numel() for parameter in self.parameters))
+        step = max(1, BLOCK_BYTES // max(1, 8 * entries))
+        return [(start, min(start + step, size)) for start in range(0, size, step)]
+
+
+def pull_back(inner: PerExample, way: WayBack, parameter: Tensor, isometric: bool) -> PerExample:
+    """The gradients of `parameter` from those (`inner`) of a tensor that was made from it, and perhaps from others."""
+    made = way.made
+    if isometric or made.numel() > FEW:
+        return Pulled(inner, way, parameter, isometric)
     rows = torch.eye(made.numel(), dtype=torch.float64 if made.dtype == torch.float64 else torch.float32)
-    basis = pulled.pull_all(rows.to(made.device).reshape(-1, *made.shape))
+    (basis,) = WayBack(made, [parameter]).pull_all(rows.to(made.device).reshape(-1, *made.shape))
     return Spanned(inner.form(0, inner.size).reshape(inner.size, -1), basis)
 
 
@@ -73,21 +127,21 @@ class Pulled(PerExample):
 
     manner = "pulled back"
 
-    def __init__(self, inner: PerExample, made: Tensor, parameter: Tensor, isometric: bool) -> None:
-        self.inner, self.made, self.parameter, self.isometric = inner, made, parameter, isometric
+    def __init__(self, inner: PerExample, way: WayBack, parameter: Tensor, isometric: bool) -> None:
+        self.inner, self.way, self.parameter, self.isometric = inner, way, parameter, isometric
         self.size, self.shape = inner.size, parameter.shape
-        self.formed: Formed | None = None
-        self.singly = False
+
+    @property
+    def formed(self) -> Formed | None:
+        """All gradients, where they were measured and kept."""
+        return self.way.formed.get(id(self.parameter))
 
     def squared_norms(self) -> Tensor:
         if self.isometric:
             return self.inner.squared_norms()
-        if self.formed is None and 4 * self.size * self.shape.numel() <= FORM_BYTES:
-            formed = [self.form(*block) for block in self.blocks()]
-            self.formed = Formed(formed[0] if len(formed) == 1 else torch.cat(formed))
-        if self.formed is not None:
-            return self.formed.squared_norms()
-        return self.measure_formed()
+        if id(self.parameter) not in self.way.squares:
+            self.way.measure(self.inner)
+        return self.way.squares[id(self.parameter)]
 
     def mass(self) -> Tensor:
         return self.inner.mass() if self.isometric else super().mass()
@@ -100,49 +154,36 @@ class Pulled(PerExample):
     def form(self, start: int, stop: int) -> Tensor:
         if self.formed is not None:
             return self.formed.form(start, stop)
-        gradients = self.inner.form(start, stop)
-        if self.isometric and torch.finfo(self.made.dtype).bits < torch.finfo(gradients.dtype).bits:
+        gradients, made = self.inner.form(start, stop), self.way.made
+        if self.isometric and torch.finfo(made.dtype).bits < torch.finfo(gradients.dtype).bits:
             return torch.stack([self.pull(gradient) for gradient in gradients])  # in digits
-        return self.pull_all(gradients.reshape(-1, *self.made.shape))
+        (pulled,) = self._alone().pull_all(gradients.reshape(-1, *made.shape))
+        return pulled
 
-    def pull_all(self, cotangents: Tensor) -> Tensor:
-        """Jᵀ g for each of [n, *made]: at once, or one after the other where an operation has no rule for that."""
-        if not self.singly:
-            try:
-                (pulled,) = torch.autograd.grad(
-                    self.made,
-                    self.parameter,
-                    cotangents.to(self.made.dtype),
-                    retain_graph=True,
-                    is_grads_batched=True,
-                )
-            except RuntimeError:
-                self.singly = True
-            else:
-                return pulled.to(cotangents.dtype)
-        return torch.stack([self.pull(cotangent) for cotangent in cotangents])
+    def _alone(self) -> WayBack:
+        """The way to this parameter, past the others."""
+        if len(self.way.parameters) == 1:
+            return self.way
+        way = WayBack(self.way.made, [self.parameter])
+        way.singly = self.way.singly
+        return way
 
     def blocks(self) -> list[tuple[int, int]]:
-        """As many as fit: what was made is pulled back through several operations, each with its own result."""
-        step = max(1, BLOCK_BYTES // max(1, 8 * max(self.shape.numel(), 3 * self.made.numel())))
-        return [(start, min(start + step, self.size)) for start in range(0, self.size, step)]
+        return self.way.blocks(self.size)
 
     def pull(self, gradient: Tensor) -> Tensor:
-        cotangent = gradient.reshape(self.made.shape)
-        pieces = digits(cotangent, self.made.dtype) if self.isometric else [(cotangent, 1.0)]
-        return torch.stack([self.pull_rounded(piece).to(gradient.dtype) * unit for piece, unit in pieces]).sum(0)
-
-    def pull_rounded(self, cotangent: Tensor) -> Tensor:
-        """In the precision in which the tensor was made."""
-        (pulled,) = torch.autograd.grad(self.made, self.parameter, cotangent.to(self.made.dtype), retain_graph=True)
-        return pulled
+        """One gradient of the tensor, or a sum of some."""
+        cotangent = gradient.reshape(self.way.made.shape)
+        pieces = digits(cotangent, self.way.made.dtype) if self.isometric else [(cotangent, 1.0)]
+        way = self._alone()
+        return torch.stack([way.pull_one(piece).to(gradient.dtype) * unit for piece, unit in pieces]).sum(0)
 
     def without(self, bad: Tensor) -> PerExample:
         if self.formed is not None:
             return self.formed.without(bad)
-        other = Pulled(self.inner.without(bad), self.made, self.parameter, self.isometric)
-        other.singly = self.singly
-        return other
+        way = WayBack(self.way.made, [self.parameter])
+        way.singly = self.way.singly
+        return Pulled(self.inner.without(bad), way, self.parameter, self.isometric)
 
 
 def digits(values: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, float]]:
