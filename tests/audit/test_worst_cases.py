@@ -190,7 +190,7 @@ BROKEN: dict[str, tuple[Case, str, str]] = {
 }
 
 
-LENGTHY = ("screening", "jl")
+LENGTHY = ("screening", "jl", "dpis", "dynamic")
 """They are attacked in the slow tests; the suite has their conformance, and their sabotaged twins."""
 
 
@@ -217,7 +217,9 @@ def test_every_sabotage_is_caught(name: str) -> None:
         audit.require_passed()
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("screening", "dpis") else ()) for name in HEALTHY]
+)
 def test_half_the_noise_is_in_the_books_of_every_recipe(name: str) -> None:
     """Also where the attack has too little power to see it: proposals that are tested, and DPIS."""
     instances = tuple(replace(instance, trials=20) for instance in HEALTHY[name].instances[:1])

@@ -82,7 +82,7 @@ def finish(sordino, run: Path) -> dict:
     [
         (1, "charged"),
         pytest.param(RELEASES, "charged", marks=pytest.mark.slow),
-        (0, "before config"),
+        pytest.param(0, "before config", marks=pytest.mark.slow),
         pytest.param(0, "after config", marks=pytest.mark.slow),
     ],
 )

@@ -34,7 +34,9 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] =
 
 
 @pytest.mark.parametrize("adam", [False, True], ids=["momentum", "adam"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "cifar-cnn" else ()) for name in NETWORKS]
+)
 def test_the_papers_networks(name: str, adam: bool) -> None:
     torch.manual_seed(0)
     make, inputs, classes = NETWORKS[name]
