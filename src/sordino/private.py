@@ -31,6 +31,7 @@ from sordino.run import Run, Stopped
 from sordino.step import Bench
 from sordino.validation import check_ledger, check_length, check_optimizer
 from sordino.validation.watching import Watch
+from sordino.vault.claims import DatasetBudget
 
 _log = logging.getLogger("sordino")
 
@@ -56,6 +57,7 @@ class Private:
     sampling repeatable for experiments, which the guarantee then says. `engine` and `microbatch` are performance knobs
     that change no numbers. `validate=False` skips the probe of model and loss, and the guarantee says so. Under
     ``torchrun`` all processes of `group`, by default all there are, take each step together (`sordino.distributed`).
+    `vault` is the dataset's own budget (`sordino.vault.open_budget`): the plan is reserved there before the first step.
 
     Nothing wraps the model and nothing subclasses the optimizer; `close` takes the optimizer's hooks off again.
     The attribute `run` is the `sordino.run.Run` that pays for the steps: its ledger, its folder, its team.
@@ -78,6 +80,7 @@ class Private:
         microbatch: int | None = None,
         validate: bool = True,
         group: ProcessGroup | None = None,
+        vault: DatasetBudget | None = None,
     ) -> None:
         if microbatch is not None and microbatch < 1:
             raise InvalidInput(f"microbatch={microbatch} must be >= 1: it is how many examples are processed at once")
@@ -98,6 +101,7 @@ class Private:
             seed=seed,
             source=source,
             team=team,
+            vault=vault and vault.over(lambda: agreement.digest_records(records.count, records.raw)),
         )
         self.bench = Bench(
             recipe=recipe,

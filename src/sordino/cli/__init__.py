@@ -13,7 +13,21 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from sordino.cli import account, audit, calibrate, check, compare, demo, report, reproduce, resume, serve, train, verify
+from sordino.cli import (
+    account,
+    audit,
+    budget,
+    calibrate,
+    check,
+    compare,
+    demo,
+    report,
+    reproduce,
+    resume,
+    serve,
+    train,
+    verify,
+)
 from sordino.cli.terminal import BAD_INPUT, complain
 from sordino.errors import SordinoError, locate_error
 
@@ -81,6 +95,7 @@ app = typer.Typer(
 for module in (train, resume, report, serve, compare, reproduce, account, verify, calibrate, audit, check, demo):
     command = getattr(module, module.__name__.rpartition(".")[2])  # a file has the name of its command
     app.command(epilog=getattr(module, "EPILOG", None))(command)
+app.add_typer(budget.budget, name="budget")
 
 
 @app.callback(invoke_without_command=True)

@@ -49,7 +49,7 @@ def choose(flags: Flags) -> Chosen:
     config = Config(
         data=data,
         model=ModelChoice(flags.model) if flags.model else base.model,
-        run=replace(base.run, **flags.given("seed", "engine", "microbatch", "save_every")),
+        run=replace(base.run, **flags.given("seed", "engine", "microbatch", "save_every", "dataset_budget")),
     )
     plan = None
     if isinstance(records, Sheet):

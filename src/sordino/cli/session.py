@@ -30,6 +30,7 @@ from sordino.tables.preparing import complete_schema, invent_records
 from sordino.tables.reading import Sheet, require_count
 from sordino.tables.release import ReleasePlan, plan_release
 from sordino.tables.schema import Schema, describe_header
+from sordino.vault import open_budget
 
 PREPARATION = "preparation.toml"
 """The configuration of a run whose table is being prepared; `config.toml` takes its place when that is done."""
@@ -183,7 +184,8 @@ def _prepare(public: Config, sheet: Sheet, plan: ReleasePlan, directory: Path) -
         write_durably(directory / "recipe.toml", public.recipe.to_toml().encode())
     except OSError as error:
         raise InvalidInput(f"cannot write to run directory {directory}: {error.strerror}") from error
-    complete = complete_schema(sheet, public.schema, plan, public.recipe, directory, public.run.seed)
+    budget = open_budget(public.run.dataset_budget) if public.run.dataset_budget else None
+    complete = complete_schema(sheet, public.schema, plan, public.recipe, directory, public.run.seed, budget)
     settled = replace(public, schema=complete)
     settled.write(directory)
     (directory / PREPARATION).unlink(missing_ok=True)
@@ -277,6 +279,7 @@ def _build(chosen: Config, data: Data, run: Path | None) -> Private:
         seed=chosen.run.seed,
         engine=chosen.run.engine,
         microbatch=chosen.run.microbatch,
+        vault=open_budget(chosen.run.dataset_budget) if chosen.run.dataset_budget else None,
     )
 
 
