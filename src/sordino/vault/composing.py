@@ -49,6 +49,7 @@ class Rule:
             return cls(budget, "planned")
         if order is None:
             order = Filter.for_plan(budget, lambda noise: [(GaussianDpEvent(noise), 1)]).order
+        Filter(order, 1.0)  # refuses what is no order
         Filter.within(budget, order)  # refuses an order at which nothing could be released
         return cls(budget, "adaptive", float(order))
 
@@ -76,13 +77,15 @@ class Rule:
         return self.price(held) <= self.budget.epsilon
 
     def price(self, held: Mapping[str, int]) -> float:
-        """The ε of all these events at the budget's δ, by this rule; of nothing 0."""
+        """The ε of all these events at the budget's δ, by this rule; of nothing 0.
+
+        Under the filter it is the divergence and what the conversion at its order adds, which is ε less the limit.
+        """
         if not any(held.values()):
             return 0.0
-        if self.filter is None:
+        if self.limit is None:
             return self.price_if_planned(held)
-        spent = self.cost(held)
-        return Filter(self.filter.order, spent, self.filter.adjacency).epsilon(self.budget.delta) if spent else 0.0
+        return max(0.0, self.cost(held) + self.budget.epsilon - self.limit)
 
     def price_if_planned(self, held: Mapping[str, int]) -> float:
         """The same as one privacy loss distribution: what it would be had nobody looked; infinite where there is none.

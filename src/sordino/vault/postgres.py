@@ -171,7 +171,9 @@ class PostgresTransaction:
 
 
 def _read(row: tuple[Any, ...]) -> Entry:
-    return Entry(*row[:9], bytes(row[9]), bytes(row[10]))
+    dataset, number, kind, run, person, at, cost, nonce, content, chain, signature = row
+    words = (kind, run, person, at, cost, nonce, content)
+    return Entry(dataset, number, *words, bytes(chain), bytes(signature))
 
 
 def _ask(connection: psycopg.Connection[Any], query: LiteralString, *values: Any) -> Any:
