@@ -1,4 +1,4 @@
-"""What the rules claim of people who look and then choose, computed: the filter holds, the price of what happened not."""
+"""What the rules claim of people who look and then choose, computed: the filter holds, other prices do not."""
 
 from __future__ import annotations
 

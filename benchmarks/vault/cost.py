@@ -1,6 +1,6 @@
 """What the adaptive composition of a dataset's budget costs beside the planned one: the table of docs/budget.md.
 
-python benchmarks/vault_cost.py
+python -m benchmarks.vault.cost
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ def main() -> None:
         print(f"budget {whole:g} at {delta:g}, runs of {each:g} (noise {sigma:.3f}); order {rule.order:g}")
         for count in (1, 2, 4, 8):
             held = count_alike([(event, count * STEPS)])
-            print(
-                f"  {count} runs: sum {count * each:g}  adaptive {rule.price(held):.3f}  one PLD {planned.price(held):.3f}"
-            )
+            prices = f"adaptive {rule.price(held):.3f}  one PLD {planned.price(held):.3f}"
+            print(f"  {count} runs: sum {count * each:g}  {prices}")
         fits = [_count_fitting(each_rule, event) for each_rule in (rule, planned)]
         print(f"  that fit: by sum {int(whole / each)}, adaptive {fits[0]}, one PLD {fits[1]}")
 
