@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import random
-import signal
 import sys
 import tempfile
 import time
@@ -28,32 +26,41 @@ from sordino import Budget
 from sordino.accounting import plans
 from sordino.accounting.events import GaussianDpEvent, PoissonSampledDpEvent, add_up, count_alike
 from sordino.accounting.ledger import Ledger
-from sordino.errors import BudgetExhausted, LedgerError
-from sordino.vault import DatasetBudget, open_vault, settle
+from sordino.errors import BudgetExhausted, LedgerError, VaultError
+from sordino.vault import DatasetBudget, Vault, open_vault, settle
 
-EVENT = PoissonSampledDpEvent(0.01, GaussianDpEvent(2.0))
+EVENT = PoissonSampledDpEvent(0.05, GaussianDpEvent(1.5))
 NAME = "hammered"
 
 
 def work(place: str, name: str, folder: Path, seed: int) -> None:
     """Make one small run after the other, until killed."""
-    chance, vault = random.Random(seed), open_vault(place)
+    chance, vault = random.Random(seed), None
     while True:
-        path, steps = folder / f"{uuid.uuid4().hex}.sqlite", chance.randint(1, 8)
-        with Ledger.create(path) as ledger:
-            plans.declare(ledger, plans.Plan(((EVENT, steps),)))
-            claim = DatasetBudget(vault, name).claim()
-            try:
-                claim.cover(ledger)
-            except BudgetExhausted:
-                time.sleep(chance.uniform(0.0, 0.05))
-                continue
-            for _ in range(chance.randint(0, steps)):
-                claim.require(ledger, EVENT)
-                ledger.charge(EVENT)
-                claim.note(ledger, EVENT)
-            if chance.random() < 0.9:  # others forget it
-                claim.settle(ledger)
+        try:
+            vault = vault or open_vault(place)
+            make_run(vault, name, folder, chance)
+        except VaultError:  # the server is being started again
+            time.sleep(0.5)
+
+
+def make_run(vault: Vault, name: str, folder: Path, chance: random.Random) -> None:
+    """Reserve, draw and settle, or forget to."""
+    path, steps = folder / f"{uuid.uuid4().hex}.sqlite", chance.randint(1, 8)
+    with Ledger.create(path) as ledger:
+        plans.declare(ledger, plans.Plan(((EVENT, steps),)))
+        claim = DatasetBudget(vault, name).claim()
+        try:
+            claim.cover(ledger)
+        except BudgetExhausted:
+            time.sleep(chance.uniform(0.0, 0.05))
+            return
+        for _ in range(chance.randint(0, steps)):
+            claim.require(ledger, EVENT)
+            ledger.charge(EVENT)
+            claim.note(ledger, EVENT)
+        if chance.random() < 0.9:  # others forget it
+            claim.settle(ledger)
 
 
 def hammer(
@@ -87,10 +94,9 @@ def hammer(
         while (passed := time.monotonic() - began) < seconds:
             time.sleep(1 / kills_per_second)
             victim = chance.randrange(processes)
-            if (process := crowd[victim]).pid is not None:
-                os.kill(process.pid, signal.SIGKILL)
-                process.join()
-                kills += 1
+            crowd[victim].kill()
+            crowd[victim].join()
+            kills += 1
             crowd[victim] = start(processes + kills)
             if not disturbed and passed > seconds / 2 and disturb is not None:
                 disturbed = True
