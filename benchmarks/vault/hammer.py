@@ -29,7 +29,7 @@ from sordino.accounting.ledger import Ledger
 from sordino.errors import BudgetExhausted, LedgerError, VaultError
 from sordino.vault import DatasetBudget, Vault, open_vault, settle
 
-EVENT = PoissonSampledDpEvent(0.05, GaussianDpEvent(1.5))
+EVENT = PoissonSampledDpEvent(0.02, GaussianDpEvent(1.5))
 NAME = "hammered"
 
 
@@ -115,7 +115,8 @@ def hammer(
 def _compare(place: str, name: str, folder: Path) -> dict[str, Any]:
     """What the vault holds beside what the ledgers hold, before and after the dead are settled."""
     vault = open_vault(place)
-    state, drawn, runs = vault.state(name), {}, 0
+    state, runs = vault.state(name), 0
+    drawn: dict[str, int] = {}
     overdrafts = 0 if state.rule.allows(state.held) else 1
     lost = 0
     for path in sorted(folder.glob("*.sqlite")):

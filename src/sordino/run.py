@@ -102,8 +102,7 @@ class Run:
         self._population, self._seed, self._given = population, seed, source
         self._recorded, self._announced = UNKNOWN, False
         self._charged = 0
-        known = {"unit": unit, "basis": recipe.basis, "rdp_filter": recipe.rdp_filter}
-        self.claim = None if vault is None else vault.claim(**known)
+        self.claim = vault and vault.claim(unit=unit, basis=recipe.basis, rdp_filter=recipe.rdp_filter)
 
     # -- spending -----------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ def render_page(
     finally:
         vault.store.release()
     facts = {"budgets": budgets, "problem": problem, "place": vault.store.place, "links": links or {}}
-    return page.render("vault.html", live=live, **facts)  # type: ignore[arg-type]
+    return page.render("vault.html", live=live, **facts)
 
 
 def write_page(vault: Vault, name: str, path: Path) -> None:

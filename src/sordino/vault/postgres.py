@@ -10,9 +10,7 @@ Members of ``sordino_owner`` create budgets; ``sordino_trainer`` reserve and set
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
-import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING, Any, LiteralString
 from sordino.accounting.chain import Key, find_key
 from sordino.errors import BudgetExhausted, InvalidInput, VaultError
 from sordino.vault.entries import Draft, Entry, now
-from sordino.vault.store import ConnectionLost
+from sordino.vault.store import ConnectionLost, Own
 
 if TYPE_CHECKING:
     import psycopg
@@ -48,8 +46,7 @@ class PostgresStore:
         host, base = parts.get("host", "localhost"), parts.get("dbname", "")
         self.place = f"postgresql://{host}:{parts.get('port', 5432)}/{base}"  # neither user nor password
         self._address, self._key, self._person = address, find_key(), ""
-        self._connection: psycopg.Connection[Any] | None = None
-        self._home: tuple[int, int] | None = None
+        self._own = Own()
         try:
             with self._transaction() as connection:
                 self._prepare(connection, create)
@@ -125,11 +122,12 @@ class PostgresStore:
             raise VaultError(f"vault {self.place} cannot be used ({_first_line(error)})") from None
 
     def _connect(self) -> psycopg.Connection[Any]:
-        home = (os.getpid(), threading.get_ident())
-        if self._connection is None or self._home != home or self._connection.closed:
-            self._connection = self._driver.connect(self._address, autocommit=True, connect_timeout=CONNECT)
-            self._home = home
-        return self._connection
+        found: psycopg.Connection[Any] | None = self._own.find()
+        if found is None or found.closed:
+            found = self._driver.connect(self._address, autocommit=True, connect_timeout=CONNECT)
+            self._own.keep(found)
+        assert found is not None
+        return found
 
     def check(self, chain: bytes, signature: bytes) -> bool | None:
         if self._key is not None and self._key.name == self._signer:
@@ -141,10 +139,10 @@ class PostgresStore:
         return ""  # numbers of rows that were rolled back are missing too: the chain and the receipts tell
 
     def release(self) -> None:
-        if self._connection is not None and self._home is not None and self._home[0] == os.getpid():
+        if (found := self._own.find()) is not None:
             with suppress(self._driver.Error):
-                self._connection.close()
-        self._connection = None
+                found.close()
+        self._own.keep(None)
 
 
 class PostgresTransaction:

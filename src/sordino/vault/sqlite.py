@@ -9,7 +9,6 @@ from __future__ import annotations
 import getpass
 import os
 import sqlite3
-import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from sordino.accounting.chain import Key, find_key
 from sordino.accounting.store import schema_of
 from sordino.errors import VaultError, VaultForged
 from sordino.vault.entries import Draft, Entry, now, require_name, root
+from sordino.vault.store import Own
 
 FORMAT = "sordino-vault-1"
 PERSON = "SORDINO_PERSON"
@@ -46,8 +46,7 @@ class SqliteStore:
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self.path, self.place, self._key = path, str(path), find_key()
-        self._connection: sqlite3.Connection | None = None
-        self._home: tuple[int, int] | None = None
+        self._own = Own()
         if not path.is_file():
             if not create:
                 raise VaultError(f"no vault at {path}: `sordino budget create NAME` makes one, SORDINO_VAULT names it")
@@ -93,14 +92,14 @@ class SqliteStore:
             raise
 
     def _connect(self) -> sqlite3.Connection:
-        home = (os.getpid(), threading.get_ident())
-        if self._connection is None or self._home != home:  # one that another process or thread opened stays theirs
-            connection = sqlite3.connect(self.path, isolation_level=None, timeout=PATIENCE, check_same_thread=False)
-            connection.execute("PRAGMA trusted_schema = OFF")
-            connection.execute("PRAGMA synchronous = EXTRA")
-            connection.execute("PRAGMA fullfsync = ON")
-            self._connection, self._home = connection, home
-        return self._connection
+        found: sqlite3.Connection | None = self._own.find()
+        if found is None:
+            found = sqlite3.connect(self.path, isolation_level=None, timeout=PATIENCE)
+            found.execute("PRAGMA trusted_schema = OFF")
+            found.execute("PRAGMA synchronous = EXTRA")
+            found.execute("PRAGMA fullfsync = ON")
+            self._own.keep(found)
+        return found
 
     def _initialise(self, connection: sqlite3.Connection) -> None:
         for statement in _STATEMENTS:
@@ -129,9 +128,9 @@ class SqliteStore:
         return "" if held == issued else f"{issued - held} of its {issued} entries are missing"
 
     def release(self) -> None:
-        if self._connection is not None and self._home is not None and self._home[0] == os.getpid():
-            self._connection.close()
-        self._connection = None
+        if (found := self._own.find()) is not None:
+            found.close()
+        self._own.keep(None)
 
 
 class SqliteTransaction:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 from sordino.errors import VaultError
 from sordino.vault.entries import Draft, Entry
@@ -11,6 +13,22 @@ from sordino.vault.entries import Draft, Entry
 
 class ConnectionLost(VaultError):
     """The store went away in the middle of something: whether that happened is to be looked up."""
+
+
+class Own(threading.local):
+    """The connection of this thread, in this process: neither another thread nor a forked process may use it."""
+
+    def __init__(self) -> None:
+        self._process, self._connection = 0, None
+
+    def find(self) -> Any:
+        """The connection, if there is one."""
+        return self._connection if self._process == os.getpid() else None
+
+    def keep(self, connection: Any) -> None:
+        """Use this one from now on; one that another process opened stays theirs, and open."""
+        self._inherited = None if self._process == os.getpid() else self._connection
+        self._process, self._connection = os.getpid(), connection
 
 
 class Transaction(Protocol):

@@ -168,10 +168,13 @@ class Vault:
         entry = self._append(name, decide)
         return self.state(name).runs[ask.run], entry
 
+    def _require_granted(self, state: State) -> None:
+        if not state.may_draw(person := self.store.person):
+            raise VaultError(f"{person} may not draw on dataset {state.name!r}: ask {state.owner} for `budget grant`")
+
     def _require_may_draw(self, state: State, ask: Ask, before: Holding | None) -> None:
         name, person, budget = state.name, self.store.person, state.rule.budget
-        if not state.may_draw(person):
-            raise VaultError(f"{person} may not draw on dataset {name!r}: ask {state.owner} for `budget grant`")
+        self._require_granted(state)
         if (ask.unit, ask.adjacency) != (state.unit, budget.adjacency):
             raise InvalidInput(
                 f"the run protects every {ask.unit} under {ask.adjacency}, the budget of {name!r} every {state.unit} "
@@ -185,8 +188,9 @@ class Vault:
                 raise BudgetExhausted(f"run {ask.run} was written off by {state.owner}: start a new one")
 
     def require_room(self, name: str, more: Counts) -> None:
-        """Raise `BudgetExhausted` if this cannot be reserved now; nothing changes by asking."""
+        """Raise what `reserve` would, as far as that is known without a ledger; nothing changes by asking."""
         state = self.state(name)
+        self._require_granted(state)
         state.rule.require_priced(more)
         self._require_room(state, more)
 
