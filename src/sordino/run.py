@@ -339,9 +339,11 @@ class Run:
 
     def close(self) -> None:
         """Free the ledger; what was charged stays, and what was reserved in a vault and never drawn is returned."""
-        if self.claim is not None and self.team.leads:
-            self.claim.settle(self.ledger)
-        self.ledger.close()
+        try:
+            if self.claim is not None and self.team.leads:
+                self.claim.settle(self.ledger)
+        finally:
+            self.ledger.close()
 
 
 # -- what may be promised ---------------------------------------------------------------------------------------------
