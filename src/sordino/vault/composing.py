@@ -26,6 +26,8 @@ from sordino.errors import InvalidInput
 Composition = Literal["adaptive", "planned"]
 LOOKED = "nobody chose a run on this dataset, or when it ended, because of what an earlier one had released"
 """What a total by the planned rule rests on."""
+LEAST_ORDER = 2.0
+"""Below it the divergence of sampled events with little noise cannot be computed to the end, and counts as infinite."""
 ROUNDING = 1e-9
 """Sums in another order differ by less."""
 
@@ -48,7 +50,8 @@ class Rule:
                 raise InvalidInput(f"order={order:g} is for composition='adaptive': leave it out")
             return cls(budget, "planned")
         if order is None:
-            order = Filter.for_plan(budget, lambda noise: [(GaussianDpEvent(noise), 1)]).order
+            suited = Filter.for_plan(budget, lambda noise: [(GaussianDpEvent(noise), 1)]).order
+            order = max(suited, LEAST_ORDER)
         Filter(order, 1.0)  # refuses what is no order
         Filter.within(budget, order)  # refuses an order at which nothing could be released
         return cls(budget, "adaptive", float(order))
@@ -115,7 +118,9 @@ class Rule:
                     "create the dataset's budget with composition='adaptive'"
                 )
         if not math.isfinite(self.cost(held)):
-            raise InvalidInput(f"order={self.order:g} of the dataset's budget gives these events no finite price")
+            raise InvalidInput(
+                f"order={self.order:g} of the dataset's budget gives these events no finite price: use more noise"
+            )
 
 
 def whole_filter(order: float, limit: float, adjacency: str) -> Filtered:
