@@ -431,7 +431,7 @@ def test_another_process_by_fork_has_a_connection_of_its_own(vault: Vault) -> No
 ACTION = st.tuples(st.sampled_from(["begin", "draw", "settle", "crash", "show"]), st.integers(0, 3), st.integers(1, 40))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(ACTION, min_size=4, max_size=24), st.sampled_from([0.3, 1.0]))
 def test_any_interleaving_stays_within_the_budget_and_loses_nothing(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int, int]], epsilon: float
