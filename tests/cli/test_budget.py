@@ -65,3 +65,23 @@ def test_runs_reserve_are_refused_settled_and_written_off(sordino, small, vault,
     run = found["runs"][0]["name"]
     assert "written off" in sordino("budget", "write-off", "digits", run).stdout
     assert sordino("budget", "settle", first).exit_code == 2
+
+
+def test_what_is_released_before_training_is_reserved_with_it(sordino, csv_file, vault, tmp_path):
+    """The names and ranges of a table are the first releases of a run; some have no Rényi price, and are refused."""
+    words = ["train", "--data", csv_file, "--target", "outcome", "--batch-size", 16, "--steps", 4, "--held-out", 0]
+    words += ["--epsilon", 8, "--dataset-budget"]
+    for name, epsilon, composition in (("first", 200, "adaptive"), ("small", 2, "planned"), ("large", 9, "planned")):
+        made = ("budget", "create", name, "--epsilon", epsilon, "--delta", 1e-3, "--composition", composition)
+        assert sordino(*made).exit_code == 0
+    for name, told in (("first", "composition='planned'"), ("small", "nothing was released")):
+        refused = sordino(*words, name, "--run", tmp_path / name)
+        assert refused.exit_code == 2
+        assert told in refused.stderr
+        assert json.loads(sordino("budget", "show", name, "--json").stdout)["events"] == 0
+    done = sordino(*words, "large", "--run", tmp_path / "large")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(sordino("budget", "show", "large", "--json").stdout)
+    assert found["events"] > 4
+    assert [run["status"] for run in found["runs"]] == ["settled"]
+    assert "intact" in sordino("budget", "verify", "large", tmp_path / "large").stdout

@@ -18,9 +18,17 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from sordino.accounting.budget import Budget
-from sordino.accounting.events import DpEvent, Events, GaussianDpEvent, NoOpDpEvent, from_json, to_json
+from sordino.accounting.events import (
+    DpEvent,
+    Events,
+    GaussianDpEvent,
+    NoOpDpEvent,
+    from_json,
+    require_adjacency,
+    to_json,
+)
 from sordino.accounting.filtered import Filter, Filtered
-from sordino.accounting.pricing import epsilon
+from sordino.accounting.pricing import epsilon, rdp_curve
 from sordino.errors import InvalidInput
 
 Composition = Literal["adaptive", "planned"]
@@ -117,10 +125,13 @@ class Rule:
                     "a run that chooses its noise as it goes has no place in a planned composition: "
                     "create the dataset's budget with composition='adaptive'"
                 )
+            if self.order is not None and not _has_divergence(event, self.budget.adjacency):
+                raise InvalidInput(
+                    f"a release of kind {type(event).__name__} has no Renyi price, which adaptive budgets add up: give "
+                    "--schema and --classes so that nothing is released before training, or use composition='planned'"
+                )
         if not math.isfinite(self.cost(held)):
-            raise InvalidInput(
-                f"order={self.order:g} of the dataset's budget gives these events no finite price: use more noise"
-            )
+            raise InvalidInput(f"order={self.order:g} of the dataset's budget has no finite price for this: add noise")
 
 
 def whole_filter(order: float, limit: float, adjacency: str) -> Filtered:
@@ -131,6 +142,17 @@ def whole_filter(order: float, limit: float, adjacency: str) -> Filtered:
 def is_whole_filter(event: DpEvent) -> bool:
     """Whether this is what `whole_filter` makes."""
     return isinstance(event, Filtered) and isinstance(event.event, NoOpDpEvent)
+
+
+def _has_divergence(event: DpEvent, adjacency: str) -> bool:
+    """Whether an event has a curve of Rényi divergences at all; one that may fail with a probability has none."""
+    if isinstance(event, Filtered):
+        return True
+    try:
+        rdp_curve(event, require_adjacency(adjacency), [LEAST_ORDER])
+    except InvalidInput:
+        return False
+    return True
 
 
 @lru_cache(maxsize=4096)
