@@ -30,8 +30,8 @@ test-slow: .venv/dev ## The tests that take minutes
 test-faults: .venv/dev ## 500 kills, 2,000 mutations, 5,000 hostile requests, 200 interrupted loops
 	$(BIN)/python -m tests.faults
 
-test-integrations: .venv/integrations ## Accelerate and Lightning, against the real packages
-	$(BIN)/pytest tests/integrations 'tests/test_docs.py::test_the_code_of_every_page_runs[docs/integrations.md]'
+test-integrations: .venv/integrations ## transformers, TRL, PEFT, Accelerate and Lightning, against the real packages
+	$(BIN)/pytest tests/integrations tests/finetuning/test_losses.py 'tests/test_docs.py::test_the_code_of_every_page_runs[docs/integrations.md]' 'tests/test_docs.py::test_the_code_of_every_page_runs[docs/finetuning.md]'
 
 screenshots: .venv/dev ## Take the documentation's pictures of real reports anew (needs chromium)
 	SORDINO_SCREENSHOTS=docs/img $(BIN)/pytest -m slow tests/report/test_screenshots.py
@@ -84,6 +84,6 @@ endef
 	$(call install,sordino with every extra,--no-build-isolation -e '.[dev$(comma)bench$(comma)export$(comma)excel$(comma)features$(comma)federated]')
 
 .venv/integrations: .venv/dev
-	$(call install,accelerate and lightning,--no-build-isolation -e '.[integrations]')
+	$(call install,the packages of other people's loops,--no-build-isolation -e '.[finetuning$(comma)integrations]')
 
 comma := ,

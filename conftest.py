@@ -3,5 +3,7 @@
 from importlib.util import find_spec
 
 collect_ignore = [
-    f"src/sordino/integrations/{name}.py" for name in ("accelerate", "lightning") if find_spec(name) is None
+    f"src/sordino/integrations/{name}.py"
+    for name in ("accelerate", "lightning", "transformers", "trl")
+    if find_spec(name) is None
 ]

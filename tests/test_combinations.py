@@ -11,7 +11,7 @@ from sordino import InvalidInput, Recipe, mechanisms, recipes
 from sordino.combinations import SETTINGS, Needs
 from sordino.parts import Always, Foreign, Poisson, Sampler
 
-FACTS = {"processes": 2, "workers": 1}
+FACTS = {"processes": 2, "workers": 1, "name": "user"}
 
 
 def rules() -> list[tuple[str, Needs]]:

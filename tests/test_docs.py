@@ -22,6 +22,8 @@ EXCUSE = re.compile(r"<!-- not executed: \S[^>]*-->\s*\Z")
 # Runs where an optional package is installed; `make test-integrations` installs those.
 NEEDS = re.compile(r"<!-- needs: (\w+) -->\s*\Z")
 NUMBER = re.compile(r"\d[\d.,:e+-]*%?")
+LONG = ("experiments.md", "distributed.md", "report.md", "federated.md", "audit.md")
+"""Pages that take half a minute: the commands on them have tests of their own that take less."""
 LONGEST = 1800  # seconds for one command: the machine may be busy, or hold everything else while it measures speed
 
 
@@ -135,7 +137,11 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if page.name in LONG else ()) for page in PAGES],
+    ids=[str(page.relative_to(ROOT)) for page in PAGES],
+)
 def test_the_code_of_every_page_runs(page: Path, clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(clone)
     run_page(page, clone)

@@ -58,7 +58,7 @@ def check(run: Private, lines: range) -> None:
         run.step()
 
 
-@pytest.mark.parametrize("engine", ["auto", "vmap"])
+@pytest.mark.parametrize("engine", ["auto", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_the_step_after_an_interrupt_runs(engine: str) -> None:
     run = private(Recipe(batch_size=8, steps=5000, noise_multiplier=1.0).for_records(64), engine=engine)
     run.step()

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sordino import recipes
     from sordino.accounting import Budget, Guarantee
+    from sordino.cli.loading import load
     from sordino.errors import BudgetExhausted, InvalidInput, SordinoError, UnsupportedModel
     from sordino.private import Private, Step
     from sordino.recipe import Recipe
+    from sordino.tables.estimators import PrivateClassifier, PrivateRegressor
     from sordino.validation.fixing import fix
 
 __version__ = "0.1.0"
@@ -19,11 +21,14 @@ __all__ = [
     "Guarantee",
     "InvalidInput",
     "Private",
+    "PrivateClassifier",
+    "PrivateRegressor",
     "Recipe",
     "SordinoError",
     "Step",
     "UnsupportedModel",
     "fix",
+    "load",
     "recipes",
 ]
 
@@ -33,11 +38,14 @@ _HOMES = {
     "Guarantee": "accounting",
     "InvalidInput": "errors",
     "Private": "private",
+    "PrivateClassifier": "tables.estimators",
+    "PrivateRegressor": "tables.estimators",
     "Recipe": "recipe",
     "SordinoError": "errors",
     "Step": "private",
     "UnsupportedModel": "errors",
     "fix": "validation.fixing",
+    "load": "cli.loading",
 }
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sordino.recipe import Recipe
 
 Setting = Literal[
-    "federated", "sharded", "several processes", "loop", "loop over a foreign loader", "loop with workers"
+    "federated", "units", "sharded", "several processes", "loop", "loop over a foreign loader", "loop with workers"
 ]
 
 
@@ -73,6 +73,14 @@ SETTINGS: dict[str, tuple[Needs, ...]] = {
             "rdp_filter",
             "rdp_filter={part!r} must be None: the noise of every round is fixed in advance",
             proven=(type(None),),
+        ),
+    ),
+    "units": (
+        Needs(
+            "sampler",
+            "sampler={kind}() cannot be used with unit=: a loader of your own deals records, not {name}s, and how many "
+            "of one {name} are in a batch cannot be seen; leave sampler out to have Poisson draws of {name}s",
+            refused=(Foreign,),
         ),
     ),
     "sharded": (

@@ -6,8 +6,9 @@ optimizer adds the noise just before its step and lets the selector decide just 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -67,6 +68,11 @@ class UserLoop:
         for hook in self._hooks:
             hook.remove()
 
+    @property
+    def completes_draw(self) -> bool:
+        """Whether nothing of the open draw is left but the part in the user's hands."""
+        return self._open is not None and self._open.parts_left <= 1
+
     def take(self) -> None:
         """One step that Sordino runs by itself."""
         self._ours = True
@@ -106,27 +112,28 @@ class UserLoop:
                 raise InvalidInput("the foreign loader draws with replacement: a record may count twice in a batch")
             assert isinstance(sampler, Foreign)
             batches = sampler.passes(foreign, bench)
-            return ((_take_whole(data), _slice_in_order(data, bench.device)) for data in batches)
+            return ((_take_whole(data), _in_order(_slice_in_order(data, bench.device), bench)) for data in batches)
         if num_workers == 0:
-            return iter(lambda: (None, lambda part: bench.records.fetch(part.indices, bench.device)), None)
+            return iter(lambda: (None, bench.fetch), None)
         bench.recipe.require("loop with workers", workers=num_workers)
         return self._prefetch(num_workers)
 
     def _prefetch(self, num_workers: int) -> Iterator[tuple[Draw, Callable[[Draw], Batch]]]:
         bench = self.bench
-        coins = (bench.draw().indices for _ in iter(int, 1))
+        coins = (bench.draw() for _ in iter(int, 1))
         loader = DataLoader(
             _ByDraw(bench.records), batch_size=None, sampler=coins, num_workers=num_workers, collate_fn=_leave
         )
-        for indices, data in loader:
+        for draw, data in loader:
             by_rows = bench.records.by_rows
-            yield Draw(indices), _slice_in_order(data, bench.device) if by_rows else _collate_in_order(data, bench)
+            take = _slice_in_order(data, bench.device) if by_rows else _collate_in_order(data, bench)
+            yield draw, _in_order(take, bench)
 
     def _offer(self, draw: Draw | None, fetch: Callable[[Draw], Batch], microbatch: int | None) -> Iterator[Any]:
         """The batches of one draw, which is paid for first."""
         attempt = steps.begin(self.bench, self.bench.run.position, draw)
         before = self.bench.recipe.selection.snapshot(attempt)
-        parts = list(attempt.draw.split(microbatch or max(1, len(attempt.draw))))
+        parts = list(self.bench.split(attempt.draw, microbatch or sys.maxsize))
         self._open = _Open(attempt, before, len(parts))
         if not parts:  # an empty draw: nothing for the user to do, but the step is taken, with noise alone
             self.bench.optimizer.step()
@@ -152,7 +159,7 @@ class UserLoop:
         if current is None or current.part is None or current.batch is None:
             raise SordinoError("private.backward needs a batch from private.loader(): loop over it")
         recorder = current.stop_recording()
-        if losses.shape != (len(current.part),):
+        if losses.shape != (current.batch.size,):
             raise InvalidInput(
                 f"losses are {describe_kind(losses)}, must be a vector with one loss per example: use reduction='none'"
             )
@@ -189,7 +196,9 @@ class UserLoop:
         assert current.batch is not None
         if not isinstance(self.bench.recipe.norms, Exact):  # the event is priced for estimated norms
             return self.bench.engine.differentiate(self.bench.objective, current.attempt.parameters, current.batch)
-        found = recorder.differentiate(losses) if recorder else backpropagate(losses, current.attempt.parameters)
+        groups = current.batch.groups
+        each = losses if groups is None or recorder else groups.mean(losses)
+        found = recorder.differentiate(losses) if recorder else backpropagate(each, current.attempt.parameters)
         if torch.isfinite(found.norms).all():
             return found
         # A NaN in the user's graph has reached other examples' gradients: differentiate again, example by example.
@@ -228,8 +237,9 @@ class _ByDraw(Dataset[Any]):
     def __init__(self, records: Records) -> None:
         self.records = records
 
-    def __getitem__(self, indices: Tensor) -> tuple[Tensor, Any]:
-        return indices, self.records.load(indices) if len(indices) else None
+    def __getitem__(self, draw: Draw) -> tuple[Draw, Any]:
+        rows, _ = self.records.group(draw.indices, draw.choice)
+        return draw, self.records.load(rows) if len(rows) else None
 
 
 def _leave(loaded: Any) -> Any:
@@ -247,21 +257,32 @@ def _take_whole(data: Any) -> Draw:
     return Draw(torch.arange(len(leaves[0])))
 
 
-def _slice_in_order(data: Any, device: torch.device) -> Callable[[Draw], Batch]:
-    """Fetch parts of one collated batch in order."""
-    taken = 0
+def _in_order(take: Callable[[int], Batch], bench: steps.Bench) -> Callable[[Draw], Batch]:
+    """Fetch parts of a draw that was loaded whole: each has the records of its units, which come next."""
 
     def fetch(part: Draw) -> Batch:
-        nonlocal taken
-        rows = slice(taken, taken + len(part))
-        taken += len(part)
-        here = tree_map(lambda x: x[rows].to(device) if isinstance(x, Tensor) else x, data)
-        return Batch(here, len(part), lambda i: tree_map(lambda x: x[i : i + 1], here))
+        rows, groups = bench.records.group(part.indices, part.choice)
+        batch = take(len(rows))
+        return batch if groups is None else replace(batch, groups=groups.to(bench.device))
 
     return fetch
 
 
-def _collate_in_order(items: Any, bench: steps.Bench) -> Callable[[Draw], Batch]:
-    """Collate parts of one draw's records in order, where a collated batch cannot be cut into examples."""
+def _slice_in_order(data: Any, device: torch.device) -> Callable[[int], Batch]:
+    """Take so many rows at a time of one collated batch, in order."""
+    taken = 0
+
+    def take(count: int) -> Batch:
+        nonlocal taken
+        rows = slice(taken, taken + count)
+        taken += count
+        here = tree_map(lambda x: x[rows].to(device) if isinstance(x, Tensor) else x, data)
+        return Batch(here, count, lambda i: tree_map(lambda x: x[i : i + 1], here))
+
+    return take
+
+
+def _collate_in_order(items: Any, bench: steps.Bench) -> Callable[[int], Batch]:
+    """Collate so many of one draw's records at a time, where a collated batch cannot be cut into examples."""
     left = iter(items)
-    return lambda part: bench.records.collate_items(list(islice(left, len(part))), bench.device)
+    return lambda count: bench.records.collate_items(list(islice(left, count)), bench.device)

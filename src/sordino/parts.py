@@ -58,6 +58,7 @@ class Terms:
 class Draw:
     """The records of one step, by index. Private: its size too.
 
+    Where a unit owns several records, the indices are those of units, and `choice` says which of theirs are used.
     A sampler that draws more records than are used gives `thresholds`: a record is used if its gradient is longer than
     its threshold, where gradients shorter than `floor` count as that long (importance sampling).
     """
@@ -65,21 +66,29 @@ class Draw:
     indices: Tensor
     thresholds: Tensor | None = None
     floor: float = 0.0
+    choice: int = 0
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, part: slice) -> Draw:
         thresholds = None if self.thresholds is None else self.thresholds[part]
-        return Draw(self.indices[part], thresholds, self.floor)
+        return Draw(self.indices[part], thresholds, self.floor, self.choice)
 
-    def split(self, size: int) -> Iterator[Draw]:
-        """The same draw in pieces of at most `size` records, as equal as can be: a small rest costs a whole pass."""
-        if 0 < len(self) <= size:
+    def split(self, size: int, weights: Tensor | None = None) -> Iterator[Draw]:
+        """The same draw in pieces of at most `size` records, as equal as can be: a small rest costs a whole pass.
+
+        `weights` says how many records each unit brings along; none is split, so that pieces may be a unit larger.
+        """
+        total = len(self) if weights is None else int(weights.sum())
+        if 0 < total <= size:
             yield self
             return
-        pieces = -(-len(self) // size)
-        edges = [len(self) * piece // pieces for piece in range(pieces + 1)] if pieces else []
+        pieces = -(-total // size)
+        edges = [total * piece // pieces for piece in range(pieces + 1)] if pieces else []
+        if weights is not None:
+            ends = torch.searchsorted(weights.cumsum(0), torch.tensor(edges), right=True)
+            edges = list(dict.fromkeys(ends.tolist()))
         for part in starmap(slice, pairwise(edges)):
             yield self[part]
 

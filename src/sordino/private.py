@@ -27,15 +27,16 @@ from sordino.noise import Source
 from sordino.parts import evaluating
 from sordino.recipe import Recipe
 from sordino.records import Collate, Records
-from sordino.run import Run, Stopped
+from sordino.run import ROUNDING_IS_SMALL, Run, Stopped
 from sordino.step import Bench
+from sordino.units import Unit, Units, describe_units, name_unit
 from sordino.validation import check_ledger, check_length, check_optimizer
-from sordino.validation.watching import Watch
+from sordino.validation.watching import IN_ANY_COMPANY, Watch
 from sordino.vault.claims import DatasetBudget
 
 _log = logging.getLogger("sordino")
 
-UNPROBED = ("the model was NOT probed for mixing examples (validate=False)",)
+UNPROBED = ("the model was NOT probed for mixing examples (validate=False)", IN_ANY_COMPANY)
 ALONE = ("model and loss treat every example by itself",)
 """What a guarantee must assume, and its headline name, where nobody looked."""
 
@@ -54,10 +55,15 @@ class Private:
     `loss(model, batch)` returns one loss per example. `run` names a directory in which every event is recorded
     durably before its release exists; without it the ledger stays in memory until `save`. `ledger` is one that already
     holds releases about these records, such as the statistics they were normalised by. `seed` makes noise and
-    sampling repeatable for experiments, which the guarantee then says. `engine` and `microbatch` are performance knobs
-    that change no numbers. `validate=False` skips the probe of model and loss, and the guarantee says so. Under
-    ``torchrun`` all processes of `group`, by default all there are, take each step together (`sordino.distributed`).
-    `vault` is the dataset's own budget (`sordino.vault.open_budget`): the plan is reserved there before the first step.
+    sampling repeatable for experiments, which the guarantee then says. `engine` and `microbatch`, so many records at
+    once, are performance knobs that change no numbers. `validate=False` skips the probe of model and loss, and the
+    guarantee says so. Under ``torchrun`` all processes of `group`, by default all there are, take each step together
+    (`sordino.distributed`). `vault` is the dataset's own budget (`sordino.vault.open_budget`): the plan is reserved
+    there before the first step.
+
+    `unit` names the owner of every record, as one identifier each or as a column of the dataset: then whole owners are
+    drawn, clipped and protected, and the recipe's `records` counts them. An owner brings at most `per_unit` of its
+    records to a draw. `unit_name` is what the guarantee calls it, "user" by default (`sordino.units`).
 
     Nothing wraps the model and nothing subclasses the optimizer; `close` takes the optimizer's hooks off again.
     The attribute `run` is the `sordino.run.Run` that pays for the steps: its ledger, its folder, its team.
@@ -74,6 +80,9 @@ class Private:
         run: str | Path | None = None,
         ledger: Ledger | None = None,
         collate: Collate | None = None,
+        unit: Unit | None = None,
+        per_unit: int | None = None,
+        unit_name: str | None = None,
         seed: int | None = None,
         source: Source | None = None,
         engine: str = "auto",
@@ -85,18 +94,25 @@ class Private:
         if microbatch is not None and microbatch < 1:
             raise InvalidInput(f"microbatch={microbatch} must be >= 1: it is how many examples are processed at once")
         recipe.terms(0)  # refuses a recipe that is not calibrated
-        records = Records(dataset, collate)
-        check_length(records.count, recipe.records)
+        name = name_unit(unit, per_unit, unit_name)
+        if unit is not None:
+            recipe.require("units", name=name)
+        records = (
+            Records(dataset, collate) if unit is None else Units(dataset, unit, per_unit=per_unit, collate=collate)
+        )
+        check_length(records.count, recipe.records, name)
         check_optimizer(model, optimizer)
-        check_ledger(recipe.basis, ledger)
+        check_ledger(recipe.basis, ledger, name)
         objective = Objective(model, loss)
         team, self._engine, self._validated = form_team(group), engine, validate
+        said = (*(() if unit is None else (ROUNDING_IS_SMALL,)), *(() if validate else UNPROBED))
         self.run = Run(
             recipe,
+            unit=name,
             population=records.count,
-            assumptions=(*(() if validate else UNPROBED), *agreement.list_assumptions(team)),
+            assumptions=(*said, *agreement.list_assumptions(team)),
             conditions=() if validate else ALONE,
-            setting="the model was probed" if validate else "the model was NOT probed",
+            setting=f"the model was {'' if validate else 'NOT '}probed{records.describe(name)}",
             ledger=ledger,
             seed=seed,
             source=source,
@@ -174,6 +190,11 @@ class Private:
         """In place of ``losses.mean().backward()``: a vector with one loss per example of the loader's last batch."""
         self._loop.backward(losses)
 
+    @property
+    def completes_draw(self) -> bool:
+        """Whether the loader's present batch is the last part of its draw, after which the step is taken."""
+        return self._loop.completes_draw
+
     def attach(self, scheduler: LRScheduler) -> None:
         """Let a learning-rate scheduler step with every proposal, and go back when the proposal is rejected.
 
@@ -210,7 +231,7 @@ class Private:
         if self._validated and modes not in self._probed:
             fetch = records.make_fetcher(self.bench.device)
             crowd = min(self.bench.microbatch or validation.CROWD, validation.CROWD)
-            validation.require_valid(objective, self.bench.parameters(), fetch, records.count, crowd)
+            validation.require_valid(objective, self.bench.parameters(), fetch, records.length, crowd)
             self._probed.add(modes)
 
     # -- what it costs ------------------------------------------------------------------------------------------
@@ -279,6 +300,34 @@ class Private:
         self._begin(Path(run))
         return {}
 
+    def save_position(self, folder: str | Path) -> None:
+        """Store position and released values in `folder`, beside a model and optimizer that another framework saves."""
+        team, ledger = self.run.team, self.run.ledger
+
+        def write() -> None:
+            content = {"released": self.bench.states.save(), **checkpoint.describe_ledger(ledger)}
+            checkpoint.write(Path(folder), self.position, {**content, "position": self.position})
+
+        team.lead(write)
+
+    def load_position(self, run: str | Path, folder: str | Path | None) -> None:
+        """Go on with `run`, whose model and optimizer another framework put back as they were in `folder`.
+
+        That is a folder in which `save_position` wrote; None goes on from the first step. What was charged after it
+        stays paid for.
+        """
+        try:
+            with self.run.reopen(Path(run), None if folder is None else Path(folder)) as state:
+                if state is None and folder is not None:
+                    raise CheckpointError(
+                        f"{folder} holds no position of a private run: resume from another checkpoint"
+                    )
+                self.bench.states = self.bench.recipe.start()
+                with checkpoint.one_line("its released values do not fit this recipe"):
+                    self.bench.states.restore((state or {}).get("released") or {})
+        finally:
+            self._renew_engine()
+
     def _begin(self, folder: Path | None) -> None:
         self.run.begin(folder)
         self._renew_engine()
@@ -319,8 +368,9 @@ def _shared_by_all(bench: Bench, validate: bool) -> dict[str, str]:
     """What every process must hold alike, by the names that an error shows."""
     return {
         **{f"recipe's {each.name}": spell(getattr(bench.recipe, each.name)) for each in fields(bench.recipe)},
-        "number of records": str(bench.records.count),
-        "records": agreement.digest_records(bench.records.count, bench.records.raw),
+        "number of records": str(bench.records.length),
+        "records": agreement.digest_records(bench.records.length, bench.records.raw),
+        **describe_units(bench.records),
         **agreement.describe_settings(bench.optimizer, bench.schedulers),
         "validate": str(validate),
         "parameters": agreement.digest_weights(bench.objective),

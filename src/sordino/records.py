@@ -1,9 +1,13 @@
-"""The private records: any map-style dataset or plain tensors, fetched by index and collated on the model's device."""
+"""The private records: any map-style dataset or plain tensors, fetched by index and collated on the model's device.
+
+What a step draws are units of protection. Here a unit is a record; in `sordino.units` it owns several.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,19 +16,22 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
 from sordino.errors import InvalidInput
-from sordino.gradients.engine import Batch, counts_examples
+from sordino.gradients.engine import Batch, Groups, counts_examples
 
 Collate = Callable[[list[Any]], Any]
 
 
 class Records:
-    """A dataset whose length must not change while it is trained on."""
+    """A dataset whose length must not change while it is trained on.
+
+    `count` is how many units there are to draw, `length` how many records.
+    """
 
     def __init__(self, dataset: Any, collate: Collate | None = None) -> None:
         self.dataset = dataset
         self.collate = collate
         self._tensors = None if collate else _find_tensors(dataset)
-        self.count = self._length()
+        self.count = self.length = self._length()
         self.by_rows = collate is None or self._collates_rows()
 
     def _length(self) -> int:
@@ -40,10 +47,35 @@ class Records:
 
     def check_unchanged(self) -> None:
         """The sampling rate was fixed for a number of records; a dataset that grew or shrank is a different one."""
-        if (now := self._length()) != self.count:
-            raise InvalidInput(f"dataset length is {now}, was {self.count} at the start: records must not come or go")
+        if (now := self._length()) != self.length:
+            raise InvalidInput(f"dataset length is {now}, was {self.length} at the start: records must not come or go")
 
-    def fetch(self, indices: Tensor | Sequence[int], device: torch.device) -> Batch:
+    # -- what is drawn: here a record is its own unit of protection, `sordino.units` has others ----------------
+
+    def group(self, indices: Tensor, choice: int = 0) -> tuple[Tensor, Groups | None]:
+        """The records of the units at `indices`, and whose each is unless everybody has one.
+
+        Where a unit has more records than are used, `choice` says which.
+        """
+        return indices, None
+
+    def weigh(self, indices: Tensor) -> Tensor | None:
+        """How many records each unit brings along, or None for one each."""
+        return None
+
+    def describe(self, unit: str) -> str:
+        """What the ledger notes of how they are drawn, after other words."""
+        return ""
+
+    def fetch(self, indices: Tensor | Sequence[int], device: torch.device, choice: int = 0) -> Batch:
+        """Collate the records of the units at `indices`, in that order."""
+        where, groups = self.group(torch.as_tensor(indices, dtype=torch.int64), choice)
+        batch = self.gather(where, device)
+        return batch if groups is None else replace(batch, groups=groups.to(device))
+
+    # -- records ------------------------------------------------------------------------------------------------
+
+    def gather(self, indices: Tensor | Sequence[int], device: torch.device) -> Batch:
         """Collate the records at `indices`, in that order."""
         where = torch.as_tensor(indices, dtype=torch.int64)
         if self.by_rows:
@@ -81,19 +113,19 @@ class Records:
         return (self.collate or default_collate)(items)
 
     def make_fetcher(self, device: torch.device) -> Callable[[Sequence[int]], Batch]:
-        """A way to `fetch` that loads every record once, so that it is the same in any company.
+        """A way to `gather` that loads every record once, so that it is the same in any company.
 
         Without it a dataset with a generator of its own could not be probed. One that fetches several records at once
         by a method of its own may mix them there, so it is asked for all of them each time.
         """
         if self._tensors is not None or _fetches_several(self.dataset):
-            return lambda indices: self.fetch(indices, device)
+            return lambda indices: self.gather(indices, device)
         loaded: dict[int, Any] = {}
 
         def fetch(indices: Sequence[int]) -> Batch:
             for i in indices:
                 if i not in loaded:
-                    loaded[i] = self.dataset[i]
+                    (loaded[i],) = self._items(torch.tensor([i]))
 
             def regroup(places: Sequence[int]) -> Any:
                 # Copies, because a collate function may change in place what it is given.

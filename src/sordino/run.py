@@ -224,8 +224,7 @@ class Run:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidInput(f"cannot create run directory {folder}: {error.strerror}") from error
-        if self.unit == "record":  # whoever finds a recipe.toml takes its numbers for numbers of records
-            self._write_recipe(folder)  # first: a ledger without it, left by a kill, could not be priced
+        self._write_recipe(folder)  # first: a ledger without it, left by a kill, could not be priced
         self.ledger, self._recorded = self.ledger.copy_to(folder / books.LEDGER), UNKNOWN
 
     def _write_recipe(self, folder: Path) -> None:
@@ -237,9 +236,10 @@ class Run:
             books.write_durably(folder / books.RECIPE, text.encode())
 
     @contextmanager
-    def reopen(self, folder: Path) -> Iterator[dict[str, Any] | None]:
+    def reopen(self, folder: Path, checkpoints: Path | None = None) -> Iterator[dict[str, Any] | None]:
         """Go on with the run in `folder`: hands out its newest whole checkpoint, None where there is none yet.
 
+        `checkpoints` is where they are, if that is another folder.
         The block puts the checkpoint's content into place; if it fails, the run is as it was. Work that was charged
         after the checkpoint is lost but stays paid for; the noise starts afresh.
         """
@@ -249,7 +249,7 @@ class Run:
                 "load right after building, without ledger= (the run's own ledger holds what came before it)"
             )
         present = self.ledger
-        state = self.team.lead(lambda: self._open(folder))
+        state = self.team.lead(lambda: self._open(folder, checkpoints or folder))
         abandoned = present
         try:
             yield state
@@ -263,7 +263,7 @@ class Run:
         self._announced = True
         self._bind()
 
-    def _open(self, folder: Path) -> dict[str, Any] | None:
+    def _open(self, folder: Path, checkpoints: Path) -> dict[str, Any] | None:
         ledger = books.reopen(folder)
         try:
             theirs, ours = ledger.header.get("recipe"), self.recipe.fingerprint()
@@ -275,7 +275,7 @@ class Run:
                 raise CheckpointError(
                     f"{folder} follows recipe {theirs}, not {ours}: load it with the recipe it was made by"
                 )
-            state = checkpoint.read_newest_of(folder, ledger)
+            state = checkpoint.read_newest_of(checkpoints, ledger)
         except BaseException:
             ledger.close()
             raise

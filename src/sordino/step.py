@@ -12,8 +12,8 @@ weighing, schedules behind ``recipe.terms``, noise from a source (`sordino.noise
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -26,7 +26,7 @@ from sordino.distributed import agreement
 from sordino.distributed.sharding import shard_like, unshard
 from sordino.distributed.team import Team
 from sordino.errors import SordinoError, UnsupportedModel
-from sordino.gradients.engine import Differentiated, Engine, Objective, total_dtype
+from sordino.gradients.engine import Batch, Differentiated, Engine, Objective, total_dtype
 from sordino.noise import Source
 from sordino.parts import Draw, Snapshot, Terms
 from sordino.recipe import Recipe, States
@@ -55,6 +55,7 @@ class Bench:
     schedulers: list[LRScheduler] = field(default_factory=list)
     watch: Watch | None = None
     states: States = field(init=False)
+    draws: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.states = self.recipe.start()
@@ -84,7 +85,21 @@ class Bench:
         """This process's part of a fresh draw, of which all processes see the same coins."""
         assert self.recipe.sampler is not None
         draw = self.recipe.sampler.draw(self.records.count, self.source, self.states.sampler)
+        draw = replace(draw, choice=self.number_draw())
         return draw if self.team.size == 1 else draw[self.team.own(len(draw))]
+
+    def number_draw(self) -> int:
+        """Count the draws of a run, also of one that goes on: a public number that says which records are used."""
+        self.draws = max(self.draws, self.run.position) + 1
+        return self.draws
+
+    def split(self, draw: Draw, size: int) -> Iterator[Draw]:
+        """The draw in pieces of about `size` records, of which no unit is split."""
+        return draw.split(size, self.records.weigh(draw.indices))
+
+    def fetch(self, draw: Draw) -> Batch:
+        """The records of a draw, on the model's device."""
+        return self.records.fetch(draw.indices, self.device, draw.choice)
 
     def versions(self) -> list[tuple[nn.Parameter, int]]:
         """Which parameters there are, frozen ones too, and how often each was written to: a loss changes nothing."""
@@ -144,8 +159,8 @@ def take(bench: Bench, step: int) -> bool:
     attempt = begin(bench, step)
     before = bench.recipe.selection.snapshot(attempt)
     with unshard(bench.objective, attempt.parameters) as parameters:
-        for part in attempt.draw.split(bench.microbatch or bench.engine.microbatch(parameters)):
-            batch = bench.records.fetch(part.indices, bench.device)
+        for part in bench.split(attempt.draw, bench.microbatch or bench.engine.microbatch(parameters)):
+            batch = bench.fetch(part)
             if bench.watch is not None:
                 bench.watch.look(bench.objective, parameters, batch)
             add(attempt, part, bench.engine.differentiate(bench.objective, parameters, batch))

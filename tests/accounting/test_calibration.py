@@ -28,7 +28,7 @@ def _sampled(rate: float, noise: float) -> PoissonSampledDpEvent:
     return PoissonSampledDpEvent(rate, GaussianDpEvent(noise))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.floats(0.2, 10.0), st.floats(1e-3, 0.1), st.integers(1, 5_000), st.sampled_from(["pld", "rdp"]))
 def test_never_above_the_target_and_within_a_thousandth(
     target: float, rate: float, steps: int, accountant: str

@@ -279,7 +279,7 @@ def test_an_interrupt_at_every_bytecode_gives_no_charge_away(reserved: int) -> N
             assert ledger.events() == [(STEP, following)]
             if not came:
                 break
-            moment += 1 if reserved else 3
+            moment += 2 if reserved else 7
         ledger.fingerprint()
     assert moment > (300 if not reserved else 30), "the whole of charge was gone through"
 

@@ -190,7 +190,13 @@ BROKEN: dict[str, tuple[Case, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+LENGTHY = ("screening", "jl")
+"""They are attacked in the slow tests; the suite has their conformance, and their sabotaged twins."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LENGTHY else ()) for name in HEALTHY]
+)
 def test_every_recipe_keeps_its_claim(name: str) -> None:
     audit = HEALTHY[name].audit()
     assert audit.passed, f"{audit} {audit.findings}"

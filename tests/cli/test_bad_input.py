@@ -73,13 +73,13 @@ def test_train_refuses(sordino, small, tmp_path, arguments, words):
         ("x,y\n", "has 0 records"),
         ("y\n0\n1\n", "has no column besides 'y'"),
         ("patient_id,y\n7,0\n8,1\n", "has no column besides 'y'"),
-        ("x,y\n1,0\n2,1\n", "too few to release the ranges of 1 columns"),
-        ('x,y\n1,0\n"2,1\n', "is not a UTF-8 CSV file: unexpected end of data"),
-        ("x,y\n" + "9" * 200_000 + ",0\n1,1\n", "is not a UTF-8 CSV file: field larger"),
+        ("x,y\n1,0\n2,1\n", "it takes"),
+        ('x,y\n1,0\n"2,1\n', "a quote is not closed"),
+        ("x,y\n" + "9" * 200_000 + ",0\n1,1\n", "it takes"),
         ("x\x1b[2J,y\n1,0\n2,1\n", "must be printable"),
-        ("x,y\n1,0\n2\n", "line 3 does not have 2 cells"),
-        ("x,x,y\n1,1,0\n2,2,1\n", "names a column twice"),
-        (b"\xff\xfe\x00x", "is not a UTF-8 CSV file"),
+        ("x,y\n1,0\n2\n", "record 2 does not have 2 cells"),
+        ("x,x,y\n1,1,0\n2,2,1\n", "it takes"),
+        (b"\xff\xfe\x00", "has no header"),
     ],
 )
 def test_csv_is_refused(sordino, tmp_path, content, words):
@@ -111,10 +111,10 @@ def test_npz_is_refused(sordino, tmp_path, arrays, words):
 def test_other_files_are_refused(sordino, tmp_path, npz_file):
     (tmp_path / "data.npz").write_bytes(b"not a zip file")
     refused(sordino("train", "--data", tmp_path / "data.npz", "--epsilon", 3), "is not a .npz file of plain arrays")
-    refused(sordino("train", "--data", npz_file, "--target", "y", "--epsilon", 3), "belongs to a .csv file")
-    refused(sordino("train", "--data", tmp_path / "data.parquet", "--epsilon", 3), "does not exist: give a .csv or")
+    refused(sordino("train", "--data", npz_file, "--target", "y", "--epsilon", 3), "belongs to a table")
+    refused(sordino("train", "--data", tmp_path / "data.parquet", "--epsilon", 3), "does not exist: give a table")
     (tmp_path / "data.parquet").write_text("PAR1")
-    refused(sordino("train", "--data", tmp_path / "data.parquet", "--epsilon", 3), "must be a .csv or .tsv table")
+    refused(sordino("train", "--data", tmp_path / "data.parquet", "--epsilon", 3), "no Parquet, or damaged")
 
 
 def test_unwritable_run_directory(sordino, small, tmp_path):

@@ -78,7 +78,13 @@ def finish(sordino, run: Path) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("events", "moment"), [(1, "charged"), (RELEASES, "charged"), (0, "before config"), (0, "after config")]
+    ("events", "moment"),
+    [
+        (1, "charged"),
+        pytest.param(RELEASES, "charged", marks=pytest.mark.slow),
+        (0, "before config"),
+        pytest.param(0, "after config", marks=pytest.mark.slow),
+    ],
 )
 def test_killed_in_its_preparation_it_is_gone_on_with(sordino, table: Path, tmp_path: Path, events, moment) -> None:
     run = tmp_path / "run"

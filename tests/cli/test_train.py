@@ -80,7 +80,7 @@ def test_nothing_private_is_shown(sordino, small, tmp_path):
     assert all(line["clip"] is None for line in lines), "the recipe states it"
     assert all(line["seconds_left"] % 60 == 0 for line in lines), "the time of a step tells the size of its draw"
     assert set(outcome(result)) == {
-        *("status", "run", "steps", "total", "noise_multiplier", "held_out_accuracy", "seconds"),
+        *("status", "run", "steps", "total", "noise_multiplier", "held_out_accuracy", "held_out_loss", "seconds"),
         *("epsilon", "delta", "basis", "unit", "adjacency", "accountant", "assumptions"),
         *("unprotected", "conditions", "versions", "events", "head"),
     }

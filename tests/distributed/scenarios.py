@@ -107,6 +107,28 @@ def trained(*names: str) -> dict[str, tuple[Tensor, float, int]]:
     return found
 
 
+def users(directory: Path) -> dict[str, tuple[Tensor, int]]:
+    """By recipe: the parameters after training by users, of whom some own more records than are used."""
+    owners = [f"user {i * i % 23}" for i in range(RECORDS)]
+    few: dict[str, Any] = {"batch_size": 4, "steps": 3, **SIGMA}
+    makers = {"dpsgd": lambda: recipes.dpsgd(**few), "dpsur": lambda: recipes.dpsur(**few, validation_size=4)}
+    found = {}
+    for name, make in makers.items():
+        run = train(make().for_records(len(set(owners))), unit=owners, per_unit=3, validate=False)
+        found[name] = (flat(run.bench.objective.parameters()), len(run.bench.ledger))
+    return found
+
+
+def other_users(directory: Path) -> str:
+    """What a rank hears whose records belong to others."""
+    owners = [(i // 4 + rank()) % 16 for i in range(RECORDS)]
+    try:
+        train(calibrated(len(set(owners)), batch_size=4), unit=owners, validate=False)
+    except SordinoError as refusal:
+        return str(refusal)
+    return ""
+
+
 # -- noise exactly once ---------------------------------------------------------------------------------------------
 
 

@@ -71,6 +71,19 @@ def test_the_check_would_notice_noise_from_every_rank(crews: Path, size: str) ->
     assert objects(ranks(crews, size, "noise")[0]["wrong"])
 
 
+@pytest.mark.parametrize("name", ["dpsgd", "dpsur"])
+def test_users_are_shared_among_processes(crews: Path, name: str) -> None:
+    alone, events = ranks(crews, "1", "users")[0][name]
+    for parameters, theirs in (rank[name] for rank in ranks(crews, "2", "users")):
+        torch.testing.assert_close(parameters, alone, rtol=1e-4, atol=1e-5)
+        assert theirs == events
+
+
+def test_processes_must_agree_on_who_owns_what(crews: Path) -> None:
+    said = ranks(crews, "2", "other_users")
+    assert all("rank 1 differs from rank 0 in its owners: give every process the same unit=" in words for words in said)
+
+
 def test_every_recipe_is_tried() -> None:
     assert set(recipes.__all__) == {name.split()[0] for name in scenarios.EVERY_RECIPE}
 

@@ -45,6 +45,7 @@ def check(rows: list[Tally], least: int) -> None:
     assert not findings, "\n\n".join(findings[:5])
 
 
+@pytest.mark.slow
 def test_nothing_is_found(tmp_path: Path) -> None:
     """One test: what it sets up takes most of the time, and must not be done by several workers."""
     rows = do(tmp_path, SMALL)

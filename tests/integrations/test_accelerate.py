@@ -15,7 +15,7 @@ from sordino import Budget, InvalidInput, Private, SordinoError, recipes
 from sordino.recipe import Recipe
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed: make test-integrations")
-from sordino.integrations.accelerate import prepare  # noqa: E402
+from sordino.integrations.accelerate import load, prepare  # noqa: E402
 
 RECORDS = 64
 
@@ -81,9 +81,55 @@ def test_accelerates_own_backward_would_be_unprotected_and_is_refused() -> None:
     assert torch.equal(model[0].weight, fresh()[0][0].weight)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"gradient_accumulation_steps": 4}, {"mixed_precision": "bf16"}], ids=lambda s: next(iter(s))
-)
-def test_settings_that_change_what_is_released_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput, match=next(iter(settings))):
-        prepare(accelerate.Accelerator(cpu=True, **settings), *fresh(), records(), loss, recipe())
+@pytest.mark.parametrize("parts", [1, 3])
+def test_accumulation_cuts_draws_and_changes_no_numbers(parts: int) -> None:
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=parts)
+    model, optimizer, private = prepare(accelerator, *fresh(), records(), loss, recipe(), seed=7)
+    private.attach(StepLR(optimizer.optimizer, 5, 0.5))
+    sizes = []
+    for batch in load(accelerator, private):
+        sizes.append(len(batch[0]))
+        with accelerator.accumulate(model):
+            optimizer.zero_grad()
+            private.backward(loss(model, batch))
+            optimizer.step()
+    twin, plain = fresh()
+    theirs = Private(twin, plain, records(), loss, recipe(), seed=7)
+    theirs.attach(StepLR(plain, 5, 0.5))
+    for _ in theirs.steps():
+        pass
+    assert private.position == theirs.position == 12
+    assert (max(sizes) <= 6) == (parts == 3)
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_bf16_runs_without_loss_scaling() -> None:
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    small = recipes.dpsgd(batch_size=RECORDS, steps=1, noise_multiplier=1e-9).for_records(RECORDS)
+    model, optimizer, private = prepare(accelerator, *fresh(), records(), loss, small)
+    assert accelerator.scaler is None
+    for batch in load(accelerator, private):
+        optimizer.zero_grad()
+        private.backward(loss(model, batch))
+        optimizer.step()
+    twin, plain = fresh()
+    for _ in Private(twin, plain, records(), loss, small).steps():
+        pass
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, b, rtol=0, atol=5e-3)
+
+
+def test_an_optimizer_that_lacks_a_trainable_parameter_is_refused() -> None:
+    model, _ = fresh()
+    optimizer = torch.optim.SGD(list(model.parameters())[:2], lr=0.1)
+    with pytest.raises(InvalidInput, match=r"does not hold 2\.weight, 2\.bias"):
+        prepare(accelerate.Accelerator(cpu=True), model, optimizer, records(), loss, recipe())
+
+
+def test_loss_scaling_is_refused() -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+    accelerator.state._mixed_precision = "fp16"  # which a machine without a GPU does not let one ask for
+    with pytest.raises(InvalidInput, match="mixed_precision='fp16' scales the loss"):
+        prepare(accelerator, *fresh(), records(), loss, recipe())

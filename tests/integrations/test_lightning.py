@@ -169,8 +169,7 @@ def test_an_interrupted_run_is_saved(tmp_path: Path) -> None:
 
 def test_it_stops_where_the_budget_ends() -> None:
     spent = Ledger.in_memory()
-    for _ in range(6):  # half of what the recipe plans, charged by somebody else
-        spent.charge(recipe().terms(0).event)
+    spent.charge(recipe().terms(0).event)  # by somebody else: a stage of its own, which takes more than its share
     privacy = PrivateTraining(records(), loss, recipe(), ledger=spent)
     epochs = fit(Module(), privacy, max_epochs=20)
     assert privacy.private is not None
@@ -192,7 +191,7 @@ def test_without_the_modules_backward_nothing_is_applied() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"accumulate_grad_batches": 2}, {"gradient_clip_val": 1.0}, {"precision": "bf16-mixed"}],
+    [{"accumulate_grad_batches": 2}, {"gradient_clip_val": 1.0}, {"precision": "bf16-true"}],
     ids=lambda settings: next(iter(settings)),
 )
 def test_settings_that_change_what_is_released_are_refused(settings: dict[str, Any]) -> None:
@@ -205,3 +204,26 @@ def test_settings_that_change_what_is_released_are_refused(settings: dict[str, A
 def test_a_trainer_without_the_callback_is_refused() -> None:
     with pytest.raises(InvalidInput, match="no PrivateTraining"):
         PrivateTraining.of(trainer())
+
+
+def test_bf16_mixed_is_near_float32() -> None:
+    small = recipes.dpsgd(batch_size=RECORDS, steps=2, noise_multiplier=1e-9).for_records(RECORDS)
+    found = []
+    for precision in ("32-true", "bf16-mixed"):
+        module, privacy = Module(), PrivateTraining(records(), loss, small)
+        fit(module, privacy, precision=precision)
+        assert privacy.private is not None
+        assert privacy.private.position == 2
+        found.append(module.net.weight.detach())
+    assert found[1].dtype == torch.float32
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-2)
+    assert not torch.equal(found[0], found[1])
+
+
+def test_an_optimizer_that_lacks_a_trainable_parameter_is_refused() -> None:
+    class Partial(Module):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD([self.net.weight], lr=0.5)
+
+    with pytest.raises(InvalidInput, match=r"does not hold net\.bias"):
+        fit(Partial(), PrivateTraining(records(), loss, recipe()))

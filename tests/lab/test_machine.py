@@ -43,6 +43,7 @@ GLIBC = sys.platform.startswith("linux") and hasattr(ctypes.CDLL(None), "mallopt
 
 
 @pytest.mark.skipif(not GLIBC, reason="this C library is not glibc")
+@pytest.mark.slow
 def test_a_kept_heap_takes_no_page_faults_once_it_has_grown():
     assert faults("keep") < 100
     assert faults("plain") > 10 * 100

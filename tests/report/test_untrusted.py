@@ -23,7 +23,7 @@ from sordino.report import reader
 from sordino.report.run_folder import Folder
 
 TEXTS = ("recipe.toml", "config.toml", "history.jsonl", "audit.json", "outcome.json")
-MUTATIONS = 30
+MUTATIONS = 15
 VALUES = ("nan", "inf", "-1", "0", "1e400", "1" + 400 * "0", "1" + 5000 * "0", "true", "null", '"x"', "[]", "{}")
 NEST = (300 * "[" + 300 * "]", 20_000 * "[", 300 * '{"a":' + "1" + 300 * "}", ".".join(300 * "a"), 2000 * "{a=")
 

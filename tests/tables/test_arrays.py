@@ -66,7 +66,7 @@ def test_more_than_the_machine_has_is_refused(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "data.npz"
     np.savez_compressed(path, x=np.zeros((1000, 100), np.uint8), y=np.zeros(1000))
     assert arrays.read_arrays(path)[0].shape == (1000, 100)
-    monkeypatch.setattr(arrays, "_find_memory", lambda: 1000 * 100 * 8 - 1)
+    monkeypatch.setattr(arrays, "find_memory", lambda: 1000 * 100 * 8 - 1)
     with pytest.raises(InvalidInput, match="more than the memory"):
         arrays.read_arrays(path)
 

@@ -144,7 +144,7 @@ class TwoRanks(Team):
     """Another process that found something or nothing, and could not check something."""
 
     def __init__(self, finding: Finding | None, unchecked: tuple[str, ...] = ()) -> None:
-        self.theirs = finding, unchecked
+        self.theirs = finding, unchecked, False
 
     def gather(self, value: Any) -> list[Any]:
         return [value, self.theirs]

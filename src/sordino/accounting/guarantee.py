@@ -81,6 +81,12 @@ class Guarantee:
         return f"{pair}-differential privacy for {self.protected}."
 
     @property
+    def units(self) -> str:
+        """Several of what it protects; what stands in brackets after the name stays there."""
+        name, bracket, rest = self.unit.partition(" (")
+        return f"{name}s{bracket}{rest}"
+
+    @property
     def protected(self) -> str:
         """Whom it protects, and whom not."""
         if not self.unprotected:

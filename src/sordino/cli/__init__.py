@@ -21,6 +21,10 @@ from sordino.cli import (
     check,
     compare,
     demo,
+    export,
+    finetune,
+    generate,
+    predict,
     report,
     reproduce,
     resume,
@@ -92,7 +96,11 @@ app = typer.Typer(
     epilog=EPILOG,
     pretty_exceptions_show_locals=False,  # a traceback's locals would print private records
 )
-for module in (train, resume, report, serve, compare, reproduce, account, verify, calibrate, audit, check, demo):
+_COMMANDS = (
+    *(train, finetune, resume, predict, generate, export, report, serve, compare, reproduce),
+    *(account, verify, calibrate, audit, check, demo),
+)
+for module in _COMMANDS:
     command = getattr(module, module.__name__.rpartition(".")[2])  # a file has the name of its command
     app.command(epilog=getattr(module, "EPILOG", None))(command)
 app.add_typer(budget.budget, name="budget")

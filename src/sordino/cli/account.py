@@ -71,6 +71,7 @@ class Statement:
     prefix: plans.Bill | None = None
     unprotected: list[str] = field(default_factory=list)
     conditions: list[str] = field(default_factory=list)
+    unit: str = "record"
 
 
 def _bill_steps(rate: float, noise_multiplier: float | None, steps: int | None, epochs: float | None) -> Statement:
@@ -111,7 +112,8 @@ def _bill_run(run: Path, delta: float | None, adjacency: str | None) -> Statemen
         raise InvalidInput(f"{run} has no budget that names a delta: use --delta")
     chosen = adjacency or header.get("adjacency", "add-or-remove-one")
     basis = header.get("basis", "proven")
-    return Statement(title, whole.events, delta, chosen, basis, said, whole, prefix, unprotected, conditions)
+    unit = header.get("unit", "record")
+    return Statement(title, whole.events, delta, chosen, basis, said, whole, prefix, unprotected, conditions, unit)
 
 
 def _read_recipe(folder: Folder) -> Recipe | None:
@@ -173,6 +175,7 @@ def _present(statement: Statement, as_json: bool) -> None:
         told: dict[str, Any] = {
             "delta": statement.delta,
             "adjacency": adjacency,
+            "unit": statement.unit,
             "epsilon": plain,
             "title": statement.title,
         }
@@ -210,7 +213,7 @@ def _print_table(statement: Statement, prices: list[Price]) -> None:
     out = console()
     out.print(table)
     out.print(
-        f"at δ = {round_up_digits(statement.delta, 3)}, {statement.adjacency} adjacency. "
+        f"at δ = {round_up_digits(statement.delta, 3)}, {statement.adjacency} adjacency, for every {statement.unit}. "
         "Every proven ε is an upper bound: the smallest holds."
     )
     if statement.unprotected:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
@@ -20,7 +21,7 @@ from sordino.cli.choosing import Chosen
 from sordino.cli.lookup import is_benchmark
 from sordino.cli.progress import format_clock
 from sordino.cli.session import Session
-from sordino.cli.terminal import INTERRUPTED, console, messages, print_json, save_json
+from sordino.cli.terminal import INTERRUPTED, console, messages, print_json, save_json, say
 from sordino.figures import round_up, to_plain
 from sordino.tables.defaults import count_parameters
 from sordino.tables.reading import Sheet
@@ -36,11 +37,11 @@ def announce_release(chosen: Chosen) -> None:
         return
     held = len(records.held_out) if isinstance(records, Sheet) else len(records.test_set)  # type: ignore[arg-type]  # Dataset does not promise a length
     kept = f", {held:,} held out to measure accuracy on, not protected" if held else ", none held out"
-    _say("Records", f"{choice.records:,} of {Path(choice.source).name} to train on{kept}")
+    say("Records", f"{choice.records:,} of {Path(choice.source).name} to train on{kept}")
     if chosen.plan is not None:
         what = [f"kinds and ranges of {_count(len(chosen.plan.columns), 'column')}"] if chosen.plan.columns else []
         what += ["names of the classes"] if chosen.plan.classes else []
-        _say("Released", f"{' and '.join(what)}, with noise, for {choice.prepare:.0%} of ε")
+        say("Released", f"{' and '.join(what)}, with noise, for {choice.prepare:.0%} of ε")
 
 
 def announce_training(session: Session) -> None:
@@ -48,22 +49,26 @@ def announce_training(session: Session) -> None:
     schema, recipe, model = session.config.schema, session.private.bench.recipe, session.config.model
     if schema is not None:
         _announce_schema(schema)
-    _say("Model", f"{model.name}, {count_parameters(session.model):,} parameters")
+    say("Model", f"{model.name}, {count_parameters(session.model):,} parameters")
     noise = f"noise {recipe.noise_multiplier:.3g} × clip {recipe.clip:g}"
-    _say("Recipe", f"{recipe.name}, {recipe.steps:,} steps of about {recipe.batch_size:,} records, {noise}")
+    say("Recipe", f"{recipe.name}, {recipe.steps:,} steps of about {recipe.batch_size:,} records, {noise}")
     messages().print()
 
 
 def _announce_schema(schema: Schema) -> None:
     kinds = Counter(type(column) for column in schema.columns.values())
     said = [f"{kinds[cls]} {name}" for name, cls in KINDS.items() if cls is not Skip and kinds[cls]]
-    _say("Inputs", f"{schema.width:,} from {', '.join(said)} columns")
+    say("Inputs", f"{schema.width:,} from {', '.join(said)} columns")
     left = [f"{name} ({c.why})" if c.why else name for name, c in schema.columns.items() if isinstance(c, Skip)]
     if left:
         more = f" and {len(left) - _MANY} more" if len(left) > _MANY else ""
-        _say("Left out", ", ".join(left[:_MANY]) + more)
-    names = schema.classes or ()
-    _say("Classes", ", ".join(map(_quote, names[:_MANY])) + (f" ... ({len(names)})" if len(names) > _MANY else ""))
+        say("Left out", ", ".join(left[:_MANY]) + more)
+    say("Classes", list_classes(schema.classes or ()))
+
+
+def list_classes(names: Sequence[str]) -> str:
+    """The first of them, and how many there are."""
+    return ", ".join(map(_quote, names[:_MANY])) + (f" ... ({len(names)})" if len(names) > _MANY else "")
 
 
 def _count(number: int, what: str) -> str:
@@ -74,10 +79,6 @@ def _count(number: int, what: str) -> str:
 def _quote(name: str) -> str:
     """A class may be called anything, also what a terminal would obey."""
     return name if name.isprintable() else repr(name)
-
-
-def _say(what: str, words: str) -> None:
-    messages().print(f"[bold]{what:9}[/bold] {escape(words)}")
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class Outcome:
     events: int
     head: str
     runs_code: bool = False
+    held_out_loss: float | None = None
 
     @property
     def interrupted(self) -> bool:
@@ -134,13 +136,19 @@ def _print(outcome: Outcome, twin_accuracy: float | None) -> None:
         line = Text(f"- {assumption}")
         out.print(Text("  ") + line if wide else Padding(line, (0, 0, 0, 2)), soft_wrap=wide)
     out.print()
-    if outcome.held_out_accuracy is None:
-        out.print("Held-out accuracy: not measured (--held-out 0.2 keeps a fifth of the records for it)")
-    else:
-        out.print(f"Held-out accuracy: {outcome.held_out_accuracy:.1%}")
+    out.print(_describe_held_out(outcome))
     if twin_accuracy is not None:
         out.print(f"The non-private twin: {twin_accuracy:.1%} (same model and steps, neither clipping nor noise)")
     out.print(f"Saved in {outcome.run}", markup=False)
+
+
+def _describe_held_out(outcome: Outcome) -> str:
+    if outcome.held_out_accuracy is not None:
+        return f"Held-out accuracy: {outcome.held_out_accuracy:.1%}"
+    if outcome.held_out_loss is not None:  # of a model that writes
+        per_token = outcome.held_out_loss
+        return f"Held-out loss: {per_token:.3f} per token, a perplexity of {math.exp(per_token):.1f}"
+    return "Held-out accuracy: not measured (--held-out 0.2 keeps a fifth of the records for it)"
 
 
 def _describe_end(outcome: Outcome) -> str:

@@ -80,7 +80,13 @@ def _audit_recipe(
 
 def _audit_run(run: Path, trials: int, seed: int | None, trust_code: bool, as_json: bool) -> bool:
     from sordino.audit.auditing import audit_run
+    from sordino.cli import tabular
+    from sordino.cli.config import read_run_config
     from sordino.cli.session import reopen
+
+    config = read_run_config(run)
+    if config is not None and config.learning is not None:
+        return tabular.audit(run, config, as_json=as_json)
 
     if (run / "audit.json").is_symlink():  # before minutes of work whose result could not be kept
         raise InvalidInput(f"cannot write {run / 'audit.json'}: it is a link, which could lead anywhere: remove it")

@@ -11,8 +11,9 @@ from sordino import mechanisms
 from sordino.accounting import Budget
 from sordino.cli import lookup
 from sordino.cli.config import Config, ModelChoice, name_classes, read_config
+from sordino.cli.finetune import Flags as FinetuneFlags
 from sordino.cli.options import choose_delta
-from sordino.cli.terminal import caution
+from sordino.cli.terminal import caution, show_reading
 from sordino.cli.train import Flags
 from sordino.errors import InvalidInput
 from sordino.recipe import Recipe
@@ -25,6 +26,7 @@ from sordino.tables.schema import Number, Schema, describe_header, read_schema
 
 Bounds = tuple[float, float]
 _PRICE = ("epsilon", "delta", "accountant", "adjacency", "batch_size", "epochs", "steps")
+_SPELLED = ("header", "separator", "encoding", "decimal")
 _BUDGET = ("epsilon", "delta", "accountant", "adjacency")
 
 
@@ -42,8 +44,8 @@ def choose(flags: Flags) -> Chosen:
     base = read_config(flags.config) if flags.config else Config()
     if flags.config is not None and flags.model is None:
         lookup.require_trusted(base.model, flags.trust_code, flags.config)
-    data = _choose_data(base.data, flags)
-    records = lookup.load_records(data)
+    data = choose_data(base.data, flags)
+    records = load(data)
     count = require_count(data, records)
     data = replace(data, records=count)
     config = Config(
@@ -53,28 +55,35 @@ def choose(flags: Flags) -> Chosen:
     )
     plan = None
     if isinstance(records, Sheet):
-        schema = _choose_schema(flags, base.schema, data, records)
+        records = records.take_parts(base.schema) if base.schema is not None else records
+        records, schema = records.expand(_choose_schema(flags, base.schema, data, records))
         records.check(schema)
         share = SHARE if data.prepare is None else data.prepare
-        plan = plan_release(schema, count, _find_budget(base.recipe, flags, count), share)
+        plan = plan_release(schema, count, find_budget(base.recipe, flags, count), share)
         data = replace(data, prepare=share if plan else None, classes=None, bounds=None)  # the schema says it all
         config = replace(config, schema=schema, data=data)
     defaults = BENCHMARK if lookup.is_benchmark(data.source) else choose_defaults(records)
     shaped = _shape_recipe(base.recipe, flags, count, defaults)
-    return Chosen(replace(config, recipe=_calibrate(shaped, flags, count, plan)), records, plan)
+    return Chosen(replace(config, recipe=calibrate(shaped, flags, count, plan)), records, plan)
 
 
 def read_sheet(flags: Flags) -> Sheet:
     """The table that the user named, all of it."""
-    choice = replace(_choose_data(DataChoice(), flags), held_out=0.0)
+    choice = replace(choose_data(DataChoice(), flags), held_out=0.0)
     if not is_table(choice.source):
         raise InvalidInput(f"data={choice.source} is no table: a schema describes the columns of a .csv or .tsv file")
-    records = lookup.load_records(choice)
+    records = load(choice)
     assert isinstance(records, Sheet)
     return records
 
 
-def _find_budget(recipe: Recipe | None, flags: Flags, records: int) -> Budget | None:
+def load(choice: DataChoice) -> Data | Sheet:
+    """The records, with a bar while a table is read."""
+    with show_reading() as told:
+        return lookup.load_records(choice, told)
+
+
+def find_budget(recipe: Recipe | None, flags: Flags | FinetuneFlags, records: int) -> Budget | None:
     """What may be spent in all, or None where nobody said so."""
     stated = recipe.budget if recipe is not None else None
     if stated is None and flags.epsilon is None:
@@ -83,8 +92,11 @@ def _find_budget(recipe: Recipe | None, flags: Flags, records: int) -> Budget | 
     return replace(stated, **flags.given(*_BUDGET))
 
 
-def _choose_data(base: DataChoice, flags: Flags) -> DataChoice:
-    choice = replace(base, **flags.given("target", "scale", "held_out", "prepare", "image_size", "grey"))
+def choose_data(base: DataChoice, flags: Flags) -> DataChoice:
+    """The records that the user named, and how they are spelled and scaled."""
+    choice = replace(base, **flags.given("target", "scale", "held_out", "prepare", "image_size", "grey", *_SPELLED))
+    if flags.missing:
+        choice = replace(choice, missing=tuple(flags.missing))
     if flags.data is not None:
         named = lookup.is_benchmark(flags.data)
         choice = replace(choice, source=flags.data if named else str(Path(flags.data).resolve()))
@@ -92,7 +104,7 @@ def _choose_data(base: DataChoice, flags: Flags) -> DataChoice:
         given = flags.classes.strip()
         choice = replace(choice, classes=name_classes(int(given) if given.isdecimal() else given.split(",")))
     if flags.bounds:
-        choice = replace(choice, bounds=_parse_common_bounds(flags.bounds) or choice.bounds)
+        choice = replace(choice, bounds=parse_common_bounds(flags.bounds) or choice.bounds)
     if lookup.is_benchmark(choice.source):
         ignored = flags.given(
             "target", "schema", "scale", "bounds", "held_out", "classes", "prepare", "image_size", "grey"
@@ -113,20 +125,22 @@ def _choose_data(base: DataChoice, flags: Flags) -> DataChoice:
 def _choose_schema(flags: Flags, base: Schema | None, choice: DataChoice, sheet: Sheet) -> Schema:
     """Everything that is public about the columns; what is left open needs a release."""
     given = read_schema(flags.schema) if flags.schema is not None else base or Schema()
-    numbers = {name: Number(*bounds) for name, bounds in _parse_column_bounds(flags.bounds or ()).items()}
+    numbers = {name: Number(*bounds) for name, bounds in parse_column_bounds(flags.bounds or ()).items()}
     given = given.with_columns(numbers)
     if choice.classes is not None:
         given = replace(given, classes=choice.classes)
+    if unknown := next((name for name in given.columns if name not in sheet.train.columns), None):
+        raise InvalidInput(f"the schema has a column {unknown!r}, the data has not: {sheet.train.suggest(unknown)}")
     return describe_header(given, list(sheet.train.columns), sheet.target, choice.bounds)
 
 
-def _parse_common_bounds(texts: Iterable[str]) -> Bounds | None:
+def parse_common_bounds(texts: Iterable[str]) -> Bounds | None:
     """The bounds of every number, from ``LO,HI``; the last one counts."""
     common = [_parse_pair(text) for text in texts if "=" not in text]
     return common[-1] if common else None
 
 
-def _parse_column_bounds(texts: Iterable[str]) -> dict[str, Bounds]:
+def parse_column_bounds(texts: Iterable[str]) -> dict[str, Bounds]:
     """The bounds of single columns, from ``NAME=LO:HI``."""
     pairs = (text.rpartition("=") for text in texts if "=" in text)
     return {name.strip(): _parse_pair(bounds) for name, _, bounds in pairs}
@@ -168,8 +182,9 @@ def _build_default(name: str, records: int, defaults: Defaults) -> Recipe:
     return replace(recipe, optimizer=optimizer)
 
 
-def _calibrate(recipe: Recipe, flags: Flags, records: int, plan: ReleasePlan | None) -> Recipe:
-    budget = _find_budget(recipe, flags, records)
+def calibrate(recipe: Recipe, flags: Flags | FinetuneFlags, records: int, plan: ReleasePlan | None) -> Recipe:
+    """The recipe with the noise that the user's budget pays for, beside what `plan` releases."""
+    budget = find_budget(recipe, flags, records)
     if budget is None:
         if lonely := flags.given("delta", "accountant", "adjacency"):
             raise InvalidInput(f"{min(lonely)} belongs to a budget: give --epsilon too")

@@ -26,6 +26,8 @@
 
     [run]
     engine = "auto"
+
+A fine-tuning has one table more (`sordino.finetuning.choice`), and its model is a folder.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ import tomli_w
 
 from sordino.books import write_durably
 from sordino.errors import InvalidInput
+from sordino.finetuning.choice import TextChoice
 from sordino.lab.data import LOADERS
 from sordino.names import parse_toml, read_toml
 from sordino.recipe import Recipe
@@ -87,14 +90,31 @@ class RunChoice:
 
 
 @dataclass(frozen=True)
+class LearningChoice:
+    """How a table is learnt from when no network is asked for (`sordino.tables.training.Wishes`)."""
+
+    epsilon: float
+    delta: float
+    task: str | None = None
+    bounds: tuple[float, float] | None = None
+    metrics_epsilon: float | None = None
+    unit: str | None = None
+    per_unit: int | None = None
+    accountant: str = "pld"
+    adjacency: str = "add-or-remove-one"
+
+
+@dataclass(frozen=True)
 class Config:
-    """The tables of a configuration; only that of a table of records has a schema."""
+    """The tables of a configuration; only that of a table of records has a schema, and a recipe or `learning`."""
 
     data: DataChoice = field(default_factory=DataChoice)
     schema: Schema | None = None
     model: ModelChoice = field(default_factory=ModelChoice)
     recipe: Recipe | None = None
     run: RunChoice = field(default_factory=RunChoice)
+    learning: LearningChoice | None = None
+    finetuning: TextChoice | None = None
 
     def to_toml(self) -> str:
         """A TOML document that `read_config` turns into an equal configuration."""
@@ -104,7 +124,11 @@ class Config:
         tables["model"] = {"name": self.model.name, **self.model.options} if self.model.name else {}
         if self.recipe is not None:
             tables["recipe"] = tomllib.loads(self.recipe.to_toml())
+        if self.learning is not None:
+            tables["learning"] = _list_given(self.learning)
         tables["run"] = _list_given(self.run)
+        if self.finetuning is not None:
+            tables["finetuning"] = _list_given(self.finetuning)
         return tomli_w.dumps(tables)
 
     def write(self, directory: Path, name: str = FILE) -> None:
@@ -128,8 +152,8 @@ def read_run_config(directory: Path, name: str = FILE) -> Config | None:
 
 
 def _parse(tables: dict[str, Any], path: Path) -> Config:
-    if unknown := sorted(set(tables) - {"data", "schema", "model", "recipe", "run"}):
-        known = "data, schema, model, recipe and run"
+    if unknown := sorted(set(tables) - {"data", "schema", "model", "recipe", "learning", "run", "finetuning"}):
+        known = "data, schema, model, recipe, learning, run and finetuning"
         raise InvalidInput(f"configuration {path} has no table [{unknown[0]}]: it has {known}")
     if wrong := [name for name, table in tables.items() if not isinstance(table, dict)]:
         raise InvalidInput(f"configuration {path}: {wrong[0]} must be a table, [{wrong[0]}]")
@@ -139,15 +163,30 @@ def _parse(tables: dict[str, Any], path: Path) -> Config:
         model=_parse_model(tables.get("model", {})),
         recipe=_parse_recipe(tables["recipe"]) if "recipe" in tables else None,
         run=_fill(RunChoice, "run", tables.get("run", {})),
+        finetuning=_fill(TextChoice, "finetuning", tables["finetuning"]) if "finetuning" in tables else None,
+        learning=_parse_learning(tables["learning"]) if "learning" in tables else None,
     )
+
+
+def _parse_learning(table: dict[str, Any]) -> LearningChoice:
+    if missing := sorted({"epsilon", "delta"} - set(table)):
+        raise InvalidInput(f"table [learning] has no {missing[0]}: it says what may be spent")
+    choice = _fill(LearningChoice, "learning", table)
+    return choice if choice.bounds is None else dataclasses.replace(choice, bounds=_pair(choice.bounds))
+
+
+def _pair(bounds: Any) -> tuple[float, float]:
+    if len(bounds) != 2 or not all(isinstance(bound, int | float) for bound in bounds):
+        raise InvalidInput(f"bounds={list(bounds)} must be two numbers, such as [0.0, 255.0]")
+    return bounds[0], bounds[1]
 
 
 def _parse_data(table: dict[str, Any], directory: Path) -> DataChoice:
     choice = _fill(DataChoice, "data", table)
     if choice.bounds is not None:
-        if len(choice.bounds) != 2 or not all(isinstance(bound, int | float) for bound in choice.bounds):
-            raise InvalidInput(f"bounds={list(choice.bounds)} must be two numbers, such as [0.0, 255.0]")
-        choice = dataclasses.replace(choice, bounds=(choice.bounds[0], choice.bounds[1]))
+        choice = dataclasses.replace(choice, bounds=_pair(choice.bounds))
+    if choice.missing is not None:
+        choice = dataclasses.replace(choice, missing=tuple(map(str, choice.missing)))
     if choice.classes is not None:
         choice = dataclasses.replace(choice, classes=name_classes(choice.classes))
     return dataclasses.replace(choice, source=_locate(choice.source, directory))

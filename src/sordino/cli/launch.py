@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from sordino.cli import announcing
+from sordino.cli import announcing, tabular
 from sordino.cli.announcing import Outcome
 from sordino.cli.choosing import choose, read_sheet
+from sordino.cli.config import Config, read_config
 from sordino.cli.lookup import build_model, is_benchmark
 from sordino.cli.progress import EVALUATIONS, Bars, Evaluation, History, Lines, open_bar
 from sordino.cli.session import Session, begin, compute_losses, measure
@@ -31,6 +32,10 @@ def train_and_report(flags: Flags) -> None:
         sheet = read_sheet(flags)
         draft_schema(sheet.train, sheet.target, flags.draft_schema)
         console().print(f"Wrote {flags.draft_schema}. Make it say what is public, then: --schema {flags.draft_schema}")
+        return
+    base = read_config(flags.config) if flags.config else Config()
+    if tabular.wants_learning(flags, base):
+        tabular.train(flags, base)
         return
     chosen = choose(flags)
     session = begin(chosen, flags.run, lambda: None if flags.json else announcing.announce_release(chosen))
@@ -72,7 +77,7 @@ def finish(session: Session, *, as_json: bool = False) -> Outcome:
     finished = private.position == private.total
     status = "finished" if finished else "interrupted" if stop.requested else "budget spent"
     assert history.last is not None
-    return _sum_up(session, status, history.last.accuracy, time.monotonic() - started)
+    return _sum_up(session, status, history.last, time.monotonic() - started)
 
 
 def _evaluate(session: Session, history: History, display: Bars | Lines) -> None:
@@ -82,7 +87,7 @@ def _evaluate(session: Session, history: History, display: Bars | Lines) -> None
     display.show_evaluation(history.entries)
 
 
-def _sum_up(session: Session, status: str, accuracy: float | None, seconds: float) -> Outcome:
+def _sum_up(session: Session, status: str, last: Evaluation, seconds: float) -> Outcome:
     private = session.private
     noise = private.bench.recipe.noise_multiplier
     assert noise is not None
@@ -94,11 +99,12 @@ def _sum_up(session: Session, status: str, accuracy: float | None, seconds: floa
         total=private.total,
         noise_multiplier=noise,
         guarantee=session.guarantee(),
-        held_out_accuracy=accuracy,
+        held_out_accuracy=last.accuracy,
         seconds=round(seconds),
         events=head.events,
         head=head.chain.hex(),
         runs_code=":" in (session.config.model.name or ""),
+        held_out_loss=last.loss,
     )
 
 

@@ -22,6 +22,7 @@ from sordino.recipe import Recipe
 from sordino.tables import reading
 from sordino.tables.dataset import Data
 from sordino.tables.defaults import choose_model, mlp, small_cnn
+from sordino.tables.delimited import Told
 from sordino.tables.reading import DataChoice, Sheet
 
 MOST_PARAMETERS = 1_000_000_000
@@ -50,11 +51,11 @@ def list_assumptions(source: str) -> tuple[str, ...]:
     return () if is_benchmark(source) else reading.list_assumptions(source)
 
 
-def load_records(choice: DataChoice) -> Data | Sheet:
+def load_records(choice: DataChoice, told: Told = lambda done, size: None) -> Data | Sheet:
     """The records that `choice` describes; those of a table are still text, because its schema may be open."""
     if is_benchmark(choice.source):
         return benchmarks.load(choice.source)
-    return reading.read_records(choice, benchmarks.LOADERS)
+    return reading.read_records(choice, benchmarks.LOADERS, told)
 
 
 def choose_architecture(

@@ -15,7 +15,7 @@ EPILOG = """
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="The directory that `sordino train` saved to.")],
+    run: Annotated[Path, typer.Argument(help="The directory that `sordino train` or `finetune` saved to.")],
     trust_code: options.TrustCode = False,
     json: options.Json = False,
 ) -> None:
@@ -23,10 +23,23 @@ def resume(
 
     A run on a table that was killed while its ranges and classes were released is prepared again, at their price.
     """
+    from sordino.finetuning.tuned import is_finetuned
+
+    if is_finetuned(run):
+        from sordino.cli import tuning
+
+        tuning.finish_and_report(tuning.reopen(run), as_json=json)
+        return
+    from sordino.cli import tabular
     from sordino.cli.announcing import report
+    from sordino.cli.config import read_run_config
     from sordino.cli.launch import finish
     from sordino.cli.session import reopen
 
+    config = read_run_config(run)
+    if config is not None and config.learning is not None:
+        tabular.resume(run, config, as_json=json)
+        return
     session = reopen(run, trust_code=trust_code)
     try:
         outcome = finish(session, as_json=json)

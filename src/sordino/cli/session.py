@@ -109,7 +109,7 @@ def begin(chosen: Chosen, run: Path | None, ready: Callable[[], None] = lambda: 
     A table whose schema is open is prepared first. Model and recipe are tried on random records before that, so that
     nothing is spent on a run that cannot go on; `ready` is called after all that, right before anything is spent.
     """
-    directory = run or _choose_directory()
+    directory = run or choose_directory()
     if (directory / LEDGER).exists():
         raise InvalidInput(
             f"{directory} holds a run already: go on with `sordino resume {directory}` or choose another"
@@ -124,7 +124,7 @@ def begin(chosen: Chosen, run: Path | None, ready: Callable[[], None] = lambda: 
         _rehearse(chosen)
         ready()
         assert isinstance(chosen.records, Sheet)
-        settled = _prepare(chosen.config, chosen.records, chosen.plan, directory)
+        settled = prepare_records(chosen.config, chosen.records, chosen.plan, directory)
         data = _encode(settled, chosen.records)
         settled = _choose_model(settled, data)
         private = _build(settled, data, None)
@@ -168,7 +168,7 @@ def _choose_model(public: Config, data: Data) -> Config:
     return replace(public, model=chosen)
 
 
-def _prepare(public: Config, sheet: Sheet, plan: ReleasePlan, directory: Path) -> Config:
+def prepare_records(public: Config, sheet: Sheet, plan: ReleasePlan, directory: Path) -> Config:
     """The configuration with a complete schema. All that a run needs is on disk before anything is released (law 5).
 
     Killed on the way, it is prepared again. The complete schema is written at once, because what is lost would have to
@@ -202,11 +202,13 @@ def reopen(directory: Path, *, trust_code: bool = False, prepare: bool = True) -
     unprepared = config.read_run_config(directory, PREPARATION) if chosen is None else None
     found = chosen or unprepared
     if found is None:
-        raise InvalidInput(_explain_missing(directory))
+        raise InvalidInput(explain_missing(directory))
     lookup.require_trusted(found.model, trust_code, directory / config.FILE)
     if found.recipe is None:
         raise InvalidInput(f"{directory / config.FILE} has no [recipe]: give the directory of a run of `sordino train`")
     records = lookup.load_records(found.data)
+    if isinstance(records, Sheet) and found.schema is not None:
+        records = records.take_parts(found.schema)
     require_count(found.data, records)
     if chosen is None:
         if not prepare:
@@ -231,7 +233,8 @@ def _bind(chosen: Config, data: Data, private: Private) -> Session:
     return session
 
 
-def _explain_missing(directory: Path) -> str:
+def explain_missing(directory: Path) -> str:
+    """Why this is no run that can be gone on with."""
     said = f"{directory} holds no {config.FILE}: give the directory of a run of `sordino train`"
     if not (directory / LEDGER).exists():
         return said
@@ -253,7 +256,7 @@ def _prepare_again(found: Config, records: Data | Sheet, directory: Path) -> Con
         raise InvalidInput(f"{PREPARATION} of {found.data.source} leaves nothing open: start a new run")
     again = Chosen(replace(found, schema=schema), records, plan)
     _rehearse(again)
-    return _prepare(again.config, records, plan, directory)
+    return prepare_records(again.config, records, plan, directory)
 
 
 def _encode(chosen: Config, records: Data | Sheet) -> Data:
@@ -289,7 +292,8 @@ def _require_classes(chosen: Config, data: Data) -> None:
         raise InvalidInput(f"data={chosen.data.source} has {len(data.classes)} classes, the run began with {classes}")
 
 
-def _choose_directory() -> Path:
+def choose_directory() -> Path:
+    """A new folder in runs/, by the time."""
     name = datetime.now().strftime("%Y%m%d-%H%M%S")
     tries = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 1000))
     return next(path for path in tries if not path.exists())

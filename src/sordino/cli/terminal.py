@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,8 @@ UNSURE = {
 FOUND = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
+_LARGE = 10_000_000
+"""Bytes of a file whose reading takes long enough for a bar."""
 
 
 def console() -> Console:
@@ -34,6 +38,37 @@ def messages() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def say(what: str, words: str) -> None:
+    """One line of what a command is about to do."""
+    from rich.markup import escape
+
+    messages().print(f"[bold]{what:9}[/bold] {escape(words)}")
+
+
+@contextmanager
+def show_reading() -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr while a large file is read: it is told how much was read, of how much."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    bar = Progress(
+        TextColumn("reading"), BarColumn(bar_width=32), TaskProgressColumn(), console=messages(), transient=True
+    )
+    task = bar.add_task("", total=None)
+    shown = False
+
+    def told(done: int, size: int) -> None:
+        nonlocal shown
+        if size >= _LARGE:
+            bar.start() if not shown else None
+            shown = True
+            bar.update(task, completed=done, total=size)
+
+    try:
+        yield told
+    finally:
+        bar.stop() if shown else None
 
 
 def complain(message: str) -> None:

@@ -21,6 +21,10 @@ sordino train --data patients.csv --target outcome --epsilon 2 (ranges and class
 
 sordino train --data patients.csv --target outcome --epsilon 2 --bounds age=0:120 --bounds dose=0:5 --classes no,yes
 
+sordino train --data visits.parquet --target cost --task regression --unit patient_id --epsilon 2
+
+sordino train --data export.csv --no-header --target column_15 --hold-out 0 --epsilon 2
+
 sordino train --data patients.csv --target outcome --draft-schema schema.toml (then correct it, and use --schema)
 
 sordino train --data photos/ --image-size 32 --epsilon 8 (one subfolder for each class)
@@ -43,11 +47,16 @@ class Flags:
     data: Annotated[
         str | None,
         _yours(
-            "digits, mnist, ...; or a .csv or .tsv table, a .npz (arrays x, y), a folder. Default: digits.",
+            "digits, mnist, ...; or a table (.csv, .tsv, .csv.gz, .parquet, .xlsx), a .npz (arrays x, y), a folder. "
+            "Default: digits.",
             among=options.DATA,
         ),
     ] = None
-    target: Annotated[str | None, _yours("The column of a table that holds the class.")] = None
+    target: Annotated[str | None, _yours("The column of a table that is to be predicted.")] = None
+    task: Annotated[
+        str | None,
+        _yours("classification (default) or regression, of a table.", among=("classification", "regression")),
+    ] = None
     schema: Annotated[Path | None, _yours("TOML with the public kinds, bounds and classes of a table.")] = None
     bounds: Annotated[
         list[str] | None,
@@ -58,7 +67,21 @@ class Flags:
         _yours("Public names of the classes, or their number.", metavar="NAME,NAME,..."),
     ] = None
     held_out: Annotated[
-        float | None, _yours("Share of your records to measure accuracy on, unprotected. Default: 0.2.")
+        float | None,
+        _yours(
+            "Share of your records to measure on, unprotected. Default: 0.2; 0 trains on all of them.",
+            "--hold-out",
+            "--held-out",
+        ),
+    ] = None
+    header: Annotated[
+        bool | None, _yours("Whether the first line of a table names its columns.", "--header/--no-header")
+    ] = None
+    separator: Annotated[str | None, _yours("What separates cells, if the first line does not show it.")] = None
+    encoding: Annotated[str | None, _yours("Of a table: utf-8, utf-16, latin-1, ...")] = None
+    decimal: Annotated[str | None, _yours("The mark in numbers: . or ,")] = None
+    missing: Annotated[
+        list[str] | None, _yours("Another mark of a missing value, such as -9; may be repeated.", "--missing")
     ] = None
     scale: Annotated[float | None, _yours("Divide the inputs of a .npz by this public number.")] = None
     image_size: Annotated[int | None, _yours("Pixels to which images of a folder are resized. Default: 32.")] = None
@@ -72,6 +95,13 @@ class Flags:
     prepare: Annotated[
         float | None, _privacy("Share of epsilon for releasing ranges and classes of a table. Default: 0.3.")
     ] = None
+    metrics_epsilon: Annotated[
+        float | None, _privacy("Part of epsilon to release held-out figures with, so that they are protected too.")
+    ] = None
+    unit: Annotated[
+        str | None, _privacy("The column that says whose record it is: the guarantee is then about each of them.")
+    ] = None
+    per_unit: Annotated[int | None, _privacy("Records of one unit that are used at most. Default: 3.")] = None
     noise_multiplier: options.NoiseMultiplier = None
     accountant: Annotated[
         str | None, _privacy("Who prices the events: pld (default), rdp, ...", among=options.ACCOUNTANTS)
@@ -123,7 +153,7 @@ class Flags:
 
 @options.take_fields(Flags)
 def train(flags: Flags) -> None:
-    """Train a classifier so that the model says almost nothing about any one record; options override --config."""
+    """Train a model that says almost nothing about any one record; options override --config."""
     try:
         from sordino.cli.launch import train_and_report
 

@@ -35,6 +35,7 @@ _RECIPE, _OPTIMIZER, _SCHEDULER = "recipe's", "optimizer's", "scheduler's"
 _WAYS_OUT = {
     "number of records": "give every process the whole dataset; Sordino deals out the records of each draw",
     "records": "give every process the same dataset in the same order: shuffled apart, a record would count twice",
+    "owners": "give every process the same unit= in the same order: a user that has others elsewhere would count twice",
     "validate": "give validate= the same value on every process: they look at draws together",
     "parameters": "build the model after the same torch.manual_seed on every process, or load the same weights",
     "weights": "something but the released gradients changed them; go on from the last save with the same program",
@@ -141,7 +142,7 @@ def _compare(everybody: list[dict[str, str]]) -> None:
         if all(values) and len(set(values)) > 1:
             rank = next(rank for rank, value in enumerate(values) if value != values[0])
             way_out = _WAYS_OUT.get(name) or _WAYS_OUT.get(name.split(" ")[0], "give every process the same")
-            readable = name not in ("records", "parameters", "weights")
+            readable = name not in ("records", "owners", "parameters", "weights")
             said = f" ({values[0]} on rank 0, {values[rank]} on rank {rank})" if readable else ""
             raise InvalidInput(f"rank {rank} differs from rank 0 in its {name}{said}: {way_out}")
 

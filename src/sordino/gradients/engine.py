@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -21,11 +22,50 @@ from sordino.errors import UnsupportedModel
 Loss = Callable[[nn.Module, Any], Tensor]
 """``loss(model, batch)`` returns one loss per example of the batch, as a vector."""
 
+HALVES = (torch.float16, torch.bfloat16)
+"""Half precision."""
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Whose each example of a batch is, where a unit of protection may own several: its loss is the mean of theirs.
+
+    `owners` says so by the unit's place in the draw, in ascending order; `size` counts the units, each of which owns an
+    example at least. Means are linear, so that a unit's gradient is the mean of its examples' gradients.
+    """
+
+    owners: Tensor
+    size: int
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """How many examples each unit has."""
+        return torch.bincount(self.owners, minlength=self.size)
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """What of its unit each example is: one over their number."""
+        return self.counts.double().reciprocal()[self.owners]
+
+    def to(self, device: torch.device) -> Groups:
+        """The same on another device."""
+        return self if self.owners.device == device else Groups(self.owners.to(device), self.size)
+
+    def mean(self, each: Tensor) -> Tensor:
+        """[size, ...] from one row for each example; a bad example spoils its own unit alone."""
+        scaled = each * self.shares.to(each.dtype).reshape(-1, *[1] * (each.dim() - 1))
+        return each.new_zeros(self.size, *each.shape[1:]).index_add(0, self.owners, scaled)
+
+    def spread(self, weights: Tensor) -> Tensor:
+        """The weight of each example in a weighted sum over units."""
+        return weights[self.owners] * self.shares.to(weights.dtype)
+
 
 @dataclass(frozen=True)
 class Batch:
     """Collated examples on the model's device.
 
+    `groups` says whose they are where units of protection own several; otherwise each example is its own unit.
     `single(i)` collates example `i` alone, for engines that cannot slice what a user's collate function made;
     `by_rows` says whether the first dimension is known to count the examples; `regroup` collates some of its examples
     anew, in any order, where they are at hand.
@@ -36,6 +76,7 @@ class Batch:
     single: Callable[[int], Any]
     by_rows: bool = True
     regroup: Callable[[Sequence[int]], Any] | None = None
+    groups: Groups | None = None
 
     @property
     def sliceable(self) -> bool:
@@ -117,7 +158,10 @@ class Objective(nn.Module):
 
 
 class Differentiated(Protocol):
-    """One batch after the backward pass: norms, then the weighted sum."""
+    """One batch after the backward pass: norms, then the weighted sum.
+
+    Where the batch has `groups`, its units take the place of examples here: norms and weights are one for each unit.
+    """
 
     @property
     def norms(self) -> Tensor:

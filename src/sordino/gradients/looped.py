@@ -25,7 +25,7 @@ class Looped:
 
     def differentiate(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Materialised:
         rows = list(self._rows(objective, parameters, batch))
-        return Materialised.of([torch.stack(column) for column in zip(*rows, strict=True)])
+        return Materialised.of([torch.stack(column) for column in zip(*rows, strict=True)], batch.groups)
 
     def _rows(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Iterator[list[Tensor]]:
         with torch.enable_grad():

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_map
 
 from sordino.errors import InvalidInput, UnsupportedModel, locate_error
 from sordino.gradients.bookkeeping.operations import find_tensors
-from sordino.gradients.engine import Batch, Objective, accumulation_dtype
+from sordino.gradients.engine import HALVES, Batch, Groups, Objective, accumulation_dtype
 from sordino.gradients.looped import fill_unused, require_graph
 from sordino.gradients.rules.base import name_of
 from sordino.gradients.vmapped import MEMORY_TARGET, keep_tensors
@@ -41,7 +41,6 @@ from sordino.noise import Source
 _log = logging.getLogger("sordino")
 
 MICROBATCH = 256
-HALVES = (torch.float16, torch.bfloat16)
 TOLERANCE = 1e-4
 """How far the projection of a sum may be from the sum of the projections, as a share of all lengths: rounding alone."""
 
@@ -179,6 +178,8 @@ class Estimated:
         the masks of dropout, stay as they were, and no NaN of theirs meets a zero weight.
         """
         task, size = self.task, self.task.batch.size
+        if (groups := task.batch.groups) is not None:  # each unit's examples in its place
+            weights, rows = groups.spread(weights), torch.isin(groups.owners, rows).nonzero().flatten()
         places = rows[:1].repeat(size).index_copy(0, rows, rows)
         kept = torch.zeros_like(weights).index_copy(0, rows, weights[rows])
         data = task.batch.data if len(rows) == size else tree_map(lambda x: x[places.to(x.device)], task.batch.data)
@@ -233,8 +234,8 @@ class ProjectedEngine:
         _require_precision(parameters)
         if batch.sliceable:
             return self._estimate(objective, parameters, batch, self._directions)
-        singles = (Batch(single, 1, _only(single)) for single in batch.singles())
-        return Joined([self._estimate(objective, parameters, single, self._directions) for single in singles])
+        parts = [self._estimate(objective, parameters, alone, self._directions) for alone in take_apart(batch)]
+        return Joined(parts)
 
     def microbatch(self, parameters: list[nn.Parameter]) -> int:
         return MICROBATCH
@@ -254,11 +255,12 @@ class ProjectedEngine:
     def _norms(self, task: _Pass, directions: Directions) -> tuple[Tensor, Tensor]:
         """Estimated norms, and the products with the first projection."""
         way, along = WAYS[self._ways[0]], None
-        squares = torch.zeros(task.batch.size, dtype=torch.float64, device=task.parameters[0].device)
+        squares, groups = torch.zeros((), dtype=torch.float64, device=task.parameters[0].device), task.batch.groups
         with use_plain_attention():
             for products in way(task, directions.over(task.parameters)):
-                along = products.detach().double() if along is None else along
-                squares += products.detach().double().square()
+                each = products.detach().double() if groups is None else groups.mean(products.detach().double())
+                along = each if along is None else along
+                squares = squares + each.square()
         assert along is not None
         return (squares / self._projections).sqrt().to(accumulation_dtype(task.parameters[0])), along
 
@@ -292,6 +294,22 @@ class _NoHalves(TorchFunctionMode):
                 "take autocast and casts out of the loss, or use exact norms (not jl)"
             )
         return result
+
+
+def take_apart(batch: Batch) -> Iterator[Batch]:
+    """Each example, or each unit with its examples, as a batch of its own."""
+    if batch.groups is None:
+        yield from (Batch(single, 1, _only(single)) for single in batch.singles())
+        return
+    if batch.regroup is None:
+        raise UnsupportedModel(
+            "estimated norms of units need batches of tensors whose first dimension counts the examples: "
+            "leave other values out of the records, or use exact norms (not jl)"
+        )
+    for unit in range(batch.groups.size):
+        places = (batch.groups.owners == unit).nonzero().flatten().tolist()
+        data, alone = batch.regroup(places), Groups(batch.groups.owners.new_zeros(len(places)), 1)
+        yield Batch(data, len(places), _only(data), False, groups=alone)
 
 
 def _only(single: Any) -> Callable[[int], Any]:

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
 from sordino.errors import UnsupportedModel
-from sordino.gradients.engine import Batch, FullPrecision, Objective, accumulation_dtype, total_dtype
+from sordino.gradients.engine import Batch, FullPrecision, Groups, Objective, accumulation_dtype, total_dtype
 
 MEMORY_TARGET = 256 * 2**20
 """Bytes that materialised per-example gradients may take by default."""
@@ -28,9 +28,11 @@ class Materialised:
     norms: Tensor
 
     @staticmethod
-    def of(gradients: list[Tensor]) -> Materialised:
-        """Measure the gradients, and blank those of examples whose norm is not finite (law 6)."""
+    def of(gradients: list[Tensor], groups: Groups | None = None) -> Materialised:
+        """Measure the gradients, or their means by unit, and blank those whose norm is not finite (law 6)."""
         gradients = [g.to(accumulation_dtype(g)) for g in gradients]
+        if groups is not None:
+            gradients = [groups.mean(g) for g in gradients]
         squares = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0)
         norms = squares.sqrt()
         bad = ~torch.isfinite(norms)
@@ -111,7 +113,7 @@ class Vmapped:
 
         with keep_tensors(objective):
             per_example = vmap(grad(loss_of_one), in_dims=(None, 0), randomness="different")(values, batch.data)
-        return Materialised.of([per_example[names[id(p)]] for p in parameters])
+        return Materialised.of([per_example[names[id(p)]] for p in parameters], batch.groups)
 
     def microbatch(self, parameters: list[nn.Parameter]) -> int:
         return choose_microbatch(parameters)

@@ -19,15 +19,19 @@ What `self.log` shows of the training batches (a training loss, an accuracy) is 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import torch
 from lightning import Callback, LightningModule, Trainer
+from torch import Tensor, nn
 
 from sordino.errors import InvalidInput
 from sordino.gradients.engine import Loss
 from sordino.private import Private
 from sordino.recipe import Recipe
+from sordino.validation.first_step import require_held
 
 
 class PrivateTraining(Callback):
@@ -59,7 +63,9 @@ class PrivateTraining(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         _check(trainer)
         optimizer = trainer.optimizers[0]
-        self.private = Private(pl_module, optimizer, self._dataset, self._loss, self.recipe, **self._options)
+        require_held(pl_module, optimizer)
+        loss = InBfloat16(self._loss, pl_module.device.type) if trainer.precision == "bf16-mixed" else self._loss
+        self.private = Private(pl_module, optimizer, self._dataset, loss, self.recipe, **self._options)
         if self._resumed is not None:
             self.private.load(self._resumed)
 
@@ -91,10 +97,34 @@ class Draws:
         yield from islice(self.privacy.private.loader(), len(self))
 
 
+@dataclass(frozen=True)
+class InBfloat16:
+    """The loss as the Trainer runs it with ``precision="bf16-mixed"``, for the probe and for examples run again."""
+
+    loss: Loss
+    device: str
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast(self.device, dtype=torch.bfloat16):
+            return self.loss(model, batch)
+
+
+ACCUMULATES = (
+    "the Trainer counts batches, but a draw has a random number of parts: use private.steps() with microbatch="
+)
+ONE_PROCESS = "the Trainer would wrap the module and average gradients: use sordino.Private under torchrun"
+SCALES = "must be '32-true' or 'bf16-mixed': float16 scales the loss, which changes what is clipped"
+
+
 def _check(trainer: Trainer) -> None:
     """Refuse settings that would change what is released."""
-    for name, required in {"world_size": 1, "accumulate_grad_batches": 1, "precision": "32-true"}.items():
-        if (value := getattr(trainer, name)) != required:
-            raise InvalidInput(f"Trainer: {name}={value!r} must be {required!r} for private training")
+    if trainer.world_size != 1:
+        raise InvalidInput(f"Trainer: world_size={trainer.world_size} must be 1: {ONE_PROCESS}")
+    if trainer.accumulate_grad_batches != 1:
+        raise InvalidInput(
+            f"Trainer: accumulate_grad_batches={trainer.accumulate_grad_batches} must be 1: {ACCUMULATES}"
+        )
+    if trainer.precision not in ("32-true", "bf16-mixed"):
+        raise InvalidInput(f"Trainer: precision={trainer.precision!r} {SCALES}")
     if trainer.gradient_clip_val or trainer.ckpt_path or len(trainer.optimizers) != 1:
         raise InvalidInput("Trainer: private training takes no gradient_clip_val, no ckpt_path and one optimizer")

@@ -288,12 +288,12 @@ def measure(bench: Bench) -> Tensor:
     """The norm of every record's gradient at the present model, in microbatches; no gradient is formed or released."""
     parameters = bench.parameters()
     size = bench.microbatch or bench.engine.microbatch(parameters)
-    norms, everyone = torch.zeros(bench.records.count), torch.arange(bench.records.count)
-    mine = everyone[bench.team.own(len(everyone))]
+    norms = torch.zeros(bench.records.count)
+    everyone = Draw(torch.arange(len(norms)), choice=bench.number_draw())
     with unshard(bench.objective, parameters) as parameters:
-        for part in mine.split(size) if len(mine) else ():
-            batch = bench.records.fetch(part, bench.device)
-            norms[part] = bench.engine.differentiate(bench.objective, parameters, batch).norms.detach().float().cpu()
+        for part in bench.split(everyone[bench.team.own(len(everyone))], size):
+            found = bench.engine.differentiate(bench.objective, parameters, bench.fetch(part))
+            norms[part.indices] = found.norms.detach().float().cpu()
     return bench.team.sum([norms])[0]
 
 

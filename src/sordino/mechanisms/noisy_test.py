@@ -154,6 +154,7 @@ def validation_draw(attempt: Attempt, rate: float) -> Draw:
 def losses(bench: Bench, records: Records, indices: Tensor) -> Tensor:
     """One loss per record of the model as it stands, in eval mode, in float64; each process computes its part.
 
+    Where a unit owns several records, it is the mean of theirs, of the same ones each time.
     Autocast around the step is off and products are in full float32: coarser ones round a record's loss in another way
     in another company.
     """
@@ -163,7 +164,8 @@ def losses(bench: Bench, records: Records, indices: Tensor) -> Tensor:
     with torch.no_grad(), FullPrecision(bench.device), evaluating(bench.objective.model):
         for part in mine.split(size) if len(mine) else ():
             batch = records.fetch(indices[part], bench.device)
-            found[part] = bench.objective.losses(batch.data, batch.size).double().cpu()
+            each = bench.objective.losses(batch.data, batch.size).double()
+            found[part] = (each if batch.groups is None else batch.groups.mean(each)).cpu()
     return bench.team.sum([found])[0]
 
 

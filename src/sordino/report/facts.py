@@ -44,6 +44,7 @@ class Setting:
     records: int | None = None
     held_out: float = 0.0
     seed: int | None = None
+    finetuned: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,9 @@ def gather(
     folder = Folder(Path(run))
     booked = _read_ledger(folder)
     recipe, text = _read_recipe(folder)
-    setting = _read_setting(folder.toml("config.toml"), recipe)
+    tables = folder.toml("config.toml")
+    setting = _read_setting(tables, recipe)
+    delta = delta if delta is not None or recipe is not None else _find_delta(tables)
     outcome = outcome if outcome is not None else folder.json("outcome.json")
     tariff = _choose_tariff(folder, recipe, booked, delta)
     bill = plans.bill(booked.runs, booked.planned(recipe), booked.unplanned)
@@ -205,19 +208,29 @@ def _read_setting(tables: Mapping[str, Any], recipe: Recipe | None) -> Setting:
         return value if isinstance(value, dict) else {}
 
     data, seed = table("data"), table("run").get("seed")
-    held_out = data.get("held_out", 0.0)
+    learning, given = table("learning"), data.get("records")
+    held_out = 0.0 if learning.get("metrics_epsilon") else data.get("held_out", 0.0)  # their figures were paid for
     return Setting(
         # The name alone: where the file lies on somebody's disk is nobody else's business.
         data=PurePath(str(data.get("source", "not recorded"))).name,
         model=str(table("model").get("name", "not recorded")),
-        records=recipe.records if recipe else None,
+        records=recipe.records if recipe else given if learning and fits(given, "int") else None,
         held_out=float(held_out) if fits(held_out, "float") else 0.0,
         seed=seed if fits(seed, "int") else None,
+        finetuned="finetuning" in tables,
     )
 
 
+def _find_delta(tables: Mapping[str, Any]) -> float | None:
+    """The δ of the budget, of a run that writes no recipe because it counts users: its configuration has it."""
+    recipe = tables.get("recipe")
+    budget = recipe.get("budget") if isinstance(recipe, dict) else None
+    delta: Any = budget.get("delta") if isinstance(budget, dict) else None
+    return float(delta) if fits(delta, "float") and 0 < delta < 1 else None
+
+
 def _choose_tariff(folder: Folder, recipe: Recipe | None, booked: Booked, delta: float | None) -> Tariff:
-    budget = recipe.budget if recipe else None
+    budget = recipe.budget if recipe else next((plan.budget for plan in booked.announced if plan.budget), None)
     adjacency = booked.header.get("adjacency", "add-or-remove-one")
     if delta is None and budget is not None:
         delta = budget.delta

@@ -91,7 +91,7 @@ def _prepare_view(facts: Facts) -> dict[str, Any]:
         "guarantee": _chart_guarantee(facts),
         "schedules": _chart_schedules(facts),
         "progress": _chart_progress(facts),
-        "parameters": _list_parameters(facts.recipe) if facts.recipe else [],
+        "parameters": _list_parameters(facts.recipe, facts.guarantee.units) if facts.recipe else [],
         "accuracies": _list_accuracies(facts),
         "audit_passed": audit.get("passed") is True,
         "doubt": percent(1 - audit["confidence"]) if isinstance(audit.get("confidence"), float) else "",
@@ -101,12 +101,12 @@ def _prepare_view(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _list_parameters(recipe: Recipe) -> list[tuple[str, str]]:
+def _list_parameters(recipe: Recipe, units: str) -> list[tuple[str, str]]:
     """The recipe's parts by name; parts that do nothing are left out."""
     poisson = isinstance(recipe.sampler, Poisson)
     rows: list[tuple[str, str | None]] = [
         ("Recipe", recipe.name),
-        ("Batches", f"{recipe.batch_size:,} records expected" + (", drawn by Poisson" if poisson else "")),
+        ("Batches", f"{recipe.batch_size:,} {units} expected" + (", drawn by Poisson" if poisson else "")),
         ("Sampling rate", f"{recipe.sampler.rate:.4g}" if isinstance(recipe.sampler, Poisson) else None),
         ("Sampler", None if poisson else _describe_part(recipe.sampler)),
         ("Steps", f"{recipe.steps:,}" if recipe.steps else None),
@@ -157,7 +157,7 @@ def _read_lines(value: Any) -> list[str]:
 def _list_commands(facts: Facts) -> str:
     folder = shlex.quote(facts.folder)
     lines = [f"sordino account {folder}", f"sordino audit {folder}"]
-    if facts.setting.data != "not recorded":
+    if facts.setting.data != "not recorded" and not facts.setting.finetuned:
         lines.append(f"sordino train --config {shlex.quote(str(Path(facts.folder) / 'config.toml'))} --run again")
     return "\n".join(lines)
 
@@ -258,11 +258,12 @@ def _chart_curve(facts: Facts) -> Chart:
 
 def _chart_attacker(facts: Facts) -> Chart:
     points = [(alarm, bound_detection(facts.curve, alarm)) for alarm in sorted(set(ALARMS))]
+    found, units = percent(bound_detection(facts.curve, 0.01)), facts.guarantee.units
     return Chart(
         "attacker",
         "What an attacker can reach",
-        f"Present records found against false alarms. With 1 % false alarms at most "
-        f"{percent(bound_detection(facts.curve, 0.01))} of the present records are found; a blind guess finds 1 %.",
+        f"Present {units} found against false alarms. With 1 % false alarms at most "
+        f"{found} of the present {units} are found; a blind guess finds 1 %.",
         Axis("false alarms", 0.0, 1.0, write=percent),
         Axis("found at most", 0.0, 1.0, write=percent),
         [Series("any attacker", points, filled=True), Series("blind guess", [(0, 0), (1, 1)], planned=True)],
@@ -281,9 +282,8 @@ def _chart_schedules(facts: Facts) -> list[Chart]:
         facts.noise,
         "As charged, event by event." if on_the_way else "Noise multiplier of every step, as planned.",
     )
-    clip = _chart_over_steps(
-        "clip", "Clipping bound", "step", "bound", facts.clip, "The most that one record’s gradient may weigh."
-    )
+    note = f"The most that one {facts.guarantee.unit}’s gradient may weigh."
+    clip = _chart_over_steps("clip", "Clipping bound", "step", "bound", facts.clip, note)
     return [chart for chart in (noise, clip) if chart is not None]
 
 

@@ -7,6 +7,8 @@ import os
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -30,11 +32,23 @@ def read_arrays(path: Path) -> tuple[Array, Array]:
 
     Guarantees: nothing is unpickled, and no more memory is taken than the file can fill and the machine has.
     """
+    with _one_line(path), zipfile.ZipFile(path) as archive:
+        shapes = {name: _require_plain(path, archive, name) for name in ("x", "y")}
+        _require_pair(path, shapes["x"], shapes["y"])
+        return _load(archive, "x"), _load(archive, "y")
+
+
+def read_inputs(path: Path) -> Array:
+    """The array x, (N, ...), alone: records that have no class yet."""
+    with _one_line(path), zipfile.ZipFile(path) as archive:
+        _require_plain(path, archive, "x")
+        return _load(archive, "x")
+
+
+@contextmanager
+def _one_line(path: Path) -> Iterator[None]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            shapes = {name: _require_plain(path, archive, name) for name in ("x", "y")}
-            _require_pair(path, shapes["x"], shapes["y"])
-            return _load(archive, "x"), _load(archive, "y")
+        yield
     except InvalidInput:
         raise
     except (*_DAMAGED, *_DAMAGED_ZIP):  # of whatever the bytes of a damaged file were taken for
@@ -60,7 +74,7 @@ def _require_plain(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[int
     claimed, held_bytes = count * dtype.itemsize, member.file_size - start
     if claimed != held_bytes or member.file_size > _DENSEST * (member.compress_size + 1):
         raise InvalidInput(f"{path}: array {name} claims {claimed:,} bytes, which its file does not hold: save it anew")
-    if count * _WIDTH > _find_memory():
+    if count * _WIDTH > find_memory():
         size = f"{count * _WIDTH / 2**30:,.0f} GiB"
         raise InvalidInput(f"{path}: array {name} needs {size} as float64, more than the memory: use fewer records")
     return shape
@@ -87,7 +101,7 @@ def _load(archive: zipfile.ZipFile, name: str) -> Array:
     return np.asarray(found).astype(np.float64)
 
 
-def _find_memory() -> int:
+def find_memory() -> int:
     """Bytes that the machine has, as far as it says so."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

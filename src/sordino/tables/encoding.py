@@ -30,13 +30,19 @@ Floats = NDArray[np.float32]
 
 def encode(table: Table, schema: Schema, target: str) -> tuple[Tensor, Tensor]:
     """Inputs [N, width] and classes [N] of every record, each a function of that record and the schema alone."""
+    labels = encode_labels(table.columns[target], schema.classes or ())
+    return torch.from_numpy(encode_columns(table, schema)), torch.from_numpy(labels)
+
+
+def encode_columns(table: Table, schema: Schema) -> Floats:
+    """The inputs alone, of records that need no class."""
     inputs = np.empty((len(table), schema.width), np.float32)
     place = 0
     for name, column in schema.columns.items():
         assert column is not None
         inputs[:, place : place + column.width] = encode_column(column, table.columns[name], name)
         place += column.width
-    return torch.from_numpy(inputs), torch.from_numpy(encode_labels(table.columns[target], schema.classes or ()))
+    return inputs
 
 
 def encode_column(column: Column, cells: Sequence[str], name: str) -> Floats:

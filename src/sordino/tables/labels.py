@@ -44,11 +44,11 @@ def release_classes(
             f"the target has {len(named)} classes with clearly more than {least:.0f} records, it takes 2: "
             "give --classes if you know their names"
         )
-    return tuple(sorted(named, key=_rank))
+    return tuple(sorted(named, key=rank))
 
 
-def _rank(name: str) -> tuple[int, float, str]:
-    """Numbers by size, then words."""
+def rank(name: str) -> tuple[int, float, str]:
+    """The place of a name among others: numbers by size, then words."""
     try:
         return 0, float(name), name
     except ValueError:

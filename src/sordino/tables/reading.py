@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -18,11 +20,15 @@ from torch.utils.data import TensorDataset
 from sordino.errors import InvalidInput, SordinoError
 from sordino.tables.arrays import Array, read_arrays
 from sordino.tables.dataset import Data, Preprocessing
+from sordino.tables.dates import expand, replace_dates
+from sordino.tables.delimited import Dialect, Told
 from sordino.tables.encoding import encode, require_public
+from sordino.tables.files import is_table, read_table
 from sordino.tables.schema import Schema
-from sordino.tables.table import Table, is_missing, read_table
+from sordino.tables.table import Cells, Table, find_missing, parse_values
 
-TABLES = (".csv", ".tsv")
+__all__ = ["DataChoice", "Sheet", "is_table", "read_records", "read_table"]
+
 IMAGES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 HELD_OUT_SHARE = 0.2
 IMAGE_SIZE = 32
@@ -30,7 +36,11 @@ MOST_CLASSES = 10_000
 HELD_OUT = Preprocessing(
     "the held-out records are not protected, and their accuracy speaks of them", True, "hold out public records"
 )
-_ACCEPTED = "a .csv or .tsv table, a .npz file, a folder of images by class"
+_ACCEPTED = "a table (.csv, .tsv, .csv.gz, .parquet, .xlsx), a .npz file, a folder of images by class"
+MOST_NUMBERS = 20
+"""A target with more different numbers than this is a number to predict, not a class."""
+MOST_WORDS = 1000
+_AT_ONCE = 1 << 15
 
 
 class PillowMissing(SordinoError, ImportError):
@@ -41,7 +51,8 @@ class PillowMissing(SordinoError, ImportError):
 class DataChoice:
     """Which records, and the public numbers that scale them. `records` is the public number of training records.
 
-    `prepare` is the share of ε for what the schema of a table leaves open; `image_size` and `grey` are for folders.
+    `prepare` is the share of ε for what the schema of a table leaves open; `image_size` and `grey` are for folders;
+    `header` to `missing` say how a table is spelled (`Dialect`).
     """
 
     source: str = "digits"
@@ -54,6 +65,15 @@ class DataChoice:
     prepare: float | None = None
     image_size: int | None = None
     grey: bool | None = None
+    header: bool | None = None
+    separator: str | None = None
+    encoding: str | None = None
+    decimal: str | None = None
+    missing: tuple[str, ...] | None = None
+
+    @property
+    def dialect(self) -> Dialect:
+        return Dialect(self.header, self.separator, self.encoding, self.decimal, self.missing or ())
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,15 +88,26 @@ class Sheet:
     def split(cls, table: Table, target: str, held_out: NDArray[np.bool_]) -> Sheet:
         """By a mask that read no record; held-out records without a class have nothing to say and are left out."""
         held = table.select(held_out)
-        known = np.array([not is_missing(cell) for cell in held.columns[target]], np.bool_)
-        return cls(table.select(~held_out), held.select(known), target)
+        return cls(table.select(~held_out), held.select(~find_missing(held.columns[target])), target)
 
-    def check(self, schema: Schema) -> None:
+    def expand(self, schema: Schema) -> tuple[Sheet, Schema]:
+        """Sheet and schema with every date in parts."""
+        (train, parts), (held, _) = (expand(part, schema) for part in (self.train, self.held_out))
+        return Sheet(train, held, self.target), parts
+
+    def take_parts(self, schema: Schema) -> Sheet:
+        """The same with the parts of dates that a schema, which was expanded, names."""
+        train, held = (replace_dates(part, schema.columns) for part in (self.train, self.held_out))
+        return Sheet(train, held, self.target)
+
+    def check(self, schema: Schema, task: str | None = None) -> None:
         """Refuse records that contradict what is public, or that leave nothing to learn, before anything is spent."""
         if not len(self.train):
             raise InvalidInput(f"{self.train.name} has 0 records: nothing can be learnt from it")
         for part in (self.train, self.held_out):
             require_public(part, schema, self.target)
+        if schema.classes is None and task != "regression":
+            require_classes(Cells.of(self.train.columns[self.target]), self.target)
 
     def encode(self, schema: Schema) -> Data:
         """The records as tensors."""
@@ -87,9 +118,26 @@ class Sheet:
         return Data(self.train.name, train, test, schema.classes, (encoding, *held))
 
 
-def is_table(source: str) -> bool:
-    """Whether the name is that of a file with a header and columns."""
-    return Path(source).suffix.lower() in TABLES
+def require_classes(cells: Cells, target: str) -> None:
+    """Refuse a target whose values are no classes, before anything is spent on their names.
+
+    What is told is which of these it is, and nothing else about the records; with the names of the classes as public
+    knowledge nothing is looked at.
+    """
+    values = cells.values.filter(~find_missing(cells.list_values()))
+    if len(values) < 2:
+        held = "1 class" if len(values) else "0 classes"
+        raise InvalidInput(f"target {target!r} holds {held}, it takes 2 to tell apart: is it the right column?")
+    if len(values) > MOST_NUMBERS and 2 * np.isnan(parse_values(values)).sum() < len(values):
+        raise InvalidInput(
+            f"target {target!r} holds more than {MOST_NUMBERS} different numbers: give --task regression to predict a "
+            "number, or --classes with the names of the classes if they are codes"
+        )
+    if len(values) > min(MOST_WORDS, max(2, len(cells) // 2)):
+        raise InvalidInput(
+            f"target {target!r} has too many different values to be classes: is it the right column, and is the file "
+            "read as it is meant (--separator, --no-header)?"
+        )
 
 
 def list_assumptions(source: str) -> tuple[str, ...]:
@@ -101,26 +149,34 @@ def list_assumptions(source: str) -> tuple[str, ...]:
     return ("the number of records and the shape of one are public",)
 
 
-def read_records(choice: DataChoice, known: Iterable[str] = ()) -> Data | Sheet:
+def read_records(choice: DataChoice, known: Iterable[str] = (), told: Told = lambda done, size: None) -> Data | Sheet:
     """The records that `choice` describes; those of a table are still text, because its schema may be open.
 
-    What the preparation read of them is in `Data.caveats`. `known` are other names that could have been given.
+    What the preparation read of them is in `Data.caveats`. `known` are other names that could have been given; `told`
+    hears how much of a table was read.
     """
     path = Path(choice.source)
     or_named = f", or one of {', '.join(known)}" if known else ""
-    if not path.exists():
-        raise InvalidInput(f"data={path} does not exist: give {_ACCEPTED}{or_named}")
     if path.is_dir():
         return _read_folder(path, choice)
-    if not path.is_file():  # a pipe would be waited for, a device never ends
-        raise InvalidInput(f"data={path} is no regular file: give {_ACCEPTED}")
+    require_file(choice.source, or_named)
     if is_table(choice.source):
-        return _read_sheet(path, choice)
+        return _read_sheet(path, choice, told)
     if path.suffix != ".npz":
         raise InvalidInput(f"data={path} must be {_ACCEPTED}{or_named}")
     if choice.target is not None:
-        raise InvalidInput(f"target={choice.target!r} belongs to a .csv file: {path.name} must hold arrays x and y")
+        raise InvalidInput(f"target={choice.target!r} belongs to a table: {path.name} must hold arrays x and y")
     return _prepare_arrays(path, choice, *read_arrays(path))
+
+
+def require_file(source: str, or_named: str = "") -> Path:
+    """A regular file: a pipe would be waited for, and a device never ends."""
+    path = Path(source)
+    if not path.exists():
+        raise InvalidInput(f"data={path} does not exist: give {_ACCEPTED}{or_named}")
+    if not path.is_file():
+        raise InvalidInput(f"data={path} is no regular file: give {_ACCEPTED}")
+    return path
 
 
 def require_count(choice: DataChoice, records: Data | Sheet) -> int:
@@ -134,17 +190,31 @@ def require_count(choice: DataChoice, records: Data | Sheet) -> int:
     return count
 
 
-def _read_sheet(path: Path, choice: DataChoice) -> Sheet:
+def _read_sheet(path: Path, choice: DataChoice, told: Told) -> Sheet:
     if choice.scale is not None:
         raise InvalidInput(f"scale={choice.scale:g} is for .npz files: give --bounds for the numbers of {path.name}")
-    table = read_table(path)
-    names = ", ".join(table.columns)
+    table = read_table(path, choice.dialect, told)
     if choice.target is None:
-        raise InvalidInput(f"{path} needs --target COLUMN: it has {names}")
-    if choice.target not in table.columns:
-        raise InvalidInput(f"{path} has no column {choice.target!r}: it has {names}")
-    rows = ("\0".join(cells).encode() for cells in zip(*table.columns.values(), strict=True))
-    return Sheet.split(table, choice.target, _choose_held_out(choice.held_out, rows))
+        raise InvalidInput(f"{path} needs --target COLUMN: {table.describe()}")
+    target = choice.target
+    if target not in table.columns:
+        raise InvalidInput(f"{path} has no column {target!r}: {table.suggest(target)}")
+    return split_table(table, target, choice.held_out)
+
+
+def split_table(table: Table, target: str, held_out: float | None) -> Sheet:
+    """Training and held-out records: about a share of them, by the content of each alone."""
+    return Sheet.split(table, target, choose_by_digest(held_out, len(table), _join_cells(table)))
+
+
+def _join_cells(table: Table) -> Iterator[bytes]:
+    """The cells of every record as one text, some thousand records at a time."""
+    columns = [Cells.of(cells) for cells in table.columns.values()]
+    between = pa.scalar("\0", pa.large_string())
+    for start in range(0, len(table), _AT_ONCE):
+        codes = [pa.array(cells.codes[start : start + _AT_ONCE]) for cells in columns]
+        parts = [cells.values.take(part).cast(pa.large_string()) for cells, part in zip(columns, codes, strict=True)]
+        yield from (row.encode() for row in pc.binary_join_element_wise(*parts, between).to_pylist())
 
 
 def _read_folder(path: Path, choice: DataChoice) -> Data:
@@ -160,7 +230,7 @@ def _read_folder(path: Path, choice: DataChoice) -> Data:
 def _prepare_arrays(path: Path, choice: DataChoice, inputs: Array, labels: Array) -> Data:
     if not len(labels):
         raise InvalidInput(f"{path} has 0 records: nothing can be learnt from it")
-    scaled, steps = _scale(choice, inputs)
+    scaled, steps = scale_inputs(choice, inputs)
     count = _count_classes(path, choice, labels)
     if choice.classes is None:
         steps.append(Preprocessing("the classes were counted in the labels", True, f"--classes {count}"))
@@ -173,14 +243,15 @@ def _split(
     name: str, choice: DataChoice, x: Tensor, y: Tensor, classes: tuple[str, ...], steps: tuple[Preprocessing, ...]
 ) -> Data:
     rows = (image.numpy().tobytes() + bytes(str(int(label)), "ascii") for image, label in zip(x, y, strict=True))
-    held = torch.from_numpy(_choose_held_out(choice.held_out, rows))
+    held = torch.from_numpy(choose_by_digest(choice.held_out, len(y), rows))
     train, test = (TensorDataset(x[part], y[part]) for part in (~held, held))
     if not len(train):
         raise InvalidInput(f"{name} has 0 records to train on: hold out fewer than {len(y)}")
     return Data(name, train, test, classes, (*steps, HELD_OUT) if len(test) else steps)
 
 
-def _scale(choice: DataChoice, inputs: Array) -> tuple[Array, list[Preprocessing]]:
+def scale_inputs(choice: DataChoice, inputs: Array) -> tuple[Array, list[Preprocessing]]:
+    """Inputs by public numbers, and what was done to them."""
     if choice.scale is not None and choice.bounds is not None:
         raise InvalidInput("scale and bounds are both given: use one of them")
     if choice.scale is not None:
@@ -213,7 +284,7 @@ def _count_classes(path: Path, choice: DataChoice, labels: Array) -> int:
     return max(2, given or found)
 
 
-def _choose_held_out(share: float | None, rows: Iterable[bytes]) -> NDArray[np.bool_]:
+def choose_by_digest(share: float | None, count: int, rows: Iterable[bytes]) -> NDArray[np.bool_]:
     """About a `share` of the records, each of which decides by its own bytes alone.
 
     By position, one record more would move every later one between the parts, and the two sets of training records
@@ -222,6 +293,8 @@ def _choose_held_out(share: float | None, rows: Iterable[bytes]) -> NDArray[np.b
     share = HELD_OUT_SHARE if share is None else share
     if not 0 <= share < 1:
         raise InvalidInput(f"held-out={share} must be in [0, 1): it is the share that is not trained on")
+    if share == 0:
+        return np.zeros(count, np.bool_)
     digests = (hashlib.blake2b(row, digest_size=8, person=b"held out").digest() for row in rows)
     return np.fromiter((int.from_bytes(digest, "big") < share * 2**64 for digest in digests), np.bool_)
 
@@ -248,12 +321,17 @@ def read_images(root: Path, classes: Sequence[str], size: int, *, grey: bool) ->
     files = [(path, number) for number, name in enumerate(classes) for path in _list_images(root / name)]
     if not files:
         raise InvalidInput(f"{root} has 0 images: its subfolders must hold {', '.join(sorted(IMAGES))} files")
-    pillow = _import_pillow()
-    pixels = np.empty((len(files), size, size, 1 if grey else 3), np.uint8)
-    for row, (path, _) in zip(pixels, files, strict=True):
-        row[...] = _read_pixels(pillow, path, size, grey=grey)
     numbers = torch.tensor([number for _, number in files])
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(255), numbers
+    return read_pixels([path for path, _ in files], size, grey=grey), numbers
+
+
+def read_pixels(paths: Sequence[Path], size: int, *, grey: bool) -> Tensor:
+    """Images as [N, channels, size, size] in 0..1."""
+    pillow = _import_pillow()
+    pixels = np.empty((len(paths), size, size, 1 if grey else 3), np.uint8)
+    for row, path in zip(pixels, paths, strict=True):
+        row[...] = _read_pixels(pillow, path, size, grey=grey)
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(255)
 
 
 def _list_images(folder: Path) -> list[Path]:

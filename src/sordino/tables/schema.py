@@ -15,6 +15,9 @@
     [columns.notes]
     kind = "text"                       # words, hashed
 
+    [columns.admitted]
+    kind = "date"                       # its year, month and day of the week
+
     [columns.patient]
     kind = "skip"
 """
@@ -30,9 +33,24 @@ from typing import Any
 
 from sordino.errors import InvalidInput
 from sordino.names import read_toml
+from sordino.tables.table import suggest_name
 
 FEWEST_BUCKETS, MOST_BUCKETS = 16, 64
-_IDENTIFIES = re.compile(r"(^|[_\W])(id|uuid|guid|ssn|mrn|e_?mail|phone|name|index|column \d+)$")
+MOST_CODES = 100
+"""Values of a column of codes; with more of them, their size may mean something."""
+_PEOPLE = (
+    "patient|person|people|user|customer|client|member|employee|student|subject|account|record|row|case|encounter|"
+    "visit|order|transaction|invoice|session|participant|household|respondent|passenger|applicant|borrower|policy|"
+    "admission|claim|ticket|unnamed"
+)
+_NUMBERS = "id|nbr|nr|no|num|number|key|uid|code"
+_IDENTIFIES = re.compile(
+    r"(^|[_\W])(uuid|guid|ssn|mrn|iban|e_?mail|phone|telephone|mobile|fax|name|surname|street|address|passport)$"
+    rf"|^(id|uid|index|key|idx|row|column \d+|unnamed: ?\d+)$|(^|[_\W])({_PEOPLE})[_\W]*({_NUMBERS})$"
+)
+_CODES = re.compile(r"(^|[_\W])(id|nbr|nr|no|key|uid|code)$")
+"""Identifiers of somebody, or codes of a kind of thing: how many different ones there are decides, by a release."""
+_DATES = re.compile(r"(^|[_\W])(date|datetime|timestamp|dob|birthday|birth_?date)($|[_\W])|_at$")
 
 
 @dataclass(frozen=True)
@@ -98,6 +116,14 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Date:
+    """A date, of which the year, the month and the day of the week are used (`sordino.tables.dates`)."""
+
+    complete = True
+    width = 0
+
+
+@dataclass(frozen=True)
 class Skip:
     """Left out; `why` is for people."""
 
@@ -106,8 +132,14 @@ class Skip:
     width = 0
 
 
-Column = Number | Category | Text | Skip
-KINDS: dict[str, type[Column]] = {"number": Number, "category": Category, "text": Text, "skip": Skip}
+Column = Number | Category | Text | Date | Skip
+KINDS: dict[str, type[Column]] = {
+    "number": Number,
+    "category": Category,
+    "text": Text,
+    "date": Date,
+    "skip": Skip,
+}
 
 
 @dataclass(frozen=True)
@@ -158,9 +190,9 @@ def describe_header(
     if target is None:
         raise InvalidInput(f"target is missing: use --target COLUMN, one of {named}")
     if target not in header:
-        raise InvalidInput(f"the data has no column {target!r}: it has {named}")
+        raise InvalidInput(f"the data has no column {target!r}: {suggest_name(target, header)}")
     if unknown := next((name for name in given.columns if name not in header), None):
-        raise InvalidInput(f"the schema has a column {unknown!r}, the data has not: it has {named}")
+        raise InvalidInput(f"the schema has a column {unknown!r}, the data has not: {suggest_name(unknown, header)}")
     columns = {name: given.columns.get(name) or _guess_by_name(name, bounds) for name in header if name != target}
     if all(isinstance(column, Skip) for column in columns.values()):
         raise InvalidInput(f"the data has no column besides {target!r} to learn from")
@@ -168,10 +200,29 @@ def describe_header(
 
 
 def _guess_by_name(name: str, bounds: tuple[float, float] | None) -> Column | None:
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    words = _split_words(name)
     if _IDENTIFIES.search(words):
         return Skip("its name says that it identifies a record")
+    if _DATES.search(words):
+        return Date()
     return Number(*bounds) if bounds is not None else None
+
+
+def _split_words(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def settle_codes(name: str, found: Column, different: float, records: int) -> Column:
+    """What a column is whose name may be that of an identifier or of a code, by its noised number of values.
+
+    A pure function of released values: most records with a value of their own are identified by it, and few values are
+    codes, whose size means nothing.
+    """
+    if not isinstance(found, Number) or not _CODES.search(_split_words(name)):
+        return found
+    if different > records / 2:
+        return Skip("its name and its many values say that it identifies a record")
+    return Category() if different <= max(2.0, MOST_CODES) else found
 
 
 def read_schema(path: Path) -> Schema:

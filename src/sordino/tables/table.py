@@ -1,63 +1,163 @@
-"""A table of records in a .csv file: its header, which is public, and its cells, which are not."""
+"""A table of records: the names of its columns, which are public, and its cells, which are not.
+
+A cell is text, whatever file or object it came from, and what it becomes (a number, no value, a class) depends on that
+cell alone. A column holds each different text once and a number for every record, so that a million cells are parsed as
+fast as their different texts.
+"""
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress, islice
-from pathlib import Path
-from typing import TextIO
+from difflib import get_close_matches
+from itertools import compress
+from typing import Any, overload
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from sordino.errors import InvalidInput
 
-MISSING = frozenset({"", "?", "-", ".", "na", "n/a", "nan", "null", "none", "missing"})
+MISSING = frozenset({"", "?", "-", ".", "na", "n/a", "nan", "null", "none", "missing", "<na>", "nat", "#n/a"})
 """What stands for no value, in any case and with spaces around it: a public convention."""
-_AT_ONCE = 16_384
-_LONGEST = 16_000_000
-"""Characters of a line: a file of zeros is one line, which would be read whole."""
+_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+_MANY = 20
+
+
+class Cells(Sequence[str]):
+    """One column: `values`, its different texts in an arrow array, and for every record the place of its own there.
+
+    Every value occurs: a text that only other records had is not among them.
+    """
+
+    __slots__ = ("codes", "values")
+    __hash__ = None  # type: ignore[assignment]  # compares like a list
+
+    def __init__(self, values: Any, codes: NDArray[np.int32]) -> None:
+        self.values, self.codes = values, codes
+
+    @classmethod
+    def of(cls, cells: Sequence[str] | Any) -> Cells:
+        """From texts, or from an arrow array of them; none of them is null."""
+        if isinstance(cells, Cells):
+            return cells
+        array = cells if isinstance(cells, pa.Array | pa.ChunkedArray) else pa.array(cells, pa.large_string())
+        return cls._from_dictionary(array.dictionary_encode())
+
+    @classmethod
+    def _from_dictionary(cls, encoded: Any) -> Cells:
+        whole = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+        return cls(whole.dictionary, whole.indices.to_numpy(zero_copy_only=False).astype(np.int32, copy=False))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> Cells: ...
+    def __getitem__(self, place: int | slice) -> str | Cells:
+        if isinstance(place, slice):
+            return self.take(self.codes[place])
+        return str(self.values[int(self.codes[place])].as_py())
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.list_values().__getitem__, self.codes.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def list_values(self) -> list[str]:
+        """The different texts."""
+        found: list[str] = self.values.to_pylist()
+        return found
+
+    def take(self, codes: NDArray[np.int32]) -> Cells:
+        """Some of the records, by their codes; values that none of them has are dropped."""
+        used = np.zeros(len(self.values), np.bool_)
+        used[codes] = True
+        if used.all():
+            return Cells(self.values, codes)
+        places = (np.cumsum(used) - 1).astype(np.int32)
+        return Cells(self.values.filter(pa.array(used)), places[codes])
+
+    def change(self, values: Any) -> Cells:
+        """The same with other texts in place of `values`, of which some may now be equal."""
+        again = Cells.of(values)
+        return Cells(again.values, again.codes[self.codes])
+
+    def spread(self, of_values: NDArray[Any]) -> NDArray[Any]:
+        """What was worked out for each value, for each record."""
+        found: NDArray[Any] = of_values[self.codes]
+        return found
+
+    def map(self, function: Callable[[str], Any], kind: Any) -> NDArray[Any]:
+        """`function` of every cell, worked out once for each different text."""
+        values = self.list_values()
+        return self.spread(np.fromiter(map(function, values), kind, len(values)))
+
+    def count_values(self) -> NDArray[np.int64]:
+        """How many records have each value."""
+        return np.bincount(self.codes, minlength=len(self.values))
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
     """Named columns of cells as text, all of one length. The names are public, the cells are private.
 
-    `numbers` are those of its records in the file, from 1, where it is a part of one.
+    `numbers` are those of its records in the file, from 1, where it is a part of one. `named` says that the names are
+    known to be names: where they may be the cells of a record, no error lists them.
     """
 
     name: str
     columns: Mapping[str, Sequence[str]]
     numbers: Sequence[int] | None = None
+    named: bool = True
 
     def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
+        return len(next(iter(self.columns.values()), ()))
 
     def select(self, mask: NDArray[np.bool_]) -> Table:
         """The records that `mask` marks."""
-        marks = mask.tolist()
-        columns = {name: list(compress(cells, marks)) for name, cells in self.columns.items()}
-        return Table(self.name, columns, list(compress(self.numbers or range(1, len(self) + 1), marks)))
+        columns = {name: (found := Cells.of(cells)).take(found.codes[mask]) for name, cells in self.columns.items()}
+        places = np.flatnonzero(mask)
+        numbers = list(compress(self.numbers, mask.tolist())) if self.numbers else (places + 1).tolist()
+        return Table(self.name, columns, numbers, self.named)
+
+    def pick(self, names: Sequence[str]) -> Table:
+        """Some of the columns."""
+        return Table(self.name, {name: self.columns[name] for name in names}, self.numbers, self.named)
+
+    def require_column(self, name: str, what: str = "column") -> str:
+        """The name of a column that is there; else an error that offers the nearest."""
+        if name in self.columns:
+            return name
+        raise InvalidInput(f"{self.name} has no {what} {name!r}: {self.suggest(name)}")
+
+    def suggest(self, name: str) -> str:
+        """The column that may have been meant, or those that there are; nothing of them where they may be cells."""
+        return suggest_name(name, list(self.columns)) if self.named else self.describe()
+
+    def describe(self) -> str:
+        """The columns that there are, as far as an error may name them."""
+        if self.named:
+            return suggest_name("", list(self.columns))
+        return (
+            f"it has {len(self.columns)} columns, whose names may be cells and are not shown; "
+            "look at its first line, and give --no-header if that is a record"
+        )
 
 
-def read_table(path: Path) -> Table:
-    """The table in a UTF-8 file with a header; the separator is a comma, or what the header has instead.
-
-    Guarantees: whatever is wrong with the file is one line that names no cell's content.
-    Edge cases: empty lines are skipped; a byte order mark is; quoted cells may hold separators and line ends; a column
-    without a name is called by its number.
-    """
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            return _parse(path, file)
-    except (UnicodeDecodeError, csv.Error) as error:
-        reason = "save it as UTF-8" if isinstance(error, UnicodeDecodeError) else error  # never the bytes of a record
-        raise InvalidInput(f"{path} is not a UTF-8 CSV file: {reason}") from None
-    except OSError as error:
-        raise InvalidInput(f"cannot read data={path}: {error.strerror or error}") from None
+def suggest_name(wrong: str, names: Sequence[str]) -> str:
+    """What a message says after a name that is none of `names`."""
+    spelled = {name.casefold(): name for name in names}
+    if near := get_close_matches(wrong.casefold(), list(spelled), n=1, cutoff=0.7):
+        return f"did you mean {spelled[near[0]]!r}?"
+    more = f" and {len(names) - _MANY} more" if len(names) > _MANY else ""
+    return f"it has {', '.join(names[:_MANY])}{more}"
 
 
 def is_missing(cell: str) -> bool:
@@ -65,60 +165,23 @@ def is_missing(cell: str) -> bool:
     return cell.strip().casefold() in MISSING
 
 
+def find_missing(cells: Sequence[str]) -> NDArray[np.bool_]:
+    """Which cells hold no value."""
+    return Cells.of(cells).map(is_missing, np.bool_)
+
+
 def parse_numbers(cells: Sequence[str]) -> NDArray[np.float64]:
     """Each cell as a finite number, or NaN; what one cell becomes depends on no other."""
-    try:
-        values = np.fromiter(map(float, cells), np.float64, len(cells))  # all of them, or the slow way
-    except ValueError:
-        values = np.fromiter(map(_parse_number, cells), np.float64, len(cells))
+    known = Cells.of(cells)
+    found: NDArray[np.float64] = known.spread(parse_values(known.values))
+    return found
+
+
+def parse_values(texts: Any) -> NDArray[np.float64]:
+    """An arrow array of texts as finite numbers, NaN where one is none."""
+    trimmed = pc.utf8_trim_whitespace(texts)
+    numeric = pc.match_substring_regex(trimmed, _NUMBER)
+    unsigned = pc.utf8_ltrim(pc.if_else(numeric, trimmed, None), "+")
+    values = np.array(pc.fill_null(unsigned.cast(pa.float64()), math.nan), np.float64)
     values[~np.isfinite(values)] = np.nan
     return values
-
-
-def _parse_number(cell: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        return math.nan
-
-
-def _parse(path: Path, file: TextIO) -> Table:
-    first = file.readline(_LONGEST)
-    file.seek(0)
-    separator = max(",;\t", key=lambda mark: (first.count(mark), mark == ","))
-    reader = csv.reader(_read_lines(path, file), delimiter=separator, strict=True)
-    names = _require_names(path, next((row for row in reader if row), []))
-    columns: list[list[str]] = [[] for _ in names]
-    whole = _require_whole_rows(path, reader, len(names))
-    while rows := list(islice(whole, _AT_ONCE)):
-        for column, cells in zip(columns, zip(*rows, strict=True), strict=True):
-            column.extend(cells)
-    return Table(path.stem, dict(zip(names, columns, strict=True)))
-
-
-def _read_lines(path: Path, file: TextIO) -> Iterator[str]:
-    while line := file.readline(_LONGEST):
-        if len(line) == _LONGEST:
-            raise InvalidInput(f"{path} has a line of {_LONGEST:,} characters or more: it is no table")
-        yield line
-
-
-def _require_whole_rows(path: Path, reader: Iterator[list[str]], width: int) -> Iterator[list[str]]:
-    for row in reader:
-        if len(row) == width:
-            yield row
-        elif row:
-            line: int = reader.line_num  # type: ignore[attr-defined]  # csv.reader has it, its type is not public
-            raise InvalidInput(f"{path} line {line} does not have {width} cells: every row needs one per column")
-
-
-def _require_names(path: Path, header: list[str]) -> list[str]:
-    names = [name.strip() or f"column {place}" for place, name in enumerate(header, 1)]
-    if not names:
-        raise InvalidInput(f"{path} has no header: its first line must name the columns")
-    if wild := next((name for name in names if not name.isprintable()), None):
-        raise InvalidInput(f"{path} names a column {wild!r}: a name must be printable and on one line")
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidInput(f"{path} names a column twice, {twice!r}: every column needs its own name")
-    return names

@@ -63,12 +63,12 @@ def require_valid(
         raise UnsupportedModel(finding.message) from finding.cause
 
 
-def check_length(count: int, declared: int | None) -> None:
+def check_length(count: int, declared: int | None, unit: str = "record") -> None:
     """The declared number of records need not be exact (it is public, the true one is not), but must be about right."""
     declared = declared or count
     if abs(count - declared) > max(10, declared // 100):
         raise InvalidInput(
-            f"dataset has {count} records, but the recipe was calibrated for {declared}: calibrate with records={count}"
+            f"dataset has {count} {unit}s, but the recipe was calibrated for {declared}: calibrate with records={count}"
         )
 
 
@@ -89,8 +89,16 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         raise InvalidInput(f"none of the optimizer's {len(held)} parameters is trainable: unfreeze some")
 
 
-def check_ledger(basis: str, ledger: Ledger | None) -> None:
-    """Published accounting leaves attempts out, so that no other release may be priced together with it."""
+def check_ledger(basis: str, ledger: Ledger | None, unit: str = "record") -> None:
+    """Published accounting leaves attempts out, so that no other release may be priced together with it.
+
+    Nor can what protects records be priced with what protects their owners: the sum would be a promise to neither.
+    """
+    if ledger is not None and (theirs := ledger.header.get("unit", "record")) != unit:
+        raise InvalidInput(
+            f"ledger= protects every {theirs}, not every {unit}: give one that was made with "
+            f'header={{"unit": "{unit}"}}, and make its releases by {unit}, too'
+        )
     if ledger is not None and "published" in (basis, ledger.header.get("basis")):
         raise InvalidInput(
             "ledger= cannot be shared with accounting='published', which does not charge what it rejects: "

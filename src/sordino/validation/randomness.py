@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sordino.gradients.engine import HALVES
+
 WIDTH = 1024
 """How many different shared coins there are; wider rows repeat them."""
 
@@ -25,7 +27,8 @@ class Randomness(TorchDispatchMode):
 
     `drawn` lists torch's operations with the shapes of their results, `unshared` those of them that have no rule. A
     torch.Generator of the user's own is passed over, as nobody could seed it: the default one, which was seeded, takes
-    its place. Python's and NumPy's generators are seeded too; `outside` is where they stand in the end.
+    its place. Python's and NumPy's generators are seeded too; `outside` is where they stand in the end. It sees every
+    operation, and also says whether any was `halved`: had a result in half precision.
     """
 
     def __init__(self, seed: int, shared: bool) -> None:
@@ -33,6 +36,7 @@ class Randomness(TorchDispatchMode):
         self.seed, self.shared = seed, shared
         self.drawn: list[tuple[str, tuple[int, ...]]] = []
         self.unshared: set[str] = set()
+        self.halved = False
         self._row = torch.rand(WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         self._start = self.outside = _read_generators()
 
@@ -61,7 +65,10 @@ class Randomness(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            made = result[0] if isinstance(result, tuple | list) and result else result
+            self.halved |= isinstance(made, Tensor) and made.dtype in HALVES
+            return result
         if kwargs.get("generator") is not None:
             kwargs["generator"] = None
         if self.shared:

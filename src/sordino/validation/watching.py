@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from sordino.accounting.guarantee import CONDITION
-from sordino.accounting.ledger import Ledger
+from sordino.accounting.ledger import ASSUMPTION, Ledger
 from sordino.distributed.team import Team
 from sordino.errors import UnsupportedModel
 from sordino.gradients.engine import Batch, Objective
@@ -41,6 +41,9 @@ THOROUGH = 2
 UNSLICEABLE = "no examples mix in the batches of your loader, which cannot be taken apart"
 """What must hold where it could not be checked: the guarantee says so in its headline."""
 
+IN_ANY_COMPANY = "in half precision, what is computed for a record does not depend in any digit on those beside it"
+"""What a guarantee rests on where half precision was seen, or nobody looked: docs/proofs/rounding.md."""
+
 
 class Watch:
     """Counts attempts, looks at some of their batches, and lets all processes refuse together.
@@ -52,6 +55,7 @@ class Watch:
         self.modes: tuple[Mode, ...] = ("given", "eval") if evaluates else ("given",)
         self.attempts = 0
         self.unchecked: tuple[str, ...] = ()
+        self._halved = False
         self._finding: Finding | None = None
         self._waiting = False
 
@@ -71,7 +75,7 @@ class Watch:
             return
         self._waiting = False
         if not batch.sliceable and batch.regroup is None:
-            self.unchecked = (UNSLICEABLE,)
+            self.unchecked, self._halved = (UNSLICEABLE,), True  # for all that anybody knows
             return
         try:
             with preserve_randomness(objective) as seed:
@@ -80,10 +84,28 @@ class Watch:
                 names = {id(p): name for name, p in objective.named_parameters()}
                 prober = Prober(objective, [names[id(p)] for p in parameters], seed, light=True)
                 hows = (How(mode, start) for mode in self.modes)
-                found = (_examine(prober, batch, how, self.attempts <= THOROUGH) for how in hows)
+                found = (self._examine(prober, batch, how) for how in hows)
                 self._finding = next(filter(None, found), None)
         except ProbeFailed as failure:
             self._finding = replace(Finding.of(failure), cause=None)  # it goes to other processes, as words alone
+
+    def _examine(self, prober: Prober, batch: Batch, how: How) -> Finding | None:
+        """Half of the examples, chosen at random, among copies of one of them, and by themselves."""
+        thorough = self.attempts <= THOROUGH
+        order = torch.randperm(batch.size)
+        watched: list[int] = order[: (batch.size + 1) // 2].sort().values.tolist()
+        places = torch.full((batch.size,), int(order[0]))
+        places[watched] = torch.tensor(watched)
+        trial = Trial(prober, _regroup(batch, range(batch.size)))
+        summed = tuple(watched[-SUMMED:]) if thorough else ()
+        self._halved |= trial.reference(how, summed).randomness.halved
+        found = None
+        if thorough or trial.reference(how, summed).randomness.used:
+            swap = Swap(_regroup(batch, places.tolist()), tuple(watched), summed)
+            found = next(trial.judge(swap, how), None)
+        if thorough or not trial.reference(how, summed).randomness.used:
+            found = found or next(trial.judge_alone(lambda some: _regroup(batch, some), tuple(watched), how), None)
+        return found
 
     def settle(self, team: Team, ledger: Ledger) -> None:
         """Refuse, on every process alike, what any of them found: once an attempt, before anything is released.
@@ -92,29 +114,14 @@ class Watch:
         """
         if not self.due:
             return
-        everybody = team.gather((self._finding, self.unchecked))
-        for finding, _ in everybody:
+        everybody = team.gather((self._finding, self.unchecked, self._halved))
+        for finding, _, _ in everybody:
             if finding is not None:
                 raise UnsupportedModel(f"{finding.message} (seen in a draw, which is paid for and was not released)")
-        for line in dict.fromkeys(line for _, unchecked in everybody for line in unchecked):
+        for line in dict.fromkeys(line for _, unchecked, _ in everybody for line in unchecked):
             ledger.declare(CONDITION, line)
-
-
-def _examine(prober: Prober, batch: Batch, how: How, thorough: bool) -> Finding | None:
-    """Half of the examples, chosen at random, among copies of one of them, and by themselves."""
-    order = torch.randperm(batch.size)
-    watched: list[int] = order[: (batch.size + 1) // 2].sort().values.tolist()
-    places = torch.full((batch.size,), int(order[0]))
-    places[watched] = torch.tensor(watched)
-    trial = Trial(prober, _regroup(batch, range(batch.size)))
-    summed = tuple(watched[-SUMMED:]) if thorough else ()
-    found = None
-    if thorough or trial.reference(how, summed).randomness.used:
-        swap = Swap(_regroup(batch, places.tolist()), tuple(watched), summed)
-        found = next(trial.judge(swap, how), None)
-    if thorough or not trial.reference(how, summed).randomness.used:
-        found = found or next(trial.judge_alone(lambda some: _regroup(batch, some), tuple(watched), how), None)
-    return found
+        if any(half for _, _, half in everybody):
+            ledger.declare(ASSUMPTION, IN_ANY_COMPANY)
 
 
 def _regroup(batch: Batch, places: Sequence[int]) -> Rows:

@@ -213,6 +213,7 @@ def test_microbatch_follows_the_memory_of_an_example() -> None:
     assert 16 <= chosen(50_000) < 128
 
 
+@pytest.mark.slow
 def test_microbatch_of_a_recurrent_model_is_larger() -> None:
     def chosen(length: int) -> int:
         model = nn.GRU(8, 8, batch_first=True)

@@ -57,6 +57,7 @@ def compare_killed(out: Path, runs: int, *arguments: object) -> None:
     assert (out / "results.csv").read_text().count("\n") == runs + 1
 
 
+@pytest.mark.slow
 def test_a_killed_comparison_goes_on(tmp_path):
     compare_killed(tmp_path, 2, "--method", "dpsgd", "--method", "dpsur", "--epsilon", 3, "--seeds", 1, "--steps", 6)
 
@@ -188,6 +189,7 @@ def outcome(folder: Path, **changes: object) -> tuple[Told, list[str]]:
     return told, states
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_is_one_line_and_not_tried_twice(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.delenv("SORDINO_CACHE", raising=False)
@@ -208,6 +210,7 @@ def test_a_folder_of_results_that_cannot_be_written_is_one_line(tmp_path, where)
     assert "run again to go on" in told.error
 
 
+@pytest.mark.slow
 def test_long_work_before_a_run_is_announced_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SORDINO_CACHE", str(tmp_path / "cache"))
     for run in (0, 1):

@@ -142,6 +142,7 @@ def test_training_moves_the_network_and_leaves_the_random_state_alone(tmp_path: 
     assert not torch.equal(longer[0].weight, network[0].weight)
 
 
+@pytest.mark.slow
 def test_drawings_that_were_learned_are_told_apart_better_than_by_an_untrained_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from sordino.errors import UnsupportedModel
 from sordino.gradients.bookkeeping.book import Book, OneByOne
-from sordino.gradients.bookkeeping.proof import Knowledge, SharedCalls, arrange
+from sordino.gradients.bookkeeping.proof import Knowledge, SharedCalls, arrange, regroup
 from sordino.gradients.bookkeeping.recording import Recording, Use
 from sordino.gradients.bookkeeping.unseen import Bypassed, compare_sums
-from sordino.gradients.engine import Batch, Differentiated, Objective
+from sordino.gradients.engine import Batch, Differentiated, Groups, Objective
 from sordino.gradients.looped import Looped, require_graph
 from sordino.gradients.rules.base import NoRule, PerExample, Unproven
 from sordino.gradients.vmapped import Vmapped
@@ -92,7 +92,7 @@ class BookKeeping:
         finally:
             recording.leave()  # also where an interrupt came in between
         try:
-            book = run_backward(recording, losses, parameters, knowledge, watch)
+            book = run_backward(recording, losses, parameters, knowledge, batch.groups, watch)
             # Inputs and whatever activations need are about twice what the output gradients take.
             self._bytes_per_example = 3 * book.bytes // max(1, batch.size)
             self._input_bytes = batch.bytes // max(1, batch.size)
@@ -111,7 +111,8 @@ class BookKeeping:
     def record(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> BookRecorder:
         """A context for a forward pass that the user runs; its result is differentiated by the context's method."""
         knowledge = self._knowledge.setdefault(objective, Knowledge())
-        return BookRecorder(prepare_recording(objective, batch, knowledge, lenient=True), parameters, knowledge)
+        recording = prepare_recording(objective, batch, knowledge, lenient=True)
+        return BookRecorder(recording, parameters, knowledge, batch.groups)
 
     def microbatch(self, parameters: list[nn.Parameter]) -> int:
         """A power of two from what an example of the last batch took, 64 before the first one.
@@ -160,16 +161,20 @@ def run_backward(
     losses: Tensor,
     parameters: list[nn.Parameter],
     knowledge: Knowledge,
+    groups: Groups | None = None,
     watch: OnUse | None = None,
 ) -> Book:
-    """Find the examples in what was recorded, then run the one backward pass."""
+    """Find the examples in what was recorded, put those of a unit together, then run the one backward pass."""
     if recording.failure is not None:
         raise recording.failure
     if id(losses) in recording.tracked:
         raise NoRule("the loss: computed from parameters without an operation per example")
     require_graph(losses, parameters)
     arrange(recording, losses, knowledge)
-    book = Book(parameters, recording, len(losses))
+    if groups is not None:
+        regroup(recording.uses, groups)
+        losses = groups.spread(losses.new_ones(groups.size)) * losses
+    book = Book(parameters, recording, len(losses) if groups is None else groups.size)
     book.watch = watch or book.watch
     recording.on_gradient, recording.final = book.receive, not recording.lenient
     recording.backward(losses.sum(), retain_graph=recording.lenient)
@@ -197,8 +202,10 @@ class BookRecorder:
     What cannot be book-kept is left to autograd, and the batch is then differentiated one example at a time.
     """
 
-    def __init__(self, recording: Recording, parameters: list[nn.Parameter], knowledge: Knowledge) -> None:
-        self._recording, self._parameters, self._knowledge = recording, parameters, knowledge
+    def __init__(
+        self, recording: Recording, parameters: list[nn.Parameter], knowledge: Knowledge, groups: Groups | None = None
+    ) -> None:
+        self._recording, self._parameters, self._knowledge, self._groups = recording, parameters, knowledge, groups
         self._uncompiled = disable_compilation()
 
     def __enter__(self) -> BookRecorder:
@@ -213,7 +220,7 @@ class BookRecorder:
     def differentiate(self, losses: Tensor) -> Book | OneByOne:
         """The recorded batch; if the result is not `isolated`, a bad example spoiled the others' gradients."""
         try:
-            return run_backward(self._recording, losses, self._parameters, self._knowledge)
+            return run_backward(self._recording, losses, self._parameters, self._knowledge, self._groups)
         except (NoRule, SharedCalls) as reason:
             if isinstance(reason, SharedCalls):  # the next batch knows
                 self._knowledge.shared |= reason.calls
@@ -223,7 +230,8 @@ class BookRecorder:
                 _log.warning(told)
             self._knowledge.told.add(told)
         try:
-            return OneByOne(self._recording, losses, self._parameters)
+            each = losses if self._groups is None else self._groups.mean(losses)
+            return OneByOne(self._recording, each, self._parameters)
         except NoRule as reason:
             raise UnsupportedModel(f"{reason}: in a loop of your own use engine='loop'") from reason
 

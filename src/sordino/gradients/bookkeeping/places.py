@@ -92,7 +92,7 @@ def place_of(layout: Layout, shape: Sequence[int], size: int) -> Place:
         return Place(0, inner=shape[0] // size)
     if layout.kind is Kind.MINOR:
         return Place(0, outer=shape[0] // size)
-    return Place(layout.dim)
+    return Place(layout.dim, owners=None if layout.owners is None else layout.owners.each)
 
 
 def put_in_order(dim: int, owners: Tensor, size: int) -> Place:

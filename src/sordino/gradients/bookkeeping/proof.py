@@ -9,14 +9,16 @@ wrong layout, or a loss that mixes examples, gets from another example shows.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from sordino.gradients.bookkeeping.places import Lost
+from sordino.gradients.bookkeeping.places import Lost, Place, place_of
 from sordino.gradients.bookkeeping.recording import Recording, Use
-from sordino.gradients.rules.base import Layout, NoRule, Unproven, list_layouts
+from sordino.gradients.engine import Groups
+from sordino.gradients.rules.base import Kind, Layout, NoRule, Owners, Unproven, list_layouts
 
 _log = logging.getLogger("sordino")
 
@@ -108,6 +110,33 @@ def arrange_followed(recording: Recording, losses: Tensor) -> bool:
     for use, layout in zip(recording.uses, layouts, strict=True):
         use.layout = layout
     return True
+
+
+def regroup(uses: list[Use], groups: Groups) -> None:
+    """The same uses, with units in the place of the examples that they own.
+
+    Entry e of a dimension belongs to example ``(e // inner) % examples``. Where every unit owns `many` examples, one
+    after the other, it belongs to unit ``(e // (inner * many)) % units``; otherwise each entry is told its owner.
+    """
+    examples, many = len(groups.owners), int(groups.counts[0])
+    even = bool((groups.counts == many).all())
+    known: dict[tuple[int, int], Owners] = {}
+
+    def join(place: Place) -> Layout:
+        if even and place.owners is None:
+            with suppress(Lost):
+                return Place(place.dim, place.outer, place.inner * many).layout(groups.size)
+        found = None if place.owners is not None else known.get((place.outer, place.inner))
+        if found is None:
+            found = Owners(groups.owners[place.list_owners(examples, groups.owners.device)], groups.size)
+        if place.owners is None:
+            known[place.outer, place.inner] = found
+        return Layout(Kind.OWNED, place.dim, found)
+
+    for use in uses:
+        if use.layout is not None:
+            whole = groups.size == 1
+            use.layout = Layout(Kind.WHOLE) if whole else join(place_of(use.layout, use.shape, examples))
 
 
 def refuse_or_share(misplaced: list[Use], recomputes: bool) -> None:

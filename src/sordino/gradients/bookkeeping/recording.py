@@ -9,7 +9,7 @@ with the parameter detached and keeps what turns the output gradient into per-ex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -283,7 +283,8 @@ class Recording(TorchFunctionMode):
 
     def derive(self, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
         """Compute a tensor from parameters alone, keep its graph to them, and track it like a parameter."""
-        results = func(*self.attach(args), **{name: self.attach(value) for name, value in kwargs.items()})
+        with keep_for_later() if self.recomputes else nullcontext():
+            results = func(*self.attach(args), **{name: self.attach(value) for name, value in kwargs.items()})
         several = isinstance(results, (tuple, list))
         roots = tuple({id(root): root for t in tracked for root in self.tracked[id(t)].roots}.values())
         source = self.tracked[id(tracked[0])].path if keeps_lengths(func, args) else None
@@ -334,6 +335,15 @@ class Recording(TorchFunctionMode):
         fresh = output.detach() if output._is_view() else output
         tapped: Tensor = Tap.apply(fresh, self.anchor, receive)  # type: ignore[no-untyped-call]
         return tapped
+
+
+def keep_for_later() -> AbstractContextManager[object]:
+    """What is made from parameters alone keeps what its way back needs, also in a checkpointed part.
+
+    Gradients are pulled back after the backward pass, when nobody records: to run the part again then would not detach
+    its parameters, and save other tensors than the first time.
+    """
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 class Recorded(Call):

@@ -86,7 +86,8 @@ def join_rows(parts: list[Outer]) -> Outer:
     """A matrix used several times is used once on all the rows together."""
     if len(parts) == 1:
         return parts[0]
-    return Outer(torch.cat([p.x for p in parts], 1), torch.cat([p.g for p in parts], 1), parts[0].transposed)
+    x, g = torch.cat([p.held_x for p in parts], 1), torch.cat([p.held_g for p in parts], 1)  # in the widest of dtypes
+    return Outer(x, g, parts[0].transposed)
 
 
 def measures_mass(part: PerExample) -> bool:

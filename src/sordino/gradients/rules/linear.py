@@ -51,17 +51,28 @@ class Way(Enum):
 class Outer(PerExample):
     """gradient_i = G_iᵀ X_i for X [size, rows, d] and G [size, rows, o]; transposed: X_iᵀ G_i.
 
-    Norms need no gradients: with one row |x|²|g|² (Goodfellow 2015), otherwise the cheapest `Way`.
+    Norms need no gradients: with one row |x|²|g|² (Goodfellow 2015), otherwise the cheapest `Way`. The factors are held
+    as the model computed them; norms and sums see them in float32 or better, which a half-precision number is exactly.
     """
 
     def __init__(self, x: Tensor, g: Tensor, transposed: bool = False) -> None:
-        self.x, self.g, self.transposed = x, g, transposed
+        self.held_x, self.held_g, self.transposed = x, g, transposed
         self.size, self.rows = len(x), x.shape[1]
         o, d = g.shape[-1], x.shape[-1]
         self.shape = torch.Size((d, o) if transposed else (o, d))
         self.formed: Formed | None = None
         self.measured: Tensor | None = None  # the mass, where Gram matrices gave it
         self.way = choose_way(self.size, self.rows, d, o)
+
+    @property
+    def x(self) -> Tensor:
+        """The input's rows."""
+        return precise(self.held_x)
+
+    @property
+    def g(self) -> Tensor:
+        """The output gradient's rows."""
+        return precise(self.held_g)
 
     @property
     def manner(self) -> str:
@@ -78,7 +89,7 @@ class Outer(PerExample):
             formed = torch.cat([self.form(*block).square().sum((1, 2)) for block in self.blocks()])
             return round_up(formed, self.mass())
         self.formed = Formed(self.form(0, self.size))
-        del self.x, self.g
+        del self.held_x, self.held_g
         return self.formed.squared_norms()
 
     def mass(self) -> Tensor:
@@ -91,7 +102,8 @@ class Outer(PerExample):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.formed is not None:
             return self.formed.weighted_sum(weights)
-        scales, (x, g) = weights.to(self.g.dtype).reshape(-1, 1, 1), (self.x, self.g)
+        x, g = self.x, self.g
+        scales = weights.to(g.dtype).reshape(-1, 1, 1)
         if x.shape[-1] < g.shape[-1]:  # the shorter factor: a second gradient of a vocabulary's scores has no room
             x = x * scales
         else:
@@ -102,13 +114,13 @@ class Outer(PerExample):
     def form(self, start: int, stop: int) -> Tensor:
         if self.formed is not None:
             return self.formed.form(start, stop)
-        x, g = self.x[start:stop], self.g[start:stop]
+        x, g = precise(self.held_x[start:stop]), precise(self.held_g[start:stop])
         return x.transpose(1, 2) @ g if self.transposed else g.transpose(1, 2) @ x
 
     def without(self, bad: Tensor) -> PerExample:
         if self.formed is not None:
             return self.formed.without(bad)
-        return Outer(zero_rows(self.x, bad), zero_rows(self.g, bad), self.transposed)
+        return Outer(zero_rows(self.held_x, bad), zero_rows(self.held_g, bad), self.transposed)
 
 
 def inner_products(x: Tensor, g: Tensor, y: Tensor, h: Tensor) -> Tensor:
@@ -199,7 +211,7 @@ def linear(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None
     """F.linear: any leading dimensions."""
     call.only(weight, bias)
     output = F.linear(input, call.plain(weight), call.plain(bias))
-    rows = ParameterShare(weight, lambda g, at: Outer(precise(at.rows(input)), precise(at.rows(g))))
+    rows = ParameterShare(weight, lambda g, at: Outer(at.rows(input), at.rows(g)))
     return call.keep(output, (input,), [rows, ParameterShare(bias, sum_rows)], output.dim() - 1)
 
 
@@ -212,7 +224,7 @@ def matmul(call: Call, input: Tensor, other: Tensor) -> Tensor:
     output = input @ call.plain(other).reshape(matrix.shape)
 
     def settle(g: Tensor, at: Examples) -> PerExample:
-        kept = Outer(precise(at.rows(input)), precise(at.rows(g)), transposed=True)
+        kept = Outer(at.rows(input), at.rows(g), transposed=True)
         return kept if other.dim() == 2 else Formed((kept.x.transpose(1, 2) @ kept.g).squeeze(2))
 
     kept = call.keep(output, (input,), [ParameterShare(other, settle)], output.dim() - 1)
@@ -225,7 +237,7 @@ def addmm(call: Call, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float 
     if beta != 1 or alpha != 1 or input.dim() != 1:
         raise NoRule("addmm: only bias + x @ W has a rule")
     output = torch.addmm(call.plain(input), mat1, call.plain(mat2))
-    weight = ParameterShare(mat2, lambda g, at: Outer(precise(at.rows(mat1)), precise(at.rows(g)), transposed=True))
+    weight = ParameterShare(mat2, lambda g, at: Outer(at.rows(mat1), at.rows(g), transposed=True))
     return call.keep(output, (mat1,), [ParameterShare(input, sum_rows), weight], 1)
 
 

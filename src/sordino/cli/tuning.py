@@ -1,0 +1,350 @@
+"""A run of `sordino finetune`: begun, gone on with, measured, exported and told about."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from sordino.accounting import Guarantee
+from sordino.accounting.guarantee import UNPROTECTED
+from sordino.books import LEDGER
+from sordino.cli import announcing, config, launch
+from sordino.cli.config import Config
+from sordino.cli.finetune import Flags
+from sordino.cli.session import PREPARATION, Session, choose_directory, explain_missing, prepare_records
+from sordino.cli.terminal import caution, console, messages, say
+from sordino.cli.texts import ChosenTexts, choose, count_protected
+from sordino.errors import InvalidInput
+from sordino.finetuning import losses, models
+from sordino.finetuning.choice import CAUSAL, CLASSIFY, TextChoice
+from sordino.finetuning.models import BASE, Origin
+from sordino.finetuning.reading import find_owners, read_texts, split_texts
+from sordino.finetuning.tokens import Pad, Texts, encode_texts, find_padding, has_tokenizer
+from sordino.finetuning.tuned import locate_origin
+from sordino.private import Private
+from sordino.recipe import Recipe
+from sordino.run import HELD_OUT
+from sordino.tables import reading
+from sordino.tables.dataset import Data, Preprocessing
+from sordino.tables.defaults import count_parameters, judge_size
+from sordino.tables.encoding import NO_CLASS, encode_labels
+from sordino.tables.reading import Sheet
+from sordino.tables.release import plan_release
+from sordino.tables.schema import Schema
+
+TOKENS_AT_ONCE = 16_384
+LOOK = 512
+"""Held-out texts that are measured on the way; at the end all of them are."""
+MODEL = "model"
+"""The folder of a run that holds what was trained, as transformers and PEFT read it."""
+
+
+@dataclass(frozen=True)
+class TextSession(Session):
+    """A run on texts; `tokenizer` is the one that made the records, `start` seeded what is random of the model."""
+
+    tokenizer: Any
+    start: int
+
+    @property
+    def choice(self) -> TextChoice:
+        assert self.config.finetuning is not None
+        return self.config.finetuning
+
+    def measure(self) -> tuple[float | None, float | None]:
+        """Accuracy and mean loss on held-out texts: a few of them on the way, all of them at the end."""
+        if not self.has_held_out:
+            return None, None
+        texts: Any = self.data.test_set
+        count = len(texts)
+        last = self.private.position == self.private.total
+        part = range(count if last else min(count, LOOK))
+        return measure(self.model, texts, part, Pad(find_padding(self.tokenizer)))
+
+    def guarantee(self) -> Guarantee:
+        """What was promised, with what the fine-tuning took for public."""
+        spent, whose = self.private.guarantee(), "records" if self.choice.unit is None else "owners"
+        public = (
+            f"the names of the columns, the number of {whose} and what the user gave as public are public",
+            "model and tokenizer were public before: nobody whose texts they were made from is protected",
+        )
+        begun = public[:1] if self.choice.random else public
+        return replace(spent, assumptions=(*spent.assumptions, *begun, *self.data.caveats))
+
+
+def tune_and_report(flags: Flags) -> None:
+    """Fine-tune, save, export, and say what came out."""
+    chosen = choose(flags)
+    quiet = flags.json
+    session = begin(chosen, flags.run, lambda: None if quiet else _announce_texts(chosen))
+    finish_and_report(session, as_json=flags.json)
+
+
+def finish_and_report(session: TextSession, *, as_json: bool) -> None:
+    """Take the steps that are left, export what was learnt, say how to use it: the end of `finetune` and `resume`."""
+    try:
+        if not as_json:
+            _announce_training(session)
+        outcome = launch.finish(session, as_json=as_json)
+        if not outcome.interrupted:
+            export(session)
+    finally:
+        session.private.close()
+    announcing.report(outcome, as_json=as_json)
+    if not as_json:
+        _suggest(session)
+
+
+# -- a run, new or gone on with ---------------------------------------------------------------------------------------
+
+
+def begin(chosen: ChosenTexts, run: Path | None, ready: Callable[[], None] = lambda: None) -> TextSession:
+    """Start a new run in its own directory. Model and recipe are tried before anything is spent.
+
+    Where the classes have no names yet, they are released first; the model is tried on invented texts before that.
+    """
+    directory = run or choose_directory()
+    if (directory / LEDGER).exists():
+        raise InvalidInput(
+            f"{directory} holds a run already: go on with `sordino resume {directory}` or choose another"
+        )
+    settled = chosen.config
+    if chosen.plan is None:
+        session = _assemble(settled, chosen.sheet, chosen.origin)
+        _warn(session, chosen.origin)
+        ready()
+        session.private.resume(directory)
+    else:
+        with _assemble(settled, chosen.sheet, chosen.origin, invented=True).private:
+            pass
+        ready()
+        settled = prepare_records(settled, chosen.sheet, chosen.plan, directory)
+        session = _assemble(settled, chosen.sheet, chosen.origin)
+        _warn(session, chosen.origin)
+        session.private.load(directory)
+    try:
+        _keep_base(session, chosen.origin, directory)
+        settled.write(directory)
+    except BaseException:
+        session.private.close()
+        raise
+    return _declare(session)
+
+
+def reopen(directory: Path) -> TextSession:
+    """Go on with a run that was interrupted, killed or finished; the folder may come from anybody."""
+    models.require_packages()
+    settled = config.read_run_config(directory)
+    found = settled or config.read_run_config(directory, PREPARATION)
+    if found is None or found.finetuning is None or found.recipe is None:
+        raise InvalidInput(explain_missing(directory))
+    choice, target = found.finetuning, found.data.target
+    table = read_texts(Path(found.data.source), [choice.text, *filter(None, (target, choice.unit))])
+    sheet = split_texts(table, choice, target, found.data.held_out)
+    if (count := count_protected(sheet, choice)) != found.data.records:
+        raise InvalidInput(
+            f"data={found.data.source} has {count} training records, not {found.data.records} as when its run began: "
+            "a guarantee is about the records it began with; start a new run"
+        )
+    origin = locate_origin(found.model.options, choice, directory)
+    if settled is None:
+        settled = _prepare_again(found, sheet, origin, directory)
+    session = _assemble(settled, sheet, origin)
+    session.private.load(directory)
+    _keep_base(session, origin, directory)  # it was killed before that was kept
+    (directory / PREPARATION).unlink(missing_ok=True)
+    return _declare(session)
+
+
+def _prepare_again(found: Config, sheet: Sheet, origin: Origin, directory: Path) -> Config:
+    """Finish a run that was killed before its classes were named; what it had released stays charged."""
+    data, recipe = found.data, found.recipe
+    assert recipe is not None
+    if found.schema is None or data.records is None or data.prepare is None:
+        raise InvalidInput(f"{PREPARATION} of {data.source} is not whole: start a new run")
+    sheet.check(found.schema)
+    plan = plan_release(found.schema, data.records, recipe.budget, data.prepare)
+    if plan is None:
+        raise InvalidInput(f"{PREPARATION} of {data.source} leaves nothing open: start a new run")
+    with _assemble(found, sheet, origin, invented=True).private:
+        pass
+    return prepare_records(found, sheet, plan, directory)
+
+
+def _assemble(settled: Config, sheet: Sheet, origin: Origin, *, invented: bool = False) -> TextSession:
+    """Texts, tokenizer, model and recipe bound together, in memory; `invented` texts stand in for the real ones."""
+    choice, recipe, seed = settled.finetuning, settled.recipe, settled.run.seed
+    assert choice is not None
+    assert recipe is not None
+    tokenizer = models.open_tokenizer(origin)
+    classes = (settled.schema.classes if settled.schema else None) or (("0", "1") if choice.task == CLASSIFY else ())
+    data = _invent(tokenizer, choice, recipe, classes) if invented else _encode(tokenizer, sheet, choice, classes)
+    shape = models.load_config(origin, choice, tokenizer, classes)
+    start = secrets.randbits(62) if seed is None else seed
+    base, new = models.load_base(origin, choice, shape, start)
+    if new and not invented:
+        caution(f"the folder of {origin.name} does not hold {models.name_tensors(new)}: random at first")
+    model = models.adapt(base, choice.adapter, choice.task, start)
+    pad = Pad(find_padding(tokenizer))
+    with models.quiet():
+        losses.require_own(model, pad([_invent(tokenizer, choice, recipe, classes).train_set[0]]))  # type: ignore[list-item]  # of Texts
+    owners = {} if choice.unit is None or invented else _name_owners(sheet, choice)
+    private = Private(
+        model,
+        recipe.optimizer.build(p for p in model.parameters() if p.requires_grad),
+        data.train_set,
+        losses.loss,
+        recipe,
+        collate=pad,
+        seed=seed,
+        engine=settled.run.engine,
+        microbatch=settled.run.microbatch or max(1, TOKENS_AT_ONCE // choice.length),
+        **owners,
+    )
+    return TextSession(settled, data, private, tokenizer, start)
+
+
+def _name_owners(sheet: Sheet, choice: TextChoice) -> dict[str, Any]:
+    assert choice.unit is not None
+    return {"unit": find_owners(sheet.train, choice.unit), "per_unit": choice.per_unit}
+
+
+def _encode(tokenizer: Any, sheet: Sheet, choice: TextChoice, classes: Sequence[str]) -> Data:
+    """The records as tokens and classes, each a function of that record alone."""
+    parts = []
+    for table in (sheet.train, sheet.held_out):
+        rows = encode_texts(
+            tokenizer, list(table.columns[choice.text]), choice.length, generative=choice.task == CAUSAL
+        )
+        if choice.task == CAUSAL:
+            parts.append(Texts(rows))
+        else:
+            parts.append(Texts(rows, torch.from_numpy(encode_labels(table.columns[sheet.target], classes))))
+    how = "bytes" if tokenizer.__class__.__name__ == "ByT5Tokenizer" else "the tokenizer of the model's folder"
+    steps = [Preprocessing(f"texts cut to {choice.length} tokens by {how}")]
+    if len(sheet.held_out):
+        steps.append(reading.HELD_OUT)
+    return Data(sheet.train.name, parts[0], parts[1], tuple(classes), tuple(steps))  # type: ignore[arg-type]  # records by name, not by place
+
+
+def _invent(tokenizer: Any, choice: TextChoice, recipe: Recipe, classes: Sequence[str]) -> Data:
+    """Texts of nobody, to try model and recipe on."""
+    words = ("a", "text", "of", "nobody")
+    rows = encode_texts(
+        tokenizer, [" ".join(words[: 1 + i % 4]) for i in range(4)], choice.length, generative=choice.task == CAUSAL
+    )
+    count = recipe.records or 1
+    rows = [rows[i % 4] for i in range(count)]
+    labels = None if choice.task == CAUSAL else torch.arange(count) % max(1, len(classes))
+    return Data("stand-in", Texts(rows, labels), Texts([]), tuple(classes))  # type: ignore[arg-type]  # records by name, not by place
+
+
+def _keep_base(session: TextSession, origin: Origin, directory: Path) -> None:
+    """Where the weights are random, keep those that the run began with: nobody could find the same ones again.
+
+    They are drawn anew from the same seed, because adapters have changed the model's layers by now.
+    """
+    folder, choice = directory / BASE, session.choice
+    if not choice.random or folder.exists():
+        return
+    shape = models.load_config(origin, choice, session.tokenizer, session.data.classes)
+    base, _ = models.load_base(origin, choice, shape, session.start)
+    models.save_model(base, session.tokenizer, folder)
+
+
+def _declare(session: TextSession) -> TextSession:
+    """The ledger knows which records no guarantee covers."""
+    if session.has_held_out:
+        session.private.declare(UNPROTECTED, HELD_OUT)
+    return session
+
+
+def _warn(session: TextSession, origin: Origin) -> None:
+    """Where nothing was learnt before, the records have to say it all."""
+    if origin.random:
+        caution(f"the weights of {origin.name} are random: it knows no language before your texts")
+        if (words := judge_size(session.private.bench.recipe, count_parameters(session.model))) is not None:
+            caution(words)
+
+
+# -- what came out ----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def measure(model: nn.Module, texts: Texts, places: Sequence[int], pad: Pad) -> tuple[float | None, float | None]:
+    """The share of texts that are classified rightly and the mean loss; of a causal model, the loss per token alone."""
+    right = known = 0
+    total = weight = 0.0
+    for start in range(0, len(places), 64):
+        batch = pad([texts[place] for place in places[start : start + 64]])
+        if texts.labels is None:
+            tokens = (batch["labels"][:, 1:] != losses.IGNORED).sum(1)
+            total += float((losses.loss(model, batch).double() * tokens).sum())
+            weight += int(tokens.sum())
+            continue
+        labels = batch.pop("labels")
+        logits: Tensor = model(**batch).logits.double()
+        right += int((logits.argmax(1) == labels).sum())
+        known += len(labels)
+        total += float(cross_entropy(logits, labels, ignore_index=NO_CLASS, reduction="sum"))
+        weight += int((labels != NO_CLASS).sum())
+    loss = total / weight if weight else math.nan
+    return right / known if known else None, loss if math.isfinite(loss) else None
+
+
+def export(session: TextSession) -> None:
+    """Write what was trained to `RUN/model`, as transformers or PEFT read it: anew each time, whole or not at all."""
+    base = session.run / BASE if session.choice.random else Path(session.config.model.options["path"])
+    models.save_model(session.model, session.tokenizer, session.run / MODEL, base.resolve())
+
+
+def _announce_texts(chosen: ChosenTexts) -> None:
+    """Before anything is spent."""
+    settled, sheet, choice = chosen.config, chosen.sheet, chosen.config.finetuning
+    assert choice is not None
+    held = f", {len(sheet.held_out):,} held out, not protected" if len(sheet.held_out) else ", none held out"
+    owned = "" if choice.unit is None else f" of {settled.data.records:,} owners"
+    say("Texts", f"{len(sheet.train):,}{owned} of {Path(settled.data.source).name} to learn from{held}")
+    how = (
+        "its own tokenizer" if has_tokenizer(chosen.origin.folder) else "bytes: it has no tokenizer, and none is learnt"
+    )
+    say("Tokens", f"{choice.length} of each text at most, by {how}")
+    if chosen.plan is not None:
+        say("Released", f"names of the classes, with noise, for {settled.data.prepare:.0%} of ε")
+
+
+def _announce_training(session: TextSession) -> None:
+    """When model and classes are known, before the first step."""
+    recipe, choice = session.private.bench.recipe, session.choice
+    schema: Schema | None = session.config.schema
+    if schema is not None and schema.classes is not None:
+        say("Classes", announcing.list_classes(schema.classes))
+    trained, every = count_parameters(session.model), sum(p.numel() for p in session.model.parameters())
+    how = f"LoRA {choice.lora}: {trained:,} of {every:,} weights" if choice.lora else f"all {trained:,} weights"
+    say("Model", f"{session.config.model.name}, {how} are trained")
+    noise = f"noise {recipe.noise_multiplier:.3g} × clip {recipe.clip:g}"
+    whose = "records" if choice.unit is None else "owners"
+    say("Recipe", f"{recipe.name}, {recipe.steps:,} steps of about {recipe.batch_size:,} {whose}, {noise}")
+    messages().print()
+
+
+def _suggest(session: TextSession) -> None:
+    """What to do with the run now."""
+    run, out = shlex.quote(str(session.run)), console()
+    use = f"sordino generate {run} --records 100 --out synthetic.jsonl"
+    if session.choice.task == CLASSIFY:
+        use = f"sordino predict {run} --data new.csv --out predicted.csv"
+    out.print("\nNext:", markup=False)
+    for line in (f"sordino report {run}", use):
+        out.print(f"  {line}", markup=False)
+    kind = "PEFT" if session.choice.lora else "transformers"
+    out.print(f"  {session.run / MODEL} is the model for {kind}", markup=False)

@@ -1,0 +1,1 @@
+"""Fine-tuning of language models: what Hugging Face models need beside an ordinary `sordino.Private`."""

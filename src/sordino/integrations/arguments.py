@@ -1,0 +1,246 @@
+"""What every one of transformers' `TrainingArguments` means under privacy: accepted, changed or refused, and why.
+
+`MEANINGS` is the whole table: the documentation shows it, a test holds it against the installed version, and
+`require_private` refuses by it before anything is spent. A field that it does not know is refused unless it has its
+default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any, Literal
+
+from sordino.errors import InvalidInput
+
+Verdict = Literal["accepted", "changed", "refused"]
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What is made of an argument. A `refused` one may have values that are `fine`: those that ask for nothing."""
+
+    verdict: Verdict
+    why: str
+    fine: Callable[[Any], bool] = lambda value: True
+
+
+def _off(value: Any) -> bool:
+    """Whether a switch is off, however it is spelt."""
+    return value in (None, False, "", "no", "none", [], {})
+
+
+def _one_of(*values: Any) -> Callable[[Any], bool]:
+    return lambda value: str(getattr(value, "value", value)) in values
+
+
+def _accept(why: str, *names: str) -> dict[str, Meaning]:
+    return dict.fromkeys(names, Meaning("accepted", why))
+
+
+def _change(why: str, *names: str) -> dict[str, Meaning]:
+    return dict.fromkeys(names, Meaning("changed", why))
+
+
+def _refuse(why: str, *names: str, fine: Callable[[Any], bool] = _off) -> dict[str, Meaning]:
+    return dict.fromkeys(names, Meaning("refused", why, fine))
+
+
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop")
+"""Those that take one gradient per step and are tested here."""
+
+AS_EVER = "as ever"
+PUBLIC = "as ever: a function of the released gradients"
+HELD_OUT = "as ever, on held-out records, which the guarantee names as unprotected"
+EVALUATION = "evaluation alone: training draws its own batches"
+NO_WRAPPER = "no effect: the model is not wrapped, the processes add up clipped sums"
+
+MEANINGS: dict[str, Meaning] = {
+    # what is drawn, and for how long
+    **_change("it also holds the ledger, in `sordino/`: without it no checkpoint is worth its ε", "output_dir"),
+    **_change(
+        "how many examples are differentiated at once. Times accumulation and processes it is the *expected* size of a "
+        "draw: every record joins by a coin of its own",
+        "per_device_train_batch_size",
+    ),
+    **_change(
+        "more microbatches of one draw, which is clipped per example and noised once", "gradient_accumulation_steps"
+    ),
+    **_change(
+        "sets the number of steps, and with them the noise; must not contradict a recipe",
+        "num_train_epochs",
+        "max_steps",
+    ),
+    **_refuse(
+        "lengths or order decide who shares a batch; the guarantee needs a coin per record",
+        "train_sampling_strategy",
+        fine=_one_of("random"),
+    ),
+    **_change("no effect: nothing is grouped by length", "length_column_name"),
+    **_refuse("a smaller batch after a failure would be a second run on the same budget", "auto_find_batch_size"),
+    **_change(EVALUATION, "dataloader_drop_last", "dataloader_num_workers", "dataloader_pin_memory"),
+    **_change(EVALUATION, "dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_in_order"),
+    **_change(EVALUATION, "dataloader_multiprocessing_context"),
+    **_change("as ever; the column that names the unit is read before", "remove_unused_columns"),
+    **_accept("as ever, for evaluation; training reads `labels`, or the two positions of an answer", "label_names"),
+    # how the model moves
+    **_accept(PUBLIC, "learning_rate", "lr_scheduler_kwargs", "warmup_steps", "optim_args", "weight_decay"),
+    **_accept(PUBLIC, "adam_beta1", "adam_beta2", "adam_epsilon"),
+    "lr_scheduler_type": Meaning(
+        "changed",
+        "as ever, in step with the proposals; those that follow a loss (`reduce_lr_on_plateau`, `greedy`) are refused",
+        lambda value: not _one_of("reduce_lr_on_plateau", "greedy")(value),
+    ),
+    "optim": Meaning(
+        "changed",
+        f"{', '.join(f'`{name}`' for name in OPTIMIZERS)}; others are refused: some step inside the backward pass, "
+        "before there is noise",
+        _one_of(*OPTIMIZERS),
+    ),
+    **_refuse("GaLore and its kin project gradients before they are noised", "optim_target_modules"),
+    **_refuse(
+        "it clips the noisy sum, not each example: privacy comes from `clip` of the recipe (1.0 unless you say "
+        "otherwise). The default 1.0 and 0 are ignored",
+        "max_grad_norm",
+        fine=lambda value: value in (None, 0, 1.0),
+    ),
+    **_accept(
+        "exact: applied to each example's own tokens or class; refused for regression and spans",
+        "label_smoothing_factor",
+    ),
+    **_change("no effect: a token counts within its own example", "average_tokens_across_devices"),
+    **_refuse("its noise depends on the longest text of the batch, so on other examples", "neftune_noise_alpha"),
+    **_refuse("its fused losses are means over the batch", "use_liger_kernel", "liger_kernel_config"),
+    **_change("no effect: keys are never kept in training", "use_cache"),
+    # precision and memory
+    **_accept("autocast without loss scaling; norms, sums and noise stay in float32", "bf16"),
+    **_refuse("float16 needs loss scaling, which changes what is clipped: use `bf16`", "fp16"),
+    **_accept("as ever, evaluation alone", "bf16_full_eval", "fp16_full_eval"),
+    **_change("for the model; norms and sums are taken in full float32", "tf32"),
+    **_refuse(
+        "it runs parts of the model a second time, where their operations are not watched. Set "
+        "`gradient_checkpointing=False`: a smaller `per_device_train_batch_size` bounds memory, too, and changes no "
+        "numbers",
+        "activation_checkpointing",
+        "gradient_checkpointing",
+    ),
+    **_change("no effect", "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"),
+    **_refuse(
+        "per-example norms are found by watching the model's operations, which a compiled graph hides",
+        "torch_compile",
+        "torch_compile_backend",
+        "torch_compile_mode",
+    ),
+    **_change("no effect", "torch_empty_cache_steps"),
+    # what is shown
+    **_change(
+        "steps, learning rate, evaluation. The loss of training batches, their gradients' norm and counts of "
+        "operations are private: they are never computed for a log",
+        "logging_strategy",
+        "logging_steps",
+        "logging_first_step",
+    ),
+    **_change("no effect: no training loss is logged", "logging_nan_inf_filter"),
+    **_refuse("how many tokens were seen tells the sizes of draws", "include_num_input_tokens_seen"),
+    **_accept(AS_EVER, "log_on_each_node", "log_level", "log_level_replica", "disable_tqdm", "run_name", "project"),
+    **_accept("as ever, with what `logging_strategy` says", "report_to"),
+    **_accept(AS_EVER, "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
+    **_refuse(
+        "peak memory tells the size of the largest draw", "skip_memory_metrics", fine=lambda value: value is True
+    ),
+    **_refuse("it prints activations of private records", "debug"),
+    # evaluation
+    **_accept(HELD_OUT, "eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "do_eval", "do_predict"),
+    **_accept(AS_EVER, "per_device_eval_batch_size", "prediction_loss_only", "eval_do_concat_batches"),
+    **_accept(
+        AS_EVER, "eval_use_gather_object", "eval_accumulation_steps", "include_for_metrics", "batch_eval_metrics"
+    ),
+    **_accept(
+        "as ever, by held-out records: the guarantee is that of the whole plan, whichever model is chosen",
+        "load_best_model_at_end",
+        "metric_for_best_model",
+        "greater_is_better",
+    ),
+    # saving and resuming
+    **_change(
+        "as ever; a checkpoint also holds its position in the ledger, and no state of random generators, which would "
+        "tell the sizes of draws",
+        "save_strategy",
+        "save_steps",
+    ),
+    **_accept("as ever; such a checkpoint cannot be resumed", "save_only_model"),
+    **_accept(AS_EVER, "save_on_each_node", "save_total_limit"),
+    **_refuse("not tested here", "enable_jit_checkpoint"),
+    **_change(
+        "`train(resume_from_checkpoint=...)` reopens the ledger: what was charged stays charged",
+        "resume_from_checkpoint",
+    ),
+    **_change("no effect: a resumed run draws afresh, no draw is replayed", "ignore_data_skip"),
+    **_accept(AS_EVER, "restore_callback_states_from_checkpoint", "do_train"),
+    **_accept("as ever; the model card states the guarantee", "push_to_hub", "hub_strategy"),
+    **_accept(AS_EVER, "hub_token", "hub_private_repo", "hub_model_id", "hub_always_push", "hub_revision"),
+    # randomness and machines
+    **_change(
+        "initial weights and dropout alone, never noise or draws: those come from the system",
+        "seed",
+        "full_determinism",
+    ),
+    **_change("no effect: draws are secret", "data_seed"),
+    **_accept(AS_EVER, "use_cpu", "ddp_backend", "ddp_timeout", "local_rank"),
+    **_change(
+        NO_WRAPPER, "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"
+    ),
+    **_change("no effect on training, which needs no prepared loader", "accelerator_config"),
+    **_refuse("shards of one example's tokens are not tested here", "parallelism_config"),
+    **_refuse(
+        "not tested through Trainer: shard the model yourself and use `sordino.Private` under `torchrun`",
+        "fsdp",
+        "fsdp_config",
+        fine=lambda value: _off(value) or not value or (isinstance(value, Mapping) and not any(value.values())),
+    ),
+    **_refuse(
+        "it owns the backward pass and the optimizer, so that no gradient can be clipped per example", "deepspeed"
+    ),
+}
+
+OF_SFT: dict[str, Meaning] = {
+    **_accept(AS_EVER, "model_init_kwargs", "trust_remote_code", "chat_template_path", "dataset_text_field"),
+    **_accept(AS_EVER, "dataset_kwargs", "dataset_num_proc", "eos_token", "pad_token", "pad_to_multiple_of"),
+    **_change("a longer text is cut, never split into several records", "max_length", "truncation_mode"),
+    **_change("no effect: every record joins by a coin", "shuffle_dataset"),
+    **_refuse(
+        "several records would share a row, and a record several rows: neither is a unit", "packing", "packing_strategy"
+    ),
+    **_refuse("rows of several records have no loss of their own", "padding_free"),
+    **_accept("as ever: held-out records are not protected", "eval_packing"),
+    **_accept("as ever, in the labels", "completion_only_loss", "assistant_only_loss"),
+    **_refuse("only the mean over each record's own tokens, `nll`, is exact", "loss_type", fine=_one_of("nll")),
+    **_refuse(
+        "a router's balance is a loss over all examples", "router_aux_loss_coef", fine=lambda value: value in (None, 0)
+    ),
+    **_refuse("not tested here", "activation_offloading"),
+}
+"""What TRL's `SFTConfig` adds."""
+OF_SFT["packing_strategy"] = Meaning("changed", "no effect: nothing is packed")
+
+
+def require_private(arguments: Any, more: Mapping[str, Meaning] | None = None) -> None:
+    """Refuse arguments under which the guarantee would not hold, or which would be ignored in silence."""
+    known = {**MEANINGS, **(more or {})}
+    for each in fields(arguments):
+        value, meaning = getattr(arguments, each.name), known.get(each.name)
+        if meaning is None:
+            meaning = Meaning("refused", "this version of Sordino does not know it", _is_default(each))
+        if not meaning.fine(value):
+            shown = getattr(value, "value", value)
+            raise InvalidInput(f"{each.name}={shown!r} is refused for private training: {meaning.why}")
+    if getattr(arguments, "n_gpu", 0) > 1:
+        raise InvalidInput(
+            f"{arguments.n_gpu} GPUs in one process would be DataParallel: start one process for each with torchrun"
+        )
+
+
+def _is_default(each: Field[Any]) -> Callable[[Any], bool]:
+    if each.default is not MISSING:
+        return lambda value: value == each.default
+    return lambda value: each.default_factory is not MISSING and value == each.default_factory()

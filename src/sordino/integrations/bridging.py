@@ -1,0 +1,83 @@
+"""Between transformers' objects and Sordino's: a model's loss per example, its batches, and its own forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Subset
+
+from sordino.errors import InvalidInput, UnsupportedModel
+from sordino.finetuning import losses
+
+
+@dataclass(frozen=True)
+class TaskLoss:
+    """The per-example loss of a model's own task, under autocast where there is a `dtype`."""
+
+    label_smoothing: float = 0.0
+    device: str = "cpu"
+    dtype: torch.dtype | None = None
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast(self.device, dtype=self.dtype, enabled=self.dtype is not None):
+            return losses.loss(model, batch, self.label_smoothing)
+
+
+@dataclass(frozen=True)
+class AsDict:
+    """A collator whose batches are plain dictionaries, as torch does not look into those of transformers.
+
+    `without` is a column that it does not get to see: the owner of a record.
+    """
+
+    collate: Callable[[list[Any]], Any]
+    without: str | None = None
+
+    def __call__(self, items: list[Any]) -> dict[str, Any]:
+        if self.without is not None:
+            items = [{name: value for name, value in item.items() if name != self.without} for item in items]
+        batch = dict(self.collate(items))
+        return {name: value for name, value in batch.items() if value is not None}
+
+
+@contextmanager
+def plain_forward(model: nn.Module) -> Iterator[None]:
+    """Let the model run as its class says, without what TRL and Accelerate put in the place of `forward` on the object.
+
+    TRL's fused head is a closure over the model, which a copy for the probe would share; Accelerate's does nothing but
+    autocast, which `TaskLoss` does. Anybody else's replacement is refused: it would be left out in silence.
+    """
+    parts = list(dict.fromkeys((model, losses.unwrap(model))))
+    laid_by = {part: vars(part).pop("forward") for part in parts if "forward" in vars(part)}
+    try:
+        for part, forward in laid_by.items():
+            if not (_is_of_trl(forward) or hasattr(part, "_original_forward")):
+                raise UnsupportedModel(
+                    f"forward of this {type(part).__name__} was replaced on the object: put it into a subclass"
+                )
+        yield
+    finally:
+        for part, forward in laid_by.items():
+            part.forward = forward
+
+
+def _is_of_trl(forward: Any) -> bool:
+    return str(getattr(forward, "__globals__", {}).get("__name__", "")).startswith("trl.")
+
+
+def require_apart(train: Any, held_out: Any) -> None:
+    """Refuse records to measure on that are those of training, or some of them: what is measured is published."""
+    if train is None or held_out is None:
+        return
+    for each in held_out.values() if isinstance(held_out, dict) else (held_out,):
+        same = each is train or (isinstance(each, Subset) and each.dataset is train)
+        mark = getattr(train, "_fingerprint", None)
+        if same or (mark is not None and mark == getattr(each, "_fingerprint", None)):
+            raise InvalidInput(
+                "the records to evaluate are the train_dataset: that would publish what is protected; hold some out"
+            )

@@ -1,0 +1,324 @@
+"""The learner of tables: a sum of one effect per column, fitted by few noised sums over all records at once.
+
+A record x is the row of its blocks (`sordino.tables.encoder`), y its target and f = w·x + b the score of a class, or of
+the target in spreads. One step releases
+
+    g = Σᵢ clip(rᵢ)·sᵢ·xᵢ + N(0, σ²c²C²)          r = y - p, the residual; s = min(1, C/‖x‖)
+
+of all records, so that one of them moves it by at most c·C: the residual is kept within c and the row within C, a
+number that the released shares give. Between add-or-remove neighbours a step is therefore one Gaussian event of
+multiplier σ, and T of them compose. What follows is a function of g:
+
+    w ← w + η·(H + Λ)⁻¹·(g - Λw),        H = h·n·diag(shares),        Λ = (N + H)·H⁻¹·S⁻¹,       N = (cCσ)²/T.
+
+H is the diagonal of the curvature by the released shares, h that of the loss at the start. Λ is the ridge under
+which (H + Λ)⁻¹g is the posterior mean of w, for a prior of covariance S and a gradient whose noise is N from
+the mechanism and H from the records: an entry of which the noise says nothing stays at zero, and needs no tuning by
+hand. S is diagonal but for the bins of a number, of which near ones have like effects: there it falls off with their
+distance, so that many bins cost little more than few. The model is the mean of the later iterates, so that
+the noise of the steps averages out.
+
+A c below 1 turns cross-entropy into a loss with bounded slope, whose minimiser is still monotone in the probability of
+the class. It halves the noise, and what it does to probabilities a last release repairs (`calibrate`): the noised
+counts of scores by class, which a record moves by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sordino.accounting.ledger import Receipt
+from sordino.noise import Source, add_noise
+from sordino.tables.encoder import SLOPE, TEXT_LENGTH, Binned, Encoder, Worded
+from sordino.tables.table import Table
+
+Floats = NDArray[np.float64]
+RATE = 0.1
+"""η: columns that say the same add up, and the diagonal does not know of it."""
+CONSTANT = 0.3
+"""The entry of every row by which the offset is learnt, where it is."""
+OFFSET_REACH = 2_500.0
+SCORE_EDGES = np.linspace(-6.0, 6.0, 25)
+"""Of the cells in which scores are counted."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and how boldly to learn; public, from ε, δ and the number of records alone.
+
+    `residual` is c, `rate` η and `constant` the entry of every row by which the offset is learnt. `variance` is S of a
+    category; `smooth` are those of the bins of a number, what they share and what each has of its own, and the distance
+    at which the first falls to 1/e, as a share of them. The iterates after the `first` share of the steps are averaged.
+    More than so many `columns` share the variance of that many: together they say about as much.
+    """
+
+    steps: int = 60
+    residual: float = 0.5
+    constant: float = 0.0
+    variance: float = 0.06
+    smooth: tuple[float, float, float] = (0.1, 0.005, 0.5)
+    rate: float = RATE
+    first: float = 0.3
+    columns: int = 10
+
+
+def choose_settings(reach: float) -> Settings:
+    """By `reach`, the number of records over the noise on a count of them: what they say against the noise.
+
+    Few of them pay for a short residual and no offset; more can learn both. Chosen on invented tables alone
+    (docs/tables.md).
+    """
+    bolder = 0.125 * math.log2(max(reach, 1.0) / 3_000.0)
+    return Settings(residual=min(1.0, max(0.5, 0.5 + bolder)), constant=CONSTANT if reach >= OFFSET_REACH else 0.0)
+
+
+@dataclass
+class _Held:
+    """One block of all records, in few bytes: the place of each, or its row."""
+
+    start: int
+    stop: int
+    shares: Floats
+    places: NDArray[np.int16] | None = None
+    around: NDArray[np.float32] | None = None
+    rows: NDArray[np.float32] | None = None
+
+
+class _Ridge:
+    """Λ, and (H + Λ)⁻¹, of blocks that are matrices and a diagonal for all other entries."""
+
+    def __init__(
+        self, steep: Floats, noise: float, ordered: Sequence[tuple[int, int]], columns: int, settings: Settings
+    ) -> None:
+        pull = (noise + steep) / steep
+        share = min(1.0, settings.columns / max(columns, 1))
+        self._diagonal = np.minimum(pull / (share * settings.variance), 1e12)
+        self._gain = 1.0 / (steep + self._diagonal)
+        self._blocks = []
+        shared, own, reach = share * settings.smooth[0], share * settings.smooth[1], settings.smooth[2]
+        for start, size in ordered:
+            apart = np.abs(np.subtract.outer(np.arange(size), np.arange(size)))
+            prior = shared * np.exp(-apart / (reach * size)) + own * np.eye(size)
+            at = slice(start, start + size)
+            ridge = np.minimum(pull[at], 1e9)[:, None] * np.linalg.inv(prior)
+            self._blocks.append((at, ridge, np.linalg.inv(np.diag(steep[at]) + ridge)))
+
+    def hold(self, weights: Floats) -> Floats:
+        """Λw."""
+        held = self._diagonal[:, None] * weights
+        for at, ridge, _ in self._blocks:
+            held[at] = ridge @ weights[at]
+        return held
+
+    def move(self, pull: Floats) -> Floats:
+        """(H + Λ)⁻¹g."""
+        moved = self._gain[:, None] * pull
+        for at, _, gain in self._blocks:
+            moved[at] = gain @ pull[at]
+        return moved
+
+
+class Rows:
+    """The encoded rows of a table, never written out: products with weights, and sums weighted by residuals.
+
+    Beside its blocks a row has the entry `constant`, which counts in its length.
+
+    Guarantees: equal to the same with `Encoder.encode`, to rounding; every row is shortened to length `bound` at most.
+    """
+
+    def __init__(self, encoder: Encoder, table: Table, constant: float = 0.0) -> None:
+        self.width, self.count, self.constant = encoder.width, len(table), constant
+        self._held: list[_Held] = []
+        self.ordered: list[tuple[int, int]] = []
+        self.columns = len(encoder.blocks)
+        lengths = np.full(self.count, constant**2)
+        bound, start = constant**2, 0
+        self.masses = np.zeros(self.width)
+        for name, block in encoder.blocks.items():
+            cells = table.columns[name]
+            held = _Held(start, start + block.width, np.zeros(0))
+            if isinstance(block, Worded):
+                held.rows = block.encode(cells)
+                lengths += np.square(held.rows, dtype=np.float64).sum(1)
+                bound += TEXT_LENGTH**2
+                self.masses[start : held.stop] = TEXT_LENGTH**2 / block.width
+            else:
+                shares = held.shares = np.array(block.shares)
+                if isinstance(block, Binned):
+                    found, around = block.find_places(cells)
+                    held.around = (SLOPE * around).astype(np.float32)
+                    self.ordered.append((start, len(block.edges) + 1))
+                    lengths += np.square(held.around, dtype=np.float64)
+                    bound += SLOPE**2
+                    self.masses[held.stop - 1] = SLOPE**2
+                else:
+                    found = block.find_places(cells)
+                held.places = found.astype(np.int16)
+                lengths += (1.0 - 2.0 * shares + np.square(shares).sum())[found]
+                bound += 1.0 - float(np.square(shares).sum())
+                self.masses[start : start + len(shares)] = shares * (1.0 - shares)
+            self._held.append(held)
+            start += block.width
+        self.bound = math.sqrt(max(bound, 1e-6))
+        """C, which the released shares give: the root of the mean square length of a row."""
+        self.shortened = np.minimum(1.0, self.bound / np.sqrt(np.maximum(lengths, 1e-12)))
+
+    def multiply(self, weights: Floats) -> Floats:
+        """x·w of every record, for weights [width] or [width, K]."""
+        scores = np.zeros((self.count, *weights.shape[1:]))
+        for held in self._held:
+            part = weights[held.start : held.stop]
+            if held.rows is not None:
+                scores += held.rows @ part
+                continue
+            assert held.places is not None
+            inner = part[: len(held.shares)]
+            scores += (inner - held.shares @ inner)[held.places]
+            if held.around is not None:
+                scores += np.multiply.outer(held.around, part[-1]) if part.ndim > 1 else held.around * part[-1]
+        return scores
+
+    def add_up(self, residuals: Floats) -> Floats:
+        """Σᵢ rᵢ·xᵢ for residuals [N] or [N, K]."""
+        columns = residuals if residuals.ndim > 1 else residuals[:, None]
+        total = np.zeros((self.width, columns.shape[1]))
+        whole = columns.sum(0)
+        for held in self._held:
+            if held.rows is not None:
+                total[held.start : held.stop] = held.rows.T @ columns
+                continue
+            assert held.places is not None
+            size = len(held.shares)
+            sums = [np.bincount(held.places, weights=column, minlength=size) for column in columns.T]
+            total[held.start : held.start + size] = np.stack(sums, 1) - np.multiply.outer(held.shares, whole)
+            if held.around is not None:
+                total[held.stop - 1] = held.around @ columns
+        return total if residuals.ndim > 1 else total[:, 0]
+
+
+@dataclass(frozen=True)
+class Additive:
+    """Weights [width, K] and offsets [K] of the scores: K is one for two classes and for a regression."""
+
+    weights: Floats
+    offsets: Floats
+
+
+def fit(
+    rows: Rows,
+    targets: Floats,
+    known: NDArray[np.bool_],
+    start: Floats,
+    curvature: float,
+    noise_multiplier: float,
+    settings: Settings,
+    records: int,
+    charge: Callable[[], Receipt],
+    source: Source,
+    *,
+    link: Callable[[Floats], Floats],
+    per_unit: int = 1,
+    tell: Callable[[int, int], None] = lambda done, steps: None,
+) -> Additive:
+    """Weights by `settings.steps` releases, each charged by `charge` before it exists.
+
+    `targets` [N, K] are what `link` of the scores should be; records that are not `known` say nothing. `start` are the
+    offsets [K], `curvature` is h, `records` is the public number n. One unit has `per_unit` records at most.
+    """
+    width, outputs = rows.width + 1, targets.shape[1]
+    limit = settings.residual * (math.sqrt(2.0) if outputs > 1 else 1.0)
+    reach = limit * rows.bound * per_unit
+    deviation = noise_multiplier * reach
+    noise = deviation**2 / settings.steps
+    masses = np.append(rows.masses, rows.constant**2)
+    steep = np.maximum(curvature * records * masses, 1e-9)
+    ridge = _Ridge(steep, noise, rows.ordered, rows.columns, settings)
+    weights, total, counted = np.zeros((width, outputs)), np.zeros((width, outputs)), 0
+    for step in range(settings.steps):
+        residuals = targets - link(rows.multiply(weights[:-1]) + rows.constant * weights[-1] + start)
+        kept = shorten(residuals, limit) * (rows.shortened * known)[:, None]
+        pull = np.concatenate([rows.add_up(kept), rows.constant * kept.sum(0, keepdims=True)])
+        receipt = charge()
+        noised = add_noise(source, receipt, torch.from_numpy(pull), deviation).numpy()
+        weights = weights + settings.rate * ridge.move(noised - ridge.hold(weights))
+        if step >= settings.first * (settings.steps - 1):
+            total, counted = total + weights, counted + 1
+        tell(step + 1, settings.steps)
+    mean = total / counted
+    return Additive(mean[:-1], start + rows.constant * mean[-1])
+
+
+def shorten(residuals: Floats, limit: float) -> Floats:
+    """Rows [N, K] of length `limit` at most; what is not finite is zero."""
+    lengths = np.linalg.norm(residuals, axis=1, keepdims=True)
+    kept = residuals * np.minimum(1.0, limit / np.maximum(lengths, 1e-12))
+    return np.asarray(np.where(np.isfinite(lengths), kept, 0.0))
+
+
+def to_probability(scores: Floats) -> Floats:
+    """Of the second of two classes."""
+    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(scores, -30.0, 30.0))))
+
+
+def to_probabilities(scores: Floats) -> Floats:
+    """Of K classes."""
+    raised = np.exp(scores - scores.max(1, keepdims=True))
+    return np.asarray(raised / raised.sum(1, keepdims=True))
+
+
+# -- probabilities ----------------------------------------------------------------------------------------------------
+
+
+def count_scores(scores: Floats, positive: Floats, known: NDArray[np.bool_]) -> Floats:
+    """[cells, 2]: how many records of each of two classes have a score in each cell. A record moves it by one."""
+    places = np.clip(np.searchsorted(SCORE_EDGES, scores, side="right"), 0, len(SCORE_EDGES))
+    sides = (positive > 0.5).astype(np.int64)
+    cells = len(SCORE_EDGES) + 1
+    return np.bincount((2 * places + sides)[known], minlength=2 * cells).reshape(cells, 2).astype(np.float64)
+
+
+def calibrate(counts: Floats, deviation: float) -> tuple[float, float]:
+    """(a, b) so that a·score + b are log-odds, by the noised `counts`: logistic regression towards a = 1, b = 0.
+
+    A pure function of released values: Newton's method with a prior that the noise makes strong.
+    """
+    inner = (SCORE_EDGES[1:] + SCORE_EDGES[:-1]) / 2
+    middles = np.concatenate([[SCORE_EDGES[0]], inner, [SCORE_EDGES[-1]]])
+    held = np.maximum(counts, 0.0)
+    held = np.where(counts.sum(1, keepdims=True) > 2.0 * deviation, held, 0.0)
+    design = np.stack([middles, np.ones_like(middles)], 1)
+    prior = (1.0 + deviation) * np.eye(2) * 4.0
+    found = np.array([1.0, 0.0])
+    for _ in range(25):
+        chance = to_probability(design @ found)
+        size = held.sum(1)
+        slope = design.T @ (held[:, 1] - size * chance) - prior @ (found - np.array([1.0, 0.0]))
+        steep = design.T @ (design * (size * chance * (1 - chance))[:, None]) + prior
+        found = found + np.clip(np.linalg.solve(steep, slope), -1.0, 1.0)
+    return float(np.clip(found[0], 0.2, 5.0)), float(np.clip(found[1], -6.0, 6.0))
+
+
+def balance(sums: Floats, deviation: float) -> Floats:
+    """What to add to the offsets of K classes so that they are said about as often as they happen.
+
+    `sums` [2, K] are released: how often each class happens, and the sum of what the model says of it. Classes that are
+    lost in the noise stay as they are.
+    """
+    clear = (sums > 3.0 * deviation).all(0)
+    ratio = np.where(clear, sums[0] / np.where(clear, sums[1], 1.0), 1.0)
+    return np.asarray(np.log(np.clip(ratio, 0.2, 5.0)))
+
+
+def choose_start(shares: Sequence[float]) -> tuple[Floats, float]:
+    """Offsets [K] by the released shares of the classes, and the curvature h of cross-entropy there."""
+    if len(shares) == 2:
+        chance = min(max(shares[1], 1e-3), 1 - 1e-3)
+        return np.array([math.log(chance / (1 - chance))]), chance * (1 - chance)
+    kept = np.array(shares)
+    return np.log(kept), float((kept * (1 - kept)).mean())

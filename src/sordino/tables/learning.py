@@ -1,0 +1,509 @@
+"""Learning from a table within one budget: survey, fit, calibrate, measure. Both faces of the library call `learn`.
+
+::
+
+    learned = learn(table, "income", Budget(epsilon=1, delta=1e-6), held_out=other)
+    learned.predict(new)                  # names of classes, or values
+    learned.predict_proba(new)            # [N, classes]
+    learned.model, learned.encoder        # a plain nn.Module on encoder.encode(table), and what is public of it
+    learned.figures, learned.guarantee
+
+Everything that is released about the records is a Gaussian event, all of them declared as one plan on the ledger
+before the first, and priced together: `plan_learning` says in advance what will be spent on what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.stats import norm
+from torch import nn
+
+from sordino.accounting import plans
+from sordino.accounting.budget import Budget
+from sordino.accounting.calibration import noise_for
+from sordino.accounting.events import DpEvent, Events, GaussianDpEvent
+from sordino.accounting.guarantee import UNPROTECTED, Guarantee
+from sordino.accounting.ledger import ASSUMPTION, Ledger
+from sordino.accounting.pricing import require_accountant
+from sordino.books import LEDGER, require_fresh
+from sordino.errors import InvalidInput
+from sordino.noise import Secure, Seeded, Source, add_noise
+from sordino.run import FIXED_IN_ADVANCE, FLOATING_POINT, HELD_OUT, assemble, weaken
+from sordino.tables import figures
+from sordino.tables.additive import (
+    Additive,
+    Rows,
+    Settings,
+    balance,
+    calibrate,
+    choose_settings,
+    choose_start,
+    count_scores,
+    fit,
+    to_probabilities,
+    to_probability,
+)
+from sordino.tables.encoder import Encoder
+from sordino.tables.encoding import NO_CLASS, encode_labels
+from sordino.tables.figures import Figures
+from sordino.tables.schema import Column, Schema, Skip
+from sordino.tables.surveying import Survey, count_fine, find_fine_reach, list_coarse, survey
+from sordino.tables.table import Table, is_missing, parse_numbers
+
+Floats = NDArray[np.float64]
+TASKS = ("classification", "regression")
+UNLISTED_SHARE = 0.1
+"""Of δ, for values that only one record has."""
+CALIBRATION_SHARE = 0.03
+"""Of the budget, in squares of 1/σ."""
+COARSE, FINE = 60.0, 40.0
+"""So many deviations of their noise should all records be for the two releases of the survey."""
+LEAST, MOST = (0.01, 0.04), 0.25
+"""Limits of the shares of the survey."""
+CERTAIN = 4.0
+"""Fewer records than this many deviations of a count, and the survey says nothing."""
+UNNAMED = 0.1
+"""A larger share of records without a class that was named is worth a caution."""
+MANY_VALUES = 20
+"""A target that reads as a number and has more different values is no class."""
+PUBLIC = (
+    "the names of the columns, the number of records, what the user gave as public, and that the table was not refused "
+    "are public"
+)
+_AT_ONCE = 8_192
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be spent on what: the survey, the steps, the calibration of probabilities, the held-out figures."""
+
+    budget: Budget
+    survey: Survey
+    settings: Settings
+    step_noise: float
+    calibration_noise: float | None
+    figures_noise: float | None
+
+    def events(self) -> list[tuple[DpEvent, int]]:
+        """All events, in the order in which they happen."""
+        last = [noise for noise in (self.calibration_noise, self.figures_noise) if noise is not None]
+        steps: list[tuple[DpEvent, int]] = [(GaussianDpEvent(self.step_noise), self.settings.steps)]
+        return [*self.survey.events(), *steps, *((GaussianDpEvent(noise), 1) for noise in last)]
+
+    def fingerprint(self) -> str:
+        """A name for this plan on the ledger."""
+        text = json.dumps([repr(self.survey), repr(self.settings), self.step_noise], sort_keys=True)
+        return "table-" + hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """A model of a table: `model` maps `encoder.encode(table)` to scores, and all of it is public.
+
+    The scores are one log-odds for two classes, K logits for more, and for a regression the target in spreads around
+    its center. `figures` are measured on the held-out records, None without any; `cautions` are worth reading.
+    """
+
+    model: nn.Module
+    encoder: Encoder
+    guarantee: Guarantee
+    plan: Plan
+    figures: Figures | None = None
+    cautions: tuple[str, ...] = ()
+
+    @property
+    def task(self) -> str:
+        return self.encoder.task
+
+    def predict_proba(self, table: Table) -> Floats:
+        """[N, classes]: the probability of every class."""
+        return to_chances(self.score(table), self.encoder)
+
+    def predict(self, table: Table) -> NDArray[np.object_] | Floats:
+        """The likeliest class by name, or the value, within the released range of the target."""
+        return decide(self.score(table), self.encoder)
+
+    def score(self, table: Table) -> Floats:
+        """[N, K]: what the model says, in float64."""
+        return score(self.model, self.encoder, table)
+
+
+@torch.no_grad()
+def score(model: nn.Module, encoder: Encoder, table: Table) -> Floats:
+    """[N, K]: what `model` says of every record, some thousand at a time."""
+    dtype = next(model.parameters()).dtype
+    parts = [encoder.encode(part) for part in split_rows(table, _AT_ONCE)]
+    found = [model(torch.from_numpy(part).to(dtype)).double().numpy() for part in parts]
+    return np.concatenate(found) if found else np.zeros((0, max(1, len(encoder.classes))))
+
+
+def split_rows(table: Table, size: int) -> list[Table]:
+    """The table in parts of at most `size` records."""
+    return [
+        Table(table.name, {name: cells[start : start + size] for name, cells in table.columns.items()})
+        for start in range(0, len(table), size)
+    ]
+
+
+def to_chances(scores: Floats, encoder: Encoder) -> Floats:
+    """Probabilities [N, classes] of a classifier's scores."""
+    if not encoder.classes:
+        raise InvalidInput("a regression has no probabilities: use predict")
+    if scores.shape[1] > 1:
+        return to_probabilities(scores)
+    chance = to_probability(scores[:, 0])
+    return np.stack([1.0 - chance, chance], 1)
+
+
+def decide(scores: Floats, encoder: Encoder) -> NDArray[np.object_] | Floats:
+    """The likeliest class by name, or the value within the range of the target."""
+    if encoder.classes:
+        names: NDArray[np.object_] = np.array(encoder.classes, np.object_)[to_chances(scores, encoder).argmax(1)]
+        return names
+    return np.asarray(np.clip(encoder.center + encoder.spread * scores[:, 0], encoder.low, encoder.high))
+
+
+# -- planning ---------------------------------------------------------------------------------------------------------
+
+
+def plan_learning(
+    columns: Mapping[str, Column | None],
+    target: str,
+    task: str,
+    budget: Budget,
+    records: int,
+    *,
+    classes: tuple[str, ...] | None = None,
+    bounds: tuple[float, float] | None = None,
+    metrics_epsilon: float | None = None,
+    rows_per_unit: int = 1,
+) -> Plan:
+    """How the budget will be spent, from public numbers alone. Refuses what would be lost in the noise."""
+    if task not in TASKS:
+        raise InvalidInput(f"task={task!r} must be classification or regression")
+    if records < 1:
+        raise InvalidInput(f"records={records} must be >= 1: nothing can be learnt from none")
+    if rows_per_unit < 1:
+        raise InvalidInput(f"rows_per_unit={rows_per_unit} must be >= 1: one unit has at most so many records")
+    reach = find_precision(budget) * records / rows_per_unit
+    coarse, fine = len(list_coarse(columns, target, task)), count_fine(columns)
+    first = _choose_share(COARSE * math.sqrt(1.25 * coarse) / reach, LEAST[0]) if coarse else 0.0
+    second = _choose_share(FINE * find_fine_reach(fine) / reach, LEAST[1])
+    last = CALIBRATION_SHARE if task == "classification" else 0.0
+    settings = choose_settings(reach)
+    steps_share = 1.0 - first - second - last
+    shown = None if metrics_epsilon is None else _find_figures_noise(budget, metrics_epsilon)
+    empty = Survey(
+        *(target, task, columns, classes, bounds, records, (1.0, 1.0), UNLISTED_SHARE * budget.delta),
+        rows=rows_per_unit,
+    )
+
+    def build(noise: float) -> Plan:
+        surveyed = replace(empty, noise=(noise / math.sqrt(first) if coarse else 1.0, noise / math.sqrt(second)))
+        step = noise * math.sqrt(settings.steps / steps_share)
+        return Plan(budget, surveyed, settings, step, noise / math.sqrt(last) if last else None, shown)
+
+    found = noise_for(budget, lambda noise: build(noise).events(), start=1.01 / find_precision(budget))
+    plan = build(found.noise_multiplier)
+    _require_enough(plan.survey)
+    return plan
+
+
+def find_precision(budget: Budget) -> float:
+    """About 1/σ of the one Gaussian release of sensitivity 1 that the budget pays for (Balle and Wang 2018)."""
+
+    def excess(precision: float) -> float:
+        high, low = precision / 2 - budget.epsilon / precision, -precision / 2 - budget.epsilon / precision
+        return float(norm.cdf(high) - math.exp(budget.epsilon + norm.logcdf(low)) - budget.delta)
+
+    return float(brentq(excess, 1e-6, 1e3))
+
+
+def _choose_share(root: float, least: float) -> float:
+    return min(MOST, max(least, root**2))
+
+
+def _find_figures_noise(budget: Budget, metrics_epsilon: float) -> float:
+    if not 0 < metrics_epsilon < budget.epsilon:
+        raise InvalidInput(
+            f"metrics_epsilon={metrics_epsilon} must be > 0 and below epsilon={budget.epsilon:g}, which pays for it too"
+        )
+    part = replace(budget, epsilon=metrics_epsilon)
+    return noise_for(part, lambda noise: [(GaussianDpEvent(noise), 1)], start=5.0).noise_multiplier
+
+
+def _require_enough(plan: Survey) -> None:
+    """Refuse, before anything is spent, a survey that says nothing."""
+    for deviation in (plan.coarse_deviation if plan.coarse else 0.0, plan.fine_deviation):
+        if plan.records < CERTAIN * deviation:
+            raise InvalidInput(
+                f"records={plan.records:,} are too few for {len(plan.columns)} columns at this epsilon: it takes about "
+                f"{math.ceil(CERTAIN * deviation):,}: use a larger epsilon, or fewer columns"
+            )
+    least = plan.find_threshold(plan.target_deviation)
+    if plan.task == "classification" and plan.classes is None and plan.records < 2 * least:
+        raise InvalidInput(
+            f"records={plan.records:,} are too few to release the names of the classes with noise, it takes about "
+            f"{math.ceil(2 * least):,}: give the classes, or a larger epsilon"
+        )
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+def learn(
+    table: Table,
+    target: str,
+    budget: Budget,
+    *,
+    task: str | None = None,
+    schema: Schema | None = None,
+    bounds: tuple[float, float] | None = None,
+    held_out: Table | None = None,
+    metrics_epsilon: float | None = None,
+    rows_per_unit: int = 1,
+    unit: str = "record",
+    folder: Path | None = None,
+    ledger: Ledger | None = None,
+    resumed: bool = False,
+    seed: int | None = None,
+    tell: Callable[[int, int], None] = lambda done, steps: None,
+) -> Learned:
+    """A model of `target` from the records of `table`, all of it within `budget`.
+
+    `task` is "classification" or "regression"; without it a class is learnt, and a target that reads as many different
+    numbers is refused. `schema` holds what is public about the columns and the classes; what it does not say is
+    released with noise. `bounds` are public bounds of the target of a regression. `held_out` are other records to
+    measure on: they are not protected, unless `metrics_epsilon` releases the figures with noise, out of the same
+    budget. `rows_per_unit` is how many records one `unit` has at most: then the guarantee is about units. The ledger
+    is that in `folder`, which must not hold a run yet, or `ledger`, or one in memory; `resumed` says that `ledger` is
+    that of a run that was killed, beside which `budget` has room (`sordino.tables.preparing.Reserving`). `seed` makes
+    the noise repeatable. `tell` hears after each step how many are done.
+
+    Guarantees: what was announced as a plan is all that is released, and it costs at most the budget; nothing is spent
+    where this raises before its first release.
+    Edge cases: records whose target is missing or not among the classes are learnt from by the survey alone.
+    """
+    schema = schema or Schema()
+    columns = _choose_columns(table, target, schema)
+    task = require_task(table, target, task, schema)
+    plan = plan_learning(
+        *(columns, target, task, budget, len(table)),
+        classes=schema.classes if task == "classification" else None,
+        bounds=bounds,
+        metrics_epsilon=metrics_epsilon if held_out is not None and len(held_out) else None,
+        rows_per_unit=rows_per_unit,
+    )
+    book = _open_ledger(plan, unit, folder, ledger, resumed=resumed)
+    try:
+        return follow(table, plan, held_out, book, _choose_source(seed, book), unit, tell)
+    finally:
+        if ledger is None:
+            book.close()
+
+
+def _choose_columns(table: Table, target: str, schema: Schema) -> dict[str, Column | None]:
+    if target not in table.columns:
+        raise InvalidInput(f"the data has no column {target!r}: it has {', '.join(list(table.columns)[:20])}")
+    if not len(table):
+        raise InvalidInput(f"{table.name} has 0 records: nothing can be learnt from it")
+    if unknown := next((name for name in schema.columns if name not in table.columns), None):
+        raise InvalidInput(f"the schema has a column {unknown!r}, the data has not")
+    columns = {name: schema.columns.get(name) for name in table.columns if name != target}
+    if all(isinstance(column, Skip) for column in columns.values()):
+        raise InvalidInput(f"the data has no column besides {target!r} to learn from")
+    return columns
+
+
+def require_task(table: Table, target: str, task: str | None, schema: Schema) -> str:
+    """The task; refuses, before anything is released, to learn classes where the target is a number.
+
+    An error is for whoever holds the records: it says that they have many values, and no value.
+    """
+    if task not in (None, *TASKS):
+        raise InvalidInput(f"task={task!r} must be classification or regression")
+    cells = table.columns[target]
+    if all(is_missing(cell) for cell in set(cells)):
+        raise InvalidInput(f"every record's target {target!r} is missing: nothing can be learnt")
+    values = parse_numbers(cells)
+    known = np.array([not is_missing(cell) for cell in cells])
+    numeric = 2 * int(np.sum(~np.isnan(values))) > int(known.sum())
+    if task == "regression":
+        if not numeric:
+            raise InvalidInput(f"target {target!r} is mostly no number: a regression needs one; use classification")
+        return task
+    many = len(np.unique(values[~np.isnan(values)])) > MANY_VALUES
+    if numeric and many and schema.classes is None:
+        raise InvalidInput(
+            f"target {target!r} reads as a number with more than {MANY_VALUES} different values, which make no "
+            "classes: use task regression, or give the classes if they are some"
+        )
+    return "classification"
+
+
+def _open_ledger(plan: Plan, unit: str, folder: Path | None, ledger: Ledger | None, *, resumed: bool) -> Ledger:
+    """The ledger with the whole plan declared on it, before anything is released (law 5).
+
+    A run that was killed is begun anew on its own ledger: what it spent and the new plan replace its plan.
+    """
+    budget = plan.budget
+    if resumed and ledger is not None:
+        whole = Budget(budget.epsilon, budget.delta, budget.accountant, budget.adjacency)
+        plans.announce(ledger, ledger.header.get("recipe", ""), plan.events(), budget=whole, resumed=True)
+        return ledger
+    if ledger is None:
+        header = {
+            "recipe": plan.fingerprint(),
+            "unit": unit,
+            "adjacency": budget.adjacency,
+            "basis": weaken("proven", require_accountant(budget.accountant).basis),
+        }
+        if folder is None:
+            ledger = Ledger.in_memory(header=header)
+        else:
+            require_fresh(folder)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InvalidInput(f"cannot create run directory {folder}: {error.strerror}") from None
+            ledger = Ledger.create(folder / LEDGER, header=header)
+    events: Events = plan.events()
+    plans.declare(ledger, plans.Plan(tuple(events), len(ledger), plan.fingerprint(), 0, budget))
+    return ledger
+
+
+def _choose_source(seed: int | None, ledger: Ledger) -> Source:
+    return Secure() if seed is None else Seeded(seed, ledger.incarnation, len(ledger), ledger.next_stream())
+
+
+def follow(
+    table: Table,
+    plan: Plan,
+    held_out: Table | None,
+    ledger: Ledger,
+    source: Source,
+    unit: str,
+    tell: Callable[[int, int], None] = lambda done, steps: None,
+) -> Learned:
+    """Make the releases of `plan`, each charged to `ledger` before its noise is drawn from `source`."""
+    measured = held_out is not None and len(held_out) > 0
+    for text in (source.assumption, FIXED_IN_ADVANCE, FLOATING_POINT, PUBLIC):
+        ledger.declare(ASSUMPTION, text)
+    if measured and plan.figures_noise is None:
+        ledger.declare(UNPROTECTED, HELD_OUT)
+    encoder = survey(table, plan.survey, ledger, source)
+    fitted = _fit(table, encoder, plan, ledger, source, tell)
+    model = build_model(fitted)
+    found = None
+    if measured:
+        assert held_out is not None
+        found = _measure(model, encoder, held_out, plan, ledger, source)
+    guarantee = make_guarantee(ledger, plan.budget, unit)
+    cautions = (*_judge_classes(encoder), *(found.cautions if found else ()))
+    return Learned(model, encoder, guarantee, plan, found, cautions)
+
+
+def _judge_classes(encoder: Encoder) -> tuple[str, ...]:
+    if not encoder.classes or encoder.unnamed < UNNAMED:
+        return ()
+    return (
+        f"about {encoder.unnamed:.0%} of the records have none of the {len(encoder.classes)} classes that were named: "
+        "give the classes if you know their names, or a larger epsilon",
+    )
+
+
+def _fit(
+    table: Table, encoder: Encoder, plan: Plan, ledger: Ledger, source: Source, tell: Callable[[int, int], None]
+) -> Additive:
+    rows = Rows(encoder, table, plan.settings.constant)
+    targets, known = encode_target(table, encoder)
+    link: Callable[[Floats], Floats] = lambda scores: scores  # noqa: E731
+    start, curvature = np.zeros(1), 1.0
+    if encoder.classes:
+        start, curvature = choose_start(encoder.class_shares)
+        link = to_probability if len(encoder.classes) == 2 else to_probabilities
+    event = GaussianDpEvent(plan.step_noise)
+    fitted = fit(
+        *(rows, targets, known, start, curvature, plan.step_noise, plan.settings, plan.survey.records),
+        *(lambda: ledger.charge(event), source),
+        link=link,
+        per_unit=plan.survey.rows,
+        tell=tell,
+    )
+    if plan.calibration_noise is None:
+        return fitted
+    receipt = ledger.charge(GaussianDpEvent(plan.calibration_noise), "scores by class")
+    deviation = plan.calibration_noise * plan.survey.rows
+    if len(encoder.classes) > 2:
+        chances = to_probabilities(rows.multiply(fitted.weights) + fitted.offsets) * known[:, None]
+        sums = torch.from_numpy(np.stack([targets[known].sum(0), chances.sum(0)]) / math.sqrt(2.0))
+        noised = add_noise(source, receipt, sums, deviation).numpy()
+        return Additive(fitted.weights, fitted.offsets + balance(noised, deviation))
+    scores = rows.multiply(fitted.weights)[:, 0] + fitted.offsets[0]
+    counts = torch.from_numpy(count_scores(scores, targets[:, 0], known))
+    slope, offset = calibrate(add_noise(source, receipt, counts, deviation).numpy(), deviation)
+    return Additive(slope * fitted.weights, slope * fitted.offsets + offset)
+
+
+def encode_target(table: Table, encoder: Encoder) -> tuple[Floats, NDArray[np.bool_]]:
+    """[N, K] targets and which records have one: 0 or 1, one of K, or the value in spreads around the center."""
+    cells = table.columns[encoder.target]
+    if not encoder.classes:
+        values = parse_numbers(cells)
+        known = ~np.isnan(values)
+        inside = np.clip(np.where(known, values, encoder.center), encoder.low, encoder.high)
+        return ((inside - encoder.center) / encoder.spread)[:, None], known
+    numbers = encode_labels(cells, encoder.classes)
+    known = numbers != NO_CLASS
+    if len(encoder.classes) == 2:
+        return (numbers == 1).astype(np.float64)[:, None], known
+    return np.eye(len(encoder.classes))[np.where(known, numbers, 0)], known
+
+
+def build_model(fitted: Additive) -> nn.Linear:
+    """The plain module: one linear layer."""
+    width, outputs = fitted.weights.shape
+    model = nn.Linear(width, outputs)
+    with torch.no_grad():
+        model.weight.copy_(torch.from_numpy(fitted.weights.T))
+        model.bias.copy_(torch.from_numpy(fitted.offsets))
+    return model.eval()
+
+
+def _measure(
+    model: nn.Module, encoder: Encoder, held_out: Table, plan: Plan, ledger: Ledger, source: Source
+) -> Figures | None:
+    scores = score(model, encoder, held_out)
+    targets, known = encode_target(held_out, encoder)
+    if plan.figures_noise is None:
+        return figures.measure(scores[known], targets[known], encoder)
+    receipt = ledger.charge(GaussianDpEvent(plan.figures_noise), "held-out figures")
+    return figures.release(
+        scores[known], targets[known], encoder, plan.figures_noise, plan.survey.rows, receipt, source
+    )
+
+
+def make_guarantee(ledger: Ledger, budget: Budget, unit: str) -> Guarantee:
+    """What is promised: a pure function of the ledger."""
+    bill = plans.bill_ledger(ledger)
+    return assemble(
+        bill,
+        delta=budget.delta,
+        accountant=budget.accountant,
+        adjacency=budget.adjacency,
+        unit=unit,
+        basis="proven",
+        assumptions=(*ledger.declared(ASSUMPTION), *bill.notes),
+        unprotected=ledger.declared(UNPROTECTED),
+        conditions=(),
+    )

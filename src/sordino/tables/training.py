@@ -1,0 +1,254 @@
+"""From a table to a trained model, for both faces: `sordino train` and the scikit-learn estimators call `train_table`.
+
+In this order, and nothing is spent before the last line: what is public about the columns (`describe_header`), dates in
+parts, whole units to train on or to hold out, what contradicts the public knowledge or makes no sense; then `learn`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from sordino.accounting import Budget, Ledger
+from sordino.books import reopen
+from sordino.errors import BudgetExhausted, InvalidInput
+from sordino.tables.dates import expand
+from sordino.tables.encoding import spell_label
+from sordino.tables.learning import Learned, Plan, follow, learn, plan_learning, require_task
+from sordino.tables.predicting import Trained, save_model, use
+from sordino.tables.preparing import Reserving
+from sordino.tables.reading import HELD_OUT_SHARE, Sheet, choose_by_digest, split_table
+from sordino.tables.schema import Schema, Skip, describe_header
+from sordino.tables.table import Cells, Table, find_missing, parse_values
+
+PER_UNIT = 3
+"""Records of one unit that are used, unless another number is asked for."""
+
+Bounds = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is asked of a training on a table, all of it public.
+
+    `epsilon` may be spent at `delta` (by default at most a tenth of one over the records). `held_out` is the share of
+    records to measure on; `metrics_epsilon` of ε releases the figures with noise, so that they are protected too.
+    `unit` names the column of whom the guarantee is about, of each of whom `per_unit` records are used at most.
+    """
+
+    target: str
+    epsilon: float
+    delta: float | None = None
+    task: str | None = None
+    schema: Schema = field(default_factory=Schema)
+    bounds: Bounds | None = None
+    target_bounds: Bounds | None = None
+    held_out: float = HELD_OUT_SHARE
+    metrics_epsilon: float | None = None
+    unit: str | None = None
+    per_unit: int | None = None
+    accountant: str = "pld"
+    adjacency: str = "add-or-remove-one"
+    seed: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A table that can be learnt from: its parts, what is public about it, and the budget."""
+
+    wishes: Wishes
+    sheet: Sheet
+    schema: Schema
+    budget: Budget
+    header: tuple[str, ...]
+    rows_per_unit: int = 1
+
+    @property
+    def unit(self) -> str:
+        """Whom the guarantee is about."""
+        return "record" if self.wishes.unit is None else f"{self.wishes.unit} (at most {self.rows_per_unit} records)"
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A trained model and how it came about."""
+
+    ready: Ready
+    learned: Learned
+    trained: Trained
+
+
+def prepare_table(table: Table, wishes: Wishes) -> Ready:
+    """Everything before the first release: refuses what makes no sense, and spends nothing."""
+    target = table.require_column(wishes.target)
+    if not len(table):
+        raise InvalidInput(f"{table.name} has 0 records: nothing can be learnt from it")
+    schema = wishes.schema
+    if unknown := next((name for name in schema.columns if name not in table.columns), None):
+        raise InvalidInput(f"the schema has a column {unknown!r}, the data has not: {table.suggest(unknown)}")
+    if wishes.task == "regression" and schema.classes is not None:
+        raise InvalidInput("classes and task=regression contradict each other: give one of them")
+    rows = 1
+    if wishes.unit is not None:
+        table.require_column(wishes.unit)
+        if wishes.unit == target:
+            raise InvalidInput(f"unit={wishes.unit!r} is the target: the unit is whose records these are")
+        schema = schema.with_columns({wishes.unit: Skip("it says whose record it is")})
+        rows = PER_UNIT if wishes.per_unit is None else wishes.per_unit
+        if rows < 1:
+            raise InvalidInput(f"per-unit={rows} must be >= 1: so many records of one {wishes.unit} are used at most")
+    elif wishes.per_unit is not None:
+        raise InvalidInput(f"per-unit={wishes.per_unit} needs --unit COLUMN: whose records are counted?")
+    described = describe_header(schema, list(table.columns), target, wishes.bounds)
+    expanded, described = expand(table, described)
+    sheet = _split(expanded, wishes, rows)
+    if not len(sheet.train):
+        raise InvalidInput(f"{table.name} has 0 records to train on: hold out fewer")
+    sheet.check(described, wishes.task)
+    count = len(sheet.train)
+    budget = Budget(wishes.epsilon, choose_delta(wishes.delta, count), wishes.accountant, wishes.adjacency)
+    return Ready(wishes, sheet, described, budget, tuple(table.columns), rows)
+
+
+def train_table(
+    ready: Ready,
+    folder: Path | None = None,
+    tell: Callable[[int, int], None] = lambda done, steps: None,
+    *,
+    resumed: bool = False,
+) -> Fitted:
+    """Learn within the budget; with a `folder` its ledger and the model are kept there.
+
+    A run that was killed in its `folder` is `resumed`: it learns anew with what the budget has left beside what it
+    spent, and is refused where that is too little.
+    """
+    wishes, sheet = ready.wishes, ready.sheet
+    ledger = reopen(folder) if resumed and folder is not None else None
+    budget = ready.budget if ledger is None else Reserving.beside(ready.budget, ledger.events())
+    if ledger is not None and len(ledger) and not ready.budget.allows([(e, 2 * n) for e, n in ledger.events()]):
+        spent = len(ledger)
+        ledger.close()
+        raise BudgetExhausted(
+            f"{folder} spent {spent} releases, and epsilon={ready.budget.epsilon:g} leaves too little beside them to "
+            "learn anew: start a new run; what was spent adds to what it costs"
+        )
+    learned = learn(
+        sheet.train,
+        sheet.target,
+        budget,
+        task=wishes.task,
+        schema=ready.schema,
+        bounds=wishes.target_bounds,
+        held_out=sheet.held_out if len(sheet.held_out) else None,
+        metrics_epsilon=wishes.metrics_epsilon,
+        rows_per_unit=ready.rows_per_unit,
+        unit=ready.unit,
+        folder=folder if ledger is None else None,
+        ledger=ledger,
+        resumed=resumed,
+        seed=wishes.seed,
+        tell=tell,
+    )
+    if ledger is not None:
+        ledger.close()
+    if folder is not None:
+        save_model(folder, learned, ready.header)
+    return Fitted(ready, learned, use(learned, ready.header))
+
+
+def choose_delta(delta: float | None, records: int) -> float:
+    """The δ asked for, which must be below 1 / records; or a power of ten at most a tenth of 1 / records."""
+    if delta is None:
+        return min(1e-5, 10.0 ** math.floor(math.log10(0.1 / records) + 1e-9))
+    if delta >= 1 / records:
+        raise InvalidInput(
+            f"delta={delta:g} must be < 1/records = {1 / records:g}: a larger one allows to publish whole records"
+        )
+    return delta
+
+
+def _split(table: Table, wishes: Wishes, rows: int) -> Sheet:
+    """Training and held-out records; with units, of whole units, and no more than `rows` of each."""
+    if wishes.unit is None:
+        return split_table(table, wishes.target, wishes.held_out)
+    owners = name_owners(table, wishes.unit)
+    chosen = keep_few(owners, rows)
+    kept, owners = table.select(chosen), owners.take(owners.codes[chosen])
+    parts = choose_by_digest(wishes.held_out, len(owners.values), (value.encode() for value in owners.list_values()))
+    return Sheet.split(kept, wishes.target, owners.spread(parts))
+
+
+def name_owners(table: Table, unit: str) -> Cells:
+    """Whose each record is, each name spelled in one way; a record of nobody has no bound, and is refused."""
+    owners = Cells.of(table.columns[unit])
+    if find_missing(owners).any():
+        raise InvalidInput(
+            f"{table.name} has records without a {unit}: give every record an owner, or leave those out, for nobody "
+            "can say how many of them one owner has"
+        )
+    return owners.change([spell_label(value) for value in owners.list_values()])
+
+
+def keep_few(owners: Cells, rows: int) -> NDArray[np.bool_]:
+    """Which records are used: of every owner the `rows` that stand first.
+
+    What is kept of one owner depends on that owner's records alone, so that neighbours stay neighbours.
+    """
+    order = np.argsort(owners.codes, kind="stable")
+    sorted_codes = owners.codes[order]
+    starts = np.flatnonzero(np.r_[True, sorted_codes[1:] != sorted_codes[:-1]]) if len(order) else np.zeros(0, int)
+    place = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
+    kept = np.zeros(len(order), np.bool_)
+    kept[order] = place < rows
+    return kept
+
+
+def plan_table(ready: Ready) -> Plan:
+    """How the budget will be spent; refuses what would be lost in the noise."""
+    wishes, sheet = ready.wishes, ready.sheet
+    task = require_task(sheet.train, sheet.target, wishes.task, ready.schema)
+    columns = {name: column for name, column in ready.schema.columns.items() if name != sheet.target}
+    return plan_learning(
+        columns,
+        sheet.target,
+        task,
+        ready.budget,
+        len(sheet.train),
+        classes=ready.schema.classes if task == "classification" else None,
+        bounds=wishes.target_bounds,
+        metrics_epsilon=wishes.metrics_epsilon if len(sheet.held_out) else None,
+        rows_per_unit=ready.rows_per_unit,
+    )
+
+
+def build_program(ready: Ready) -> Callable[[Table, Any], Any]:
+    """The learning of `ready` as a program for `sordino.audit.conformance.replay`: from records to what is released."""
+    plan = plan_table(ready)
+
+    def program(records: Table, tape: Any) -> Any:
+        ledger = Ledger.in_memory()
+        tape.watch(ledger)
+        found = follow(records, plan, None, ledger, tape, ready.unit)
+        assert isinstance(found.model, nn.Linear)
+        return repr(found.encoder.to_plain()), found.model.weight.tolist(), found.model.bias.tolist()
+
+    return program
+
+
+def choose_records(table: Table, count: int = 4) -> list[int]:
+    """Some records spread over the table, all of whose values others have too: only those replays can compare."""
+    alone = np.zeros(len(table), np.bool_)
+    for cells in map(Cells.of, table.columns.values()):
+        if np.isnan(parse_values(cells.values)).any() and len(cells.values) <= len(table) // 2:
+            alone |= cells.spread(cells.count_values() == 1)
+    usual = np.flatnonzero(~alone)
+    return (
+        sorted({int(usual[place]) for place in np.linspace(0, len(usual) - 1, count).astype(int)}) if len(usual) else []
+    )
