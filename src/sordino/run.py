@@ -305,15 +305,16 @@ class Run:
 
     def _ask_vault(self) -> None:
         """Refuse a run that the dataset's budget has no room for before there is anything on disk."""
-        if self.claim is not None and self.recipe.rdp_filter is None:
-            self.claim.preview(self.recipe.plan())
+        if self.claim is not None:
+            plan: Events = () if self.recipe.rdp_filter is not None else self.recipe.plan()
+            self.claim.preview(plan, self.ledger.header.get("adjacency", "add-or-remove-one"))
 
     def _reserve_in_vault(self) -> None:
         """Reserve the plan of a run with a folder; one in memory may be loaded yet, and reserves at its first event."""
         if self.claim is None:
             require_untied(self.ledger)
         elif self.folder is not None:
-            self.claim.cover(self.ledger)
+            self.claim.cover(self.ledger, partly=True)
 
     def _make_source(self) -> Source:
         if self._given is not None:

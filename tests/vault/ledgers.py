@@ -29,7 +29,7 @@ def begin(path: Path | None, steps: int = 10, event: object = SMALL) -> Ledger:
 def claim(vault: Vault, ledger: Ledger, name: str = "patients") -> Claim:
     """Its claim on the dataset's budget, reserved."""
     found = DatasetBudget(vault, name).claim()
-    found.cover(ledger)
+    found.cover(ledger, partly=True)
     return found
 
 

@@ -176,15 +176,18 @@ def prepare_records(public: Config, sheet: Sheet, plan: ReleasePlan, directory: 
     """
     assert public.recipe is not None
     assert public.schema is not None
+    budget = open_budget(public.run.dataset_budget) if public.run.dataset_budget else None
     if not (directory / LEDGER).exists():
         require_fresh(directory)
+        if budget is not None and public.recipe.budget is not None:  # refused before there is a folder
+            claim = budget.claim(basis=public.recipe.basis)
+            claim.preview([*plan.events(), *public.recipe.plan()], public.recipe.budget.adjacency)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         public.write(directory, PREPARATION)
         write_durably(directory / "recipe.toml", public.recipe.to_toml().encode())
     except OSError as error:
         raise InvalidInput(f"cannot write to run directory {directory}: {error.strerror}") from error
-    budget = open_budget(public.run.dataset_budget) if public.run.dataset_budget else None
     complete = complete_schema(sheet, public.schema, plan, public.recipe, directory, public.run.seed, budget)
     settled = replace(public, schema=complete)
     settled.write(directory)
@@ -251,7 +254,8 @@ def _prepare_again(found: Config, records: Data | Sheet, directory: Path) -> Con
         raise InvalidInput(f"{PREPARATION} of {found.data.source} is not whole: start a new run")
     schema = describe_header(found.schema or Schema(), list(records.train.columns), records.target, None)
     records.check(schema)
-    plan = plan_release(schema, count, recipe.budget, found.data.prepare)
+    shared = found.run.dataset_budget is not None
+    plan = plan_release(schema, count, recipe.budget, found.data.prepare, shared=shared)
     if plan is None:
         raise InvalidInput(f"{PREPARATION} of {found.data.source} leaves nothing open: start a new run")
     again = Chosen(replace(found, schema=schema), records, plan)

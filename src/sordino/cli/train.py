@@ -109,14 +109,7 @@ class Flags:
     adjacency: Annotated[
         str | None, _privacy("add-or-remove-one (default) or replace-one.", among=options.ADJACENCIES)
     ] = None
-    dataset_budget: Annotated[
-        str | None,
-        _privacy(
-            "The dataset's own budget in the vault (sordino budget): the run reserves there what it may spend.",
-            "--dataset-budget",
-            metavar="NAME",
-        ),
-    ] = None
+    dataset_budget: options.DatasetBudgetName = None
     model: Annotated[
         str | None, _learning("An architecture (linear, mlp, ...) or FILE.py:FUNCTION.", among=options.MODELS)
     ] = None

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sordino.vault.claims import Claim, DatasetBudget, settle
+from sordino.vault.claims import BookedEvents, Claim, DatasetBudget, settle
 from sordino.vault.composing import Rule
 from sordino.vault.entries import Entry
 from sordino.vault.state import Holding, State
 from sordino.vault.vault import Vault
 
 __all__ = [
+    "BookedEvents",
     "Claim",
     "DatasetBudget",
     "Entry",

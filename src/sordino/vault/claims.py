@@ -24,7 +24,7 @@ from sordino.accounting import plans
 from sordino.accounting.chain import find_key
 from sordino.accounting.events import DpEvent, Events, count_alike, from_json, to_json
 from sordino.accounting.filtered import Filter, Filtered
-from sordino.accounting.ledger import Ledger
+from sordino.accounting.ledger import Ledger, Receipt
 from sordino.errors import BudgetExhausted, InvalidInput, LedgerError, SordinoError, VaultError
 from sordino.vault.composing import is_whole_filter, whole_filter
 from sordino.vault.entries import Entry
@@ -41,16 +41,18 @@ KIND = "vault"
 class DatasetBudget:
     """The budget of one dataset in a vault: what `Private` is given as `vault`.
 
-    `digest` computes something that tells the records apart; it is kept, keyed, only where a key is set.
+    `digest` computes something that tells the records apart; it is kept, keyed, only where a key is set. Digests are
+    compared with those of the same `form` alone: a table has another one than the tensors that were made from it.
     """
 
     vault: Vault
     name: str
     digest: Callable[[], str] | None = None
+    form: str = "records"
 
-    def over(self, digest: Callable[[], str]) -> DatasetBudget:
+    def over(self, digest: Callable[[], str], form: str = "records") -> DatasetBudget:
         """The same for these records."""
-        return replace(self, digest=digest)
+        return replace(self, digest=digest, form=form)
 
     def claim(self, *, unit: str = "record", basis: str = "proven", rdp_filter: Filter | None = None) -> Claim:
         """The claim of one run, which reserves nothing yet."""
@@ -60,12 +62,17 @@ class DatasetBudget:
             )
         return Claim(self, unit, rdp_filter)
 
+    def reserve(self, ledger: Ledger, *, unit: str = "record") -> BookedEvents:
+        """`ledger` for releases that no plan names: each event is reserved before it is charged."""
+        return BookedEvents(self.claim(unit=unit), ledger)
+
     def fingerprint(self) -> str:
         """A keyed digest of the records; empty without a key, for anybody could then test whether he has them."""
         key = find_key()
         if key is None or self.digest is None or not (found := self.digest()):
             return ""
-        return key.sign(hashlib.sha256(f"dataset\n{self.name}\n{found}".encode()).digest()).hex()
+        text = f"dataset\n{self.name}\n{self.form}\n{found}"
+        return f"{self.form} {key.sign(hashlib.sha256(text.encode()).digest()).hex()}"
 
 
 class Claim:
@@ -78,18 +85,21 @@ class Claim:
         self._covered: Ledger | None = None
         self._version: tuple[int, int] | None = None
 
-    def preview(self, plan: Events) -> None:
-        """Raise `BudgetExhausted` if there is no room for this plan now; nothing is reserved."""
-        vault = self.budget.vault
+    def preview(self, plan: Events, adjacency: str = "add-or-remove-one") -> None:
+        """Raise what `cover` would for a new ledger with this plan; nothing is reserved."""
+        vault, kept = self.budget.vault, self._filter
+        if kept is not None:
+            plan = [*plan, (whole_filter(kept.order, kept.limit, kept.adjacency), 1)]
         try:
-            vault.require_room(self.budget.name, count_alike(plan))
+            vault.require_room(self.budget.name, count_alike(plan), _name_unit(self._unit), adjacency)
         finally:
             vault.store.release()
 
-    def cover(self, ledger: Ledger) -> None:
+    def cover(self, ledger: Ledger, *, partly: bool = False) -> None:
         """Reserve what this ledger may still come to hold; raises `BudgetExhausted` before anything is released.
 
-        A run that goes on and is refused more keeps what it holds already, and ends with that.
+        With `partly` a run that goes on and is refused more keeps what it holds, and is to ask `require` before each
+        release: so it ends with that.
         """
         said = read_ties(ledger)
         name = self.budget.name
@@ -99,7 +109,7 @@ class Claim:
         if receipts := [line["receipt"] for line in said if "receipt" in line]:
             vault.require_receipt(name, str(receipts[-1]), f"ledger {ledger.path}")
         ask = self._ask(ledger, {}, lambda before: self._list_missing(ledger, before), fingerprint)
-        known = fingerprint and vault.state(name).fingerprint
+        known = fingerprint and vault.state(name).fingerprints.get(self.budget.form)
         if known and not hmac.compare_digest(known, fingerprint):
             _log.warning(
                 "these records are not those that dataset %r was first used with: is it the right budget?", name
@@ -109,7 +119,7 @@ class Claim:
             self._tie(ledger, entry)
         except BudgetExhausted:
             before = vault.state(name).runs.get(ledger.run_id)
-            if before is None or not len(ledger):
+            if not partly or before is None or not len(ledger):
                 raise
             held, entry = vault.reserve(name, self._ask(ledger, {}, lambda _: {}))
             _log.warning("dataset %r has no more for this run than it holds: it ends with that", name)
@@ -126,7 +136,7 @@ class Claim:
         ledger.declare(KIND, json.dumps(line, sort_keys=True))
         head = ledger.head()
         seen = Sight(head.events, head.chain.hex(), ledger.file)
-        unit = ledger.header.get("unit", self._unit)
+        unit = _name_unit(ledger.header.get("unit", self._unit))
         adjacency = ledger.header.get("adjacency", "add-or-remove-one")
 
         def passed(before: Sight) -> bool:
@@ -206,7 +216,7 @@ class Claim:
             self._covered = ledger
             self._recount(ledger)
         else:
-            self.cover(ledger)
+            self.cover(ledger, partly=True)
 
     def _look_again(self, event: DpEvent, text: str, ledger: Ledger) -> bool:
         """Another run on the same ledger may have reserved more since."""
@@ -217,6 +227,26 @@ class Claim:
 
     def _recount(self, ledger: Ledger) -> None:
         self._drawn, self._version = count_alike(ledger.events()), ledger.version
+
+    # -- releases that nobody planned ---------------------------------------------------------------------------
+
+    def add(self, ledger: Ledger, event: DpEvent) -> None:
+        """Reserve one event beyond what the ledger holds; raises `BudgetExhausted` before anything is released."""
+        if self._covered is not ledger:
+            self.cover(ledger)
+        text = to_json(event)
+        drawn = count_alike(ledger.events()).get(text, 0)
+
+        def need(before: Holding | None) -> Counts:
+            held = 0 if before is None else before.held.get(text, 0)
+            return {text: drawn + 1 - held}
+
+        try:
+            held, entry = self.budget.vault.reserve(self.budget.name, self._ask(ledger, {}, need))
+            self._tie(ledger, entry)
+        finally:
+            self.budget.vault.store.release()
+        self._held = dict(held.held)
 
     # -- at the end ---------------------------------------------------------------------------------------------
 
@@ -234,6 +264,32 @@ class Claim:
             )
         finally:
             self._held, self._covered = {}, None
+
+
+class BookedEvents:
+    """A ledger of which every event is reserved in the vault before it is charged: for statistics of one's own.
+
+    ::
+
+        with budget.reserve(ledger) as book:
+            norm = private_normalisation(features, ..., ledger=book, source=Secure())
+
+    Afterwards the ledger can be handed to a training on the same records, `Private(..., ledger=ledger, vault=budget)`.
+    """
+
+    def __init__(self, claim: Claim, ledger: Ledger) -> None:
+        self._claim, self._ledger = claim, ledger
+
+    def charge(self, event: DpEvent, note: str = "") -> Receipt:
+        """Reserve the event, then record it durably; only then may noise be drawn."""
+        self._claim.add(self._ledger, event)
+        return self._ledger.charge(event, note)
+
+    def __enter__(self) -> BookedEvents:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._claim.settle(self._ledger)
 
 
 def settle(budget: DatasetBudget, ledger: Ledger, unit: str = "record") -> Holding:
@@ -265,6 +321,11 @@ def foresee(ledger: Ledger) -> Counts:
         early = before.get(text, 0)
         found[text] = early + max(wanted.get(text, 0), spent.get(text, 0) - early)
     return found
+
+
+def _name_unit(unit: str) -> str:
+    """What is protected; how many of its records are used, which some ledgers say in brackets, is no part of that."""
+    return unit.partition(" (")[0]
 
 
 def read_ties(ledger: Ledger) -> list[dict[str, Any]]:

@@ -2,7 +2,8 @@
 
 ``adaptive`` is the default: one Rényi filter over the whole dataset. Its order is fixed when the budget is created, and
 the divergences of all events at that order add up to at most its limit. That holds however each run was chosen after
-looking at the others, whenever it stopped and in whichever order their releases alternate.
+looking at the others, whenever it stopped and in whichever order their releases alternate. A part of δ is set aside for
+releases that may fail, as where values that nobody had listed are named: the chances of that add up to at most it.
 
 ``planned`` composes all events as one privacy loss distribution. That is tighter, and holds only if nobody chose a run,
 its length or its noise because of what an earlier one on the same dataset had shown. Nobody can check that: the owner
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -25,10 +26,11 @@ from sordino.accounting.events import (
     NoOpDpEvent,
     from_json,
     require_adjacency,
-    to_json,
+    unroll,
 )
 from sordino.accounting.filtered import Filter, Filtered
 from sordino.accounting.pricing import epsilon, rdp_curve
+from sordino.accounting.unlisted import Unlisted
 from sordino.errors import InvalidInput
 
 Composition = Literal["adaptive", "planned"]
@@ -36,17 +38,24 @@ LOOKED = "nobody chose a run on this dataset, or when it ended, because of what 
 """What a total by the planned rule rests on."""
 LEAST_ORDER = 2.0
 """Below it the divergence of sampled events with little noise cannot be computed to the end, and counts as infinite."""
+FAILING = 0.25
+"""The part of δ that is set aside for releases that may fail; it costs log(4/3)/(α-1) of ε."""
 ROUNDING = 1e-9
 """Sums in another order differ by less."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The budget of a dataset and the composition that it is kept by; `order` is None where that is planned."""
+    """The budget of a dataset and the composition that it is kept by; `order` is None where that is planned.
+
+    `failing` is how much of the budget's δ is set aside for releases that may fail; 0 where the composition is planned,
+    which has one distribution for everything.
+    """
 
     budget: Budget
     composition: Composition = "adaptive"
     order: float | None = None
+    failing: float = 0.0
 
     @classmethod
     def choose(cls, budget: Budget, composition: str = "adaptive", order: float | None = None) -> Rule:
@@ -57,16 +66,22 @@ class Rule:
             if order is not None:
                 raise InvalidInput(f"order={order:g} is for composition='adaptive': leave it out")
             return cls(budget, "planned")
+        failing = FAILING * budget.delta
         if order is None:
-            suited = Filter.for_plan(budget, lambda noise: [(GaussianDpEvent(noise), 1)]).order
+            rest = replace(budget, delta=budget.delta - failing)
+            suited = Filter.for_plan(rest, lambda noise: [(GaussianDpEvent(noise), 1)]).order
             order = max(suited, LEAST_ORDER)
         Filter(order, 1.0)  # refuses what is no order
-        Filter.within(budget, order)  # refuses an order at which nothing could be released
-        return cls(budget, "adaptive", float(order))
+        chosen = cls(budget, "adaptive", float(order), failing)
+        assert chosen.filter is not None  # refuses an order at which nothing could be released
+        return chosen
 
     @property
     def filter(self) -> Filter | None:
-        return None if self.order is None else Filter.within(self.budget, self.order)
+        """The filter that all divergences must pass, at the δ that is not set aside."""
+        if self.order is None:
+            return None
+        return Filter.within(replace(self.budget, delta=self.budget.delta - self.failing), self.order)
 
     @property
     def limit(self) -> float | None:
@@ -81,11 +96,26 @@ class Rule:
         assert self.order is not None
         return _divergence(text, self.order, self.budget.adjacency)
 
+    def add_failures(self, held: Mapping[str, int]) -> float:
+        """The probability that any of these events fails, at most."""
+        return math.fsum(n * _find_failure(text, self.budget.adjacency) for text, n in held.items() if n)
+
     def allows(self, held: Mapping[str, int]) -> bool:
         """Whether all of this together stays within the budget."""
         if self.limit is not None:
-            return self.cost(held) <= self.limit
+            return self.cost(held) <= self.limit and self.allows_failures(held)
         return self.price(held) <= self.budget.epsilon
+
+    def allows_failures(self, held: Mapping[str, int]) -> bool:
+        """Whether the releases among these that may fail stay within what is set aside for them."""
+        return self.order is None or self.add_failures(held) <= self.failing
+
+    def measure(self, held: Mapping[str, int]) -> float:
+        """How much of the whole these events use, 1 being all: of the limit, of what is set aside, or of ε."""
+        if self.limit is None:
+            return self.price(held) / self.budget.epsilon
+        failed = self.add_failures(held)
+        return max(self.cost(held) / self.limit, failed / self.failing if failed else 0.0)
 
     def price(self, held: Mapping[str, int]) -> float:
         """The ε of all these events at the budget's δ, by this rule; of nothing 0.
@@ -127,8 +157,8 @@ class Rule:
                 )
             if self.order is not None and not _has_divergence(event, self.budget.adjacency):
                 raise InvalidInput(
-                    f"a release of kind {type(event).__name__} has no Renyi price, which adaptive budgets add up: give "
-                    "--schema and --classes so that nothing is released before training, or use composition='planned'"
+                    f"a release of kind {type(event).__name__} has no Renyi price, which adaptive budgets add up: "
+                    "use another recipe, or a dataset's budget with composition='planned'"
                 )
         if not math.isfinite(self.cost(held)):
             raise InvalidInput(f"order={self.order:g} of the dataset's budget has no finite price for this: add noise")
@@ -145,11 +175,13 @@ def is_whole_filter(event: DpEvent) -> bool:
 
 
 def _has_divergence(event: DpEvent, adjacency: str) -> bool:
-    """Whether an event has a curve of Rényi divergences at all; one that may fail with a probability has none."""
+    """Whether an event has a curve of Rényi divergences, apart from the chance that it fails."""
     if isinstance(event, Filtered):
         return True
     try:
-        rdp_curve(event, require_adjacency(adjacency), [LEAST_ORDER])
+        for part, _ in unroll(event):
+            if not isinstance(part, Unlisted):
+                rdp_curve(part, require_adjacency(adjacency), [LEAST_ORDER])
     except InvalidInput:
         return False
     return True
@@ -174,4 +206,14 @@ def _divergence(text: str, order: float, adjacency: str) -> float:
                 )
             return event.limit
         event = event.event
-    return Filter(order, 1.0, adjacency).cost(from_json(to_json(event)))
+    counter = Filter(order, 1.0, adjacency)
+    return math.fsum(n * counter.cost(part) for part, n in unroll(event) if not isinstance(part, Unlisted))
+
+
+@lru_cache(maxsize=4096)
+def _find_failure(text: str, adjacency: str) -> float:
+    """The probability with which one event fails; under replace-one, a record goes and another comes."""
+    event = from_json(text)
+    inner = event.event if isinstance(event, Filtered) else event
+    times = 1 if adjacency == "add-or-remove-one" else 2
+    return times * math.fsum(n * part.delta for part, n in unroll(inner) if isinstance(part, Unlisted))

@@ -54,6 +54,9 @@ class PostgresStore:
             raise VaultError(f"{error}: check its address and that the server runs") from None
         self.release()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PostgresStore, (self._address,)
+
     def _prepare(self, connection: psycopg.Connection[Any], create: bool) -> None:
         connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('sordino vault', 0))")
         there = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = 'sordino'").fetchone()

@@ -96,7 +96,13 @@ DECLARE
     ceiling double precision;
     whose text;
     holds double precision;
+    fails double precision := COALESCE((said::jsonb ->> 'failing')::double precision, 0);
+    aside double precision;
+    set_apart double precision;
 BEGIN
+    IF NOT (cost > '-Infinity' AND cost < 'Infinity' AND fails > '-Infinity' AND fails < 'Infinity') THEN
+        RAISE EXCEPTION 'a cost of % is no number', price USING ERRCODE = 'SV002';  -- NaN is above everything here
+    END IF;
     PERFORM sordino.lock(which);
     SELECT e.number, e.chain, e.total INTO last FROM sordino.entries e
         WHERE e.dataset = which ORDER BY e.number DESC LIMIT 1;
@@ -124,6 +130,16 @@ BEGIN
         IF NOT (cost >= 0 AND (ceiling IS NULL OR cost = 0 OR last.total + cost <= ceiling * (1 + 1e-9))) THEN
             RAISE EXCEPTION 'dataset % has % left of %', which, ceiling - last.total, ceiling USING ERRCODE = 'SV003';
         END IF;
+        IF fails <> 0 THEN  -- a part of delta for releases that may fail, which add up to at most what was set aside
+            SELECT (e.content::jsonb ->> 'failing')::double precision INTO aside FROM sordino.entries e
+                WHERE e.dataset = which AND e.number = 1;
+            SELECT COALESCE(SUM((e.content::jsonb ->> 'failing')::double precision), 0) INTO set_apart
+                FROM sordino.entries e WHERE e.dataset = which AND e.kind IN ('reserve', 'settle');
+            IF NOT (fails > 0 AND (ceiling IS NULL OR set_apart + fails <= aside * (1 + 1e-9))) THEN
+                RAISE EXCEPTION 'dataset % has % of delta left for values that are named', which, aside - set_apart
+                    USING ERRCODE = 'SV003';
+            END IF;
+        END IF;
         IF jsonb_array_length(said::jsonb -> 'events') > 0 AND EXISTS (
             SELECT 1 FROM sordino.entries e WHERE e.dataset = which AND e.kind = 'close'
         ) THEN
@@ -147,6 +163,14 @@ BEGIN
             WHERE e.dataset = which AND e.run = of_run;
         IF NOT holds + cost >= -1e-9 THEN
             RAISE EXCEPTION 'run % holds % and cannot return more', of_run, holds USING ERRCODE = 'SV002';
+        END IF;
+        IF fails < 0 THEN
+            SELECT COALESCE(SUM((e.content::jsonb ->> 'failing')::double precision), 0) INTO set_apart
+                FROM sordino.entries e WHERE e.dataset = which AND e.run = of_run;
+            IF set_apart + fails < -1e-9 * set_apart THEN
+                RAISE EXCEPTION 'run % holds % of delta and cannot return more', of_run, set_apart
+                    USING ERRCODE = 'SV002';
+            END IF;
         END IF;
     ELSIF cost <> 0 THEN
         RAISE EXCEPTION 'a % costs nothing', what USING ERRCODE = 'SV002';

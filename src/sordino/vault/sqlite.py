@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from sordino.accounting.chain import Key, find_key
 from sordino.accounting.store import schema_of
@@ -55,6 +56,9 @@ class SqliteStore:
         with self.writing("") if create else self.reading():
             pass  # made, or checked
         self.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SqliteStore, (self.path,)
 
     @property
     def person(self) -> str:

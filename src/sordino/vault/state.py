@@ -68,7 +68,7 @@ class State:
     granted: dict[str, float | None] = field(default_factory=dict)
     runs: dict[str, Holding] = field(default_factory=dict)
     held: Counts = field(default_factory=dict)
-    fingerprint: str = ""
+    fingerprints: dict[str, str] = field(default_factory=dict)
     nonces: set[str] = field(default_factory=set)
 
     @property
@@ -131,7 +131,8 @@ class State:
         began = entry.at if before is None else before.began
         person = entry.person if before is None else before.person
         self._hold(Holding(entry.run, person, held, _see(said), OPEN, began, entry.at, entry.receipt))
-        self.fingerprint = self.fingerprint or str(said.get("fingerprint", ""))
+        if found := str(said.get("fingerprint", "")):
+            self.fingerprints.setdefault(found.partition(" ")[0], found)
 
     def _find(self, entry: Entry) -> Holding:
         if entry.run not in self.runs:
@@ -155,7 +156,7 @@ def start(first: Entry) -> State:
             raise ValueError(f"it is a {first.kind}, number {first.number}")
         budget = Budget(float(said["epsilon"]), float(said["delta"]), "pld", str(said["adjacency"]))
         order = None if said["order"] is None else float(said["order"])
-        rule = Rule(budget, said["composition"], order)
+        rule = Rule(budget, said["composition"], order, float(said["failing"]))
         state = State(first.dataset, rule, first.person, str(said["unit"]), first.at)
     except (KeyError, TypeError, ValueError) as error:
         raise VaultForged(f"the first entry of {first.dataset} cannot be read ({error}): restore a copy") from None

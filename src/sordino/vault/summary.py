@@ -86,12 +86,12 @@ def sum_up(state: State, *, brief: bool = False) -> Summary:
     rule, spent = state.rule, state.held_by(status=SPENT)
     runs, people = [], []
     for run in [] if brief else state.runs.values():
-        price, part = rule.price_alone(run.held), _measure(state, dict(run.held))
+        price, part = rule.price_alone(run.held), rule.measure(run.held)
         runs.append(Share(run.run, run.person, run.status, run.events, price, part, run.began, run.last))
     for person in [] if brief else dict.fromkeys(run.person for run in state.runs.values()):
         held = state.held_by(person=person)
         open_runs = any(run.status == OPEN for run in state.runs.values() if run.person == person)
-        price, part = rule.price_alone(held), _measure(state, held)
+        price, part = rule.price_alone(held), rule.measure(held)
         people.append(Share(person, person, OPEN if open_runs else SETTLED, sum(held.values()), price, part))
     return Summary(
         name=state.name,
@@ -107,21 +107,13 @@ def sum_up(state: State, *, brief: bool = False) -> Summary:
         total=state.total,
         spent=rule.price(spent),
         planned=math.nan if brief else rule.price_if_planned(state.held),
-        part=_measure(state, state.held),
-        part_spent=_measure(state, spent),
+        part=rule.measure(state.held),
+        part_spent=rule.measure(spent),
         events=sum(state.held.values()),
         granted=dict(state.granted),
         people=tuple(people),
         runs=tuple(runs),
     )
-
-
-def _measure(state: State, held: dict[str, int]) -> float:
-    """How much of the whole these events use: of the filter's limit, or of ε where there is no filter."""
-    rule = state.rule
-    if rule.limit is not None:
-        return rule.cost(held) / rule.limit
-    return rule.price(held) / rule.budget.epsilon
 
 
 def describe_entry(entry: Entry) -> str:

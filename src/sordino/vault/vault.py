@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sordino.accounting.budget import Budget
 from sordino.accounting.events import add_up
@@ -57,6 +57,9 @@ class Vault:
         self.store = store
         self._known: dict[str, State] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Vault, (self.store,)  # a copy, or another process, opens it anew
+
     # -- what the owner does ------------------------------------------------------------------------------------
 
     def create(
@@ -81,6 +84,7 @@ class Vault:
             "composition": rule.composition,
             "order": rule.order,
             "limit": rule.limit,
+            "failing": rule.failing,
         }
 
         def decide(state: State | None) -> Draft:
@@ -155,7 +159,9 @@ class Vault:
         def decide(state: State | None) -> Draft:
             state = _require_state(state, name)
             before = state.runs.get(ask.run)
-            self._require_may_draw(state, ask, before)
+            self._require_granted(state)
+            _require_same_unit(state, ask.unit, ask.adjacency)
+            self._require_own(state, ask, before)
             more = {text: count for text, count in ask.need(before).items() if count > 0}
             state.rule.require_priced(more)
             if more:
@@ -163,6 +169,8 @@ class Vault:
             said = {"events": sorted(more.items()), "ledger": vars(ask.seen)}
             if ask.fingerprint:
                 said["fingerprint"] = ask.fingerprint
+            if failing := state.rule.add_failures(more):
+                said["failing"] = failing
             return Draft.write(name, kinds.RESERVE, said, run=ask.run, cost=state.rule.cost(more))
 
         entry = self._append(name, decide)
@@ -172,25 +180,19 @@ class Vault:
         if not state.may_draw(person := self.store.person):
             raise VaultError(f"{person} may not draw on dataset {state.name!r}: ask {state.owner} for `budget grant`")
 
-    def _require_may_draw(self, state: State, ask: Ask, before: Holding | None) -> None:
-        name, person, budget = state.name, self.store.person, state.rule.budget
-        self._require_granted(state)
-        if (ask.unit, ask.adjacency) != (state.unit, budget.adjacency):
-            raise InvalidInput(
-                f"the run protects every {ask.unit} under {ask.adjacency}, the budget of {name!r} every {state.unit} "
-                f"under {budget.adjacency}: they cannot be added up"
-            )
+    def _require_own(self, state: State, ask: Ask, before: Holding | None) -> None:
         if before is not None:
             _require_same_ledger(before, ask)
-            if before.person != person:
+            if before.person != self.store.person:
                 raise VaultError(f"run {ask.run} is {before.person}'s: only they may go on with it")
             if before.status == WRITTEN_OFF:
                 raise BudgetExhausted(f"run {ask.run} was written off by {state.owner}: start a new one")
 
-    def require_room(self, name: str, more: Counts) -> None:
+    def require_room(self, name: str, more: Counts, unit: str, adjacency: str) -> None:
         """Raise what `reserve` would, as far as that is known without a ledger; nothing changes by asking."""
         state = self.state(name)
         self._require_granted(state)
+        _require_same_unit(state, unit, adjacency)
         state.rule.require_priced(more)
         self._require_room(state, more)
 
@@ -198,6 +200,11 @@ class Vault:
         rule, person, name = state.rule, self.store.person, state.name
         if state.closed:
             raise BudgetExhausted(f"the budget of dataset {name!r} is closed: nothing more may be reserved")
+        if not rule.allows_failures(add_up(state.held, more)):
+            raise BudgetExhausted(
+                f"dataset {name!r} sets delta={rule.failing:g} aside for values that are named by release, and with "
+                "this run more would be used: nothing was released; give --schema and --classes, or a smaller delta"
+            )
         if not rule.allows(add_up(state.held, more)):
             total, now = rule.price(add_up(state.held, more)), state.total
             raise BudgetExhausted(
@@ -229,6 +236,8 @@ class Vault:
             drawn = ask.need(before)
             said = {"events": sorted(drawn.items()), "ledger": vars(ask.seen)}
             change = state.rule.cost(drawn) - state.rule.cost(before.held)
+            if failing := state.rule.add_failures(drawn) - state.rule.add_failures(before.held):
+                said["failing"] = failing
             return Draft.write(name, kinds.SETTLE, said, run=ask.run, cost=change)
 
         entry = self._append(name, decide)
@@ -363,6 +372,14 @@ def _find_run(state: State, run: str) -> Holding:
     return found[0]
 
 
+def _require_same_unit(state: State, unit: str, adjacency: str) -> None:
+    if (unit, adjacency) != (state.unit, state.rule.budget.adjacency):
+        raise InvalidInput(
+            f"the run protects every {unit} under {adjacency}, the budget of {state.name!r} every {state.unit} "
+            f"under {state.rule.budget.adjacency}: they cannot be added up"
+        )
+
+
 def _require_same_ledger(before: Holding, ask: Ask) -> None:
     if before.seen.file not in ("-", ask.seen.file):
         raise LedgerForked(
@@ -392,9 +409,14 @@ def _check_entry(state: State, entry: Entry) -> None:
         return
     said: Counts = dict(entry.said["events"])
     before = state.runs[entry.run].held if entry.run in state.runs else {}
-    cost = state.rule.cost(said) - (state.rule.cost(before) if entry.kind == kinds.SETTLE else 0.0)
+    if entry.kind == kinds.RESERVE:
+        before = {}
+    cost = state.rule.cost(said) - state.rule.cost(before)
     if not math.isclose(cost, float(entry.cost), rel_tol=ROUNDING, abs_tol=ROUNDING):
         raise VaultForged(f"{who} says that it costs {entry.cost}, and it costs {cost:g}: it was not priced by Sordino")
+    failing, stated = state.rule.add_failures(said) - state.rule.add_failures(before), entry.said.get("failing", 0.0)
+    if not math.isclose(failing, stated, rel_tol=ROUNDING, abs_tol=ROUNDING * state.rule.budget.delta):
+        raise VaultForged(f"{who} says that it fails with {stated}, and it does with {failing:g}: Sordino did not")
     if entry.kind == kinds.RESERVE and said:
         if not state.may_draw(entry.person) or state.closed:
             raise VaultForged(f"{who} was made without the right to")
