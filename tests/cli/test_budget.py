@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+
+from sordino.accounting import Ledger
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "finetune"
 
 
 @pytest.fixture
@@ -68,20 +73,69 @@ def test_runs_reserve_are_refused_settled_and_written_off(sordino, small, vault,
 
 
 def test_what_is_released_before_training_is_reserved_with_it(sordino, csv_file, vault, tmp_path):
-    """The names and ranges of a table are the first releases of a run; some have no Rényi price, and are refused."""
+    """The names and ranges of a table are the first releases of a run, for a network as well as without one."""
     words = ["train", "--data", csv_file, "--target", "outcome", "--batch-size", 16, "--steps", 4, "--held-out", 0]
     words += ["--epsilon", 8, "--dataset-budget"]
-    for name, epsilon, composition in (("first", 200, "adaptive"), ("small", 2, "planned"), ("large", 9, "planned")):
+    for name, epsilon, composition in (("small", 2, "adaptive"), ("large", 40, "adaptive"), ("planned", 9, "planned")):
         made = ("budget", "create", name, "--epsilon", epsilon, "--delta", 1e-3, "--composition", composition)
         assert sordino(*made).exit_code == 0
-    for name, told in (("first", "composition='planned'"), ("small", "nothing was released")):
-        refused = sordino(*words, name, "--run", tmp_path / name)
-        assert refused.exit_code == 2
-        assert told in refused.stderr
-        assert json.loads(sordino("budget", "show", name, "--json").stdout)["events"] == 0
-    done = sordino(*words, "large", "--run", tmp_path / "large")
+    refused = sordino(*words, "small", "--run", tmp_path / "small")
+    assert refused.exit_code == 2
+    assert "nothing was released" in refused.stderr
+    assert not (tmp_path / "small").exists()
+    assert json.loads(sordino("budget", "show", "small", "--json").stdout)["events"] == 0
+    for name in ("large", "planned"):
+        done = sordino(*words, name, "--run", tmp_path / name)
+        assert done.exit_code == 0, done.stderr
+        found = json.loads(sordino("budget", "show", name, "--json").stdout)
+        assert found["events"] > 4
+        assert [run["status"] for run in found["runs"]] == ["settled"]
+        assert "intact" in sordino("budget", "verify", name, tmp_path / name).stdout
+
+
+def test_a_table_without_a_network_reserves_too_and_resumes_within_it(sordino, csv_file, vault, tmp_path):
+    for name, epsilon in (("small", 1), ("large", 60)):
+        sordino("budget", "create", name, "--epsilon", epsilon, "--delta", 1e-5)
+    words = ["train", "--data", csv_file, "--target", "outcome", "--classes", 2, "--epsilon", 20]
+    words += ["--hold-out", 0.3, "--metrics-epsilon", 2, "--json"]
+    refused = sordino(*words, "--dataset-budget", "small", "--run", tmp_path / "small")
+    assert refused.exit_code == 2
+    assert "nothing was released" in refused.stderr
+    assert not (tmp_path / "small").exists()
+    done = sordino(*words, "--dataset-budget", "large", "--run", tmp_path / "large")
+    assert done.exit_code == 0, done.stderr
+    events = json.loads(done.stdout)["events"]
+    found = json.loads(sordino("budget", "show", "large", "--json").stdout)
+    assert [(run["status"], run["events"]) for run in found["runs"]] == [("settled", events)]
+    (tmp_path / "large" / "outcome.json").unlink()  # as if it had been killed before that was written
+    again = sordino("resume", tmp_path / "large", "--json")
+    assert again.exit_code in (0, 2)  # it spent most of its own budget
+    held = json.loads(sordino("budget", "show", "large", "--json").stdout)["events"]
+    with Ledger.read(tmp_path / "large" / "ledger.sqlite") as ledger:
+        assert held == len(ledger)
+
+
+def test_a_language_model_reserves_the_names_of_its_classes_and_its_steps(sordino, vault, tmp_path):
+    pytest.importorskip("peft")
+    pytest.importorskip("transformers")
+    for name, epsilon in (("small", 1), ("large", 60)):
+        sordino("budget", "create", name, "--epsilon", epsilon, "--delta", 1e-3)
+    texts = ["--data", EXAMPLES / "reviews.csv", "--text", "review", "--target", "mood", "--length", 24]
+    words = ["finetune", "--model", EXAMPLES / "tiny-bert" / "config.json", *texts, "--steps", 2, "--epsilon", 8]
+    refused = sordino(*words, "--json", "--dataset-budget", "small", "--run", tmp_path / "small")
+    assert refused.exit_code == 2
+    assert "nothing was released" in refused.stderr
+    assert not (tmp_path / "small").exists()
+    done = sordino(*words, "--json", "--dataset-budget", "large", "--run", tmp_path / "large")
     assert done.exit_code == 0, done.stderr
     found = json.loads(sordino("budget", "show", "large", "--json").stdout)
-    assert found["events"] > 4
-    assert [run["status"] for run in found["runs"]] == ["settled"]
+    assert [(run["status"], run["events"]) for run in found["runs"]] == [("settled", 3)]
     assert "intact" in sordino("budget", "verify", "large", tmp_path / "large").stdout
+
+
+@pytest.mark.parametrize("words", [("compare", "--dataset", "digits"), ("audit", "--recipe", "dpsgd")])
+def test_what_draws_on_no_budget_says_so(sordino, words):
+    result = sordino(*words, "--dataset-budget", "patients")
+    assert result.exit_code == 2
+    assert "dataset-budget=patients" in result.stderr
+    assert len(result.stderr.splitlines()) == 1

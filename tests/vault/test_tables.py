@@ -65,7 +65,7 @@ def test_what_may_fail_adds_up_to_at_most_what_is_set_aside_for_it(tmp_path: Pat
     with open_patients(vault).reserve(book) as kept:
         kept.charge(NAMED)
         kept.charge(NAMED)
-        with pytest.raises(BudgetExhausted, match="sets delta=2.5e-06 aside"):
+        with pytest.raises(BudgetExhausted, match=r"sets delta=2\.5e-06 aside"):
             kept.charge(NAMED)
         kept.charge(GaussianDpEvent(20.0))
     assert len(book) == 3
@@ -99,9 +99,9 @@ def test_a_table_that_does_not_fit_is_refused_before_there_is_a_folder(vault: Va
     before = len(vault.history("patients"))
     with pytest.raises(BudgetExhausted, match="nothing was released"):
         PrivateClassifier(40.0, delta=1e-5, run=tmp_path / "a", vault=open_patients(vault)).fit(x, y)
+    owned = {"who": [f"p{i // 2}" for i in range(len(y))], "x": x[:, 0], "y": y.astype(str)}
+    ready = prepare_table(to_table(owned), Wishes("y", 4.0, unit="who", per_unit=2, held_out=0.0))
     with pytest.raises(InvalidInput, match="cannot be added up"):
-        owned = {"who": [f"p{i // 2}" for i in range(len(y))], "x": x[:, 0], "y": y.astype(str)}
-        ready = prepare_table(to_table(owned), Wishes("y", 4.0, unit="who", per_unit=2, held_out=0.0))
         train_table(ready, tmp_path / "b", vault=open_patients(vault))
     assert not (tmp_path / "a").exists()
     assert not (tmp_path / "b").exists()
@@ -158,8 +158,7 @@ def test_searches_over_copies_of_an_estimator_draw_on_the_same_budget(vault: Vau
         each.fit(x, y)
     assert len(vault.state("patients").runs) == 3
     with pytest.raises(BudgetExhausted):
-        for _ in range(20):
-            clone(model).fit(x, y)
+        [clone(model).fit(x, y) for _ in range(20)]
     assert vault.state("patients").rule.allows(vault.state("patients").held)
     assert "computed anew" in vault.verify("patients")
 
