@@ -19,6 +19,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "sordino"
 LAYERS = (
     ("errors", "figures"),
     ("accounting",),
+    ("vault",),
     ("names",),
     ("bits", "noise", "distributed", "gradients", "records"),
     ("parts", "units"),

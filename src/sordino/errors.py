@@ -38,6 +38,14 @@ class LedgerForked(LedgerError):
     """Something saw another history than the ledger's: two copies of it went different ways."""
 
 
+class VaultError(SordinoError):
+    """The vault cannot be reached, or this person may not do that there; nothing was released."""
+
+
+class VaultForged(VaultError):
+    """The vault's history was changed by something other than Sordino, lost entries, or a receipt is none of its."""
+
+
 class CheckpointError(SordinoError):
     """No readable checkpoint, or one that does not belong to this run."""
 

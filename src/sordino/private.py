@@ -32,6 +32,7 @@ from sordino.step import Bench
 from sordino.units import Unit, Units, describe_units, name_unit
 from sordino.validation import check_ledger, check_length, check_optimizer
 from sordino.validation.watching import IN_ANY_COMPANY, Watch
+from sordino.vault.claims import DatasetBudget
 
 _log = logging.getLogger("sordino")
 
@@ -57,7 +58,8 @@ class Private:
     sampling repeatable for experiments, which the guarantee then says. `engine` and `microbatch`, so many records at
     once, are performance knobs that change no numbers. `validate=False` skips the probe of model and loss, and the
     guarantee says so. Under ``torchrun`` all processes of `group`, by default all there are, take each step together
-    (`sordino.distributed`).
+    (`sordino.distributed`). `vault` is the dataset's own budget (`sordino.vault.open_budget`): the plan is reserved
+    there before the first step.
 
     `unit` names the owner of every record, as one identifier each or as a column of the dataset: then whole owners are
     drawn, clipped and protected, and the recipe's `records` counts them. An owner brings at most `per_unit` of its
@@ -87,6 +89,7 @@ class Private:
         microbatch: int | None = None,
         validate: bool = True,
         group: ProcessGroup | None = None,
+        vault: DatasetBudget | None = None,
     ) -> None:
         if microbatch is not None and microbatch < 1:
             raise InvalidInput(f"microbatch={microbatch} must be >= 1: it is how many examples are processed at once")
@@ -114,6 +117,7 @@ class Private:
             seed=seed,
             source=source,
             team=team,
+            vault=vault and vault.over(lambda: agreement.digest_records(records.count, records.raw)),
         )
         self.bench = Bench(
             recipe=recipe,

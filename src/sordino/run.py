@@ -28,6 +28,7 @@ from sordino.errors import CheckpointError, InvalidInput, LedgerError
 from sordino.noise import Secure, Seeded, Source, require_source
 from sordino.parts import Foreign
 from sordino.recipe import Recipe
+from sordino.vault.claims import Claim, DatasetBudget, require_untied
 
 _log = logging.getLogger("sordino")
 
@@ -67,7 +68,8 @@ class Run:
     `assumptions` and `conditions` are written into the ledger, so that whoever reads it later must state them;
     `setting` is noted of every opening. `ledger` is one that already holds releases about the same records; without it
     there is a new one in memory. `seed` makes the noise repeatable, `source` replaces it. Of the processes of `team`
-    the leader alone writes the ledger; the others keep a copy in memory, so that all give the same answers.
+    the leader alone writes the ledger; the others keep a copy in memory, so that all give the same answers. `vault` is
+    the budget of the dataset, shared with other runs: the whole plan is reserved there before its first event.
 
     Guarantees: the whole plan is in the ledger before its first event; nothing is charged that the budget cannot pay,
     also if others charge the same ledger; every opening has fresh noise (law 10).
@@ -86,6 +88,7 @@ class Run:
         seed: int | None = None,
         source: Source | None = None,
         team: Team | None = None,
+        vault: DatasetBudget | None = None,
     ) -> None:
         self.recipe, self.unit, self.team = recipe, unit, team or Team()
         self.assumptions, self.setting = assumptions, setting
@@ -99,6 +102,9 @@ class Run:
         self._population, self._seed, self._given = population, seed, source
         self._recorded, self._announced = UNKNOWN, False
         self._charged = 0
+        self.claim: Claim | None = None
+        if vault is not None:
+            self.claim = vault.claim(unit=unit, basis=recipe.basis, rdp_filter=recipe.rdp_filter)
 
     # -- spending -----------------------------------------------------------------------------------------------
 
@@ -117,8 +123,12 @@ class Run:
             ledger.forfeit()  # what is left of another reservation is spent, and has to be priced before this is
         if ledger.version != self._recorded:  # somebody else charged the same ledger
             self._renew_allowance()
+        if self.claim is not None:
+            self.claim.require(ledger, event)
         self.allowance.require(event)
         receipt = ledger.charge(event, ahead=self._reserve)
+        if self.claim is not None:
+            self.claim.note(ledger, event)
         self._recorded, self._charged = ledger.version, self._charged + 1
         return receipt
 
@@ -131,7 +141,8 @@ class Run:
         if self.ledger.forfeits:
             return []
         events = self.recipe.foresee(self.position + 1, min(self._charged // SHARE, MOST_RESERVED))
-        return events[: self.allowance.covers(events)]
+        events = events[: self.allowance.covers(events)]
+        return events if self.claim is None else events[: self.claim.covers(events)]
 
     def declare(self, kind: str, text: str) -> None:
         """Add a line to the ledger that every guarantee about it has to state."""
@@ -198,6 +209,7 @@ class Run:
     def begin(self, folder: Path | None = None) -> None:
         """Spend on the ledger from now on, durably where there is a `folder`, which must not hold a run yet."""
         if folder is not None:
+            self.team.lead(self._ask_vault)
             self.keep_in(folder)
         self._bind()
 
@@ -289,6 +301,20 @@ class Run:
                 self.ledger.declare(kind, text)
         for text in self.conditions:
             self.declare(CONDITION, text)
+        team.lead(self._reserve_in_vault)
+
+    def _ask_vault(self) -> None:
+        """Refuse a run that the dataset's budget has no room for before there is anything on disk."""
+        if self.claim is not None:
+            plan: Events = () if self.recipe.rdp_filter is not None else self.recipe.plan()
+            self.claim.preview(plan, self.ledger.header.get("adjacency", "add-or-remove-one"))
+
+    def _reserve_in_vault(self) -> None:
+        """Reserve the plan of a run with a folder; one in memory may be loaded yet, and reserves at its first event."""
+        if self.claim is None:
+            require_untied(self.ledger)
+        elif self.folder is not None:
+            self.claim.cover(self.ledger, partly=True)
 
     def _make_source(self) -> Source:
         if self._given is not None:
@@ -315,8 +341,12 @@ class Run:
         self.team.lead(lambda: checkpoint.write(folder, self.position, content))
 
     def close(self) -> None:
-        """Free the ledger; what was charged stays."""
-        self.ledger.close()
+        """Free the ledger; what was charged stays, and what was reserved in a vault and never drawn is returned."""
+        try:
+            if self.claim is not None and self.team.leads:
+                self.claim.settle(self.ledger)
+        finally:
+            self.ledger.close()
 
 
 # -- what may be promised ---------------------------------------------------------------------------------------------

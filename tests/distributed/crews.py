@@ -19,7 +19,10 @@ def warm() -> None:
 SAME = [s.weighted_sum, s.noise, s.tiny_draws, s.own_loop, s.budget, s.saved, s.users]
 CREWS = {
     "1": (1, [*SAME, s.all_recipes, plain_halves]),
-    "2": (2, [*SAME, s.all_recipes, s.refusals, s.drifting, s.augmented, s.unwritable, s.other_users, shards]),
+    "2": (
+        2,
+        [*SAME, s.all_recipes, s.refusals, s.drifting, s.augmented, s.unwritable, s.vaulted, s.other_users, shards],
+    ),
     "4": (4, [*SAME[:3], s.some_recipes, s.pairs]),
     "death": (2, [s.death]),
 }

@@ -324,6 +324,31 @@ def saved(directory: Path) -> dict[str, Any]:
     }
 
 
+def vaulted(directory: Path) -> tuple[list[str], int, int, str]:
+    """Two runs on one dataset's budget, the second too large for what is left: what the vault knows afterwards."""
+    from sordino.vault import open_budget, open_vault
+
+    place = directory / "vault.sqlite"
+    if rank() == 0:
+        open_vault(place, create=True).create("patients", Budget(4, 1e-5))
+    dist.barrier()
+    budget = open_budget("patients", place)
+    with private(calibrated(steps=6, noise_multiplier=2.0), validate=False, run=directory / "run", vault=budget) as run:
+        for _ in range(4):
+            run.step()
+        dist.barrier()
+        reserved = sum(budget.vault.state("patients").held.values())
+        dist.barrier()
+    try:
+        private(calibrated(steps=50, noise_multiplier=0.6), validate=False, run=directory / "more", vault=budget)
+        refusal = ""
+    except BudgetExhausted as error:
+        refusal = str(error)
+    dist.barrier()
+    kinds = [entry.kind for entry in budget.vault.history("patients")]
+    return kinds, reserved, sum(budget.vault.state("patients").held.values()), refusal
+
+
 def unwritable(directory: Path) -> str:
     """The leader cannot write: everybody hears why."""
     (directory / "file").touch()

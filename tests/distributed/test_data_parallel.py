@@ -220,6 +220,15 @@ def test_records_that_change_at_every_look_are_not_compared(crews: Path) -> None
     assert ranks(crews, "2", "augmented") == ["", ""]
 
 
+def test_the_leader_alone_reserves_from_the_datasets_budget_and_everybody_hears_its_refusal(crews: Path) -> None:
+    first, second = ranks(crews, "2", "vaulted")
+    kinds, reserved, held, refusal = first
+    assert kinds == ["create", "reserve", "settle"]
+    assert (reserved, held) == (6, 4)
+    assert "nothing was released" in refusal
+    assert first == second
+
+
 def test_everybody_hears_what_the_leader_cannot_do(crews: Path) -> None:
     first, second = ranks(crews, "2", "unwritable")
     assert "cannot create run directory" in first

@@ -180,6 +180,11 @@ class Key:
         self._secret = secret
         self.name = self.sign(b"sordino ledger key")[:8].hex()
 
+    @property
+    def secret(self) -> bytes:
+        """The secret itself: for a database that is to sign in its owner's stead, and for nothing else."""
+        return self._secret
+
     def sign(self, chain: bytes) -> bytes:
         """The signature of a row whose chain this is."""
         return hmac.digest(self._secret, chain, hashlib.sha256)

@@ -267,6 +267,12 @@ class Ledger:
         return self.header["run_id"]
 
     @property
+    def file(self) -> str:
+        """Which file this is, by the number its file system gives it, as of the last opening; "-" in memory."""
+        openings = self.declared(OPENING)
+        return _file_of(openings[-1]) if openings else "-"
+
+    @property
     def incarnations(self) -> list[tuple[int, str]]:
         """Every opening as a writer: its number and when, to the minute."""
         return [(number, text.split(" ")[0]) for number, text in enumerate(self.declared(OPENING), start=1)]

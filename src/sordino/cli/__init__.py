@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from sordino.cli import (
     account,
     audit,
+    budget,
     calibrate,
     check,
     compare,
@@ -102,6 +103,7 @@ _COMMANDS = (
 for module in _COMMANDS:
     command = getattr(module, module.__name__.rpartition(".")[2])  # a file has the name of its command
     app.command(epilog=getattr(module, "EPILOG", None))(command)
+app.add_typer(budget.budget, name="budget")
 
 
 @app.callback(invoke_without_command=True)

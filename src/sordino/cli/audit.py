@@ -43,9 +43,15 @@ def audit(
     confidence: _Confidence = 0.999,
     seed: _Seed = None,
     trust_code: options.TrustCode = False,
+    dataset_budget: options.NoDatasetBudget = None,
     json: options.Json = False,
 ) -> None:
     """Bound ε from below by attacks. Exits with 1 if an attacker reaches more than is claimed."""
+    if dataset_budget is not None:
+        raise InvalidInput(
+            f"dataset-budget={dataset_budget}: an audit releases nothing that a budget could pay for: recipes are "
+            "attacked on invented records, and what it says of a run's own is for its owner alone; leave it out"
+        )
     require_one(run, recipe, "what to audit is missing or given twice: give a run, or --recipe")
     if run is not None:
         passed = _audit_run(run, trials, seed, trust_code, json)

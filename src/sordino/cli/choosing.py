@@ -51,7 +51,7 @@ def choose(flags: Flags) -> Chosen:
     config = Config(
         data=data,
         model=ModelChoice(flags.model) if flags.model else base.model,
-        run=replace(base.run, **flags.given("seed", "engine", "microbatch", "save_every")),
+        run=replace(base.run, **flags.given("seed", "engine", "microbatch", "save_every", "dataset_budget")),
     )
     plan = None
     if isinstance(records, Sheet):
@@ -59,7 +59,8 @@ def choose(flags: Flags) -> Chosen:
         records, schema = records.expand(_choose_schema(flags, base.schema, data, records))
         records.check(schema)
         share = SHARE if data.prepare is None else data.prepare
-        plan = plan_release(schema, count, find_budget(base.recipe, flags, count), share)
+        shared = config.run.dataset_budget is not None
+        plan = plan_release(schema, count, find_budget(base.recipe, flags, count), share, shared=shared)
         data = replace(data, prepare=share if plan else None, classes=None, bounds=None)  # the schema says it all
         config = replace(config, schema=schema, data=data)
     defaults = BENCHMARK if lookup.is_benchmark(data.source) else choose_defaults(records)

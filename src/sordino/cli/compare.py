@@ -63,9 +63,15 @@ def compare(
     evaluations: Annotated[
         int | None, typer.Option(min=1, help="Times that a run is evaluated and saved. Default: 60.")
     ] = None,
+    dataset_budget: options.NoDatasetBudget = None,
     json: options.Json = False,
 ) -> None:
     """Compare methods at equal epsilon over several seeds; resumable, with a table, CSV, Parquet and figures."""
+    if dataset_budget is not None:
+        raise InvalidInput(
+            f"dataset-budget={dataset_budget}: compare trains on public benchmarks with repeatable noise, which draws "
+            "on nobody's budget: leave it out, or compare runs of `sordino train --dataset-budget`"
+        )
     given: dict[str, Any] = {
         "dataset": dataset,
         "methods": tuple(method or ()) or None,

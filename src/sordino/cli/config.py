@@ -80,6 +80,7 @@ class RunChoice:
     engine: str = "auto"
     microbatch: int | None = None
     save_every: int | None = None
+    dataset_budget: str | None = None
 
     def __post_init__(self) -> None:
         if self.save_every is not None and self.save_every < 1:

@@ -64,6 +64,7 @@ class Flags:
     adjacency: Annotated[
         str | None, _privacy("add-or-remove-one (default) or replace-one.", among=options.ADJACENCIES)
     ] = None
+    dataset_budget: options.DatasetBudgetName = None
     lora: Annotated[
         str | None,
         _learning(

@@ -76,6 +76,19 @@ def describe_option(
     return found
 
 
+DatasetBudgetName = Annotated[
+    str | None,
+    describe_option(
+        "Privacy",
+        "The dataset's own budget in the vault (sordino budget): the run reserves there what it may spend.",
+        "--dataset-budget",
+        metavar="NAME",
+    ),
+]
+NoDatasetBudget = Annotated[str | None, typer.Option("--dataset-budget", metavar="NAME", hidden=True)]
+"""For commands that draw on no budget, and say why."""
+
+
 def take_fields(fields: type[_Fields]) -> Callable[[Callable[[_Fields], None]], Callable[..., None]]:
     """For a command that takes a dataclass: its fields are the options, each listed once, as typer reads them."""
     kinds = get_type_hints(fields, include_extras=True)

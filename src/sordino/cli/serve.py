@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,14 +16,19 @@ EPILOG = """
 [bold]Example[/bold]: sordino serve runs/
 """
 _Runs = Annotated[Path, typer.Argument(help="A folder that holds runs, or one run.")]
+_Vault = Annotated[
+    str | None, typer.Option("--vault", help="Also the budgets of datasets in this vault. Default: SORDINO_VAULT.")
+]
 _Port = Annotated[int, typer.Option(help="Default: one that is free.", min=0, max=65535)]
 
 
-def serve(runs: _Runs, port: _Port = 0, json: options.Json = False) -> None:
+def serve(runs: _Runs, port: _Port = 0, vault: _Vault = None, json: options.Json = False) -> None:
     """Show runs and their budgets in a browser, on this machine alone; nothing is written. Ctrl-C ends it."""
     from sordino.report.server import Server
+    from sordino.vault import PLACE, open_vault
 
-    with Server(runs, port) as server:
+    opened = open_vault(vault) if vault or os.environ.get(PLACE) else None
+    with Server(runs, port, vault=opened) as server:
         if json:
             print_json({"url": server.url})
         else:

@@ -30,6 +30,7 @@ from sordino.tables.preparing import complete_schema, invent_records
 from sordino.tables.reading import Sheet, require_count
 from sordino.tables.release import ReleasePlan, plan_release
 from sordino.tables.schema import Schema, describe_header
+from sordino.vault import open_budget
 
 PREPARATION = "preparation.toml"
 """The configuration of a run whose table is being prepared; `config.toml` takes its place when that is done."""
@@ -175,15 +176,19 @@ def prepare_records(public: Config, sheet: Sheet, plan: ReleasePlan, directory: 
     """
     assert public.recipe is not None
     assert public.schema is not None
+    budget = open_budget(public.run.dataset_budget) if public.run.dataset_budget else None
     if not (directory / LEDGER).exists():
         require_fresh(directory)
+        if budget is not None and public.recipe.budget is not None:  # refused before there is a folder
+            claim = budget.claim(basis=public.recipe.basis)
+            claim.preview([*plan.events(), *public.recipe.plan()], public.recipe.budget.adjacency)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         public.write(directory, PREPARATION)
         write_durably(directory / "recipe.toml", public.recipe.to_toml().encode())
     except OSError as error:
         raise InvalidInput(f"cannot write to run directory {directory}: {error.strerror}") from error
-    complete = complete_schema(sheet, public.schema, plan, public.recipe, directory, public.run.seed)
+    complete = complete_schema(sheet, public.schema, plan, public.recipe, directory, public.run.seed, budget)
     settled = replace(public, schema=complete)
     settled.write(directory)
     (directory / PREPARATION).unlink(missing_ok=True)
@@ -249,7 +254,8 @@ def _prepare_again(found: Config, records: Data | Sheet, directory: Path) -> Con
         raise InvalidInput(f"{PREPARATION} of {found.data.source} is not whole: start a new run")
     schema = describe_header(found.schema or Schema(), list(records.train.columns), records.target, None)
     records.check(schema)
-    plan = plan_release(schema, count, recipe.budget, found.data.prepare)
+    shared = found.run.dataset_budget is not None
+    plan = plan_release(schema, count, recipe.budget, found.data.prepare, shared=shared)
     if plan is None:
         raise InvalidInput(f"{PREPARATION} of {found.data.source} leaves nothing open: start a new run")
     again = Chosen(replace(found, schema=schema), records, plan)
@@ -280,6 +286,7 @@ def _build(chosen: Config, data: Data, run: Path | None) -> Private:
         seed=chosen.run.seed,
         engine=chosen.run.engine,
         microbatch=chosen.run.microbatch,
+        vault=open_budget(chosen.run.dataset_budget) if chosen.run.dataset_budget else None,
     )
 
 

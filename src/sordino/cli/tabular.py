@@ -41,6 +41,7 @@ from sordino.tables.training import (
     prepare_table,
     train_table,
 )
+from sordino.vault import open_budget
 
 ADDITIVE = "additive"
 """The name of the model of a table, in configurations."""
@@ -108,7 +109,7 @@ def _choose(flags: Flags, base: Config) -> tuple[Config, Ready]:
         data=replace(data, records=len(ready.sheet.train), classes=None),
         schema=given,
         model=ModelChoice(ADDITIVE),
-        run=replace(base.run, seed=ready.wishes.seed),
+        run=replace(base.run, seed=ready.wishes.seed, **flags.given("dataset_budget")),
         learning=choice,
     )
     return config, ready
@@ -186,7 +187,11 @@ def audit(directory: Path, config: Config, *, as_json: bool) -> bool:
 
 
 def _learn_and_report(config: Config, ready: Ready, directory: Path, *, as_json: bool, resumed: bool = False) -> None:
-    plan_table(ready)  # what would be lost in the noise is refused before anything is written
+    named = config.run.dataset_budget
+    vault = open_budget(named) if named else None
+    plan = plan_table(ready, shared=vault is not None)  # what is lost in noise is refused before anything is written
+    if vault is not None and not resumed:  # and what the dataset's own budget has no room for
+        vault.claim(unit=ready.unit).preview(plan.events(), ready.budget.adjacency)
     if not as_json:
         _announce(config, ready)
     try:
@@ -198,7 +203,9 @@ def _learn_and_report(config: Config, ready: Ready, directory: Path, *, as_json:
     with open_bar("private training") as bar:
         task = bar.add_task("", total=None, note="")
         fitted = train_table(
-            ready, directory, lambda done, steps: bar.update(task, completed=done, total=steps), resumed=resumed
+            *(ready, directory, lambda done, steps: bar.update(task, completed=done, total=steps)),
+            resumed=resumed,
+            vault=vault,
         )
     told = _to_plain(fitted, directory, round(time.monotonic() - began))
     save_json(directory / OUTCOME, told)

@@ -59,7 +59,8 @@ def choose(flags: Flags) -> ChosenTexts:
     schema = None if flags.target is None else describe_columns(choice, classes)
     if schema is not None:
         sheet.check(schema)
-        plan = plan_release(schema, count, find_budget(None, flags, count), share)
+        shared = flags.dataset_budget is not None
+        plan = plan_release(schema, count, find_budget(None, flags, count), share, shared=shared)
     recipe = calibrate(_shape_recipe(flags, count), flags, count, plan)
     data = DataChoice(
         source=str(flags.data.resolve()),
@@ -68,7 +69,7 @@ def choose(flags: Flags) -> ChosenTexts:
         records=count,
         prepare=share if plan else None,
     )
-    run = replace(RunChoice(), **flags.given("seed", "engine", "microbatch", "save_every"))
+    run = replace(RunChoice(), **flags.given("seed", "engine", "microbatch", "save_every", "dataset_budget"))
     model = ModelChoice(origin.name, {"path": str(origin.folder)})
     settled = Config(data=data, schema=schema, model=model, recipe=recipe, run=run, finetuning=choice)
     return ChosenTexts(settled, sheet, origin, plan)

@@ -109,6 +109,7 @@ class Flags:
     adjacency: Annotated[
         str | None, _privacy("add-or-remove-one (default) or replace-one.", among=options.ADJACENCIES)
     ] = None
+    dataset_budget: options.DatasetBudgetName = None
     model: Annotated[
         str | None, _learning("An architecture (linear, mlp, ...) or FILE.py:FUNCTION.", among=options.MODELS)
     ] = None

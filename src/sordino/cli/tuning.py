@@ -40,6 +40,7 @@ from sordino.tables.encoding import NO_CLASS, encode_labels
 from sordino.tables.reading import Sheet
 from sordino.tables.release import plan_release
 from sordino.tables.schema import Schema
+from sordino.vault import open_budget
 
 TOKENS_AT_ONCE = 16_384
 LOOK = 512
@@ -172,7 +173,8 @@ def _prepare_again(found: Config, sheet: Sheet, origin: Origin, directory: Path)
     if found.schema is None or data.records is None or data.prepare is None:
         raise InvalidInput(f"{PREPARATION} of {data.source} is not whole: start a new run")
     sheet.check(found.schema)
-    plan = plan_release(found.schema, data.records, recipe.budget, data.prepare)
+    shared = found.run.dataset_budget is not None
+    plan = plan_release(found.schema, data.records, recipe.budget, data.prepare, shared=shared)
     if plan is None:
         raise InvalidInput(f"{PREPARATION} of {data.source} leaves nothing open: start a new run")
     with _assemble(found, sheet, origin, invented=True).private:
@@ -208,6 +210,7 @@ def _assemble(settled: Config, sheet: Sheet, origin: Origin, *, invented: bool =
         seed=seed,
         engine=settled.run.engine,
         microbatch=settled.run.microbatch or max(1, TOKENS_AT_ONCE // choice.length),
+        vault=open_budget(named) if (named := settled.run.dataset_budget) and not invented else None,
         **owners,
     )
     return TextSession(settled, data, private, tokenizer, start)

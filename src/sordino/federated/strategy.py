@@ -25,6 +25,7 @@ from sordino.federated.work import FedAvg, Work, find_trainable
 from sordino.noise import Source
 from sordino.recipe import Recipe
 from sordino.run import Run, Stopped
+from sordino.vault.claims import DatasetBudget
 
 _log = logging.getLogger("sordino")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -39,7 +40,8 @@ class PrivateStrategy(Strategy):
     `adaptive` lets the clipping bound follow a quantile. `run` names a directory in which every event is recorded
     before anybody is asked, and the model after every round; with `resume` a run that is there already goes on.
     `patience` is how many seconds to wait at the start for users to connect. `seed` makes draws and noise repeatable,
-    for experiments, which the guarantee then says.
+    for experiments, which the guarantee then says. `vault` is the budget of the users (`sordino.vault.open_budget`),
+    whose unit must be "user": all rounds are reserved there before the first.
 
     `weighted_by_key` must stay None: weights by the number of examples are refused, because one user that claims many
     would be most of the average, and their sum, the divisor, is private.
@@ -59,6 +61,7 @@ class PrivateStrategy(Strategy):
         seed: int | None = None,
         source: Source | None = None,
         weighted_by_key: str | None = None,
+        vault: DatasetBudget | None = None,
     ) -> None:
         if weighted_by_key is not None:
             raise InvalidInput(
@@ -69,7 +72,7 @@ class PrivateStrategy(Strategy):
             raise InvalidInput("the model has no parameter that requires a gradient: there is nothing to train")
         _check_dtypes(model)
         self.work = work or FedAvg()
-        self.run = Run(recipe, unit="user", assumptions=ASSUMPTIONS, seed=seed, source=source)
+        self.run = Run(recipe, unit="user", assumptions=ASSUMPTIONS, seed=seed, source=source, vault=vault)
         optimizer = optimizer or recipe.optimizer.build(find_trainable(model).values())
         self.rounds = Rounds(model, recipe, optimizer, self.run, adaptive)
         self._patience = patience

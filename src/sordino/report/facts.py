@@ -26,6 +26,7 @@ from sordino.report import prices
 from sordino.report.prices import Opinion, Points, Runs, Tariff
 from sordino.report.run_folder import Folder
 from sordino.run import FIXED_IN_ADVANCE, HELD_OUT, assemble, list_assumptions, weaken
+from sordino.vault.claims import read_ties
 
 MOST_POINTS = 120
 """Of a schedule so many steps are drawn; a chart is not wider than a few hundred pixels."""
@@ -82,6 +83,8 @@ class Facts:
     versions: Mapping[str, str] = field(default_factory=dict)
     trained_with: Mapping[str, str] = field(default_factory=dict)
     cautions: tuple[str, ...] = ()
+    dataset: Mapping[str, Any] | None = None
+    """Where the dataset's own budget stood when this run reserved from it."""
 
     @property
     def budget(self) -> Budget | None:
@@ -146,6 +149,7 @@ def gather(
         versions=read_versions(),
         trained_with=_read_versions(outcome),
         cautions=_find_cautions(recipe, booked),
+        dataset=booked.dataset,
     )
 
 
@@ -160,6 +164,7 @@ class Booked:
     announced: list[Plan]
     unplanned: Events
     signature: str
+    dataset: Mapping[str, Any] | None = None
 
     def planned(self, recipe: Recipe | None) -> list[Plan]:
         """The declared plans, or that of the recipe it began with."""
@@ -181,7 +186,15 @@ def _read_ledger(folder: Folder) -> Booked:
         declared = {kind: tuple(ledger.declared(kind)) for kind in ("assumption", UNPROTECTED, CONDITION)}
         found, header, runs = plans.declared(ledger), dict(ledger.header), prices.count_repeats(history)
         unplanned = plans.list_unplanned(ledger, found)
-        return Booked(runs, header, proof, declared, found, unplanned, ledger.signature)
+        ties = [tie for tie in read_ties(ledger) if _is_total(tie)]
+        dataset = ties[-1] if ties else None
+        return Booked(runs, header, proof, declared, found, unplanned, ledger.signature, dataset)
+
+
+def _is_total(tie: Mapping[str, Any]) -> bool:
+    """Whether a ledger's line about a vault says where the dataset's budget stood; it may come from anybody."""
+    numbers, words = (tie.get(key) for key in ("epsilon", "budget", "delta")), ("receipt", "composition", "at")
+    return all(fits(value, "float") for value in numbers) and all(isinstance(tie.get(word), str) for word in words)
 
 
 def _read_recipe(folder: Folder) -> tuple[Recipe | None, str]:

@@ -37,7 +37,7 @@ def render(template: str, *, live: bool = False, **facts: Any) -> Page:
     style = _read_asset("page.css")
     script = "\n".join(map(_read_asset, ("page.js", "live.js") if live else ("page.js",)))
     policy = _write_policy(style, script, connect=live)
-    template_facts = {"style": Markup(style), "script": Markup(script), "policy": policy, **facts}
+    template_facts = {"style": Markup(style), "script": Markup(script), "policy": policy, "live": live, **facts}
     return Page(_environment().get_template(template).render(template_facts), policy)
 
 

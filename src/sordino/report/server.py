@@ -22,6 +22,8 @@ from sordino.report.page import Page
 from sordino.report.run_folder import Folder
 from sordino.report.run_page import describe_run
 from sordino.report.shelf import Listed, Shelf
+from sordino.report.vault_page import render_page
+from sordino.vault import Vault
 
 HOST = "127.0.0.1"
 MOST_AT_ONCE = 64
@@ -71,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, body: bool) -> None:
         self._deadline.cancel()
         self.server.note_heard(self.request)
-        found = find_page(self.server.shelf, self._find_route())
+        found = find_page(self.server.shelf, self._find_route(), self.server.vault)
         if found is None:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
@@ -123,8 +125,8 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 256
     allow_reuse_address = False
 
-    def __init__(self, root: Path, port: int = 0, *, deadline: float = DEADLINE) -> None:
-        self.shelf = Shelf(root)
+    def __init__(self, root: Path, port: int = 0, *, deadline: float = DEADLINE, vault: Vault | None = None) -> None:
+        self.shelf, self.vault = Shelf(root), vault
         self.token = secrets.token_urlsafe(24)
         self.deadline = deadline
         self._silent: dict[Any, None] = {}  # who has not said what it wants, oldest first
@@ -183,11 +185,16 @@ class Server(ThreadingHTTPServer):
 # -- pages ------------------------------------------------------------------------------------------------------------
 
 
-def find_page(shelf: Shelf, route: str | None) -> Page | None:
+def find_page(shelf: Shelf, route: str | None, vault: Vault | None = None) -> Page | None:
     """The page at `route` below the token; None where there is none."""
     if route == "":
         rows = [_describe_row(row) for row in shelf.list_runs(PATIENCE)]
-        return page.render("runs.html", live=True, name=Folder(shelf.root).name, root=str(shelf.root), rows=rows)
+        facts = {"name": Folder(shelf.root).name, "root": str(shelf.root), "rows": rows, "vault": vault is not None}
+        return page.render("runs.html", live=True, **facts)
+    if route == "vault" and vault is not None:
+        listed = shelf.list_runs(PATIENCE)
+        links = {row.facts.proof.run_id: row.entry.ident for row in listed if row.facts is not None}
+        return render_page(vault, links=links, live=True)
     named = _RUN.fullmatch(route or "")
     entry = shelf.find_entries().get(named[1]) if named else None
     if entry is None:

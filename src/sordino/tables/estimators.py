@@ -28,6 +28,7 @@ from sordino.tables.files import to_array, to_cells, to_table
 from sordino.tables.schema import Column, Number, Schema, parse_schema
 from sordino.tables.table import Cells, Table
 from sordino.tables.training import Fitted, Wishes, prepare_table, train_table
+from sordino.vault import DatasetBudget, open_budget
 
 Bounds = tuple[float, float]
 TARGET = "target"
@@ -50,6 +51,7 @@ class _Private(BaseEstimator):
         per_unit: int | None = None,
         run: str | Path | None = None,
         random_state: int | None = None,
+        vault: DatasetBudget | str | None = None,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -59,6 +61,7 @@ class _Private(BaseEstimator):
         self.per_unit = per_unit
         self.run = run
         self.random_state = random_state
+        self.vault = vault
 
     def _fit(self, X: Any, labels: Cells, task: str, classes: tuple[str, ...] | None, within: Bounds | None) -> Fitted:
         table = self._take(X, reset=True)
@@ -84,7 +87,9 @@ class _Private(BaseEstimator):
             seed=_to_seed(self.random_state),
         )
         whole = Table(table.name, {**table.columns, target: labels}, named=table.named)
-        fitted = train_table(prepare_table(whole, wishes), None if self.run is None else Path(self.run))
+        vault = open_budget(self.vault) if isinstance(self.vault, str) else self.vault
+        folder = None if self.run is None else Path(self.run)
+        fitted = train_table(prepare_table(whole, wishes), folder, vault=vault)
         self.guarantee_ = fitted.learned.guarantee
         self.encoder_ = fitted.learned.encoder
         self.model_ = fitted.learned.model
@@ -138,7 +143,9 @@ class PrivateClassifier(ClassifierMixin, _Private):  # scikit-learn has no types
     of some by name. `classes` are the public names of the classes; without them those that enough records have are
     released with noise, and are numbers or booleans where all of them read like that, whatever `y` is. `unit` names a
     column that says whose record it is, of which `per_unit` are used at most. `run` is a folder for the ledger and the
-    model. `random_state` makes the noise repeatable, which protects nobody.
+    model. `random_state` makes the noise repeatable, which protects nobody. `vault` is the dataset's own budget, from
+    `sordino.vault.open_budget` or by its name: every `fit` reserves its ε there, so that a search that would spend more
+    than there is left ends with `BudgetExhausted`.
 
     After `fit`: `classes_`, `guarantee_`, `model_` (a plain `torch.nn.Module`), `encoder_`, `left_out_`.
     """
@@ -155,6 +162,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # scikit-learn has no types
         per_unit: int | None = None,
         run: str | Path | None = None,
         random_state: int | None = None,
+        vault: DatasetBudget | str | None = None,
     ) -> None:
         super().__init__(
             epsilon,
@@ -165,6 +173,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # scikit-learn has no types
             per_unit=per_unit,
             run=run,
             random_state=random_state,
+            vault=vault,
         )
         self.classes = classes
 
@@ -208,6 +217,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # scikit-learn has no types
         per_unit: int | None = None,
         run: str | Path | None = None,
         random_state: int | None = None,
+        vault: DatasetBudget | str | None = None,
     ) -> None:
         super().__init__(
             epsilon,
@@ -218,6 +228,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # scikit-learn has no types
             per_unit=per_unit,
             run=run,
             random_state=random_state,
+            vault=vault,
         )
         self.target_bounds = target_bounds
 

@@ -56,9 +56,11 @@ from sordino.tables.additive import (
 from sordino.tables.encoder import Encoder
 from sordino.tables.encoding import NO_CLASS, encode_labels
 from sordino.tables.figures import Figures
+from sordino.tables.release import SHARED_UNLISTED
 from sordino.tables.schema import Column, Schema, Skip
 from sordino.tables.surveying import Survey, count_fine, find_fine_reach, list_coarse, survey
 from sordino.tables.table import Table, is_missing, parse_numbers
+from sordino.vault.claims import DatasetBudget, require_untied
 
 Floats = NDArray[np.float64]
 TASKS = ("classification", "regression")
@@ -80,6 +82,7 @@ PUBLIC = (
     "the names of the columns, the number of records, what the user gave as public, and that the table was not refused "
     "are public"
 )
+DIGESTED = 16
 _AT_ONCE = 8_192
 
 
@@ -187,6 +190,7 @@ def plan_learning(
     bounds: tuple[float, float] | None = None,
     metrics_epsilon: float | None = None,
     rows_per_unit: int = 1,
+    unlisted: float = UNLISTED_SHARE,
 ) -> Plan:
     """How the budget will be spent, from public numbers alone. Refuses what would be lost in the noise."""
     if task not in TASKS:
@@ -204,7 +208,7 @@ def plan_learning(
     steps_share = 1.0 - first - second - last
     shown = None if metrics_epsilon is None else _find_figures_noise(budget, metrics_epsilon)
     empty = Survey(
-        *(target, task, columns, classes, bounds, records, (1.0, 1.0), UNLISTED_SHARE * budget.delta),
+        *(target, task, columns, classes, bounds, records, (1.0, 1.0), unlisted * budget.delta),
         rows=rows_per_unit,
     )
 
@@ -278,6 +282,7 @@ def learn(
     resumed: bool = False,
     seed: int | None = None,
     tell: Callable[[int, int], None] = lambda done, steps: None,
+    vault: DatasetBudget | None = None,
 ) -> Learned:
     """A model of `target` from the records of `table`, all of it within `budget`.
 
@@ -288,7 +293,8 @@ def learn(
     budget. `rows_per_unit` is how many records one `unit` has at most: then the guarantee is about units. The ledger
     is that in `folder`, which must not hold a run yet, or `ledger`, or one in memory; `resumed` says that `ledger` is
     that of a run that was killed, beside which `budget` has room (`sordino.tables.preparing.Reserving`). `seed` makes
-    the noise repeatable. `tell` hears after each step how many are done.
+    the noise repeatable. `tell` hears after each step how many are done. `vault` is the budget of the dataset
+    (`sordino.vault.open_budget`): the whole plan is reserved there before anything is released.
 
     Guarantees: what was announced as a plan is all that is released, and it costs at most the budget; nothing is spent
     where this raises before its first release.
@@ -303,13 +309,33 @@ def learn(
         bounds=bounds,
         metrics_epsilon=metrics_epsilon if held_out is not None and len(held_out) else None,
         rows_per_unit=rows_per_unit,
+        unlisted=UNLISTED_SHARE if vault is None else SHARED_UNLISTED,
     )
+    claim = None
+    if vault is not None:
+        basis = weaken("proven", require_accountant(budget.accountant).basis)
+        claim = vault.over(lambda: digest_table(table), "table").claim(unit=unit, basis=basis)
+        if ledger is None:
+            claim.preview(plan.events(), budget.adjacency)  # refused before there is a folder
     book = _open_ledger(plan, unit, folder, ledger, resumed=resumed)
     try:
+        if claim is None:
+            require_untied(book)
+        else:
+            claim.cover(book)
         return follow(table, plan, held_out, book, _choose_source(seed, book), unit, tell)
     finally:
+        if claim is not None:
+            claim.settle(book)
         if ledger is None:
             book.close()
+
+
+def digest_table(table: Table) -> str:
+    """A digest of the names of the columns and of a few records: for a key to sign, never to be shown."""
+    places = np.unique(np.linspace(0, len(table) - 1, DIGESTED).astype(int))
+    cells = [[name, *(str(column[place]) for place in places)] for name, column in sorted(table.columns.items())]
+    return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
 
 
 def _choose_columns(table: Table, target: str, schema: Schema) -> dict[str, Column | None]:

@@ -23,6 +23,7 @@ from sordino.tables.reading import Sheet
 from sordino.tables.release import ReleasePlan, count_bins, count_different, infer_column, release
 from sordino.tables.schema import Column, Number, Schema, Skip, describe_header
 from sordino.tables.table import Table
+from sordino.vault.claims import DatasetBudget
 
 _DRAFT = """\
 # What the columns mean. Everything in this file must be public: correct it, do not copy extremes from the records.
@@ -100,12 +101,18 @@ def invent_records(schema: Schema, records: int) -> Data:
 
 
 def complete_schema(
-    sheet: Sheet, schema: Schema, plan: ReleasePlan, recipe: Recipe, directory: Path, seed: int | None
+    sheet: Sheet,
+    schema: Schema,
+    plan: ReleasePlan,
+    recipe: Recipe,
+    directory: Path,
+    seed: int | None,
+    budget: DatasetBudget | None = None,
 ) -> Schema:
     """`schema` with everything that the plan releases, paid from the ledger of the run in `directory`.
 
     A run that was killed on the way is prepared again: what was released before stays in the ledger, and both together
-    must be within the budget.
+    must be within the budget; and what is released and what the training will, within the dataset's `budget`.
     """
     assert recipe.budget is not None
     header = {
@@ -118,6 +125,8 @@ def complete_schema(
     with Ledger.open(path) if path.exists() else Ledger.create(path, header=header) as ledger:
         _require_affordable(ledger, recipe, plan, directory)
         announce_together(ledger, recipe, plan.events())
+        if budget is not None:
+            budget.claim(basis=recipe.basis).cover(ledger)
         source = Secure() if seed is None else Seeded(seed, ledger.incarnation)
         complete = release(sheet.train, sheet.target, schema, plan, ledger, source)
     if all(isinstance(column, Skip) for column in complete.columns.values()):

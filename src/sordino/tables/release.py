@@ -39,6 +39,8 @@ SHARE = 0.3
 DISTINCT_WEIGHT = 0.5
 UNLISTED_SHARE = 0.1
 """Of δ, for a class that only one record has."""
+SHARED_UNLISTED = 0.01
+"""The same where many runs share the δ of a dataset: hardly more noise is needed for it."""
 CERTAIN = 6.0
 """Fewer records than this many deviations of a count, and a histogram says nothing."""
 RATIO = 4.0
@@ -77,10 +79,12 @@ class ReleasePlan:
         return self.noise_multiplier * math.sqrt(len(self.columns) * (1 + DISTINCT_WEIGHT**2))
 
 
-def plan_release(schema: Schema, records: int, budget: Budget | None, share: float) -> ReleasePlan | None:
+def plan_release(
+    schema: Schema, records: int, budget: Budget | None, share: float, *, shared: bool = False
+) -> ReleasePlan | None:
     """What `schema` leaves open, at the noise that costs `share` of the budget; None if nothing is open.
 
-    Refuses what would be lost in the noise, before anything is spent.
+    Refuses what would be lost in the noise, before anything is spent. Other runs may have `shared` in the same δ.
     """
     if schema.complete:
         return None
@@ -90,7 +94,7 @@ def plan_release(schema: Schema, records: int, budget: Budget | None, share: flo
     if not 0 < share < 1:
         raise InvalidInput(f"prepare={share} must be in (0, 1): it is the share of epsilon for ranges and classes")
     columns, classes = tuple(schema.open), schema.classes is None
-    unlisted = UNLISTED_SHARE * budget.delta
+    unlisted = (SHARED_UNLISTED if shared else UNLISTED_SHARE) * budget.delta
     part = replace(budget, epsilon=share * budget.epsilon)
     noise = noise_for(part, lambda noise: _list_events(noise, bool(columns), classes, unlisted), start=10.0)
     chosen = ReleasePlan(columns, classes, records, noise.noise_multiplier, unlisted)

@@ -21,12 +21,14 @@ from sordino.books import reopen
 from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.tables.dates import expand
 from sordino.tables.encoding import spell_label
-from sordino.tables.learning import Learned, Plan, follow, learn, plan_learning, require_task
+from sordino.tables.learning import UNLISTED_SHARE, Learned, Plan, follow, learn, plan_learning, require_task
 from sordino.tables.predicting import Trained, save_model, use
 from sordino.tables.preparing import Reserving
 from sordino.tables.reading import HELD_OUT_SHARE, Sheet, choose_by_digest, split_table
+from sordino.tables.release import SHARED_UNLISTED
 from sordino.tables.schema import Schema, Skip, describe_header
 from sordino.tables.table import Cells, Table, find_missing, parse_values
+from sordino.vault.claims import DatasetBudget
 
 PER_UNIT = 3
 """Records of one unit that are used, unless another number is asked for."""
@@ -123,8 +125,9 @@ def train_table(
     tell: Callable[[int, int], None] = lambda done, steps: None,
     *,
     resumed: bool = False,
+    vault: DatasetBudget | None = None,
 ) -> Fitted:
-    """Learn within the budget; with a `folder` its ledger and the model are kept there.
+    """Learn within the budget; with a `folder` its ledger and the model are kept there. `vault` is the dataset's own.
 
     A run that was killed in its `folder` is `resumed`: it learns anew with what the budget has left beside what it
     spent, and is refused where that is too little.
@@ -139,25 +142,28 @@ def train_table(
             f"{folder} spent {spent} releases, and epsilon={ready.budget.epsilon:g} leaves too little beside them to "
             "learn anew: start a new run; what was spent adds to what it costs"
         )
-    learned = learn(
-        sheet.train,
-        sheet.target,
-        budget,
-        task=wishes.task,
-        schema=ready.schema,
-        bounds=wishes.target_bounds,
-        held_out=sheet.held_out if len(sheet.held_out) else None,
-        metrics_epsilon=wishes.metrics_epsilon,
-        rows_per_unit=ready.rows_per_unit,
-        unit=ready.unit,
-        folder=folder if ledger is None else None,
-        ledger=ledger,
-        resumed=resumed,
-        seed=wishes.seed,
-        tell=tell,
-    )
-    if ledger is not None:
-        ledger.close()
+    try:
+        learned = learn(
+            sheet.train,
+            sheet.target,
+            budget,
+            task=wishes.task,
+            schema=ready.schema,
+            bounds=wishes.target_bounds,
+            held_out=sheet.held_out if len(sheet.held_out) else None,
+            metrics_epsilon=wishes.metrics_epsilon,
+            rows_per_unit=ready.rows_per_unit,
+            unit=ready.unit,
+            folder=folder if ledger is None else None,
+            ledger=ledger,
+            resumed=resumed,
+            seed=wishes.seed,
+            tell=tell,
+            vault=vault,
+        )
+    finally:
+        if ledger is not None:
+            ledger.close()
     if folder is not None:
         save_model(folder, learned, ready.header)
     return Fitted(ready, learned, use(learned, ready.header))
@@ -210,8 +216,8 @@ def keep_few(owners: Cells, rows: int) -> NDArray[np.bool_]:
     return kept
 
 
-def plan_table(ready: Ready) -> Plan:
-    """How the budget will be spent; refuses what would be lost in the noise."""
+def plan_table(ready: Ready, *, shared: bool = False) -> Plan:
+    """How the budget will be spent; refuses what would be lost in the noise. The dataset's δ may be `shared`."""
     wishes, sheet = ready.wishes, ready.sheet
     task = require_task(sheet.train, sheet.target, wishes.task, ready.schema)
     columns = {name: column for name, column in ready.schema.columns.items() if name != sheet.target}
@@ -225,6 +231,7 @@ def plan_table(ready: Ready) -> Plan:
         bounds=wishes.target_bounds,
         metrics_epsilon=wishes.metrics_epsilon if len(sheet.held_out) else None,
         rows_per_unit=ready.rows_per_unit,
+        unlisted=SHARED_UNLISTED if shared else UNLISTED_SHARE,
     )
 
 

@@ -1,0 +1,61 @@
+"""The page of a vault: budgets as gauges, who spent what when, what is left, and the runs with their reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sordino.errors import SordinoError, VaultForged
+from sordino.report import page
+from sordino.report.page import Page
+from sordino.vault import Vault
+from sordino.vault.summary import describe_entry, sum_up
+
+MOST_ENTRIES = 200
+"""Of a history so many of the newest lines are shown."""
+
+
+def render_page(
+    vault: Vault, *, only: str | None = None, links: Mapping[str, str] | None = None, live: bool = False
+) -> Page:
+    """The page of all datasets that this person may see, or of one; `links` has the addresses of runs by their number.
+
+    A page that is not live also says whether the whole history was verified.
+    """
+    budgets: list[dict[str, Any]] = []
+    problem = ""
+    try:
+        names = [only] if only is not None else vault.names()
+        budgets.extend(_describe(vault, name, verify=not live) for name in names)
+    except SordinoError as error:
+        if not live:
+            raise
+        problem = str(error)
+    finally:
+        vault.store.release()
+    facts = {"budgets": budgets, "problem": problem, "place": vault.store.place, "links": links or {}}
+    return page.render("vault.html", live=live, **facts)
+
+
+def write_page(vault: Vault, name: str, path: Path) -> None:
+    """One file about one dataset, for a privacy officer; it needs neither the vault nor a network to be read."""
+    page.write(path, render_page(vault, only=name).html)
+
+
+def _describe(vault: Vault, name: str, verify: bool) -> dict[str, Any]:
+    summary = sum_up(vault.state(name))
+    verdict = ""
+    if verify:
+        try:
+            verdict = f"Verified: {vault.verify(name)}."
+        except VaultForged as error:
+            verdict = f"NOT intact: {error}"
+    entries = vault.history(name)
+    told = [(each.number, each.at.replace("T", " "), each.person, describe_entry(each)) for each in entries]
+    return {
+        "summary": summary,
+        "width": f"{100 * min(1.0, summary.part):.1f}%",
+        "verdict": verdict,
+        "history": told[-MOST_ENTRIES:],
+    }

@@ -1,0 +1,59 @@
+"""The vault: one budget per dataset, across runs, people and machines.
+
+A dataset's budget is a name, ε and δ, the unit that is protected, an owner and a rule of composition. Runs reserve what
+they may draw before they draw it, and return what was never drawn. It is kept in one SQLite file, or in PostgreSQL.
+Nothing in this package imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sordino.vault.claims import BookedEvents, Claim, DatasetBudget, settle
+from sordino.vault.composing import Rule
+from sordino.vault.entries import Entry
+from sordino.vault.state import Holding, State
+from sordino.vault.vault import Vault
+
+__all__ = [
+    "BookedEvents",
+    "Claim",
+    "DatasetBudget",
+    "Entry",
+    "Holding",
+    "Rule",
+    "State",
+    "Vault",
+    "open_budget",
+    "open_vault",
+    "settle",
+]
+
+PLACE = "SORDINO_VAULT"
+"""The variable that names the vault: a file, or an address that begins with postgresql://."""
+DEFAULT = Path(".sordino") / "vault.sqlite"
+"""In the home of the user, where nothing else is named."""
+
+
+def open_vault(place: str | Path | None = None, *, create: bool = False) -> Vault:
+    """The vault at `place`: a file, or ``postgresql://...``; by default what SORDINO_VAULT names, or one's own file.
+
+    `create` makes it where there is none.
+    """
+    where = str(place or os.environ.get(PLACE) or Path.home() / DEFAULT)
+    if where.startswith(("postgresql://", "postgres://")):
+        from sordino.vault.postgres import PostgresStore
+
+        return Vault(PostgresStore(where, create=create))
+    from sordino.vault.sqlite import SqliteStore
+
+    return Vault(SqliteStore(Path(where), create=create))
+
+
+def open_budget(name: str, place: str | Path | None = None) -> DatasetBudget:
+    """The budget of the dataset `name`, as `Private(..., vault=...)` takes it."""
+    vault = open_vault(place)
+    vault.state(name)  # refuses a name that there is not
+    vault.store.release()
+    return DatasetBudget(vault, name)

@@ -1,0 +1,79 @@
+"""Where a vault is kept: one protocol, whatever is behind it. A store keeps entries; what they mean is the vault's."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from sordino.errors import VaultError
+from sordino.vault.entries import Draft, Entry
+
+
+class ConnectionLost(VaultError):
+    """The store went away in the middle of something: whether that happened is to be looked up."""
+
+
+class Own(threading.local):
+    """The connection of this thread, in this process: neither another thread nor a forked process may use it."""
+
+    def __init__(self) -> None:
+        self._process, self._connection = 0, None
+
+    def find(self) -> Any:
+        """The connection, if there is one."""
+        return self._connection if self._process == os.getpid() else None
+
+    def keep(self, connection: Any) -> None:
+        """Use this one from now on; one that another process opened stays theirs, and open."""
+        self._inherited = None if self._process == os.getpid() else self._connection
+        self._process, self._connection = os.getpid(), connection
+
+
+class Transaction(Protocol):
+    """One look at the store, or one change of it: all of it or nothing."""
+
+    def datasets(self) -> list[str]:
+        """The names of the datasets that this person may see, sorted."""
+        ...
+
+    def entries(self, dataset: str, since: int = 1) -> list[Entry]:
+        """The entries of a dataset from number `since` on, in order."""
+        ...
+
+    def append(self, draft: Draft) -> Entry:
+        """Add an entry; on disk when the transaction ends. Only while writing."""
+        ...
+
+
+class Store(Protocol):
+    """A place for entries that only ever grow."""
+
+    place: str
+    """What people call it; never with a password."""
+
+    @property
+    def person(self) -> str:
+        """Who is at work; in PostgreSQL the role that logged in."""
+        ...
+
+    def reading(self) -> AbstractContextManager[Transaction]:
+        """One state of the store."""
+        ...
+
+    def writing(self, dataset: str) -> AbstractContextManager[Transaction]:
+        """The same, and nobody else changes this dataset meanwhile; committed, durably, when the block is left."""
+        ...
+
+    def check(self, chain: bytes, signature: bytes) -> bool | None:
+        """Whether the signature is right; None where nobody here can tell."""
+        ...
+
+    def find_loss(self) -> str:
+        """What the store itself knows to be missing, as a sentence; empty if nothing."""
+        ...
+
+    def release(self) -> None:
+        """Let the connection go until it is needed again."""
+        ...
