@@ -92,7 +92,7 @@ def test_a_classifier_from_a_configuration(classified: tuple[Path, Result]) -> N
 def test_what_was_trained_is_a_model_that_transformers_reads(classified: tuple[Path, Result]) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from sordino.finetuning.predicting import predict_probabilities
+    from sordino.finetuning.classifying import predict_probabilities
     from sordino.finetuning.tuned import load_tuned
 
     run, _ = classified

@@ -12,7 +12,7 @@ import torch
 
 from sordino.errors import InvalidInput
 from sordino.finetuning.choice import CAUSAL, Lora, TextChoice, parse_lora
-from sordino.finetuning.reading import find_owners, read_texts, split_texts
+from sordino.finetuning.text_files import find_owners, read_texts, split_texts
 from sordino.tables.table import Table
 
 transformers = pytest.importorskip("transformers")

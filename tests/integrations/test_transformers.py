@@ -62,18 +62,23 @@ WAYS = [(kind, way) for kind in KINDS for way in ("full", "lora")]
 WAYS += [("gpt2", way) for way in ("dora", "ia3", "prompt", "prefix")] + [("t5", "prompt"), ("bert", "prompt")]
 
 
-@pytest.mark.parametrize(
-    ("kind", "way"),
-    [pytest.param(*way, marks=[] if way in FAST else pytest.mark.slow, id="-".join(way)) for way in WAYS],
-)
+def mark(fast: set[tuple[str, str]], ways: list[tuple[str, str]]) -> list[Any]:
+    return [pytest.param(*way, marks=[] if way in fast else pytest.mark.slow, id="-".join(way)) for way in ways]
+
+
+@pytest.mark.parametrize(("kind", "way"), mark(FAST, WAYS))
 def test_a_step_is_that_of_a_loop_over_single_examples(kind: str, way: str, tmp_path: Path) -> None:
+    hold_against_a_loop(kind, way, tmp_path)
+
+
+def hold_against_a_loop(kind: str, way: str, folder: Path, **settings: Any) -> nn.Module:
     model = build(kind) if way == "full" else adapt(build(kind), kind, way)
     if way in ("lora", "dora"):  # the second factor begins at zero, and with it the first one's gradient
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 nn.init.normal_(parameter, std=0.1)
     twin = copy.deepcopy(model)
-    make(model, kind, tmp_path, recipe=whole_batch()).train()
+    make(model, kind, folder, recipe=whole_batch(), **settings).train()
     wanted = loop(twin, kind)
     moves = []
     for name, parameter in model.named_parameters():
@@ -83,6 +88,35 @@ def test_a_step_is_that_of_a_loop_over_single_examples(kind: str, way: str, tmp_
         moves.append(float((expected - before).abs().max().detach()))
     assert max(moves) > 1e-3
     assert sum(move > 0 for move in moves) == len(wanted)
+    return model
+
+
+@pytest.mark.parametrize(("kind", "way"), mark({("gpt2", "lora")}, [(k, w) for k in KINDS for w in ("full", "lora")]))
+def test_so_is_one_with_checkpoints_of_activations(kind: str, way: str, tmp_path: Path) -> None:
+    model = hold_against_a_loop(kind, way, tmp_path, activation_checkpointing=True)
+    assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
+def test_checkpoints_change_no_numbers_where_there_is_dropout(tmp_path: Path) -> None:
+    """What is run a second time, in the step and in its probes, has the coins of the first time."""
+    found = []
+    for on in (False, True):
+        model = build("gpt2", dropout=0.3)
+        torch.manual_seed(11)
+        make(model, "gpt2", tmp_path / str(on), recipe=whole_batch(), activation_checkpointing=on).train()
+        found.append(model)
+    plain, checkpointed = found
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(checkpointed.get_parameter(name), parameter, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(plain.lm_head.weight, build("gpt2").lm_head.weight)  # type: ignore[union-attr]
+
+
+def test_reentrant_checkpoints_of_the_models_own_are_refused(tmp_path: Path) -> None:
+    model = build("gpt2")
+    model.activation_checkpointing_enable({"use_reentrant": True})  # type: ignore[operator]  # of transformers
+    with pytest.raises(InvalidInput, match="reentrant checkpoints on, which hide the parameters"):
+        make(model, "gpt2", tmp_path, recipe=whole_batch())
+    assert not (tmp_path / "sordino").exists()
 
 
 # -- what it costs ----------------------------------------------------------------------------------------------------
@@ -122,7 +156,8 @@ REFUSED: dict[str, Any] = {
     "torch_compile": True,
     "auto_find_batch_size": True,
     "include_num_input_tokens_seen": "all",
-    "gradient_checkpointing": True,
+    "gradient_checkpointing_kwargs": {"use_reentrant": True},
+    "activation_checkpointing_kwargs": {"preserve_rng_state": False},
     "lr_scheduler_type": "reduce_lr_on_plateau",
     "optim": "lomo",
     "optim_target_modules": "all-linear",

@@ -57,7 +57,7 @@ def make(model: nn.Module, folder: Path, data: Any, tokenizer: Any, **settings: 
     names = ("recipe", "budget", "unit", "peft_config", "options", "eval_dataset")
     ours = {name: settings.pop(name) for name in names if name in settings}
     plain = {
-        "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "save_strategy": "no", "report_to": "none",
+        "use_cpu": True, "bf16": False, "save_strategy": "no", "report_to": "none",
         "disable_tqdm": True, "optim": "sgd", "learning_rate": RATE, "lr_scheduler_type": "constant",
         "per_device_train_batch_size": 5,
     }  # fmt: skip
@@ -116,7 +116,7 @@ def test_an_author_can_be_the_unit(tmp_path: Path, tokenizer: Any) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"packing": True}, {"padding_free": True}, {"loss_type": "dft"}, {"gradient_checkpointing": True}],
+    [{"packing": True}, {"padding_free": True}, {"loss_type": "dft"}],
     ids=lambda settings: next(iter(settings)),
 )
 def test_what_makes_several_records_one_row_is_refused(settings: Any, tmp_path: Path, tokenizer: Any) -> None:

@@ -11,7 +11,7 @@ from sordino import mechanisms
 from sordino.accounting import Budget
 from sordino.cli import lookup
 from sordino.cli.config import Config, ModelChoice, name_classes, read_config
-from sordino.cli.finetune import Flags as FinetuneFlags
+from sordino.cli.finetune import FinetuneFlags
 from sordino.cli.options import choose_delta
 from sordino.cli.terminal import caution, show_reading
 from sordino.cli.train import Flags

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Annotated
 
 from sordino.cli import options
-from sordino.cli.terminal import INTERRUPTED, complain
+from sordino.cli.terminal import explain_interruption
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -32,7 +30,7 @@ _texts, _privacy, _learning, _running = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags:
+class FinetuneFlags(options.OptionFields):
     """The options of `sordino finetune`, in the order of its help; None where the user said nothing."""
 
     model: Annotated[str, _learning("A folder with config.json and weights, or a config.json: then they are random.")]
@@ -91,19 +89,11 @@ class Flags:
     microbatch: Annotated[int | None, _running("Texts at once; changes no numbers.")] = None
     json: options.Json = False
 
-    def given(self, *names: str) -> dict[str, Any]:
-        """Those of the named options that the user gave."""
-        assert set(names) <= {f.name for f in fields(self)}
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-
-@options.take_fields(Flags)
-def finetune(flags: Flags) -> None:
+@options.take_fields(FinetuneFlags)
+def finetune(flags: FinetuneFlags) -> None:
     """Fine-tune a Hugging Face model from a folder so that it says almost nothing about any one text."""
-    try:
-        from sordino.cli.tuning import tune_and_report
+    with explain_interruption():
+        from sordino.cli.text_session import tune_and_report
 
         tune_and_report(flags)
-    except KeyboardInterrupt:  # before the first step, or a second time while a step is taken
-        complain("interrupted at once: what the run had saved and spent stands; sordino resume RUN goes on from there")
-        raise typer.Exit(INTERRUPTED) from None

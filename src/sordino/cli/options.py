@@ -89,6 +89,15 @@ NoDatasetBudget = Annotated[str | None, typer.Option("--dataset-budget", metavar
 """For commands that draw on no budget, and say why."""
 
 
+class OptionFields:
+    """The base of a dataclass whose fields are the options of a command: None where the user said nothing."""
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Those of the named options that the user gave."""
+        assert set(names) <= set(type(self).__dataclass_fields__)  # type: ignore[attr-defined]  # of a dataclass
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
 def take_fields(fields: type[_Fields]) -> Callable[[Callable[[_Fields], None]], Callable[..., None]]:
     """For a command that takes a dataclass: its fields are the options, each listed once, as typer reads them."""
     kinds = get_type_hints(fields, include_extras=True)

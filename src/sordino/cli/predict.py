@@ -123,8 +123,8 @@ def _predict_texts(run: Path, data: Path, keep: Sequence[str]) -> tuple[Any, dic
     """The classes of new texts, by the model of a run of `sordino finetune`."""
     from sordino.cli.progress import open_bar
     from sordino.finetuning.choice import CLASSIFY
-    from sordino.finetuning.predicting import tabulate
-    from sordino.finetuning.reading import read_texts
+    from sordino.finetuning.classifying import tabulate
+    from sordino.finetuning.text_files import read_texts
     from sordino.finetuning.tuned import load_tuned
 
     tuned = load_tuned(run, CLASSIFY)

@@ -26,9 +26,9 @@ def resume(
     from sordino.finetuning.tuned import is_finetuned
 
     if is_finetuned(run):
-        from sordino.cli import tuning
+        from sordino.cli import text_session
 
-        tuning.finish_and_report(tuning.reopen(run), as_json=json)
+        text_session.finish_and_report(text_session.reopen(run), as_json=json)
         return
     from sordino.cli import tabular
     from sordino.cli.announcing import report

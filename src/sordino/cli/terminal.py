@@ -76,6 +76,18 @@ def complain(message: str) -> None:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
 
 
+@contextmanager
+def explain_interruption() -> Iterator[None]:
+    """Around a training: a Ctrl-C before its first step, or a second one while a step is taken, ends in one line."""
+    import typer
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        complain("interrupted at once: what the run had saved and spent stands; sordino resume RUN goes on from there")
+        raise typer.Exit(INTERRUPTED) from None
+
+
 def caution(message: str) -> None:
     """Something the user should know, one line on stderr."""
     print(f"caution: {message}", file=sys.stderr)

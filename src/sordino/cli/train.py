@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Annotated
 
 from sordino.cli import options
-from sordino.cli.terminal import INTERRUPTED, complain
+from sordino.cli.terminal import explain_interruption
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -41,7 +39,7 @@ _yours, _privacy, _learning, _running = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags:
+class Flags(options.OptionFields):
     """The options of `sordino train`, in the order of its help; None where the user said nothing."""
 
     data: Annotated[
@@ -138,19 +136,11 @@ class Flags:
     ] = False
     json: options.Json = False
 
-    def given(self, *names: str) -> dict[str, Any]:
-        """Those of the named options that the user gave."""
-        assert set(names) <= {f.name for f in fields(self)}
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
 
 @options.take_fields(Flags)
 def train(flags: Flags) -> None:
     """Train a model that says almost nothing about any one record; options override --config."""
-    try:
+    with explain_interruption():
         from sordino.cli.launch import train_and_report
 
         train_and_report(flags)
-    except KeyboardInterrupt:  # before the first step, or a second time while a step is taken
-        complain("interrupted at once: what the run had saved and spent stands; sordino resume RUN goes on from there")
-        raise typer.Exit(INTERRUPTED) from None

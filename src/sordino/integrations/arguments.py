@@ -46,6 +46,11 @@ def _refuse(why: str, *names: str, fine: Callable[[Any], bool] = _off) -> dict[s
     return dict.fromkeys(names, Meaning("refused", why, fine))
 
 
+def keeps_parameters(settings: Mapping[str, Any]) -> bool:
+    """Whether checkpoints with these settings are of the kind whose parameters autograd sees."""
+    return set(settings) <= {"use_reentrant", "every_n_layers"} and not settings.get("use_reentrant", False)
+
+
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop")
 """Those that take one gradient per step and are tested here."""
 
@@ -117,14 +122,21 @@ MEANINGS: dict[str, Meaning] = {
     **_refuse("float16 needs loss scaling, which changes what is clipped: use `bf16`", "fp16"),
     **_accept("as ever, evaluation alone", "bf16_full_eval", "fp16_full_eval"),
     **_change("for the model; norms and sums are taken in full float32", "tf32"),
-    **_refuse(
-        "it runs parts of the model a second time, where their operations are not watched. Set "
-        "`gradient_checkpointing=False`: a smaller `per_device_train_batch_size` bounds memory, too, and changes no "
-        "numbers",
+    **_accept(
+        "exact: parts of the model are run a second time, and each example's gradient is the same",
         "activation_checkpointing",
         "gradient_checkpointing",
     ),
-    **_change("no effect", "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"),
+    **dict.fromkeys(
+        ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"),
+        Meaning(
+            "changed",
+            "`every_n_layers` as ever. `use_reentrant=True` hides parameters from autograd, so that no gradient per "
+            "example can be found: leave it out, or set it to False. Other keys are refused, because they are not "
+            "tested here",
+            lambda value: not value or keeps_parameters(value),
+        ),
+    ),
     **_refuse(
         "per-example norms are found by watching the model's operations, which a compiled graph hides",
         "torch_compile",

@@ -70,6 +70,17 @@ def _is_of_trl(forward: Any) -> bool:
     return str(getattr(forward, "__globals__", {}).get("__name__", "")).startswith("trl.")
 
 
+def require_seen_checkpoints(model: nn.Module) -> None:
+    """Refuse a model whose activations are checkpointed the reentrant way, which hides parameters from autograd."""
+    for module in model.modules():
+        way = getattr(module, "_gradient_checkpointing_func", None)
+        if getattr(module, "gradient_checkpointing", False) and getattr(way, "keywords", {}).get("use_reentrant"):
+            raise InvalidInput(
+                "the model has reentrant checkpoints on, which hide the parameters they use: call "
+                "model.activation_checkpointing_enable({'use_reentrant': False})"
+            )
+
+
 def require_apart(train: Any, held_out: Any) -> None:
     """Refuse records to measure on that are those of training, or some of them: what is measured is published."""
     if train is None or held_out is None:

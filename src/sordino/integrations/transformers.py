@@ -40,7 +40,7 @@ from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.finetuning import losses
 from sordino.gradients.engine import Loss
 from sordino.integrations.arguments import Meaning, require_private
-from sordino.integrations.bridging import AsDict, TaskLoss, plain_forward, require_apart
+from sordino.integrations.bridging import AsDict, TaskLoss, plain_forward, require_apart, require_seen_checkpoints
 from sordino.private import Private
 from sordino.recipe import Recipe
 from sordino.records import count_records
@@ -119,8 +119,7 @@ class PrivateLoop:
                 raise InvalidInput(
                     f"{type(self).__name__}.{method} would not be called: pass loss=, one loss per example"
                 )
-        if getattr(losses.unwrap(self.model), "is_activation_checkpointing", False):
-            raise InvalidInput("the model has activation checkpointing on: model.activation_checkpointing_disable()")
+        require_seen_checkpoints(self.model)
         if getattr(self.data_collator, "return_flash_attn_kwargs", None) is not None or getattr(
             self.data_collator, "padding_free", False
         ):

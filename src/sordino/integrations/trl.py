@@ -4,7 +4,7 @@
 
     trainer = PrivateSFTTrainer(
         model=model,
-        args=SFTConfig("out", gradient_checkpointing=False, bf16=False),
+        args=SFTConfig("out"),
         train_dataset=conversations,
         processing_class=tokenizer,
         peft_config=LoraConfig(r=8),
@@ -27,7 +27,7 @@ from sordino.integrations.transformers import PrivateLoop
 
 
 class PrivateSFTTrainer(PrivateLoop, SFTTrainer):
-    """TRL's `SFTTrainer` with private steps: give it `budget=` or `recipe=`, and `gradient_checkpointing=False`."""
+    """TRL's `SFTTrainer` with private steps: give it `budget=` or `recipe=`, the rest is as ever."""
 
     ordinary: ClassVar[type] = SFTTrainer
     more_meanings: ClassVar[Mapping[str, Meaning]] = OF_SFT

@@ -11,7 +11,7 @@ import copy
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -268,7 +268,7 @@ class Prober:
         tracer, randomness = Tracer(size, watched, record), Randomness(how.seed, how.shared)
         tracer.attach(objective)
         losses = self._losses(objective, data, size, tracer, randomness)
-        gradient = self._gradient(objective, losses, watched) if watched else []
+        gradient = self._gradient(objective, losses, watched, randomness) if watched else []
         state = {} if self.light else {name: tensor.detach() for name, tensor in list_tensors(objective).items()}
         return ProbeRun(losses.detach(), gradient, state, tracer.calls, tracer.dtypes, randomness)
 
@@ -292,14 +292,19 @@ class Prober:
         except Exception as error:  # the user's model and loss may raise anything; it stays the cause
             raise translate(error, objective, data, tracer.open[-1][0] if tracer.open else "") from error
 
-    def _gradient(self, objective: Objective, losses: Tensor, watched: Sequence[int]) -> list[Tensor | None]:
+    def _gradient(
+        self, objective: Objective, losses: Tensor, watched: Sequence[int], randomness: Randomness
+    ) -> list[Tensor | None]:
+        """Under what the losses were computed under, and with their coins: checkpointed parts run a second time."""
         if not losses.requires_grad:
             return [None] * len(self.trained)
         named = dict(objective.named_parameters())
         try:
             refuse_reentrant(losses)
             watched_sum = losses[list(watched)].sum()
-            return list(torch.autograd.grad(watched_sum, [named[n] for n in self.trained], allow_unused=True))
+            again = Randomness(randomness.seed, randomness.shared) if randomness.drawn else nullcontext()
+            with disable_compilation(), use_plain_attention(), again:
+                return list(torch.autograd.grad(watched_sum, [named[n] for n in self.trained], allow_unused=True))
         except UnsupportedModel as error:
             raise ProbeFailed("checkpoint", "model", str(error)) from error
         except (RuntimeError, NotImplementedError) as error:

@@ -18,16 +18,16 @@ from sordino.accounting import Guarantee
 from sordino.accounting.guarantee import UNPROTECTED
 from sordino.books import LEDGER
 from sordino.cli import announcing, config, launch
+from sordino.cli.choosing_texts import ChosenTexts, choose, count_protected
 from sordino.cli.config import Config
-from sordino.cli.finetune import Flags
+from sordino.cli.finetune import FinetuneFlags
 from sordino.cli.session import PREPARATION, Session, choose_directory, explain_missing, prepare_records
 from sordino.cli.terminal import caution, console, messages, say
-from sordino.cli.texts import ChosenTexts, choose, count_protected
 from sordino.errors import InvalidInput
 from sordino.finetuning import losses, models
 from sordino.finetuning.choice import CAUSAL, CLASSIFY, TextChoice
 from sordino.finetuning.models import BASE, Origin
-from sordino.finetuning.reading import find_owners, read_texts, split_texts
+from sordino.finetuning.text_files import find_owners, read_texts, split_texts
 from sordino.finetuning.tokens import Pad, Texts, encode_texts, find_padding, has_tokenizer
 from sordino.finetuning.tuned import locate_origin
 from sordino.private import Private
@@ -82,7 +82,7 @@ class TextSession(Session):
         return replace(spent, assumptions=(*spent.assumptions, *begun, *self.data.caveats))
 
 
-def tune_and_report(flags: Flags) -> None:
+def tune_and_report(flags: FinetuneFlags) -> None:
     """Fine-tune, save, export, and say what came out."""
     chosen = choose(flags)
     quiet = flags.json

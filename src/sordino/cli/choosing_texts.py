@@ -8,12 +8,12 @@ from typing import Any
 from sordino import mechanisms
 from sordino.cli.choosing import calibrate, find_budget
 from sordino.cli.config import Config, ModelChoice, RunChoice, name_classes
-from sordino.cli.finetune import Flags
+from sordino.cli.finetune import FinetuneFlags
 from sordino.errors import InvalidInput
 from sordino.finetuning import models
 from sordino.finetuning.choice import CAUSAL, CLASSIFY, LENGTH, Lora, TextChoice, parse_lora
 from sordino.finetuning.models import Origin
-from sordino.finetuning.reading import check_texts, describe_columns, find_owners, read_texts, split_texts
+from sordino.finetuning.text_files import check_texts, describe_columns, find_owners, read_texts, split_texts
 from sordino.recipe import Optimizer, Recipe
 from sordino.tables.defaults import Defaults
 from sordino.tables.reading import HELD_OUT_SHARE, DataChoice, Sheet
@@ -38,7 +38,7 @@ class ChosenTexts:
     plan: ReleasePlan | None = None
 
 
-def choose(flags: Flags) -> ChosenTexts:
+def choose(flags: FinetuneFlags) -> ChosenTexts:
     """Read the texts, and settle everything that is public about the run; nothing is spent."""
     models.require_packages()
     origin = models.find_origin(flags.model)
@@ -75,7 +75,7 @@ def choose(flags: Flags) -> ChosenTexts:
     return ChosenTexts(settled, sheet, origin, plan)
 
 
-def _choose_task(flags: Flags, origin: Origin) -> TextChoice:
+def _choose_task(flags: FinetuneFlags, origin: Origin) -> TextChoice:
     task = flags.task or (CLASSIFY if flags.target is not None else None)
     if task is None:
         raise InvalidInput("what is to be learnt is missing: give --target COLUMN to classify, or --task causal-lm")
@@ -99,7 +99,7 @@ def _choose_task(flags: Flags, origin: Origin) -> TextChoice:
     )
 
 
-def _name_classes(flags: Flags, choice: TextChoice) -> tuple[str, ...] | None:
+def _name_classes(flags: FinetuneFlags, choice: TextChoice) -> tuple[str, ...] | None:
     if flags.classes is not None:
         given = flags.classes.strip()
         return name_classes(int(given) if given.isdecimal() else [name.strip() for name in given.split(",")])
@@ -115,7 +115,7 @@ def count_protected(sheet: Sheet, choice: TextChoice) -> int:
     return len(sheet.train) if choice.unit is None else len(set(find_owners(sheet.train, choice.unit)))
 
 
-def _shape_recipe(flags: Flags, records: int) -> Recipe:
+def _shape_recipe(flags: FinetuneFlags, records: int) -> Recipe:
     """The recipe before its noise is known."""
     if flags.epochs is not None and flags.steps is not None:
         raise InvalidInput(f"epochs={flags.epochs} and steps={flags.steps} are both given: use one of them")
