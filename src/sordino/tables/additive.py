@@ -49,7 +49,7 @@ SCORE_EDGES = np.linspace(-6.0, 6.0, 25)
 
 
 @dataclass(frozen=True)
-class Settings:
+class FitSettings:
     """How long and how boldly to learn; public, from ε, δ and the number of records alone.
 
     `residual` is c, `rate` η and `constant` the entry of every row by which the offset is learnt. `variance` is S of a
@@ -68,14 +68,14 @@ class Settings:
     columns: int = 10
 
 
-def choose_settings(reach: float) -> Settings:
+def choose_settings(reach: float) -> FitSettings:
     """By `reach`, the number of records over the noise on a count of them: what they say against the noise.
 
     Few of them pay for a short residual and no offset; more can learn both. Chosen on invented tables alone
     (docs/tables.md).
     """
     bolder = 0.125 * math.log2(max(reach, 1.0) / 3_000.0)
-    return Settings(residual=min(1.0, max(0.5, 0.5 + bolder)), constant=CONSTANT if reach >= OFFSET_REACH else 0.0)
+    return FitSettings(residual=min(1.0, max(0.5, 0.5 + bolder)), constant=CONSTANT if reach >= OFFSET_REACH else 0.0)
 
 
 @dataclass
@@ -94,7 +94,7 @@ class _Ridge:
     """Λ, and (H + Λ)⁻¹, of blocks that are matrices and a diagonal for all other entries."""
 
     def __init__(
-        self, steep: Floats, noise: float, ordered: Sequence[tuple[int, int]], columns: int, settings: Settings
+        self, steep: Floats, noise: float, ordered: Sequence[tuple[int, int]], columns: int, settings: FitSettings
     ) -> None:
         pull = (noise + steep) / steep
         share = min(1.0, settings.columns / max(columns, 1))
@@ -124,7 +124,7 @@ class _Ridge:
         return moved
 
 
-class Rows:
+class EncodedRows:
     """The encoded rows of a table, never written out: products with weights, and sums weighted by residuals.
 
     Beside its blocks a row has the entry `constant`, which counts in its length.
@@ -211,13 +211,13 @@ class Additive:
 
 
 def fit(
-    rows: Rows,
+    rows: EncodedRows,
     targets: Floats,
     known: NDArray[np.bool_],
     start: Floats,
     curvature: float,
     noise_multiplier: float,
-    settings: Settings,
+    settings: FitSettings,
     records: int,
     charge: Callable[[], Receipt],
     source: Source,
@@ -255,7 +255,7 @@ def fit(
 
 
 def shorten(residuals: Floats, limit: float) -> Floats:
-    """Rows [N, K] of length `limit` at most; what is not finite is zero."""
+    """EncodedRows [N, K] of length `limit` at most; what is not finite is zero."""
     lengths = np.linalg.norm(residuals, axis=1, keepdims=True)
     kept = residuals * np.minimum(1.0, limit / np.maximum(lengths, 1e-12))
     return np.asarray(np.where(np.isfinite(lengths), kept, 0.0))

@@ -39,11 +39,11 @@ from sordino.books import LEDGER, require_fresh
 from sordino.errors import InvalidInput
 from sordino.noise import Secure, Seeded, Source, add_noise
 from sordino.run import FIXED_IN_ADVANCE, FLOATING_POINT, HELD_OUT, assemble, weaken
-from sordino.tables import figures
+from sordino.tables import evaluation
 from sordino.tables.additive import (
     Additive,
-    Rows,
-    Settings,
+    EncodedRows,
+    FitSettings,
     balance,
     calibrate,
     choose_settings,
@@ -55,7 +55,7 @@ from sordino.tables.additive import (
 )
 from sordino.tables.encoder import Encoder
 from sordino.tables.encoding import NO_CLASS, encode_labels
-from sordino.tables.figures import Figures
+from sordino.tables.evaluation import Figures
 from sordino.tables.schema import Column, Schema, Skip
 from sordino.tables.surveying import Survey, count_fine, find_fine_reach, list_coarse, survey
 from sordino.tables.table import Table, is_missing, parse_numbers
@@ -84,12 +84,12 @@ _AT_ONCE = 8_192
 
 
 @dataclass(frozen=True)
-class Plan:
+class LearningPlan:
     """What will be spent on what: the survey, the steps, the calibration of probabilities, the held-out figures."""
 
     budget: Budget
     survey: Survey
-    settings: Settings
+    settings: FitSettings
     step_noise: float
     calibration_noise: float | None
     figures_noise: float | None
@@ -117,7 +117,7 @@ class Learned:
     model: nn.Module
     encoder: Encoder
     guarantee: Guarantee
-    plan: Plan
+    plan: LearningPlan
     figures: Figures | None = None
     cautions: tuple[str, ...] = ()
 
@@ -187,7 +187,7 @@ def plan_learning(
     bounds: tuple[float, float] | None = None,
     metrics_epsilon: float | None = None,
     rows_per_unit: int = 1,
-) -> Plan:
+) -> LearningPlan:
     """How the budget will be spent, from public numbers alone. Refuses what would be lost in the noise."""
     if task not in TASKS:
         raise InvalidInput(f"task={task!r} must be classification or regression")
@@ -208,10 +208,10 @@ def plan_learning(
         rows=rows_per_unit,
     )
 
-    def build(noise: float) -> Plan:
+    def build(noise: float) -> LearningPlan:
         surveyed = replace(empty, noise=(noise / math.sqrt(first) if coarse else 1.0, noise / math.sqrt(second)))
         step = noise * math.sqrt(settings.steps / steps_share)
-        return Plan(budget, surveyed, settings, step, noise / math.sqrt(last) if last else None, shown)
+        return LearningPlan(budget, surveyed, settings, step, noise / math.sqrt(last) if last else None, shown)
 
     found = noise_for(budget, lambda noise: build(noise).events(), start=1.01 / find_precision(budget))
     plan = build(found.noise_multiplier)
@@ -351,7 +351,7 @@ def require_task(table: Table, target: str, task: str | None, schema: Schema) ->
     return "classification"
 
 
-def _open_ledger(plan: Plan, unit: str, folder: Path | None, ledger: Ledger | None, *, resumed: bool) -> Ledger:
+def _open_ledger(plan: LearningPlan, unit: str, folder: Path | None, ledger: Ledger | None, *, resumed: bool) -> Ledger:
     """The ledger with the whole plan declared on it, before anything is released (law 5).
 
     A run that was killed is begun anew on its own ledger: what it spent and the new plan replace its plan.
@@ -388,7 +388,7 @@ def _choose_source(seed: int | None, ledger: Ledger) -> Source:
 
 def follow(
     table: Table,
-    plan: Plan,
+    plan: LearningPlan,
     held_out: Table | None,
     ledger: Ledger,
     source: Source,
@@ -423,9 +423,9 @@ def _judge_classes(encoder: Encoder) -> tuple[str, ...]:
 
 
 def _fit(
-    table: Table, encoder: Encoder, plan: Plan, ledger: Ledger, source: Source, tell: Callable[[int, int], None]
+    table: Table, encoder: Encoder, plan: LearningPlan, ledger: Ledger, source: Source, tell: Callable[[int, int], None]
 ) -> Additive:
-    rows = Rows(encoder, table, plan.settings.constant)
+    rows = EncodedRows(encoder, table, plan.settings.constant)
     targets, known = encode_target(table, encoder)
     link: Callable[[Floats], Floats] = lambda scores: scores  # noqa: E731
     start, curvature = np.zeros(1), 1.0
@@ -481,14 +481,14 @@ def build_model(fitted: Additive) -> nn.Linear:
 
 
 def _measure(
-    model: nn.Module, encoder: Encoder, held_out: Table, plan: Plan, ledger: Ledger, source: Source
+    model: nn.Module, encoder: Encoder, held_out: Table, plan: LearningPlan, ledger: Ledger, source: Source
 ) -> Figures | None:
     scores = score(model, encoder, held_out)
     targets, known = encode_target(held_out, encoder)
     if plan.figures_noise is None:
-        return figures.measure(scores[known], targets[known], encoder)
+        return evaluation.measure(scores[known], targets[known], encoder)
     receipt = ledger.charge(GaussianDpEvent(plan.figures_noise), "held-out figures")
-    return figures.release(
+    return evaluation.release(
         scores[known], targets[known], encoder, plan.figures_noise, plan.survey.rows, receipt, source
     )
 
