@@ -147,7 +147,7 @@ def test_an_audit_finds_what_is_not_paid_for(sordino, trained, monkeypatch) -> N
     from sordino.tables import additive
 
     healthy = additive.EncodedRows.add_up
-    monkeypatch.setattr(additive.EncodedRows, "add_up", lambda self, residuals: 30 * healthy(self, residuals))
+    monkeypatch.setattr(additive.EncodedRows, "add_up", lambda self, *given: 30 * healthy(self, *given))
     audited = sordino("audit", trained[0], "--json")
     assert audited.exit_code == 1
     assert json.loads(audited.stdout.splitlines()[-1])["findings"]

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,7 +59,7 @@ from sordino.tables.encoding import NO_CLASS, encode_labels
 from sordino.tables.evaluation import Figures
 from sordino.tables.schema import Column, Schema, Skip
 from sordino.tables.surveying import Survey, count_fine, find_fine_reach, list_coarse, survey
-from sordino.tables.table import Table, is_missing, parse_numbers
+from sordino.tables.table import Table, find_missing, parse_numbers
 
 Floats = NDArray[np.float64]
 TASKS = ("classification", "regression")
@@ -333,10 +334,10 @@ def require_task(table: Table, target: str, task: str | None, schema: Schema) ->
     if task not in (None, *TASKS):
         raise InvalidInput(f"task={task!r} must be classification or regression")
     cells = table.columns[target]
-    if all(is_missing(cell) for cell in set(cells)):
+    missing = find_missing(cells)
+    if missing.all():
         raise InvalidInput(f"every record's target {target!r} is missing: nothing can be learnt")
-    values = parse_numbers(cells)
-    known = np.array([not is_missing(cell) for cell in cells])
+    values, known = parse_numbers(cells), ~missing
     numeric = 2 * int(np.sum(~np.isnan(values))) > int(known.sum())
     if task == "regression":
         if not numeric:
@@ -445,8 +446,10 @@ def _fit(
     receipt = ledger.charge(GaussianDpEvent(plan.calibration_noise), "scores by class")
     deviation = plan.calibration_noise * plan.survey.rows
     if len(encoder.classes) > 2:
-        chances = to_probabilities(rows.multiply(fitted.weights) + fitted.offsets) * known[:, None]
-        sums = torch.from_numpy(np.stack([targets[known].sum(0), chances.sum(0)]) / math.sqrt(2.0))
+        said = np.zeros(len(encoder.classes))
+        for at in rows.split():
+            said += known[at] @ to_probabilities(rows.multiply(fitted.weights, at) + fitted.offsets)
+        sums = torch.from_numpy(np.stack([targets[known].sum(0, dtype=np.float64), said]) / math.sqrt(2.0))
         noised = add_noise(source, receipt, sums, deviation).numpy()
         return Additive(fitted.weights, fitted.offsets + balance(noised, deviation))
     scores = rows.multiply(fitted.weights)[:, 0] + fitted.offsets[0]
@@ -455,7 +458,7 @@ def _fit(
     return Additive(slope * fitted.weights, slope * fitted.offsets + offset)
 
 
-def encode_target(table: Table, encoder: Encoder) -> tuple[Floats, NDArray[np.bool_]]:
+def encode_target(table: Table, encoder: Encoder) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """[N, K] targets and which records have one: 0 or 1, one of K, or the value in spreads around the center."""
     cells = table.columns[encoder.target]
     if not encoder.classes:
@@ -466,8 +469,8 @@ def encode_target(table: Table, encoder: Encoder) -> tuple[Floats, NDArray[np.bo
     numbers = encode_labels(cells, encoder.classes)
     known = numbers != NO_CLASS
     if len(encoder.classes) == 2:
-        return (numbers == 1).astype(np.float64)[:, None], known
-    return np.eye(len(encoder.classes))[np.where(known, numbers, 0)], known
+        return (numbers == 1).astype(np.uint8)[:, None], known
+    return np.eye(len(encoder.classes), dtype=np.uint8)[np.where(known, numbers, 0)], known
 
 
 def build_model(fitted: Additive) -> nn.Linear:
