@@ -20,7 +20,7 @@ import typer
 from benchmarks.tables import page
 from benchmarks.tables.cases import CASES, EPSILONS, SEEDS, Case, read
 from benchmarks.tables.methods import OPEN, PRIVATE, Method, Missing
-from sordino.tables.figures import find_area
+from sordino.tables.evaluation import find_area
 
 STORED = Path(__file__).parents[1] / "results" / "tables.jsonl"
 

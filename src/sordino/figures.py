@@ -6,7 +6,20 @@ It loads nothing, so that the command line can show a number before it loads the
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number that was estimated, and its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
 def round_up(epsilon: float, digits: int = 2) -> str:

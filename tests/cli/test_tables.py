@@ -146,8 +146,8 @@ def test_an_audit_finds_what_is_not_paid_for(sordino, trained, monkeypatch) -> N
     """The twin: sums that are twice as sensitive as they are charged for."""
     from sordino.tables import additive
 
-    healthy = additive.Rows.add_up
-    monkeypatch.setattr(additive.Rows, "add_up", lambda self, residuals: 30 * healthy(self, residuals))
+    healthy = additive.EncodedRows.add_up
+    monkeypatch.setattr(additive.EncodedRows, "add_up", lambda self, *given: 30 * healthy(self, *given))
     audited = sordino("audit", trained[0], "--json")
     assert audited.exit_code == 1
     assert json.loads(audited.stdout.splitlines()[-1])["findings"]

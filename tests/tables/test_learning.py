@@ -21,8 +21,8 @@ from sordino.accounting.ledger import Receipt
 from sordino.accounting.pricing import epsilon
 from sordino.errors import InvalidInput, LedgerError
 from sordino.noise import Seeded, Settling
-from sordino.tables import additive, figures, surveying
-from sordino.tables.additive import Additive, Rows, Settings, choose_settings, fit
+from sordino.tables import additive, evaluation, surveying
+from sordino.tables.additive import Additive, EncodedRows, FitSettings, choose_settings, fit
 from sordino.tables.encoder import Binned, Encoder, Named
 from sordino.tables.learning import Learned, build_model, encode_target, find_precision, learn, plan_learning
 from sordino.tables.schema import Category, Number, Schema
@@ -115,7 +115,7 @@ def test_every_release_has_a_charge_of_its_own_and_together_they_cost_the_budget
 def test_the_noise_of_every_release_is_what_was_charged(learned) -> None:
     """Each multiplier times how far one record can move the sum, by a test of the noise itself."""
     model, _, source = learned
-    plan, rows = model.plan, Rows(model.encoder, without(patients(), "cost"), model.plan.settings.constant)
+    plan, rows = model.plan, EncodedRows(model.encoder, without(patients(), "cost"), model.plan.settings.constant)
     noises = [(released - value).flatten().numpy() for _, value, released in source.seen]
     reach = plan.settings.residual * rows.bound
     expected = [
@@ -155,7 +155,7 @@ def test_one_record_moves_no_release_by_more_than_its_noise_is_made_for(task: st
         before, after = first.seen[1][1], source.seen[1][1]
         if record < 3:  # the last one brings names of its own, which the threshold is for
             assert (before - after).norm() <= surveying.find_fine_reach(survey.fine) + 1e-9
-        rows, others = Rows(encoder, table, 0.3), Rows(encoder, fewer, 0.3)
+        rows, others = EncodedRows(encoder, table, 0.3), EncodedRows(encoder, fewer, 0.3)
         for weights in _weights(rows.width):
             moved = _pull(table, encoder, rows, weights) - _pull(fewer, encoder, others, weights)
             assert np.linalg.norm(moved) <= 0.5 * rows.bound + 1e-9
@@ -167,7 +167,7 @@ def _weights(width: int) -> list[np.ndarray]:
     return [scale * source.normal(size=(width, 1)) for scale in (0.0, 1.0, 100.0)]
 
 
-def _pull(table: Table, encoder: Encoder, rows: Rows, weights: np.ndarray) -> np.ndarray:
+def _pull(table: Table, encoder: Encoder, rows: EncodedRows, weights: np.ndarray) -> np.ndarray:
     """The sum that one step releases, before its noise."""
     source = Watching(quiet=True)
     targets, known = encode_target(table, encoder)
@@ -180,7 +180,7 @@ def _pull(table: Table, encoder: Encoder, rows: Rows, weights: np.ndarray) -> np
         return link(rows.multiply(weights))
 
     ledger = Ledger.in_memory()
-    one = replace(Settings(), steps=1, residual=0.5)
+    one = replace(FitSettings(), steps=1, residual=0.5)
     charge = lambda: ledger.charge(GaussianDpEvent(1.0))  # noqa: E731
     fit(rows, targets, known, start, 0.2, 1.0, one, len(table), charge, source, link=linked)
     return source.seen[0][1].numpy()
@@ -194,7 +194,7 @@ def test_a_sum_without_its_bounds_would_be_caught() -> None:
         {"age": None, "dose": None, "town": None}, "cost", "regression", Budget(20.0, 1e-5), len(table)
     )
     encoder = surveying.survey(table, plan.survey, Ledger.in_memory(), Watching())
-    rows = Rows(encoder, table)
+    rows = EncodedRows(encoder, table)
     targets, _ = encode_target(table, encoder)
     lengths = np.linalg.norm(encoder.encode(table), axis=1)
     assert (np.abs(targets[:, 0]) * lengths * rows.shortened).max() > 0.5 * rows.bound
@@ -213,7 +213,7 @@ def test_counts_of_scores_and_sums_of_errors_move_by_one() -> None:
         less = np.arange(50) != record
         assert np.linalg.norm(whole - additive.count_scores(scores[less], positive[less], known[less])) <= 1
         values = np.stack([scores, 5 * scores]), np.stack([scores[less], 5 * scores[less]])
-        moved = figures.sum_errors(values[0].T[:, :1], values[0].T[:, 1:]) - figures.sum_errors(
+        moved = evaluation.sum_errors(values[0].T[:, :1], values[0].T[:, 1:]) - evaluation.sum_errors(
             values[1].T[:, :1], values[1].T[:, 1:]
         )
         assert np.linalg.norm(moved) <= 1 + 1e-9
@@ -251,7 +251,7 @@ def test_a_unit_of_several_records_has_as_much_more_noise() -> None:
     assert fourfold.survey.find_threshold(1.0) > single.survey.find_threshold(1.0)
     source, ledger = Watching(), Ledger.in_memory()
     model = _run(table, fourfold, ledger, source)
-    rows = Rows(model.encoder, table, fourfold.settings.constant)
+    rows = EncodedRows(model.encoder, table, fourfold.settings.constant)
     noises = [(released - value).flatten().numpy() for _, value, released in source.seen[2:-1]]
     deviation = 4 * fourfold.step_noise * fourfold.settings.residual * rows.bound
     assert stats.kstest(np.concatenate(noises) / deviation, "norm").pvalue > 1e-3
@@ -346,7 +346,7 @@ CELLS = st.lists(
 @settings(max_examples=40, deadline=None)
 def test_rows_are_what_the_encoder_writes_out(cells: list[tuple[str, str]], outputs: int) -> None:
     table = Table("t", {"b": [b for _, b in cells], "a": [a for a, _ in cells], "more": ["?"] * len(cells)})
-    dense, rows = ENCODER.encode(table).astype(np.float64), Rows(ENCODER, table)
+    dense, rows = ENCODER.encode(table).astype(np.float64), EncodedRows(ENCODER, table)
     source = np.random.default_rng(0)
     weights, residuals = source.normal(size=(ENCODER.width, outputs)), source.normal(size=(len(cells), outputs))
     np.testing.assert_allclose(rows.multiply(weights), dense @ weights, atol=1e-5)
@@ -446,7 +446,7 @@ def test_protected_figures_are_near_the_open_ones_and_paid_from_the_same_budget(
     assert learned.guarantee.epsilon <= BUDGET.epsilon
     scores = learned.score(test)
     targets, known = encode_target(test, learned.encoder)
-    exact = figures.measure(scores[known], targets[known], learned.encoder)
+    exact = evaluation.measure(scores[known], targets[known], learned.encoder)
     assert exact is not None
     for name in ("auc", "accuracy", "recall"):
         said = learned.figures.values[name]
@@ -498,7 +498,7 @@ def test_figures_agree_with_those_of_scikit_learn() -> None:
     source = np.random.default_rng(0)
     scores = np.round(source.normal(size=400), 1)
     labels = (scores + source.normal(size=400) > 0.5).astype(float)
-    found = figures.measure(scores[:, None], labels[:, None], ENCODER)
+    found = evaluation.measure(scores[:, None], labels[:, None], ENCODER)
     assert found is not None
     chances = 1 / (1 + np.exp(-scores))
     assert found["auc"] == pytest.approx(metrics.roc_auc_score(labels, scores))
@@ -513,7 +513,7 @@ def test_figures_agree_with_those_of_scikit_learn() -> None:
     with pytest.raises(InvalidInput, match="no figure 'mae'"):
         found["mae"]
     number = Encoder("y", ENCODER.blocks, (), 10.0, 4.0, -50.0, 50.0)
-    errors = figures.measure(scores[:, None], labels[:, None], number)
+    errors = evaluation.measure(scores[:, None], labels[:, None], number)
     assert errors is not None
     truth, said = 10 + 4 * labels, 10 + 4 * scores
     assert errors["rmse"] == pytest.approx(metrics.root_mean_squared_error(truth, said))
@@ -530,7 +530,7 @@ def test_intervals_hold_about_as_often_as_they_say() -> None:
     for _ in range(300):
         labels = (source.random(200) < 0.5).astype(float)
         scores = source.normal(size=200) + labels - 0.5
-        found = figures.measure(scores[:, None], labels[:, None], ENCODER)
+        found = evaluation.measure(scores[:, None], labels[:, None], ENCODER)
         assert found is not None
         for name in held:
             held[name] += found.values[name].low <= truth[name] <= found.values[name].high

@@ -26,7 +26,7 @@ from sordino.cli.train import Flags
 from sordino.errors import InvalidInput
 from sordino.figures import to_plain
 from sordino.tables.encoder import Binned, Named, Worded
-from sordino.tables.figures import Figures
+from sordino.tables.evaluation import Figures
 from sordino.tables.files import read_table
 from sordino.tables.predicting import is_saved
 from sordino.tables.reading import HELD_OUT_SHARE, DataChoice, is_table, require_file

@@ -26,8 +26,9 @@ counts of scores by class, which a record moves by one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,12 +45,14 @@ RATE = 0.1
 CONSTANT = 0.3
 """The entry of every row by which the offset is learnt, where it is."""
 OFFSET_REACH = 2_500.0
+_AT_ONCE = 1 << 16
+"""Records whose residuals are held at a time."""
 SCORE_EDGES = np.linspace(-6.0, 6.0, 25)
 """Of the cells in which scores are counted."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class FitSettings:
     """How long and how boldly to learn; public, from ε, δ and the number of records alone.
 
     `residual` is c, `rate` η and `constant` the entry of every row by which the offset is learnt. `variance` is S of a
@@ -68,14 +71,14 @@ class Settings:
     columns: int = 10
 
 
-def choose_settings(reach: float) -> Settings:
+def choose_settings(reach: float) -> FitSettings:
     """By `reach`, the number of records over the noise on a count of them: what they say against the noise.
 
     Few of them pay for a short residual and no offset; more can learn both. Chosen on invented tables alone
     (docs/tables.md).
     """
     bolder = 0.125 * math.log2(max(reach, 1.0) / 3_000.0)
-    return Settings(residual=min(1.0, max(0.5, 0.5 + bolder)), constant=CONSTANT if reach >= OFFSET_REACH else 0.0)
+    return FitSettings(residual=min(1.0, max(0.5, 0.5 + bolder)), constant=CONSTANT if reach >= OFFSET_REACH else 0.0)
 
 
 @dataclass
@@ -85,7 +88,7 @@ class _Held:
     start: int
     stop: int
     shares: Floats
-    places: NDArray[np.int16] | None = None
+    places: NDArray[np.integer[Any]] | None = None
     around: NDArray[np.float32] | None = None
     rows: NDArray[np.float32] | None = None
 
@@ -94,7 +97,7 @@ class _Ridge:
     """Λ, and (H + Λ)⁻¹, of blocks that are matrices and a diagonal for all other entries."""
 
     def __init__(
-        self, steep: Floats, noise: float, ordered: Sequence[tuple[int, int]], columns: int, settings: Settings
+        self, steep: Floats, noise: float, ordered: Sequence[tuple[int, int]], columns: int, settings: FitSettings
     ) -> None:
         pull = (noise + steep) / steep
         share = min(1.0, settings.columns / max(columns, 1))
@@ -124,7 +127,7 @@ class _Ridge:
         return moved
 
 
-class Rows:
+class EncodedRows:
     """The encoded rows of a table, never written out: products with weights, and sums weighted by residuals.
 
     Beside its blocks a row has the entry `constant`, which counts in its length.
@@ -159,7 +162,7 @@ class Rows:
                     self.masses[held.stop - 1] = SLOPE**2
                 else:
                     found = block.find_places(cells)
-                held.places = found.astype(np.int16)
+                held.places = found.astype(np.uint8 if len(shares) <= 2**8 else np.uint16)
                 lengths += (1.0 - 2.0 * shares + np.square(shares).sum())[found]
                 bound += 1.0 - float(np.square(shares).sum())
                 self.masses[start : start + len(shares)] = shares * (1.0 - shares)
@@ -169,36 +172,41 @@ class Rows:
         """C, which the released shares give: the root of the mean square length of a row."""
         self.shortened = np.minimum(1.0, self.bound / np.sqrt(np.maximum(lengths, 1e-12)))
 
-    def multiply(self, weights: Floats) -> Floats:
-        """x·w of every record, for weights [width] or [width, K]."""
-        scores = np.zeros((self.count, *weights.shape[1:]))
+    def split(self) -> Iterator[slice]:
+        """All records, some thousand at a time."""
+        return (slice(start, min(start + _AT_ONCE, self.count)) for start in range(0, self.count, _AT_ONCE))
+
+    def multiply(self, weights: Floats, at: slice = slice(None)) -> Floats:
+        """x·w of every record, or of those `at` some places, for weights [width] or [width, K]."""
+        scores = np.zeros((len(range(*at.indices(self.count))), *weights.shape[1:]))
         for held in self._held:
             part = weights[held.start : held.stop]
             if held.rows is not None:
-                scores += held.rows @ part
+                scores += held.rows[at] @ part
                 continue
             assert held.places is not None
             inner = part[: len(held.shares)]
-            scores += (inner - held.shares @ inner)[held.places]
+            scores += (inner - held.shares @ inner)[held.places[at]]
             if held.around is not None:
-                scores += np.multiply.outer(held.around, part[-1]) if part.ndim > 1 else held.around * part[-1]
+                around = held.around[at]
+                scores += np.multiply.outer(around, part[-1]) if part.ndim > 1 else around * part[-1]
         return scores
 
-    def add_up(self, residuals: Floats) -> Floats:
-        """Σᵢ rᵢ·xᵢ for residuals [N] or [N, K]."""
+    def add_up(self, residuals: Floats, at: slice = slice(None)) -> Floats:
+        """Σᵢ rᵢ·xᵢ for residuals [N] or [N, K], of all records or of those `at` some places."""
         columns = residuals if residuals.ndim > 1 else residuals[:, None]
         total = np.zeros((self.width, columns.shape[1]))
         whole = columns.sum(0)
         for held in self._held:
             if held.rows is not None:
-                total[held.start : held.stop] = held.rows.T @ columns
+                total[held.start : held.stop] = held.rows[at].T @ columns
                 continue
             assert held.places is not None
             size = len(held.shares)
-            sums = [np.bincount(held.places, weights=column, minlength=size) for column in columns.T]
+            sums = [np.bincount(held.places[at], weights=column, minlength=size) for column in columns.T]
             total[held.start : held.start + size] = np.stack(sums, 1) - np.multiply.outer(held.shares, whole)
             if held.around is not None:
-                total[held.stop - 1] = held.around @ columns
+                total[held.stop - 1] = held.around[at] @ columns
         return total if residuals.ndim > 1 else total[:, 0]
 
 
@@ -211,13 +219,13 @@ class Additive:
 
 
 def fit(
-    rows: Rows,
-    targets: Floats,
+    rows: EncodedRows,
+    targets: NDArray[Any],
     known: NDArray[np.bool_],
     start: Floats,
     curvature: float,
     noise_multiplier: float,
-    settings: Settings,
+    settings: FitSettings,
     records: int,
     charge: Callable[[], Receipt],
     source: Source,
@@ -241,9 +249,12 @@ def fit(
     ridge = _Ridge(steep, noise, rows.ordered, rows.columns, settings)
     weights, total, counted = np.zeros((width, outputs)), np.zeros((width, outputs)), 0
     for step in range(settings.steps):
-        residuals = targets - link(rows.multiply(weights[:-1]) + rows.constant * weights[-1] + start)
-        kept = shorten(residuals, limit) * (rows.shortened * known)[:, None]
-        pull = np.concatenate([rows.add_up(kept), rows.constant * kept.sum(0, keepdims=True)])
+        pull = np.zeros((width, outputs))
+        for at in rows.split():
+            residuals = targets[at] - link(rows.multiply(weights[:-1], at) + rows.constant * weights[-1] + start)
+            kept = shorten(residuals, limit) * (rows.shortened[at] * known[at])[:, None]
+            pull[:-1] += rows.add_up(kept, at)
+            pull[-1] += rows.constant * kept.sum(0)
         receipt = charge()
         noised = add_noise(source, receipt, torch.from_numpy(pull), deviation).numpy()
         weights = weights + settings.rate * ridge.move(noised - ridge.hold(weights))

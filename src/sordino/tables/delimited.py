@@ -31,8 +31,8 @@ from sordino.tables.table import Cells, Table, parse_values
 
 SEPARATORS = ",;\t|"
 _BLOCK = 1 << 20
-_LONGEST = 4 << 20
-"""Bytes of a record: a file of zeros is one line, which would be read whole."""
+_LONGEST = 1 << 20
+"""Bytes of a record: a file of zeros is one line, which would be read whole. So many are parsed at a time."""
 _PACKED: tuple[tuple[bytes, Callable[[Any], Any]], ...] = (
     (b"\x1f\x8b", gzip.open),
     (b"BZh", bz2.open),
@@ -247,7 +247,7 @@ def _read_columns(
         pa.csv.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=refuse),
         pa.csv.ConvertOptions(column_types=dict.fromkeys(places, pa.binary()), strings_can_be_null=False),
     )
-    kept: list[list[Any]] = [[] for _ in names]
+    kept: list[list[Cells]] = [[] for _ in names]
     for number, batch in enumerate(batches, 1):
         told(number * _LONGEST)
         if wrong:
@@ -255,21 +255,37 @@ def _read_columns(
         for column, cells in zip(kept, batch.columns, strict=True):
             column.append(_to_text(cells))
     _require_whole(path, kept, wrong, separator)
+    pa.default_memory_pool().release_unused()
     while kept:
-        chunks = kept.pop(0)
-        wide = sum(chunk.nbytes for chunk in chunks) >= 2**30  # more than its offsets could count, in one array
-        kind = pa.large_string() if wide else pa.string()
-        yield Cells.of(pa.chunked_array([chunk.cast(kind) for chunk in chunks], kind))
+        yield _join(kept.pop(0))
 
 
-def _to_text(cells: Any) -> Any:
+def _to_text(cells: Any) -> Cells:
+    """A part of a column, each of its different texts once."""
+    encoded = cells.dictionary_encode()
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
     try:
-        return cells.cast(pa.string())
+        return Cells(encoded.dictionary.cast(pa.string()), codes)
     except pa.ArrowInvalid:
-        return pa.array([_decode(cell) for cell in cells.to_pylist()], pa.string())
+        texts = [_decode(cell) for cell in encoded.dictionary.to_pylist()]
+        return Cells(encoded.dictionary, codes).change(pa.array(texts, pa.string()))
 
 
-def _require_whole(path: Path, kept: list[list[Any]], wrong: list[int], separator: str) -> None:
+def _join(parts: list[Cells]) -> Cells:
+    """A column from its parts."""
+    wide = sum(part.values.nbytes for part in parts) >= 2**30  # more than its offsets could count, in one array
+    kind = pa.large_string() if wide else pa.string()
+    texts = Cells.of(pa.chunked_array([part.values.cast(kind) for part in parts], kind))
+    starts = np.cumsum([0, *(len(part.values) for part in parts)])
+    codes = np.empty(sum(map(len, parts)), np.int32)
+    place = 0
+    for part, start in zip(parts, starts, strict=False):
+        codes[place : place + len(part)] = texts.codes[start : start + len(part.values)][part.codes]
+        place += len(part)
+    return Cells(texts.values, codes)
+
+
+def _require_whole(path: Path, kept: list[list[Cells]], wrong: list[int], separator: str) -> None:
     """Refuse records of another length and quotes that swallow records; and take the last record, ours, away."""
     if wrong:
         raise InvalidInput(
@@ -277,10 +293,10 @@ def _require_whole(path: Path, kept: list[list[Any]], wrong: list[int], separato
             "every record needs a cell for each column"
         )
     last = [column[-1] for column in kept]
-    if any(len(cells) == 0 or cells[-1].as_py() != _END for cells in last):
+    if any(len(cells) == 0 or cells[-1] != _END for cells in last):
         raise InvalidInput(f"{path} ends within a quote that is not closed: correct it or save the file anew")
     for column, cells in zip(kept, last, strict=True):
-        column[-1] = cells.slice(0, len(cells) - 1)
+        column[-1] = cells[:-1]
     passed = 0
     for number, batch in enumerate(zip(*kept, strict=True)):
         for cells in batch:
@@ -292,14 +308,13 @@ def _require_whole(path: Path, kept: list[list[Any]], wrong: list[int], separato
         passed += len(kept[0][number])
 
 
-def _find_swallowed(cells: Any, separator: str, width: int) -> int | None:
+def _find_swallowed(cells: Cells, separator: str, width: int) -> int | None:
     """The place of the first cell that has lines of as many cells as a record; of one column, of any second line."""
-    marked = np.flatnonzero(np.asarray(pc.match_substring(cells, "\n"), np.bool_))
-    for place in marked.tolist():
-        lines = cells[place].as_py().split("\n")[1:]
-        if any(line.count(separator) >= width - 1 for line in lines):
-            return int(place)
-    return None
+    marked = np.asarray(pc.match_substring(cells.values, "\n"), np.bool_)
+    for place in np.flatnonzero(marked).tolist():
+        lines = cells.values[place].as_py().split("\n")[1:]
+        marked[place] = any(line.count(separator) >= width - 1 for line in lines)
+    return int(cells.spread(marked).argmax()) if marked.any() else None
 
 
 def name_columns(path: Path | str, header: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sordino.errors import InvalidInput
 from sordino.tables.schema import Category, Column, Number, Schema, Skip, Text
-from sordino.tables.table import Table, is_missing, parse_numbers
+from sordino.tables.table import Cells, Table, is_missing, parse_numbers
 
 FURTHEST = 3.0
 """Encoded numbers are kept within this many spreads."""
@@ -133,8 +133,7 @@ def spell_label(cell: str) -> str | None:
 def encode_labels(cells: Sequence[str], classes: Sequence[str]) -> NDArray[np.int64]:
     """The number of each record's class, `NO_CLASS` where it has none."""
     known: dict[str | None, int] = {spell_label(name) or name: number for number, name in enumerate(classes)}
-    numbered = {cell: known.get(spell_label(cell), NO_CLASS) for cell in set(cells)}
-    return np.array([numbered[cell] for cell in cells], np.int64)
+    return Cells.of(cells).map(lambda cell: known.get(spell_label(cell), NO_CLASS), np.int64)
 
 
 def require_public(table: Table, schema: Schema, target: str) -> None:

@@ -13,6 +13,7 @@ costs a hundred times as much, and a pipeline's other steps must not have looked
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,34 +35,27 @@ Bounds = tuple[float, float]
 TARGET = "target"
 
 
+@dataclass(eq=False, repr=False)
 class _Private(BaseEstimator):
-    """What both estimators share: the parameters, and the way from records to a model."""
+    """What both estimators share: the parameters, and the way from records to a model.
 
-    guarantee_: Guarantee
-    n_features_in_: int
+    scikit-learn reads the parameters of an estimator from the signature of its constructor, which is written here
+    once for both of them.
+    """
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        *,
-        delta: float | None = None,
-        schema: Schema | dict[str, Any] | None = None,
-        bounds: Bounds | dict[str, Bounds] | None = None,
-        unit: str | None = None,
-        per_unit: int | None = None,
-        run: str | Path | None = None,
-        random_state: int | None = None,
-        vault: DatasetBudget | str | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.schema = schema
-        self.bounds = bounds
-        self.unit = unit
-        self.per_unit = per_unit
-        self.run = run
-        self.random_state = random_state
-        self.vault = vault
+    epsilon: float = 1.0
+    _: KW_ONLY
+    delta: float | None = None
+    schema: Schema | dict[str, Any] | None = None
+    bounds: Bounds | dict[str, Bounds] | None = None
+    unit: str | None = None
+    per_unit: int | None = None
+    run: str | Path | None = None
+    random_state: int | None = None
+    vault: DatasetBudget | str | None = None
+
+    guarantee_: Guarantee = field(init=False)
+    n_features_in_: int = field(init=False)
 
     def _fit(self, X: Any, labels: Cells, task: str, classes: tuple[str, ...] | None, within: Bounds | None) -> Fitted:
         table = self._take(X, reset=True)
@@ -135,6 +129,7 @@ class _Private(BaseEstimator):
         return tags
 
 
+@dataclass(eq=False, repr=False)
 class PrivateClassifier(ClassifierMixin, _Private):  # scikit-learn has no types
     """A classifier of tables with differential privacy for every record that it is fitted to.
 
@@ -150,32 +145,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # scikit-learn has no types
     After `fit`: `classes_`, `guarantee_`, `model_` (a plain `torch.nn.Module`), `encoder_`, `left_out_`.
     """
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        *,
-        delta: float | None = None,
-        classes: Any = None,
-        schema: Schema | dict[str, Any] | None = None,
-        bounds: Bounds | dict[str, Bounds] | None = None,
-        unit: str | None = None,
-        per_unit: int | None = None,
-        run: str | Path | None = None,
-        random_state: int | None = None,
-        vault: DatasetBudget | str | None = None,
-    ) -> None:
-        super().__init__(
-            epsilon,
-            delta=delta,
-            schema=schema,
-            bounds=bounds,
-            unit=unit,
-            per_unit=per_unit,
-            run=run,
-            random_state=random_state,
-            vault=vault,
-        )
-        self.classes = classes
+    classes: Any = field(default=None, kw_only=True)
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on records `X` with classes `y`, spending `epsilon`."""
@@ -198,6 +168,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # scikit-learn has no types
         return found
 
 
+@dataclass(eq=False, repr=False)
 class PrivateRegressor(RegressorMixin, _Private):  # scikit-learn has no types
     """A regression on tables with differential privacy for every record that it is fitted to.
 
@@ -205,32 +176,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # scikit-learn has no types
     and attributes are those of `PrivateClassifier`.
     """
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        *,
-        delta: float | None = None,
-        target_bounds: Bounds | None = None,
-        schema: Schema | dict[str, Any] | None = None,
-        bounds: Bounds | dict[str, Bounds] | None = None,
-        unit: str | None = None,
-        per_unit: int | None = None,
-        run: str | Path | None = None,
-        random_state: int | None = None,
-        vault: DatasetBudget | str | None = None,
-    ) -> None:
-        super().__init__(
-            epsilon,
-            delta=delta,
-            schema=schema,
-            bounds=bounds,
-            unit=unit,
-            per_unit=per_unit,
-            run=run,
-            random_state=random_state,
-            vault=vault,
-        )
-        self.target_bounds = target_bounds
+    target_bounds: Bounds | None = field(default=None, kw_only=True)
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on records `X` with values `y`, spending `epsilon`."""

@@ -184,7 +184,7 @@ def to_cells(column: Any) -> Cells:
         known = getattr(column, "cat", column)
         codes = np.asarray(known.codes, np.int32)
         texts = pa.array([*to_cells(known.categories), ""], pa.large_string())
-        return _use(texts, np.where(codes < 0, len(texts) - 1, codes).astype(np.int32))
+        return _use(texts, np.where(codes < 0, len(texts) - 1, codes))
     try:
         if _is_plain(dtype):
             return _from_arrow_column(pa.array(column, from_pandas=True))

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,11 +40,11 @@ from sordino.books import LEDGER, require_fresh
 from sordino.errors import InvalidInput
 from sordino.noise import Secure, Seeded, Source, add_noise
 from sordino.run import FIXED_IN_ADVANCE, FLOATING_POINT, HELD_OUT, assemble, weaken
-from sordino.tables import figures
+from sordino.tables import evaluation
 from sordino.tables.additive import (
     Additive,
-    Rows,
-    Settings,
+    EncodedRows,
+    FitSettings,
     balance,
     calibrate,
     choose_settings,
@@ -55,11 +56,11 @@ from sordino.tables.additive import (
 )
 from sordino.tables.encoder import Encoder
 from sordino.tables.encoding import NO_CLASS, encode_labels
-from sordino.tables.figures import Figures
+from sordino.tables.evaluation import Figures
 from sordino.tables.release import SHARED_UNLISTED
 from sordino.tables.schema import Column, Schema, Skip
 from sordino.tables.surveying import Survey, count_fine, find_fine_reach, list_coarse, survey
-from sordino.tables.table import Table, is_missing, parse_numbers
+from sordino.tables.table import Table, find_missing, parse_numbers
 from sordino.vault.claims import DatasetBudget, require_untied
 
 Floats = NDArray[np.float64]
@@ -87,12 +88,12 @@ _AT_ONCE = 8_192
 
 
 @dataclass(frozen=True)
-class Plan:
+class LearningPlan:
     """What will be spent on what: the survey, the steps, the calibration of probabilities, the held-out figures."""
 
     budget: Budget
     survey: Survey
-    settings: Settings
+    settings: FitSettings
     step_noise: float
     calibration_noise: float | None
     figures_noise: float | None
@@ -120,7 +121,7 @@ class Learned:
     model: nn.Module
     encoder: Encoder
     guarantee: Guarantee
-    plan: Plan
+    plan: LearningPlan
     figures: Figures | None = None
     cautions: tuple[str, ...] = ()
 
@@ -191,7 +192,7 @@ def plan_learning(
     metrics_epsilon: float | None = None,
     rows_per_unit: int = 1,
     unlisted: float = UNLISTED_SHARE,
-) -> Plan:
+) -> LearningPlan:
     """How the budget will be spent, from public numbers alone. Refuses what would be lost in the noise."""
     if task not in TASKS:
         raise InvalidInput(f"task={task!r} must be classification or regression")
@@ -212,10 +213,10 @@ def plan_learning(
         rows=rows_per_unit,
     )
 
-    def build(noise: float) -> Plan:
+    def build(noise: float) -> LearningPlan:
         surveyed = replace(empty, noise=(noise / math.sqrt(first) if coarse else 1.0, noise / math.sqrt(second)))
         step = noise * math.sqrt(settings.steps / steps_share)
-        return Plan(budget, surveyed, settings, step, noise / math.sqrt(last) if last else None, shown)
+        return LearningPlan(budget, surveyed, settings, step, noise / math.sqrt(last) if last else None, shown)
 
     found = noise_for(budget, lambda noise: build(noise).events(), start=1.01 / find_precision(budget))
     plan = build(found.noise_multiplier)
@@ -359,10 +360,10 @@ def require_task(table: Table, target: str, task: str | None, schema: Schema) ->
     if task not in (None, *TASKS):
         raise InvalidInput(f"task={task!r} must be classification or regression")
     cells = table.columns[target]
-    if all(is_missing(cell) for cell in set(cells)):
+    missing = find_missing(cells)
+    if missing.all():
         raise InvalidInput(f"every record's target {target!r} is missing: nothing can be learnt")
-    values = parse_numbers(cells)
-    known = np.array([not is_missing(cell) for cell in cells])
+    values, known = parse_numbers(cells), ~missing
     numeric = 2 * int(np.sum(~np.isnan(values))) > int(known.sum())
     if task == "regression":
         if not numeric:
@@ -377,7 +378,7 @@ def require_task(table: Table, target: str, task: str | None, schema: Schema) ->
     return "classification"
 
 
-def _open_ledger(plan: Plan, unit: str, folder: Path | None, ledger: Ledger | None, *, resumed: bool) -> Ledger:
+def _open_ledger(plan: LearningPlan, unit: str, folder: Path | None, ledger: Ledger | None, *, resumed: bool) -> Ledger:
     """The ledger with the whole plan declared on it, before anything is released (law 5).
 
     A run that was killed is begun anew on its own ledger: what it spent and the new plan replace its plan.
@@ -414,7 +415,7 @@ def _choose_source(seed: int | None, ledger: Ledger) -> Source:
 
 def follow(
     table: Table,
-    plan: Plan,
+    plan: LearningPlan,
     held_out: Table | None,
     ledger: Ledger,
     source: Source,
@@ -449,9 +450,9 @@ def _judge_classes(encoder: Encoder) -> tuple[str, ...]:
 
 
 def _fit(
-    table: Table, encoder: Encoder, plan: Plan, ledger: Ledger, source: Source, tell: Callable[[int, int], None]
+    table: Table, encoder: Encoder, plan: LearningPlan, ledger: Ledger, source: Source, tell: Callable[[int, int], None]
 ) -> Additive:
-    rows = Rows(encoder, table, plan.settings.constant)
+    rows = EncodedRows(encoder, table, plan.settings.constant)
     targets, known = encode_target(table, encoder)
     link: Callable[[Floats], Floats] = lambda scores: scores  # noqa: E731
     start, curvature = np.zeros(1), 1.0
@@ -471,8 +472,10 @@ def _fit(
     receipt = ledger.charge(GaussianDpEvent(plan.calibration_noise), "scores by class")
     deviation = plan.calibration_noise * plan.survey.rows
     if len(encoder.classes) > 2:
-        chances = to_probabilities(rows.multiply(fitted.weights) + fitted.offsets) * known[:, None]
-        sums = torch.from_numpy(np.stack([targets[known].sum(0), chances.sum(0)]) / math.sqrt(2.0))
+        said = np.zeros(len(encoder.classes))
+        for at in rows.split():
+            said += known[at] @ to_probabilities(rows.multiply(fitted.weights, at) + fitted.offsets)
+        sums = torch.from_numpy(np.stack([targets[known].sum(0, dtype=np.float64), said]) / math.sqrt(2.0))
         noised = add_noise(source, receipt, sums, deviation).numpy()
         return Additive(fitted.weights, fitted.offsets + balance(noised, deviation))
     scores = rows.multiply(fitted.weights)[:, 0] + fitted.offsets[0]
@@ -481,7 +484,7 @@ def _fit(
     return Additive(slope * fitted.weights, slope * fitted.offsets + offset)
 
 
-def encode_target(table: Table, encoder: Encoder) -> tuple[Floats, NDArray[np.bool_]]:
+def encode_target(table: Table, encoder: Encoder) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """[N, K] targets and which records have one: 0 or 1, one of K, or the value in spreads around the center."""
     cells = table.columns[encoder.target]
     if not encoder.classes:
@@ -492,8 +495,8 @@ def encode_target(table: Table, encoder: Encoder) -> tuple[Floats, NDArray[np.bo
     numbers = encode_labels(cells, encoder.classes)
     known = numbers != NO_CLASS
     if len(encoder.classes) == 2:
-        return (numbers == 1).astype(np.float64)[:, None], known
-    return np.eye(len(encoder.classes))[np.where(known, numbers, 0)], known
+        return (numbers == 1).astype(np.uint8)[:, None], known
+    return np.eye(len(encoder.classes), dtype=np.uint8)[np.where(known, numbers, 0)], known
 
 
 def build_model(fitted: Additive) -> nn.Linear:
@@ -507,14 +510,14 @@ def build_model(fitted: Additive) -> nn.Linear:
 
 
 def _measure(
-    model: nn.Module, encoder: Encoder, held_out: Table, plan: Plan, ledger: Ledger, source: Source
+    model: nn.Module, encoder: Encoder, held_out: Table, plan: LearningPlan, ledger: Ledger, source: Source
 ) -> Figures | None:
     scores = score(model, encoder, held_out)
     targets, known = encode_target(held_out, encoder)
     if plan.figures_noise is None:
-        return figures.measure(scores[known], targets[known], encoder)
+        return evaluation.measure(scores[known], targets[known], encoder)
     receipt = ledger.charge(GaussianDpEvent(plan.figures_noise), "held-out figures")
-    return figures.release(
+    return evaluation.release(
         scores[known], targets[known], encoder, plan.figures_noise, plan.survey.rows, receipt, source
     )
 

@@ -40,7 +40,7 @@ _ACCEPTED = "a table (.csv, .tsv, .csv.gz, .parquet, .xlsx), a .npz file, a fold
 MOST_NUMBERS = 20
 """A target with more different numbers than this is a number to predict, not a class."""
 MOST_WORDS = 1000
-_AT_ONCE = 1 << 15
+_AT_ONCE = 1 << 12
 
 
 class PillowMissing(SordinoError, ImportError):

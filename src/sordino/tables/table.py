@@ -8,10 +8,10 @@ fast as their different texts.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import compress
 from typing import Any, overload
 
 import numpy as np
@@ -26,18 +26,22 @@ MISSING = frozenset({"", "?", "-", ".", "na", "n/a", "nan", "null", "none", "mis
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _MANY = 20
 
+Codes = NDArray[np.integer[Any]]
+
 
 class Cells(Sequence[str]):
     """One column: `values`, its different texts in an arrow array, and for every record the place of its own there.
 
-    Every value occurs: a text that only other records had is not among them.
+    Every value occurs: a text that only other records had is not among them. A place takes one, two or four bytes, as
+    many as the number of values needs.
     """
 
     __slots__ = ("codes", "values")
     __hash__ = None  # type: ignore[assignment]  # compares like a list
 
-    def __init__(self, values: Any, codes: NDArray[np.int32]) -> None:
-        self.values, self.codes = values, codes
+    def __init__(self, values: Any, codes: Codes) -> None:
+        kind = np.uint8 if len(values) <= 2**8 else np.uint16 if len(values) <= 2**16 else np.int32
+        self.values, self.codes = values, codes.astype(kind, copy=False)
 
     @classmethod
     def of(cls, cells: Sequence[str] | Any) -> Cells:
@@ -50,7 +54,7 @@ class Cells(Sequence[str]):
     @classmethod
     def _from_dictionary(cls, encoded: Any) -> Cells:
         whole = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
-        return cls(whole.dictionary, whole.indices.to_numpy(zero_copy_only=False).astype(np.int32, copy=False))
+        return cls(whole.dictionary, whole.indices.to_numpy(zero_copy_only=False))
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -75,7 +79,7 @@ class Cells(Sequence[str]):
         found: list[str] = self.values.to_pylist()
         return found
 
-    def take(self, codes: NDArray[np.int32]) -> Cells:
+    def take(self, codes: Codes) -> Cells:
         """Some of the records, by their codes; values that none of them has are dropped."""
         used = np.zeros(len(self.values), np.bool_)
         used[codes] = True
@@ -122,10 +126,11 @@ class Table:
 
     def select(self, mask: NDArray[np.bool_]) -> Table:
         """The records that `mask` marks."""
+        if mask.all():
+            return self
         columns = {name: (found := Cells.of(cells)).take(found.codes[mask]) for name, cells in self.columns.items()}
-        places = np.flatnonzero(mask)
-        numbers = list(compress(self.numbers, mask.tolist())) if self.numbers else (places + 1).tolist()
-        return Table(self.name, columns, numbers, self.named)
+        numbers = np.array(self.numbers, np.int64)[mask] if self.numbers else np.flatnonzero(mask) + 1
+        return Table(self.name, columns, array("q", numbers.tobytes()), self.named)
 
     def pick(self, names: Sequence[str]) -> Table:
         """Some of the columns."""

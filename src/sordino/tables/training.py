@@ -21,7 +21,7 @@ from sordino.books import reopen
 from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.tables.dates import expand
 from sordino.tables.encoding import spell_label
-from sordino.tables.learning import UNLISTED_SHARE, Learned, Plan, follow, learn, plan_learning, require_task
+from sordino.tables.learning import UNLISTED_SHARE, Learned, LearningPlan, follow, learn, plan_learning, require_task
 from sordino.tables.predicting import Trained, save_model, use
 from sordino.tables.preparing import Reserving
 from sordino.tables.reading import HELD_OUT_SHARE, Sheet, choose_by_digest, split_table
@@ -216,7 +216,7 @@ def keep_few(owners: Cells, rows: int) -> NDArray[np.bool_]:
     return kept
 
 
-def plan_table(ready: Ready, *, shared: bool = False) -> Plan:
+def plan_table(ready: Ready, *, shared: bool = False) -> LearningPlan:
     """How the budget will be spent; refuses what would be lost in the noise. The dataset's δ may be `shared`."""
     wishes, sheet = ready.wishes, ready.sheet
     task = require_task(sheet.train, sheet.target, wishes.task, ready.schema)

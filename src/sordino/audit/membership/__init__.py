@@ -9,8 +9,9 @@ from sordino.audit.membership.attacks import (
     query,
     white_box,
 )
-from sordino.audit.membership.scoring import Estimate, Membership, plot_roc, score
+from sordino.audit.membership.scoring import Membership, plot_roc, score
 from sordino.audit.membership.shadows import References, Train, lira, rmia, train_references
+from sordino.figures import Estimate
 
 __all__ = [
     "Attacker",

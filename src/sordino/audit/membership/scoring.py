@@ -16,21 +16,10 @@ from scipy import stats
 
 from sordino.audit.bounds import bound_above, bound_below
 from sordino.errors import InvalidInput
+from sordino.figures import Estimate
 
 Array = NDArray[np.float64]
 LOW_RATES = (0.01, 0.001)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """An estimate between 0 and 1 and its confidence interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from sordino.accounting.ledger import Receipt
 from sordino.errors import InvalidInput
+from sordino.figures import Estimate
 from sordino.noise import Source, add_noise
 from sordino.tables.additive import to_probabilities, to_probability
 from sordino.tables.encoder import Encoder
@@ -37,18 +38,6 @@ TENTHS = 10
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A number with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
-
-
-@dataclass(frozen=True)
 class Figures:
     """What was measured on `records` held-out records; `baseline` is the same by guessing.
 
@@ -58,7 +47,7 @@ class Figures:
 
     task: str
     records: int
-    values: Mapping[str, Figure]
+    values: Mapping[str, Estimate]
     baseline: Mapping[str, float]
     confusion: tuple[tuple[float, ...], ...] = ()
     threshold: float | None = None
@@ -152,7 +141,7 @@ def _widen_all(noised: Floats, deviation: float, describe: Callable[[Floats], Fi
         others = [other.values[name].value for other in more if other is not None and name in other.values]
         wide = Z * float(np.std(others)) if others else 0.0
         low, high = (math.hypot(end - figure.value, wide) for end in (figure.low, figure.high))
-        values[name] = Figure(figure.value, max(0.0, figure.value - low), figure.value + high)
+        values[name] = Estimate(figure.value, max(0.0, figure.value - low), figure.value + high)
     return Figures(**{**vars(found), "values": values})
 
 
@@ -173,7 +162,7 @@ def _describe_sums(sums: Floats, encoder: Encoder) -> Figures | None:
     variance = max(value_squares / count - (values / count) ** 2, 1e-9)
     mae, rmse = unit * max(absolute / count, 0.0), unit * math.sqrt(square)
     r2 = 1 - square / variance
-    exact = {name: Figure(value, value, value) for name, value in (("rmse", rmse), ("mae", mae), ("r2", r2))}
+    exact = {name: Estimate(value, value, value) for name, value in (("rmse", rmse), ("mae", mae), ("r2", r2))}
     baseline = {"rmse": unit * math.sqrt(variance), "r2": 0.0}
     return Figures("regression", round(count), exact, baseline, released=True, cautions=_judge_errors(r2))
 
@@ -189,7 +178,7 @@ def _describe_errors(errors: Floats, around: Floats) -> Figures:
     values = {
         "rmse": _widen(rmse, float(squares.std()) / (2 * max(rmse, 1e-12) * root)),
         "mae": _widen(float(absolute.mean()), float(absolute.std()) / root),
-        "r2": Figure(r2, r2 - Z * slope, min(1.0, r2 + Z * slope)),
+        "r2": Estimate(r2, r2 - Z * slope, min(1.0, r2 + Z * slope)),
     }
     baseline = {"rmse": math.sqrt(variance), "mae": float(np.abs(around - np.median(around)).mean()), "r2": 0.0}
     return Figures("regression", count, values, baseline, cautions=_judge_errors(r2))
@@ -236,7 +225,7 @@ def describe_counts(values: Floats, negative: Floats, positive: Floats, threshol
     wide = math.sqrt(max(0.0, float((losses**2 * np.stack([negative, positive])).sum()) / count - loss**2) / count)
     found["log_loss"] = _widen(loss, wide)
     error = find_calibration_error(chances, negative, positive)
-    found["calibration_error"] = Figure(error, error, error)
+    found["calibration_error"] = Estimate(error, error, error)
     baseline = {"accuracy": guess, "auc": 0.5, "average_precision": ones / count}
     figures = Figures("classification", round(count), found, baseline, confusion, threshold)
     return Figures(**{**vars(figures), "cautions": _judge_classes(figures)})
@@ -251,7 +240,7 @@ def find_calibration_error(chances: Floats, negative: Floats, positive: Floats) 
     return float(np.abs(said - happened).sum() / max(size.sum(), 1.0))
 
 
-def describe_confusion(confusion: Floats, more: Mapping[str, Figure]) -> Figures | None:
+def describe_confusion(confusion: Floats, more: Mapping[str, Estimate]) -> Figures | None:
     """Figures of several classes from the counts of (class, taken for)."""
     count = float(confusion.sum())
     sizes = confusion.sum(1)
@@ -308,24 +297,24 @@ def _deviate(area: float, ones: float, zeros: float) -> float:
     return math.sqrt(max(spread, 0.0) / (ones * zeros))
 
 
-def share(part: float, whole: float) -> Figure:
+def share(part: float, whole: float) -> Estimate:
     """A share with Wilson's interval."""
     value = min(max(part / whole, 0.0), 1.0)
     middle, spread = value + Z**2 / (2 * whole), Z * math.sqrt(value * (1 - value) / whole + Z**2 / (4 * whole**2))
     scale = 1 + Z**2 / whole
-    return Figure(value, max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale))
+    return Estimate(value, max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale))
 
 
-def _bound(value: float, deviation: float) -> Figure:
-    return Figure(value, max(0.0, value - Z * deviation), min(1.0, value + Z * deviation))
+def _bound(value: float, deviation: float) -> Estimate:
+    return Estimate(value, max(0.0, value - Z * deviation), min(1.0, value + Z * deviation))
 
 
-def _bound_logit(value: float, count: float) -> Figure:
+def _bound_logit(value: float, count: float) -> Estimate:
     inside = min(max(value, 1e-9), 1 - 1e-9)
     logit, wide = math.log(inside / (1 - inside)), Z / math.sqrt(count * inside * (1 - inside))
     low, high = (1 / (1 + math.exp(-min(max(at, -700.0), 700.0))) for at in (logit - wide, logit + wide))
-    return Figure(value, low, high)
+    return Estimate(value, low, high)
 
 
-def _widen(value: float, deviation: float) -> Figure:
-    return Figure(value, max(0.0, value - Z * deviation), value + Z * deviation)
+def _widen(value: float, deviation: float) -> Estimate:
+    return Estimate(value, max(0.0, value - Z * deviation), value + Z * deviation)
