@@ -166,7 +166,7 @@ class Vault:
             state.rule.require_priced(more)
             if more:
                 self._require_room(state, more)
-            said = {"events": sorted(more.items()), "ledger": vars(ask.seen)}
+            said: dict[str, Any] = {"events": sorted(more.items()), "ledger": vars(ask.seen)}
             if ask.fingerprint:
                 said["fingerprint"] = ask.fingerprint
             if failing := state.rule.add_failures(more):
@@ -240,7 +240,7 @@ class Vault:
                     raise VaultError(f"run {ask.run} was written off by {state.owner}: it stays counted whole")
                 _require_same_ledger(before, ask)
             drawn = ask.need(before)
-            said = {"events": sorted(drawn.items()), "ledger": vars(ask.seen)}
+            said: dict[str, Any] = {"events": sorted(drawn.items()), "ledger": vars(ask.seen)}
             change = state.rule.cost(drawn) - state.rule.cost(held)
             if failing := state.rule.add_failures(drawn) - state.rule.add_failures(held):
                 said["failing"] = failing
