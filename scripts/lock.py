@@ -17,7 +17,7 @@ WANTED = [
     "torch==2.13.0",
     "hatchling",
     "editables",
-    ".[federated,simulation,features,finetuning,integrations,export,excel,bench,dev]",
+    ".[federated,simulation,features,finetuning,integrations,export,excel,vault,bench,dev]",
 ]
 
 HEADER = """\

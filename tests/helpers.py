@@ -44,7 +44,7 @@ def private(recipe: Recipe | None = None, *, lr: float = 0.1, **options: Any) ->
     dataset = options.pop("dataset") if "dataset" in options else classification()
     optimizer = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=lr)
     options.setdefault("loss", cross_entropy)
-    options.setdefault("seed", 1)
+    options.setdefault("seed", 1 if options.get("vault") is None else None)  # a vault refuses repeatable noise
     return Private(model, optimizer, dataset, recipe=recipe or calibrated(), **options)
 
 

@@ -104,7 +104,8 @@ class Run:
         self._charged = 0
         self.claim: Claim | None = None
         if vault is not None:
-            self.claim = vault.claim(unit=unit, basis=recipe.basis, rdp_filter=recipe.rdp_filter)
+            repeatable = seed is not None or isinstance(source, Seeded)
+            self.claim = vault.claim(unit=unit, basis=recipe.basis, rdp_filter=recipe.rdp_filter, repeatable=repeatable)
 
     # -- spending -----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import pytest
 from sordino import Budget
 from sordino.accounting.chain import Key
 from sordino.accounting.events import count_alike
-from sordino.errors import BudgetExhausted, VaultError, VaultForged
+from sordino.errors import BudgetExhausted, InvalidInput, VaultError, VaultForged
 from sordino.vault import DatasetBudget, Vault, open_vault
 from tests.vault.ledgers import SMALL, begin, claim, draw
 from tests.vault.server import Server, explain_absence
@@ -108,6 +108,14 @@ CALLS = {
     "reserve for less than nothing": ("reserve", "r", "-1", '{"events":[["x",1]]}'),
     "reserve for NaN": ("reserve", "r", "NaN", '{"events":[["x",1]]}'),
     "return what is not held": ("settle", "r", "-1", '{"events":[]}'),
+    "settle for NaN": ("settle", "r", "NaN", '{"events":[]}'),
+    "settle for infinity": ("settle", "r", "-Infinity", '{"events":[]}'),
+    "overdraw what is set aside": ("reserve", "r", "0", '{"events":[["x",1]],"failing":1e-5}'),
+    "fail with less than nothing": ("reserve", "r", "0", '{"events":[["x",1]],"failing":-1e-9}'),
+    "fail with NaN": ("reserve", "r", "0", '{"events":[["x",1]],"failing":"NaN"}'),
+    "return of delta what is not held": ("settle", "r", "0", '{"events":[],"failing":-1e-9}'),
+    "no JSON": ("reserve", "r", "0", "events"),
+    "no number": ("reserve", "r", "0); DELETE FROM sordino.entries; --", '{"events":[]}'),
     "invent a kind": ("gift", "", "0", "{}"),
     "lines in a field": ("reserve", "a\nb", "0", '{"events":[]}'),
 }
@@ -169,6 +177,52 @@ def test_receipts_carry_the_key_of_the_trust_page(vaults: Callable[[str], Vault]
     forged = entry.receipt[:-64] + "0" * 64
     with pytest.raises(VaultForged):
         vaults("anna").verify(dataset, {"bob": forged})
+
+
+def test_names_of_every_language_and_none_that_is_code(vaults: Callable[[str], Vault]) -> None:
+    from tests.vault.test_vault import NAMES, NO_NAMES
+
+    anna = vaults("anna")
+    before = anna.names()
+    for name in NO_NAMES:
+        with pytest.raises(InvalidInput):
+            anna.create(name, Budget(1, 1e-5))
+    assert anna.names() == before
+    for name in NAMES:
+        anna.create(name, Budget(1, 1e-5))
+        ledger = begin(None, 2)
+        claim(anna, ledger, name)
+        receipt = anna.state(name).runs[ledger.run_id].receipt
+        assert "1 receipts are in it" in anna.verify(name, {"run": receipt})
+
+
+def test_names_that_are_released_stay_within_what_is_set_aside(vaults: Callable[[str], Vault], dataset: str) -> None:
+    from sordino.accounting.events import ComposedDpEvent, GaussianDpEvent
+    from sordino.accounting.unlisted import Unlisted
+
+    named = ComposedDpEvent([GaussianDpEvent(20.0), Unlisted(1e-6)])
+    ledger = begin(None, 2, named)
+    held = claim(vaults("bob"), ledger, dataset)
+    draw(held, ledger, 1, named)
+    with pytest.raises(BudgetExhausted, match="aside"):
+        claim(vaults("carol"), begin(None, 1, named), dataset)
+    held.settle(ledger)
+    claim(vaults("carol"), begin(None, 1, named), dataset)
+    assert "every price was computed anew" in vaults("dora").verify(dataset)
+
+
+def test_a_run_that_the_database_lost_is_counted_when_its_ledger_is_shown(
+    vaults: Callable[[str], Vault], dataset: str
+) -> None:
+    from sordino.vault import settle
+
+    ledger, claimed = begin(None, 3), DatasetBudget(vaults("bob"), dataset)
+    claimed.claim()._ask(ledger, {}, lambda _: {})  # it is tied to the dataset, and the database knows nothing of it
+    for _ in range(3):
+        ledger.charge(SMALL)
+    settle(claimed, ledger)
+    assert vaults("anna").state(dataset).held == count_alike([(SMALL, 3)])
+    assert "entries" in vaults("dora").verify(dataset)
 
 
 def test_of_two_who_race_for_the_last_epsilon_one_gets_it(

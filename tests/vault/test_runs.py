@@ -10,7 +10,7 @@ import pytest
 from sordino import Budget
 from sordino.accounting.events import count_alike
 from sordino.accounting.ledger import Ledger
-from sordino.errors import BudgetExhausted, LedgerError, LedgerForked
+from sordino.errors import BudgetExhausted, InvalidInput, LedgerError, LedgerForked
 from sordino.vault import DatasetBudget, Vault, open_budget
 from tests.helpers import budgeted, calibrated, private
 from tests.vault.ledgers import make_vault
@@ -54,6 +54,16 @@ def test_a_run_that_does_not_fit_is_refused_before_there_is_anything(vault: Vaul
     assert len(vault.history("patients")) == before
 
 
+def test_noise_that_can_be_repeated_has_no_place_in_a_promise(vault: Vault, tmp_path: Path) -> None:
+    from sordino.noise import Seeded
+
+    for options in ({"seed": 3}, {"seed": None, "source": Seeded(3)}):
+        with pytest.raises(InvalidInput, match="leave the seed out"):
+            private(calibrated(steps=2), vault=open_patients(vault), run=tmp_path / "a", **options)
+    assert not (tmp_path / "a").exists()
+    assert len(vault.history("patients")) == 1
+
+
 def test_in_memory_it_is_refused_at_its_first_step(vault: Vault) -> None:
     run = private(calibrated(steps=50, noise_multiplier=0.6), vault=open_patients(vault))
     with pytest.raises(BudgetExhausted, match="nothing was released"):
@@ -93,6 +103,27 @@ def test_a_run_is_not_continued_behind_the_back_of_its_vault(vault: Vault, tmp_p
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
     with pytest.raises(LedgerForked, match="is a copy"):
         private(recipe, vault=open_patients(vault)).load(tmp_path / "copy")
+
+
+def test_a_ledger_that_was_put_back_is_not_settled(vault: Vault, tmp_path: Path) -> None:
+    """In the same file, so that it is no copy: the run's own checkpoint has seen more."""
+    from typer.testing import CliRunner
+
+    from sordino.cli import app
+
+    run = private(calibrated(steps=6, noise_multiplier=2.0), vault=open_patients(vault), run=tmp_path / "a")
+    run.step()
+    path = tmp_path / "a" / "ledger.sqlite"
+    early = path.read_bytes()
+    run.step()
+    run.save()
+    run.run.ledger.close()  # killed
+    path.write_bytes(early)
+    words = ["budget", "settle", str(tmp_path / "a"), "--vault", vault.store.place]
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 2
+    assert "knows of 2 events" in refused.stderr
+    assert sum(vault.state("patients").held.values()) == 6
 
 
 def test_saving_later_moves_the_ledger_and_keeps_the_claim(vault: Vault, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sqlite3
@@ -20,6 +21,12 @@ from sordino.vault.entries import parse_receipt
 from tests.vault.ledgers import LARGE, SMALL, begin, claim, draw, make_vault, union
 
 KEY = "00112233445566778899aabbccddeeff"
+NAMES = ("données", "患者", "пациенты", "Jürgens kids 2.0")
+NO_NAMES = (
+    *("", "a\nb", "x" * 101, "a/b", "patients ", " patients", "a  b", "-v", "a\tb", "patients\u200b", "a\x00b"),
+    *("donne\u0301es", "\uff50atients", "'; DROP TABLE entries; --", "a%20b", "<b>a</b>"),
+)
+"""The last lines: the same word spelled with an accent of its own, or in letters of another width, would be another."""
 
 
 @pytest.fixture
@@ -174,10 +181,35 @@ def test_a_raised_budget_keeps_its_order(vault: Vault) -> None:
     assert vault.raise_to("patients", 8.0).rule.order == order
 
 
-@pytest.mark.parametrize("name", ["", "a\nb", "x" * 101, "a/b"])
-def test_names_are_one_line(vault: Vault, name: str) -> None:
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_names_are_one_line_spelled_in_one_way(vault: Vault, name: str) -> None:
     with pytest.raises(InvalidInput):
         vault.create(name, Budget(1, 1e-5))
+    with pytest.raises(VaultError, match="there is no budget"):
+        vault.state(name)
+    assert vault.names() == ["patients"]
+
+
+def test_names_of_every_language_have_budgets_and_receipts(vault: Vault) -> None:
+    for name in NAMES:
+        vault.create(name, Budget(1, 1e-5))
+        ledger = begin(None, 2)
+        claim(vault, ledger, name)
+        receipt = vault.state(name).runs[ledger.run_id].receipt
+        assert "1 receipts are in it" in vault.verify(name, {"run": receipt})
+    assert set(NAMES) <= set(vault.names())
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
+def test_no_number_that_is_no_epsilon_becomes_a_budget(vault: Vault, epsilon: float) -> None:
+    for attempt in (
+        lambda: vault.create("more", Budget(epsilon, 1e-5)),
+        lambda: vault.raise_to("patients", epsilon),
+        lambda: vault.grant("patients", "bob", epsilon),
+    ):
+        with pytest.raises(InvalidInput):
+            attempt()
+    assert len(vault.history("patients")) == 1
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
@@ -295,6 +327,66 @@ def test_what_was_drawn_without_the_vault_is_counted_whatever_the_budget(vault: 
     state = vault.state("patients")
     assert state.held == count_alike([(SMALL, 2), (LARGE, 300)])
     assert state.total > 3
+
+
+def test_a_vault_put_back_to_an_earlier_state_counts_a_run_again_when_its_ledger_is_shown(
+    vault: Vault, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    backup = (tmp_path / "vault.sqlite").read_bytes()
+    ledger = begin(None, 10)
+    held = claim(vault, ledger)
+    draw(held, ledger, 4)
+    vault.store.release()
+    (tmp_path / "vault.sqlite").write_bytes(backup)
+    held.settle(ledger)
+    assert "counts too little until" in caplog.text
+    fresh = open_vault(tmp_path / "vault.sqlite")
+    assert fresh.state("patients").held == {}
+    settle(DatasetBudget(fresh, "patients"), ledger)
+    assert fresh.state("patients").held == count_alike([(SMALL, 4)])
+    assert "computed anew" in fresh.verify("patients")
+    with pytest.raises(VaultForged, match="earlier state"):  # its old receipt is of a history that is gone
+        claim(fresh, ledger)
+
+
+def test_a_full_disk_refuses_in_one_line_and_leaves_the_vault_whole(vault: Vault, tmp_path: Path) -> None:
+    import resource
+
+    path = tmp_path / "vault.sqlite"
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, resource.RLIM_INFINITY))
+            for _ in range(200):
+                claim(open_vault(path), begin(None, 1))
+        except VaultError as error:
+            status = 0 if "cannot be used" in str(error) and "\n" not in str(error) else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    state = vault.state("patients")
+    assert state.held == {text: len(state.runs) for text in state.held}
+    assert "computed anew" in vault.verify("patients")
+    claim(vault, begin(None, 1))
+
+
+def test_a_vault_that_can_only_be_read_is_read_and_refuses_in_one_line(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sordino.vault.sqlite import SqliteStore
+
+    connect = SqliteStore._connect
+
+    def connect_for_reading(self: SqliteStore) -> sqlite3.Connection:
+        found = connect(self)
+        found.execute("PRAGMA query_only = ON")
+        return found
+
+    monkeypatch.setattr(SqliteStore, "_connect", connect_for_reading)
+    assert vault.state("patients").total == 0
+    with pytest.raises(VaultError, match="readonly"):
+        claim(vault, begin(None, 1))
 
 
 def test_times_do_not_matter(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:

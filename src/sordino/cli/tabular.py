@@ -191,7 +191,8 @@ def _learn_and_report(config: Config, ready: Ready, directory: Path, *, as_json:
     vault = open_budget(named) if named else None
     plan = plan_table(ready, shared=vault is not None)  # what is lost in noise is refused before anything is written
     if vault is not None and not resumed:  # and what the dataset's own budget has no room for
-        vault.claim(unit=ready.unit).preview(plan.events(), ready.budget.adjacency)
+        claim = vault.claim(unit=ready.unit, repeatable=ready.wishes.seed is not None)
+        claim.preview(plan.events(), ready.budget.adjacency)
     if not as_json:
         _announce(config, ready)
     try:

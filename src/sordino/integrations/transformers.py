@@ -64,8 +64,8 @@ class PrivateLoop:
     `recipe` says how; without one it is DP-SGD's draws and noise, made from the arguments for the `budget`, with the
     optimizer that the arguments name. A recipe that is not calibrated yet is calibrated to the budget. `loss` is a
     per-example loss of one's own. `unit` is who owns each record, or the column that says so: then whole owners are
-    drawn and protected. `options` are further ones of `sordino.Private`: per_unit, engine, ledger, seed (for
-    experiments). The attribute `private` is the run's `Private` once training has begun.
+    drawn and protected. `options` are further ones of `sordino.Private`: per_unit, engine, ledger, vault, seed (for
+    experiments). The attribute `private` is the run's `Private` once training has begun; its `close` frees the ledger.
 
     Guarantees: what cannot be private is refused before anything is spent. Nothing of the training batches is logged.
     """

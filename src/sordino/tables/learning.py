@@ -315,7 +315,9 @@ def learn(
     claim = None
     if vault is not None:
         basis = weaken("proven", require_accountant(budget.accountant).basis)
-        claim = vault.over(lambda: digest_table(table), "table").claim(unit=unit, basis=basis)
+        claim = vault.over(lambda: digest_table(table), "table").claim(
+            unit=unit, basis=basis, repeatable=seed is not None
+        )
         if ledger is None:
             claim.preview(plan.events(), budget.adjacency)  # refused before there is a folder
     book = _open_ledger(plan, unit, folder, ledger, resumed=resumed)

@@ -126,7 +126,7 @@ def complete_schema(
         _require_affordable(ledger, recipe, plan, directory)
         announce_together(ledger, recipe, plan.events())
         if budget is not None:
-            budget.claim(basis=recipe.basis).cover(ledger)
+            budget.claim(basis=recipe.basis, repeatable=seed is not None).cover(ledger)
         source = Secure() if seed is None else Seeded(seed, ledger.incarnation)
         complete = release(sheet.train, sheet.target, schema, plan, ledger, source)
     if all(isinstance(column, Skip) for column in complete.columns.values()):

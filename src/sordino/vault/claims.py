@@ -25,7 +25,7 @@ from sordino.accounting.chain import find_key
 from sordino.accounting.events import DpEvent, Events, count_alike, from_json, to_json
 from sordino.accounting.filtered import Filter, Filtered
 from sordino.accounting.ledger import Ledger, Receipt
-from sordino.errors import BudgetExhausted, InvalidInput, LedgerError, SordinoError, VaultError
+from sordino.errors import BudgetExhausted, InvalidInput, LedgerError, SordinoError, VaultError, VaultForged
 from sordino.vault.composing import is_whole_filter, whole_filter
 from sordino.vault.entries import Entry
 from sordino.vault.state import Counts, Holding, Sight
@@ -54,8 +54,20 @@ class DatasetBudget:
         """The same for these records."""
         return replace(self, digest=digest, form=form)
 
-    def claim(self, *, unit: str = "record", basis: str = "proven", rdp_filter: Filter | None = None) -> Claim:
-        """The claim of one run, which reserves nothing yet."""
+    def claim(
+        self,
+        *,
+        unit: str = "record",
+        basis: str = "proven",
+        rdp_filter: Filter | None = None,
+        repeatable: bool = False,
+    ) -> Claim:
+        """The claim of one run, which reserves nothing yet; one whose noise is `repeatable` is refused."""
+        if repeatable:
+            raise InvalidInput(
+                f"seed: noise that can be repeated protects nobody, and is no part of what dataset {self.name!r} "
+                "promises; leave the seed out"
+            )
         if basis != "proven":
             raise InvalidInput(
                 f"basis={basis!r}: a dataset's budget is kept by proven prices alone; calibrate with the accountant pld"
@@ -256,6 +268,12 @@ class Claim:
             return
         try:
             settle(self.budget, ledger, self._unit)
+        except VaultForged as error:
+            _log.error(
+                "the vault has lost what this run reserved of dataset %r, and counts too little until `sordino budget "
+                "settle` shows it this run's ledger: %s",
+                *(self.budget.name, error),
+            )
         except SordinoError as error:
             _log.warning(
                 "what this run reserved of dataset %r stays counted until `sordino budget settle`: %s",
@@ -295,7 +313,8 @@ class BookedEvents:
 def settle(budget: DatasetBudget, ledger: Ledger, unit: str = "record") -> Holding:
     """Show a ledger to the vault: what it holds was drawn, and the rest of what its run reserved is returned.
 
-    The ledger must be open for writing: so nobody draws on it meanwhile.
+    The ledger must be open for writing: so nobody draws on it meanwhile. A vault that was put back to an earlier state
+    and does not know the run counts what it drew from now on.
     """
     claim = Claim(budget, unit, None)
     if not any(line["dataset"] == budget.name for line in read_ties(ledger)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ RESERVE, SETTLE, WRITE_OFF = "reserve", "settle", "write-off"
 OWNERS = (RAISE, GRANT, REVOKE, CLOSE, WRITE_OFF)
 """What the owner of a dataset alone may do."""
 RECEIPT = "sordino-vault-receipt-1"
-_NAME = re.compile(r"[\w.@+-][\w.@+ -]{0,99}")
+_NAME = re.compile(r"(?!-)[\w.@+-]+( [\w.@+-]+)*")
+_MOST_LETTERS = 100
 _FORM = re.compile(RECEIPT + r" (\S+) (\d{1,15}) ([0-9a-f]{64}) ([0-9a-f]{64}|-)")
 
 
@@ -99,9 +101,14 @@ def parse_receipt(text: str) -> tuple[str, int, bytes, bytes]:
 
 
 def require_name(name: str, what: str) -> str:
-    """`name` itself if it is one: a line of text that every store and page can hold."""
-    if not _NAME.fullmatch(name):
-        raise InvalidInput(f"{what}={name[:40]!r} must be 1 to 100 letters, digits, blanks or any of . _ @ + -")
+    """`name` itself if it is one: a line of text that every store and page can hold, spelled in one way.
+
+    Names that look alike would be two budgets for the same records: blanks are single and inside, letters composed.
+    """
+    if len(name) > _MOST_LETTERS or not _NAME.fullmatch(name) or unicodedata.normalize("NFKC", name) != name:
+        raise InvalidInput(
+            f"{what}={name[:40]!r} must be 1 to {_MOST_LETTERS} letters, digits or any of . _ @ + -, with single blanks"
+        )
     return name
 
 

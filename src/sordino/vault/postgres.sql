@@ -18,7 +18,7 @@ CREATE TABLE sordino.header(key text PRIMARY KEY, value text NOT NULL);
 CREATE TABLE sordino.secret(inner_pad bytea NOT NULL, outer_pad bytea NOT NULL);
 CREATE TABLE sordino.entries(
     sequence bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    dataset text NOT NULL CHECK (dataset ~ '^[[:alnum:]_.@+ -]{1,100}$'),
+    dataset text NOT NULL CHECK (length(dataset) BETWEEN 1 AND 100 AND position(E'\n' IN dataset) = 0),
     number bigint NOT NULL,
     kind text NOT NULL,
     run text NOT NULL CHECK (position(E'\n' IN run) = 0),
@@ -62,7 +62,7 @@ CREATE FUNCTION sordino.may_see(which text) RETURNS boolean LANGUAGE sql STABLE 
     SELECT pg_has_role(session_user, 'sordino_auditor', 'MEMBER')
         OR sordino.owner_of(which) = session_user
         OR sordino.is_granted(which, session_user)
-        OR EXISTS (SELECT 1 FROM sordino.entries WHERE dataset = which AND kind = 'reserve' AND person = session_user)
+        OR EXISTS (SELECT 1 FROM sordino.entries WHERE dataset = which AND kind IN ('reserve', 'settle') AND person = session_user)
 $$;
 
 ALTER TABLE sordino.entries ENABLE ROW LEVEL SECURITY;
@@ -150,9 +150,13 @@ BEGIN
     END IF;
     IF what IN ('reserve', 'settle') THEN
         SELECT e.person INTO whose FROM sordino.entries e
-            WHERE e.dataset = which AND e.run = of_run AND e.kind = 'reserve' ORDER BY e.number LIMIT 1;
-        IF whose <> who AND NOT (what = 'settle' AND who = owner) OR (whose IS NULL AND what = 'settle') THEN
+            WHERE e.dataset = which AND e.run = of_run AND e.kind IN ('reserve', 'settle') ORDER BY e.number LIMIT 1;
+        IF whose <> who AND NOT (what = 'settle' AND who = owner) THEN
             RAISE EXCEPTION 'run % is not %''s', of_run, who USING ERRCODE = 'SV002';
+        END IF;
+        -- A run that is unknown, because the database was put back to a state before it, may be counted.
+        IF whose IS NULL AND who <> owner AND NOT sordino.is_granted(which, who) THEN
+            RAISE EXCEPTION '% may not draw on dataset %', who, which USING ERRCODE = 'SV002';
         END IF;
         IF EXISTS (
             SELECT 1 FROM sordino.entries e WHERE e.dataset = which AND e.run = of_run AND e.kind = 'write-off'

@@ -116,10 +116,10 @@ class State:
                 self.closed = True
             case kinds.RESERVE:
                 self._reserve(entry, said)
-            case kinds.SETTLE:
-                self._hold(
-                    replace(self._find(entry), held=_parse(said), status=SETTLED, last=entry.at, seen=_see(said))
-                )
+            case kinds.SETTLE:  # of a run that is unknown, too: the vault was put back to a state before it
+                new = Holding(entry.run, entry.person, {}, _see(said), began=entry.at, receipt=entry.receipt)
+                before = self.runs.get(entry.run, new)
+                self._hold(replace(before, held=_parse(said), status=SETTLED, last=entry.at, seen=_see(said)))
             case kinds.WRITE_OFF:
                 self._hold(replace(self._find(entry), status=WRITTEN_OFF, last=entry.at))
             case _:

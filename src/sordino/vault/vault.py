@@ -166,7 +166,7 @@ class Vault:
             state.rule.require_priced(more)
             if more:
                 self._require_room(state, more)
-            said = {"events": sorted(more.items()), "ledger": vars(ask.seen)}
+            said: dict[str, Any] = {"events": sorted(more.items()), "ledger": vars(ask.seen)}
             if ask.fingerprint:
                 said["fingerprint"] = ask.fingerprint
             if failing := state.rule.add_failures(more):
@@ -222,21 +222,27 @@ class Vault:
     def settle(self, name: str, ask: Ask) -> tuple[Holding, Entry]:
         """Replace what a run holds by what its ledger says was drawn, which `ask.need` gives; the rest is returned.
 
-        More than was reserved is counted too, whatever the budget: what was drawn was drawn.
+        More than was reserved is counted too, whatever the budget: what was drawn was drawn. So is all of a run that
+        the vault does not know, because it was put back to a state before it: whoever may draw can show its ledger.
         """
 
         def decide(state: State | None) -> Draft:
             state = _require_state(state, name)
-            before = _find_run(state, ask.run)
-            if self.store.person not in (before.person, state.owner):
-                raise VaultError(f"run {ask.run} is {before.person}'s: they or {state.owner} may settle it")
-            if before.status == WRITTEN_OFF:
-                raise VaultError(f"run {ask.run} was written off by {state.owner}: it stays counted whole")
-            _require_same_ledger(before, ask)
+            before = state.runs.get(ask.run)
+            held: Counts = {} if before is None else dict(before.held)
+            if before is None:
+                self._require_granted(state)
+                _require_same_unit(state, ask.unit, ask.adjacency)
+            else:
+                if self.store.person not in (before.person, state.owner):
+                    raise VaultError(f"run {ask.run} is {before.person}'s: they or {state.owner} may settle it")
+                if before.status == WRITTEN_OFF:
+                    raise VaultError(f"run {ask.run} was written off by {state.owner}: it stays counted whole")
+                _require_same_ledger(before, ask)
             drawn = ask.need(before)
-            said = {"events": sorted(drawn.items()), "ledger": vars(ask.seen)}
-            change = state.rule.cost(drawn) - state.rule.cost(before.held)
-            if failing := state.rule.add_failures(drawn) - state.rule.add_failures(before.held):
+            said: dict[str, Any] = {"events": sorted(drawn.items()), "ledger": vars(ask.seen)}
+            change = state.rule.cost(drawn) - state.rule.cost(held)
+            if failing := state.rule.add_failures(drawn) - state.rule.add_failures(held):
                 said["failing"] = failing
             return Draft.write(name, kinds.SETTLE, said, run=ask.run, cost=change)
 
