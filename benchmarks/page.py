@@ -196,7 +196,10 @@ def find_missed(name: str, result: Result) -> list[str]:
         peer, ours = best_peer(result, threads), seconds(result, "Sordino", threads)
         lead = None if peer is None or ours is None else peer[1] / ours
         if peer is not None and lead is not None and round(lead, 2) < case.lead:
-            missed.append(f"{lead:.2f} times as fast as {peer[0]} on {name_threads(threads)} (aim {case.lead:g})")
+            plain = seconds(result, "SGD", threads)
+            most = f", SGD itself {peer[1] / plain:.2f}" if plain and peer[1] / plain < case.lead else ""
+            where = name_threads(threads)
+            missed.append(f"{lead:.2f} times as fast as {peer[0]} on {where} (aim {case.lead:g}{most})")
     above = extra(result)
     if case.target is None and above is not None and round(above, 2) > EXTRA:
         missed.append(f"{above:.2f} ms above SGD (aim {EXTRA})")

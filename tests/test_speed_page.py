@@ -110,8 +110,15 @@ def test_a_linear_model_has_its_aim_in_milliseconds():
 
 def test_lstms_have_a_larger_lead_to_keep():
     name = "BiLSTM64 trained embedding, 64x150"
-    row = measured(name, one={"SGD": 0.1, "Sordino": 0.1, "Opacus hooks": 0.35})
-    assert page.find_missed(name, row) == ["3.50 times as fast as Opacus hooks on one thread (aim 4)"]
+    row = measured(name, one={"SGD": 0.1, "Sordino": 0.12, "Opacus hooks": 0.42})
+    assert page.find_missed(name, row)[1:] == ["3.50 times as fast as Opacus hooks on one thread (aim 4)"]
+
+
+def test_a_lead_that_plain_training_does_not_have_is_said_to_be_out_of_reach():
+    row = measured(one={"SGD": 0.1, "Sordino": 0.1, "Opacus hooks": 0.105})
+    assert page.find_missed(NAME, row) == [
+        "1.05 times as fast as Opacus hooks on one thread (aim 1.3, SGD itself 1.05)"
+    ]
 
 
 def test_what_does_not_run_is_said():

@@ -82,7 +82,8 @@ def test_a_classifier_from_a_configuration(classified: tuple[Path, Result]) -> N
     assert 0 <= said["held_out_accuracy"] <= 1
     assert "the weights of tiny-bert are random" in result.stderr
     tables = tomllib.loads((run / "config.toml").read_text())
-    assert tables["finetuning"] == {"task": "classify", "text": "review", "length": 24, "random": True}
+    plain = {"task": "classify", "text": "review", "length": 24, "dtype": "float32", "chat": False}
+    assert tables["finetuning"] == {**plain, "random": True}
     assert tables["schema"]["classes"] == ["content", "cross"], "released, for nobody named them"
     with Ledger.read(run / "ledger.sqlite") as ledger:
         assert len(ledger) == 1 + STEPS, "the names of the classes, and the steps"
@@ -260,6 +261,104 @@ def test_a_finished_run_is_resumed_to_the_same_end(written: tuple[Path, Result])
     )
 
 
+# -- conversations, and frozen weights of few bits --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A causal model with weights, whose tokenizer has a chat template."""
+    from transformers import ByT5Tokenizer, LlamaConfig, LlamaForCausalLM
+
+    path = tmp_path_factory.mktemp("models") / "llama"
+    tokenizer = ByT5Tokenizer(extra_ids=0)
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}"
+    tokenizer.save_pretrained(path)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **shape)).save_pretrained(path)
+    return path
+
+
+def talk(number: int) -> list[dict[str, str]]:
+    question = {"role": "user", "content": f"table {number}?"}
+    return [question, {"role": "assistant", "content": ("yes", "no")[number % 2]}] * (1 + number % 2)
+
+
+def converse(run: Path, model: Path, data: Path, *more: object) -> Result:
+    asked = ("--text", "messages", "--task", "causal-lm", "--epsilon", 8, "--steps", 2, "--length", 40, "--json")
+    return call("finetune", "--model", model, "--data", data, *asked, "--run", run, *more)
+
+
+@pytest.mark.parametrize(
+    ("ending", "dtype"),
+    [("jsonl", "bfloat16"), pytest.param("parquet", "int8", marks=pytest.mark.slow)],
+)
+def test_conversations_and_a_frozen_base_of_few_bits(tmp_path: Path, chatty: Path, ending: str, dtype: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from sordino.finetuning.tuned import load_tuned
+
+    rows = [{"messages": talk(number)} for number in range(60)]
+    data = tmp_path / f"chats.{ending}"
+    if ending == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), data)
+    else:
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = tmp_path / "run"
+    said = outcome(converse(run, chatty, data, "--dtype", dtype))
+    assert said["epsilon"] <= 8
+    tables = tomllib.loads((run / "config.toml").read_text())
+    assert (tables["finetuning"]["chat"], tables["finetuning"]["dtype"]) == (True, dtype)
+    halved = [line for line in said["assumptions"] if "half precision" in line]
+    assert bool(halved) == (dtype == "bfloat16")
+    tuned = load_tuned(run)
+    kinds = {name: tensor.dtype for name, tensor in tuned.model.state_dict().items()}
+    trained = {name for name in kinds if "lora_" in name}
+    assert trained
+    assert {kinds[name] for name in trained} == {torch.float32}
+    frozen = {kinds[name] for name in kinds if "_proj" in name and name.endswith("weight") and name not in trained}
+    assert frozen == {torch.bfloat16 if dtype == "bfloat16" else torch.int8}
+    again = outcome(call("resume", run, "--json"))
+    assert again["held_out_loss"] == pytest.approx(said["held_out_loss"])
+    out = tmp_path / "synthetic.jsonl"
+    outcome(call("generate", run, "--records", 2, "--out", out, "--json"))
+    assert len(out.read_text().splitlines()) == 2
+
+
+def test_conversations_that_cannot_be_read_are_named_by_number_alone(tmp_path: Path, chatty: Path) -> None:
+    run, good = tmp_path / "run", json.dumps({"messages": talk(1)})
+    for bad, words in (
+        ('{"messages": [{"role": "user", "content": ["secret"]}]}', "record 2: column 'messages' must hold a conv"),
+        ('{"messages": "secret"}', "record 2: column 'messages' must hold a conv"),
+        ('{"messages": []}', "record 2: column 'messages' must hold a conv"),
+    ):
+        result = converse(run, chatty, make(tmp_path, "chats.jsonl", f"{good}\n{bad}\n"))
+        assert result.exit_code == 2, result.stdout
+        assert words in result.stderr
+        assert "secret" not in result.stderr
+    untold = converse(run, GPT, make(tmp_path, "chats.jsonl", good))
+    assert "has no chat template" in untold.stderr
+    whole = converse(run, GPT, make(tmp_path, "texts.jsonl", '{"messages": "x"}\n' * 40), "--dtype", "int8", "--full")
+    assert "dtype=int8 is for frozen weights" in whole.stderr
+    assert not run.exists()
+
+
+def test_a_first_step_without_noise_ends_the_run(tmp_path: Path) -> None:
+    """As if something had emptied gradients behind our back: what is not trained is found after one step."""
+    from sordino.cli import launch, text_session
+    from sordino.cli.choosing_texts import choose
+    from sordino.cli.finetune import FinetuneFlags
+    from sordino.errors import UnsupportedModel
+
+    flags = FinetuneFlags(
+        model=str(GPT), data=REVIEWS, text="review", task="causal-lm", epsilon=8.0, steps=STEPS, length=24, lora="r=2"
+    )
+    session = text_session.begin(choose(flags), tmp_path / "run")
+    session.private.bench.optimizer.register_step_pre_hook(lambda optimizer, *_: optimizer.zero_grad())
+    with session.private, pytest.raises(UnsupportedModel, match=r"after the first step .*lora_.* no noise"):
+        launch.finish(session, as_json=True)
+
+
 # -- refused before anything is spent ---------------------------------------------------------------------------------
 
 
@@ -387,6 +486,8 @@ def test_a_model_with_weights_is_adapted_by_default(adapted: tuple[Path, Result]
         "length": 24,
         "lora": "r=8,alpha=16",
         "random": False,
+        "dtype": "float32",
+        "chat": False,
     }
     assert not (run / "base").exists(), "the folder is where it was"
     assert json.loads((run / "model" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(folder)

@@ -201,6 +201,14 @@ def test_settings_that_change_what_is_released_are_refused(settings: dict[str, A
     assert privacy.private is None
 
 
+def test_several_processes_are_refused_before_anything_is_spent() -> None:
+    """What the Trainer asks before it fits, in each of its processes."""
+    privacy = PrivateTraining(records(), loss, recipe())
+    with pytest.raises(InvalidInput, match="world_size=2 must be 1: processes share each draw"):
+        privacy.on_fit_start(trainer(privacy, devices=2, strategy="ddp"), Module())
+    assert privacy.private is None
+
+
 def test_a_trainer_without_the_callback_is_refused() -> None:
     with pytest.raises(InvalidInput, match="no PrivateTraining"):
         PrivateTraining.of(trainer())

@@ -98,7 +98,7 @@ def test_so_is_one_with_checkpoints_of_activations(kind: str, way: str, tmp_path
 
 
 def test_checkpoints_change_no_numbers_where_there_is_dropout(tmp_path: Path) -> None:
-    """What is run a second time, in the step and in its probes, has the coins of the first time."""
+    """What is run a second time has the coins of the first time."""
     found = []
     for on in (False, True):
         model = build("gpt2", dropout=0.3)

@@ -11,9 +11,17 @@ from sordino.cli.config import Config, ModelChoice, RunChoice, name_classes
 from sordino.cli.finetune import FinetuneFlags
 from sordino.errors import InvalidInput
 from sordino.finetuning import models
-from sordino.finetuning.choice import CAUSAL, CLASSIFY, LENGTH, Lora, TextChoice, parse_lora
+from sordino.finetuning.choice import CAUSAL, CLASSIFY, FLOAT, LENGTH, Lora, TextChoice, parse_lora
 from sordino.finetuning.models import Origin
-from sordino.finetuning.text_files import check_texts, describe_columns, find_owners, read_texts, split_texts
+from sordino.finetuning.text_files import (
+    check_texts,
+    describe_columns,
+    find_owners,
+    holds_conversations,
+    read_texts,
+    split_texts,
+)
+from sordino.finetuning.tokens import require_template
 from sordino.recipe import Optimizer, Recipe
 from sordino.tables.defaults import Defaults
 from sordino.tables.reading import HELD_OUT_SHARE, DataChoice, Sheet
@@ -46,9 +54,12 @@ def choose(flags: FinetuneFlags) -> ChosenTexts:
     named = [choice.text, *filter(None, (flags.target, choice.unit))]
     if len(set(named)) < len(named):
         raise InvalidInput(f"--text, --target and --unit are {', '.join(named)}: each needs a column of its own")
-    table = read_texts(flags.data, named)
+    choice = replace(choice, chat=choice.task == CAUSAL and holds_conversations(flags.data, choice.text))
+    table = read_texts(flags.data, named, choice.conversations)
     classes = _name_classes(flags, choice)
     tokenizer = models.open_tokenizer(origin)
+    if choice.chat:
+        require_template(tokenizer, choice.text, origin.name)
     settings = models.load_config(origin, choice, tokenizer, classes or ("0", "1"))
     choice = replace(choice, length=models.find_length(settings, flags.length, LENGTH))
     held_out = HELD_OUT_SHARE if flags.held_out is None else flags.held_out
@@ -96,6 +107,7 @@ def _choose_task(flags: FinetuneFlags, origin: Origin) -> TextChoice:
         random=origin.random,
         unit=flags.unit,
         per_unit=flags.per_unit,
+        dtype=flags.dtype or FLOAT,
     )
 
 

@@ -21,6 +21,8 @@ sordino finetune --model tiny/config.json --data notes.parquet --text note --tar
 
 sordino finetune --model models/gpt2 --data posts.csv --text post --task causal-lm --unit user_id --epsilon 8
 
+sordino finetune --model models/qwen --data chats.jsonl --text messages --task causal-lm --dtype bfloat16 --epsilon 8
+
 Models are read from this machine alone. Ctrl-C finishes the step in hand and saves; [bold]sordino resume[/bold] goes on
 from there. Then [bold]sordino predict RUN[/bold] or [bold]sordino generate RUN[/bold].
 """
@@ -35,7 +37,7 @@ class FinetuneFlags(options.OptionFields):
 
     model: Annotated[str, _learning("A folder with config.json and weights, or a config.json: then they are random.")]
     data: Annotated[Path, _texts("A .csv, .tsv, .jsonl or .parquet file, one record each.")]
-    text: Annotated[str, _texts("The column that holds the text.")]
+    text: Annotated[str, _texts("The column that holds the text; for causal-lm also a list of {role, content}.")]
     target: Annotated[str | None, _texts("The column that holds the class; not for causal-lm.")] = None
     task: Annotated[
         str | None, _texts("classify (default), or causal-lm: to write such texts.", among=("classify", "causal-lm"))
@@ -71,6 +73,10 @@ class FinetuneFlags(options.OptionFields):
         ),
     ] = None
     full: Annotated[bool, _learning("Train every weight. Default where the weights are random.", "--full")] = False
+    dtype: Annotated[
+        str | None,
+        _learning("How frozen weights are kept: float32 (default), bfloat16 or int8.", among=options.DTYPES),
+    ] = None
     recipe: Annotated[
         str | None,
         _learning("dpadam (default), dpsgd, automatic, ...", "--method", "--recipe", among=options.list_methods),

@@ -63,7 +63,7 @@ def finish(session: Session, *, as_json: bool = False) -> Outcome:
     history = History(session.run, private.position)
     display = Lines(session) if as_json else Bars(session)
     with stop_on_signal() as stop, display:
-        for step in private.steps():
+        for step in session.steps():
             display.show(step.number)
             if step.number % share == 0:
                 _evaluate(session, history, display)

@@ -48,6 +48,7 @@ MODELS = (
     *("transformer", "vgg13"),
 )
 OPTIMIZERS = ("adam", "adamw", "sgd")
+DTYPES = ("float32", "bfloat16", "int8")
 ACCOUNTANTS = ("gdp", "pld", "rdp", "rdp-classic", "rdp-filter", "tcdp", "zcdp", "zcdp-epoch")
 ADJACENCIES = ("add-or-remove-one", "replace-one")
 

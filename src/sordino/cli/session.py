@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from sordino.cli.config import Config
 from sordino.cli.terminal import caution
 from sordino.errors import InvalidInput
 from sordino.mechanisms.dpis import Importance
-from sordino.private import Private
+from sordino.private import Private, Step
 from sordino.run import FIXED_IN_ADVANCE, HELD_OUT
 from sordino.tables.dataset import Data
 from sordino.tables.defaults import count_parameters, judge_size
@@ -56,6 +56,10 @@ class Session:
     @property
     def has_held_out(self) -> bool:
         return len(self.data.test_set) > 0  # type: ignore[arg-type]  # Dataset does not promise a length
+
+    def steps(self) -> Iterator[Step]:
+        """The steps that are left, one by one."""
+        return self.private.steps()
 
     def measure(self) -> tuple[float | None, float | None]:
         """Accuracy and mean loss on the held-out records, None without any."""

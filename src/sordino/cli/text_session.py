@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,15 @@ from sordino.cli.config import Config
 from sordino.cli.finetune import FinetuneFlags
 from sordino.cli.session import PREPARATION, Session, choose_directory, explain_missing, prepare_records
 from sordino.cli.terminal import caution, console, messages, say
-from sordino.errors import InvalidInput
+from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.finetuning import losses, models
-from sordino.finetuning.choice import CAUSAL, CLASSIFY, TextChoice
+from sordino.finetuning.choice import CAUSAL, CLASSIFY, FLOAT, HALF, TextChoice
 from sordino.finetuning.models import BASE, Origin
-from sordino.finetuning.text_files import find_owners, read_texts, split_texts
-from sordino.finetuning.tokens import Pad, Texts, encode_texts, find_padding, has_tokenizer
+from sordino.finetuning.storing import autocast
+from sordino.finetuning.text_files import find_owners, read_texts, spell_conversation, split_texts
+from sordino.finetuning.tokens import Pad, Texts, encode_conversations, encode_texts, find_padding, has_tokenizer
 from sordino.finetuning.tuned import locate_origin
-from sordino.private import Private
+from sordino.private import Private, Step
 from sordino.recipe import Recipe
 from sordino.run import HELD_OUT
 from sordino.tables import reading
@@ -40,6 +41,7 @@ from sordino.tables.encoding import NO_CLASS, encode_labels
 from sordino.tables.reading import Sheet
 from sordino.tables.release import plan_release
 from sordino.tables.schema import Schema
+from sordino.validation.first_step import watch_first_step
 from sordino.vault import open_budget
 
 TOKENS_AT_ONCE = 16_384
@@ -61,6 +63,16 @@ class TextSession(Session):
         assert self.config.finetuning is not None
         return self.config.finetuning
 
+    def steps(self) -> Iterator[Step]:
+        """The steps that are left. The first must give noise to every trained tensor and change no frozen one."""
+        try:
+            with watch_first_step(self.model, self.private.bench.optimizer):
+                first = self.private.step()
+        except BudgetExhausted:
+            return
+        yield first
+        yield from self.private.steps()
+
     def measure(self) -> tuple[float | None, float | None]:
         """Accuracy and mean loss on held-out texts: a few of them on the way, all of them at the end."""
         if not self.has_held_out:
@@ -69,7 +81,8 @@ class TextSession(Session):
         count = len(texts)
         last = self.private.position == self.private.total
         part = range(count if last else min(count, LOOK))
-        return measure(self.model, texts, part, Pad(find_padding(self.tokenizer)))
+        with autocast(self.choice.dtype, self.model):
+            return measure(self.model, texts, part, Pad(find_padding(self.tokenizer)))
 
     def guarantee(self) -> Guarantee:
         """What was promised, with what the fine-tuning took for public."""
@@ -149,7 +162,8 @@ def reopen(directory: Path) -> TextSession:
     if found is None or found.finetuning is None or found.recipe is None:
         raise InvalidInput(explain_missing(directory))
     choice, target = found.finetuning, found.data.target
-    table = read_texts(Path(found.data.source), [choice.text, *filter(None, (target, choice.unit))])
+    named = [choice.text, *filter(None, (target, choice.unit))]
+    table = read_texts(Path(found.data.source), named, choice.conversations)
     sheet = split_texts(table, choice, target, found.data.held_out)
     if (count := count_protected(sheet, choice)) != found.data.records:
         raise InvalidInput(
@@ -195,16 +209,16 @@ def _assemble(settled: Config, sheet: Sheet, origin: Origin, *, invented: bool =
     base, new = models.load_base(origin, choice, shape, start)
     if new and not invented:
         caution(f"the folder of {origin.name} does not hold {models.name_tensors(new)}: random at first")
-    model = models.adapt(base, choice.adapter, choice.task, start)
+    model = models.adapt(base, choice, start)
     pad = Pad(find_padding(tokenizer))
-    with models.quiet():
+    with models.quiet(), autocast(choice.dtype, model):
         losses.require_own(model, pad([_invent(tokenizer, choice, recipe, classes).train_set[0]]))  # type: ignore[list-item]  # of Texts
     owners = {} if choice.unit is None or invented else _name_owners(sheet, choice)
     private = Private(
         model,
         recipe.optimizer.build(p for p in model.parameters() if p.requires_grad),
         data.train_set,
-        losses.loss,
+        losses.TaskLoss(dtype=torch.bfloat16 if choice.dtype == HALF else None),
         recipe,
         collate=pad,
         seed=seed,
@@ -225,26 +239,33 @@ def _encode(tokenizer: Any, sheet: Sheet, choice: TextChoice, classes: Sequence[
     """The records as tokens and classes, each a function of that record alone."""
     parts = []
     for table in (sheet.train, sheet.held_out):
-        rows = encode_texts(
-            tokenizer, list(table.columns[choice.text]), choice.length, generative=choice.task == CAUSAL
-        )
+        rows = _find_tokens(tokenizer, list(table.columns[choice.text]), choice)
         if choice.task == CAUSAL:
             parts.append(Texts(rows))
         else:
             parts.append(Texts(rows, torch.from_numpy(encode_labels(table.columns[sheet.target], classes))))
     how = "bytes" if tokenizer.__class__.__name__ == "ByT5Tokenizer" else "the tokenizer of the model's folder"
-    steps = [Preprocessing(f"texts cut to {choice.length} tokens by {how}")]
+    what = "conversations, spelt by the tokenizer's template," if choice.chat else "texts"
+    steps = [Preprocessing(f"{what} cut to {choice.length} tokens by {how}")]
     if len(sheet.held_out):
         steps.append(reading.HELD_OUT)
     return Data(sheet.train.name, parts[0], parts[1], tuple(classes), tuple(steps))  # type: ignore[arg-type]  # records by name, not by place
 
 
+def _find_tokens(tokenizer: Any, cells: Sequence[str], choice: TextChoice) -> list[Tensor]:
+    """The tokens of each record, which depend on no other."""
+    if choice.chat:
+        return encode_conversations(tokenizer, cells, choice.length)
+    return encode_texts(tokenizer, cells, choice.length, generative=choice.task == CAUSAL)
+
+
 def _invent(tokenizer: Any, choice: TextChoice, recipe: Recipe, classes: Sequence[str]) -> Data:
     """Texts of nobody, to try model and recipe on."""
     words = ("a", "text", "of", "nobody")
-    rows = encode_texts(
-        tokenizer, [" ".join(words[: 1 + i % 4]) for i in range(4)], choice.length, generative=choice.task == CAUSAL
-    )
+    texts = [" ".join(words[: 1 + i % 4]) for i in range(4)]
+    if choice.chat:
+        texts = [spell_conversation([("user", text), ("assistant", text)]) for text in texts]
+    rows = _find_tokens(tokenizer, texts, choice)
     count = recipe.records or 1
     rows = [rows[i % 4] for i in range(count)]
     labels = None if choice.task == CAUSAL else torch.arange(count) % max(1, len(classes))
@@ -331,9 +352,11 @@ def _announce_training(session: TextSession) -> None:
     schema: Schema | None = session.config.schema
     if schema is not None and schema.classes is not None:
         say("Classes", announcing.list_classes(schema.classes))
-    trained, every = count_parameters(session.model), sum(p.numel() for p in session.model.parameters())
+    trained = count_parameters(session.model)
+    every = sum(value.numel() for value in session.model.state_dict().values())
     how = f"LoRA {choice.lora}: {trained:,} of {every:,} weights" if choice.lora else f"all {trained:,} weights"
-    say("Model", f"{session.config.model.name}, {how} are trained")
+    kept = "" if choice.dtype == FLOAT else f", in {choice.dtype} but for what is trained"
+    say("Model", f"{session.config.model.name}, {how} are trained{kept}")
     noise = f"noise {recipe.noise_multiplier:.3g} × clip {recipe.clip:g}"
     whose = "records" if choice.unit is None else "owners"
     say("Recipe", f"{recipe.name}, {recipe.steps:,} steps of about {recipe.batch_size:,} {whose}, {noise}")

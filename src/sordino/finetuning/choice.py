@@ -8,6 +8,8 @@ It is the table ``[finetuning]`` of a run's ``config.toml``, and the mark by whi
     length = 256                # tokens of a text that are read
     lora = "r=8,alpha=16"       # without it every weight is trained
     random = true               # the weights began at random
+    dtype = "bfloat16"          # what is frozen is kept so, what is trained in float32
+    chat = true                 # the column holds conversations
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ TASKS = (CLASSIFY, CAUSAL)
 LENGTH = 256
 """Tokens of a text that are read, unless the model takes fewer or the user says otherwise."""
 LONGEST = 1_000_000
+FLOAT, HALF, BYTES = "float32", "bfloat16", "int8"
+DTYPES = (FLOAT, HALF, BYTES)
+"""How frozen weights are kept: `sordino.finetuning.storing`."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +83,23 @@ class TextChoice:
     random: bool = False
     unit: str | None = None
     per_unit: int | None = None
+    dtype: str = FLOAT
+    chat: bool = False
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise InvalidInput(f"task={self.task!r} must be one of {', '.join(TASKS)}")
         if not 2 <= self.length <= LONGEST:
             raise InvalidInput(f"length={self.length} must be in 2..{LONGEST:,}: so many tokens of a text are read")
+        if self.dtype not in DTYPES:
+            raise InvalidInput(f"dtype={self.dtype!r} must be one of {', '.join(DTYPES)}")
+        if self.dtype == BYTES and self.lora is None:
+            raise InvalidInput(f"dtype={BYTES} is for frozen weights, and here every one is trained: give --lora r=8")
+
+    @property
+    def conversations(self) -> str | None:
+        """The column of conversations, if there is one."""
+        return self.text if self.chat else None
 
     @property
     def adapter(self) -> Lora | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softmax
 
+from sordino.finetuning.storing import autocast
 from sordino.finetuning.tokens import Pad, Texts, encode_texts, find_padding
 from sordino.finetuning.tuned import Tuned
 
@@ -32,7 +33,9 @@ def predict_probabilities(
         places = order[start : start + AT_ONCE]
         batch = pad([records[place] for place in places])
         del batch["labels"]
-        found[places] = softmax(tuned.model(**batch).logits.float(), dim=1)
+        with autocast(tuned.choice.dtype, tuned.model):
+            logits = tuned.model(**batch).logits
+        found[places] = softmax(logits.float(), dim=1)
         told(start + len(places))
     return found
 

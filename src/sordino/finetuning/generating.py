@@ -16,6 +16,7 @@ import torch
 from sordino.errors import InvalidInput
 from sordino.finetuning.choice import LONGEST
 from sordino.finetuning.models import quiet
+from sordino.finetuning.storing import autocast
 from sordino.finetuning.tokens import find_padding, find_start
 from sordino.finetuning.tuned import Tuned
 
@@ -59,7 +60,8 @@ def generate(tuned: Tuned, records: int, sampling: Sampling, prompt: str = "") -
     generator_state = None
     for done in range(0, records, AT_ONCE):
         count = min(AT_ONCE, records - done)
-        with quiet(), torch.random.fork_rng(), torch.no_grad():
+        running = autocast(tuned.choice.dtype, tuned.model)
+        with quiet(), torch.random.fork_rng(), torch.no_grad(), running:
             if generator_state is not None:
                 torch.set_rng_state(generator_state)
             elif sampling.seed is not None:

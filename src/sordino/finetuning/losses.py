@@ -15,6 +15,7 @@ Nothing here imports transformers: a model is known by its class name and its co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,6 +52,19 @@ def loss(model: nn.Module, batch: Mapping[str, Any], label_smoothing: float = 0.
         inputs.setdefault("use_cache", False)  # nothing is generated, and the keys of all layers take memory
     output = model(**inputs)
     return HEADS[task](base.config, output, labels, label_smoothing)
+
+
+@dataclass(frozen=True)
+class TaskLoss:
+    """The per-example loss of a model's own task, under autocast where there is a `dtype`."""
+
+    label_smoothing: float = 0.0
+    device: str = "cpu"
+    dtype: torch.dtype | None = None
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast(self.device, dtype=self.dtype, enabled=self.dtype is not None):
+            return loss(model, batch, self.label_smoothing)
 
 
 def unwrap(model: nn.Module) -> Any:

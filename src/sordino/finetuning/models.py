@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from sordino.errors import InvalidInput, SordinoError
-from sordino.finetuning.choice import CAUSAL, Lora, TextChoice
+from sordino.finetuning.choice import BYTES, CAUSAL, HALF, TextChoice
+from sordino.finetuning.storing import store_in_bytes
 from sordino.finetuning.tokens import find_padding, has_tokenizer, load_tokenizer
 
 CONFIG = "config.json"
@@ -97,6 +98,8 @@ def load_config(origin: Origin, choice: TextChoice, tokenizer: Any, classes: Seq
     except Exception as error:  # noqa: BLE001  # whatever the files of a folder make transformers raise
         reason = " ".join(str(error).split())[:200]
         raise InvalidInput(f"{origin.folder / CONFIG} cannot be loaded ({type(error).__name__}: {reason})") from None
+    if choice.lora is None and getattr(config, "quantization_config", None):
+        raise InvalidInput(f"the weights of {origin.name} are quantised and cannot be trained: give --lora r=8")
     if choice.task != CAUSAL:
         config.id2label = dict(enumerate(classes))
         config.label2id = {name: number for number, name in enumerate(classes)}
@@ -133,12 +136,13 @@ def load_base(origin: Origin, choice: TextChoice, config: Any, seed: int) -> tup
     """The model without adapters, in eval mode, and the names of its tensors that the folder does not hold."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+    dtype = torch.bfloat16 if choice.dtype == HALF and choice.lora is not None else torch.float32
     kind = AutoModelForCausalLM if choice.task == CAUSAL else AutoModelForSequenceClassification
     with quiet(), torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
             if origin.random:
-                return kind.from_config(config, trust_remote_code=False).eval(), []
+                return kind.from_config(config, trust_remote_code=False, dtype=dtype).eval(), []
             model, told = kind.from_pretrained(
                 origin.folder,
                 config=config,
@@ -146,7 +150,7 @@ def load_base(origin: Origin, choice: TextChoice, config: Any, seed: int) -> tup
                 trust_remote_code=False,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
-                dtype=torch.float32,
+                dtype=dtype,
             )
         except Exception as error:  # noqa: BLE001  # whatever the files of a folder make transformers raise
             reason = " ".join(str(error).split())[:200]
@@ -157,32 +161,41 @@ def load_base(origin: Origin, choice: TextChoice, config: Any, seed: int) -> tup
     return model.eval(), sorted({*told.get("missing_keys", ()), *mismatched})
 
 
-def adapt(model: nn.Module, lora: Lora | None, task: str, seed: int) -> nn.Module:
-    """The model with low-rank changes beside frozen weights, or as it is. A new classifier is trained in any case."""
+def adapt(model: nn.Module, choice: TextChoice, seed: int) -> nn.Module:
+    """The model with low-rank changes beside frozen weights, or as it is. A new classifier is trained in any case.
+
+    What is trained is in float32; what is frozen is kept as the choice says.
+    """
+    lora = choice.adapter
     if lora is None:
         return model
     from peft import LoraConfig, TaskType, get_peft_model
 
-    kind = TaskType.CAUSAL_LM if task == CAUSAL else TaskType.SEQ_CLS
+    kind = TaskType.CAUSAL_LM if choice.task == CAUSAL else TaskType.SEQ_CLS
     with quiet(), torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
             shape = LoraConfig(
-                task_type=kind, r=lora.rank, lora_alpha=lora.alpha, target_modules=_find_targets(model, lora)
+                task_type=kind, r=lora.rank, lora_alpha=lora.alpha, target_modules=_find_targets(model, lora.targets)
             )
             adapted: nn.Module = get_peft_model(model, shape)
         except (TypeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             raise InvalidInput(f"lora={lora} does not fit this model: {reason}") from None
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    if choice.dtype == BYTES:
+        store_in_bytes(adapted)
     return adapted.eval()
 
 
-def _find_targets(model: nn.Module, lora: Lora) -> list[str]:
+def _find_targets(model: nn.Module, targets: tuple[str, ...]) -> list[str]:
     """The layers that were asked for, those that are usual for the architecture, or every linear one of its body."""
     from peft.utils import constants
 
-    if lora.targets:
-        return list(lora.targets)
+    if targets:
+        return list(targets)
     usual = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     found = usual.get(getattr(getattr(model, "config", None), "model_type", ""))
     if found:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 from numpy.typing import NDArray
 
 from sordino.errors import InvalidInput
 from sordino.finetuning.choice import TextChoice
-from sordino.tables.files import is_table, read_table
+from sordino.tables.files import PARQUET, is_table, read_table
 from sordino.tables.reading import Sheet, choose_by_digest
 from sordino.tables.schema import Column, Schema, Skip, Text
 from sordino.tables.table import Table, is_missing
@@ -24,13 +26,13 @@ _LONGEST = 64_000_000
 """Characters of a line."""
 
 
-def read_texts(path: Path, wanted: Sequence[str]) -> Table:
-    """The `wanted` columns of a file, as text; whatever is wrong with it is one line that names no cell's content."""
-    if not path.exists():
-        raise InvalidInput(f"data={path} does not exist: give {_ACCEPTED}")
-    if not path.is_file() or not (path.suffix.lower() in LINES or is_table(str(path))):
-        raise InvalidInput(f"data={path} must be {_ACCEPTED}")
-    table = _read(path, wanted)
+def read_texts(path: Path, wanted: Sequence[str], conversations: str | None = None) -> Table:
+    """The `wanted` columns of a file, as text; whatever is wrong with it is one line that names no cell's content.
+
+    Every cell of the column `conversations` is a list of {role, content}, which is spelt as `spell_conversation` does.
+    """
+    _require_file(path)
+    table = _read(path, wanted, conversations)
     for name in wanted:
         table.require_column(name)
     if not len(table):
@@ -38,21 +40,73 @@ def read_texts(path: Path, wanted: Sequence[str]) -> Table:
     return replace(table, columns={name: table.columns[name] for name in wanted})
 
 
-def _read(path: Path, wanted: Sequence[str]) -> Table:
+def holds_conversations(path: Path, column: str) -> bool:
+    """Whether the column holds lists: by its type in a .parquet, by the first record that has it in a .jsonl."""
+    _require_file(path)
+    if path.suffix.lower() in PARQUET:
+        return _is_nested(path, column)
+    if path.suffix.lower() not in LINES:
+        return False
+    found = (record[column] for _, record in _parse_lines(path) if record.get(column) is not None)
+    return isinstance(next(found, None), list)
+
+
+def spell_conversation(turns: Sequence[tuple[str, str]]) -> str:
+    """A conversation, as roles and contents, in one cell."""
+    return json.dumps([{"role": role, "content": content} for role, content in turns], ensure_ascii=False)
+
+
+def _require_file(path: Path) -> None:
+    if not path.exists():
+        raise InvalidInput(f"data={path} does not exist: give {_ACCEPTED}")
+    if not path.is_file() or not (path.suffix.lower() in LINES or is_table(str(path))):
+        raise InvalidInput(f"data={path} must be {_ACCEPTED}")
+
+
+def _is_nested(path: Path, column: str) -> bool:
+    try:
+        schema = pyarrow.parquet.read_schema(path)
+    except (pyarrow.ArrowException, OSError):
+        return False  # whoever reads it says why it cannot be read
+    return column in schema.names and pyarrow.types.is_nested(schema.field(column).type)
+
+
+def _read(path: Path, wanted: Sequence[str], conversations: str | None) -> Table:
     if path.suffix.lower() in LINES:
-        return _read_lines(path, wanted)
+        return _tabulate(path, _parse_lines(path), wanted, conversations)
+    if conversations is not None and path.suffix.lower() in PARQUET:
+        table = pyarrow.parquet.read_table(path)
+        for name in wanted:
+            Table(path.stem, {each: [] for each in table.column_names}).require_column(name)
+        return _tabulate(path, enumerate(table.select(list(wanted)).to_pylist(), 1), wanted, conversations)
     return read_table(path)
 
 
-def _read_lines(path: Path, wanted: Sequence[str]) -> Table:
-    """One JSON object per line; the first names the columns. What a record lacks, or is null, is an empty cell."""
+def _tabulate(
+    path: Path, records: Iterable[tuple[int, dict[str, Any]]], wanted: Sequence[str], conversations: str | None
+) -> Table:
+    """Records by name; the first names the columns. What a record lacks, or is null, is an empty cell."""
     columns: dict[str, list[str]] | None = None
-    for number, record in _parse_lines(path):
+    for number, record in records:
         if columns is None:
             columns = {str(name): [] for name in record}
         for name, cells in columns.items():
-            cells.append(_spell(path, number, name, record.get(name)) if name in wanted else "")
+            if name == conversations:
+                cells.append(_spell_turns(path, number, name, record.get(name)))
+            else:
+                cells.append(_spell(path, number, name, record.get(name)) if name in wanted else "")
     return Table(path.stem, columns or {name: [] for name in wanted})
+
+
+def _spell_turns(path: Path, number: int, name: str, value: Any) -> str:
+    turns = value if isinstance(value, list) else []
+    spoken = [(turn.get("role"), turn.get("content")) for turn in turns if isinstance(turn, dict)]
+    if not spoken or len(spoken) < len(turns) or not all(isinstance(part, str) for turn in spoken for part in turn):
+        raise InvalidInput(
+            f"{path} record {number}: column {name!r} must hold a conversation, a list of "
+            '{"role": ..., "content": ...} with text in both'
+        )
+    return spell_conversation([(str(role), str(content)) for role, content in spoken])
 
 
 def _parse_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -7,6 +7,7 @@ of a byte and three marks, whatever the texts are.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,36 @@ def encode_texts(tokenizer: Any, texts: Sequence[str], length: int, *, generativ
             found = tokenizer(part, truncation=True, max_length=length)["input_ids"]
             found = [ids or [find_start(tokenizer)] for ids in found]  # no marks and no text: there must be a token
         rows.extend(torch.tensor(ids, dtype=torch.int32) for ids in found)
+    return rows
+
+
+def require_template(tokenizer: Any, column: str, model: str) -> None:
+    """Refuse conversations where the model's tokenizer does not say how they are written."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise InvalidInput(
+            f"column {column!r} holds conversations, but the tokenizer of {model} has no chat template: "
+            "add chat_template.jinja to its folder, or join each conversation to one text"
+        )
+
+
+def encode_conversations(tokenizer: Any, cells: Sequence[str], length: int) -> list[Tensor]:
+    """The tokens of each conversation as the tokenizer's template writes it, between a start and an end mark.
+
+    Marks that the template sets itself are not set twice. One conversation is one record, whatever it becomes.
+    """
+    start, end, rows = find_start(tokenizer), tokenizer.eos_token_id, []
+    for number, cell in enumerate(cells, 1):
+        try:
+            text = tokenizer.apply_chat_template(json.loads(cell), tokenize=False)
+        except Exception as error:  # noqa: BLE001  # a template may raise anything; its words may quote the record
+            raise InvalidInput(
+                f"conversation {number} does not fit the tokenizer's chat template ({type(error).__name__}): "
+                "correct its roles, or leave it out of the file"
+            ) from None
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = ids if ids[:1] == [start] else [start, *ids]
+        ids = ids if end is None or ids[-1:] == [end] else [*ids, end]
+        rows.append(torch.tensor(ids[:length], dtype=torch.int32))
     return rows
 
 

@@ -86,7 +86,7 @@ def load_tuned(run: Path, task: str | None = None) -> Tuned:
     origin = locate_origin(tables.get("model", {}), choice, run)
     tokenizer = open_tokenizer(origin)
     base, _ = load_base(origin, choice, load_config(origin, choice, tokenizer, classes), seed=0)
-    model = adapt(base, choice.adapter, choice.task, seed=0)
+    model = adapt(base, choice, seed=0)
     if not isinstance(state.get("model"), dict):
         raise CheckpointError(f"the checkpoint in {run} holds no model: it was not written by Private.save")
     with checkpoint.one_line("does not fit the model that the configuration names"):

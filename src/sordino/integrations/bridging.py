@@ -1,4 +1,4 @@
-"""Between transformers' objects and Sordino's: a model's loss per example, its batches, and its own forward pass."""
+"""Between transformers' objects and Sordino's: a model's batches, its own forward pass, what it may not hide."""
 
 from __future__ import annotations
 
@@ -7,25 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Subset
 
 from sordino.errors import InvalidInput, UnsupportedModel
 from sordino.finetuning import losses
-
-
-@dataclass(frozen=True)
-class TaskLoss:
-    """The per-example loss of a model's own task, under autocast where there is a `dtype`."""
-
-    label_smoothing: float = 0.0
-    device: str = "cpu"
-    dtype: torch.dtype | None = None
-
-    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        with torch.autocast(self.device, dtype=self.dtype, enabled=self.dtype is not None):
-            return losses.loss(model, batch, self.label_smoothing)
 
 
 @dataclass(frozen=True)

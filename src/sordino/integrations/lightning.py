@@ -112,7 +112,10 @@ class InBfloat16:
 ACCUMULATES = (
     "the Trainer counts batches, but a draw has a random number of parts: use private.steps() with microbatch="
 )
-ONE_PROCESS = "the Trainer would wrap the module and average gradients: use sordino.Private under torchrun"
+ONE_PROCESS = (
+    "processes share each draw, the part of one may be empty, and the Trainer, which counts batches in each, would end "
+    "their epochs at different steps and wait for ever: use sordino.Private under torchrun"
+)
 SCALES = "must be '32-true' or 'bf16-mixed': float16 scales the loss, which changes what is clipped"
 
 

@@ -40,7 +40,7 @@ from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.finetuning import losses
 from sordino.gradients.engine import Loss
 from sordino.integrations.arguments import Meaning, require_private
-from sordino.integrations.bridging import AsDict, TaskLoss, plain_forward, require_apart, require_seen_checkpoints
+from sordino.integrations.bridging import AsDict, plain_forward, require_apart, require_seen_checkpoints
 from sordino.private import Private
 from sordino.recipe import Recipe
 from sordino.records import count_records
@@ -172,7 +172,7 @@ class PrivateLoop:
                 raise InvalidInput("label_smoothing_factor belongs to the model's own loss: put it into your loss=")
             return self._loss  # type: ignore[no-any-return]
         dtype = torch.bfloat16 if self.args.bf16 else None
-        return TaskLoss(self.args.label_smoothing_factor, self.args.device.type, dtype)
+        return losses.TaskLoss(self.args.label_smoothing_factor, self.args.device.type, dtype)
 
     def _find_records(self: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
         """The dataset and how it is collated, without the columns that the model's forward does not know."""

@@ -1,0 +1,76 @@
+"""How the numbers of a model are kept: what is trained in float32, what is frozen in fewer bits if one likes.
+
+| dtype | what is frozen | what is computed |
+|---|---|---|
+| float32 | as it is | in float32 |
+| bfloat16 | in bfloat16 | under autocast, so that products are in bfloat16; losses, norms, sums and noise are not |
+| int8 | linear layers: one byte per weight and one scale per output; the rest in float32 | in float32 |
+
+Weights alone are rounded, once, before the run: w ≈ scale · round(w / scale) with scale = max|w| / 127 over the inputs
+of an output. No activation is ever scaled by what else is in its batch, so that a record is computed by itself. The
+frozen base is public, and so is its rounding; what is trained never loses a small step to coarse numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from sordino.finetuning.choice import HALF
+
+
+class ByteLinear(nn.Module):
+    """A frozen linear layer whose weights are whole numbers from -127 to 127, with one scale for each output."""
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        scale = weight.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / 127
+        self.register_buffer("weight", (weight / scale).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return linear(x, self.weight.to(x.dtype) * self.scale.to(x.dtype), bias)
+
+
+def autocast(dtype: str, model: nn.Module) -> AbstractContextManager[None]:
+    """What a model of this `dtype` is run under: nothing, unless its products are to be in half precision."""
+    device = next(model.parameters()).device.type
+    context: AbstractContextManager[None] = torch.autocast(device, torch.bfloat16, enabled=dtype == HALF)
+    return context
+
+
+def store_in_bytes(model: nn.Module) -> int:
+    """Put a `ByteLinear` in the place of every frozen linear layer that shares its weights with no other module.
+
+    Returns how many there are. A layer that is tied to an embedding stays as it is: the table is needed anyway.
+    """
+    uses = Counter(id(own) for module in model.modules() for own in module._parameters.values() if own is not None)
+    found = 0
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if _is_linear(layer) and uses[id(layer.weight)] == 1 and not _is_trained(layer):
+                weight, bias = layer.weight.detach(), getattr(layer, "bias", None)
+                across = weight if isinstance(layer, nn.Linear) else weight.T  # Conv1D keeps inputs first
+                setattr(parent, name, ByteLinear(across.float(), None if bias is None else bias.detach()))
+                found += 1
+    return found
+
+
+def _is_linear(module: Any) -> bool:
+    """A linear layer itself, not a subclass with a forward pass of its own; GPT-2 calls its own kind Conv1D."""
+    return type(module) is nn.Linear or type(module).__name__ == "Conv1D"
+
+
+def _is_trained(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
