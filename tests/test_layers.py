@@ -21,7 +21,7 @@ LAYERS = (
     ("accounting",),
     ("names",),
     ("bits", "noise", "distributed", "gradients", "records"),
-    ("parts", "units"),
+    ("parts", "units", "proposals"),
     ("validation",),
     ("recipe", "combinations"),
     ("books", "checkpoint", "run"),
