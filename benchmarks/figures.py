@@ -5,6 +5,9 @@ dpis, jl     small runs on scikit-learn's digits
 dynamic      ε spent against steps, and the bounds on it (figures 2 and 4 of Dynamic DP-SGD)
 footing      the stored runs on one footing
 selection    the stored runs of methods that reject, on digits
+bands        the noise in models under correlated noise over DP-SGD's, by the number of bands
+gains        the noise that filters of gradients leave
+blocks       how long the layers of single gradients are
 importance   σ_G by epoch over DP-SGD's, from stored runs (figure 1 of DPIS)
 """
 
@@ -30,10 +33,15 @@ from benchmarks.prices import DELTA, RATIOS, STEPS, plan_growing
 from benchmarks.results import STORED
 from sordino import Budget, Private, Recipe, recipes
 from sordino.accounting import epsilon as price
+from sordino.gradients import Batch, BookKeeping, Objective
 from sordino.lab.data import load
 from sordino.lab.experiments import read_all
 from sordino.lab.experiments.results import Row
 from sordino.lab.networks import build
+from sordino.mechanisms import banded
+from sordino.mechanisms.blockwise import sort_names
+from sordino.mechanisms.kalman import Kalman
+from sordino.mechanisms.low_pass import LowPass
 
 IMAGES = Path(__file__).parent.parent / "docs" / "mechanisms" / "img"
 EPSILONS = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
@@ -73,6 +81,80 @@ def noise() -> None:
     per_record.set_yticks([0.0003, 0.001, 0.003, 0.01], ["0.0003", "0.001", "0.003", "0.01"])
     on_sum.legend()
     save(figure, "plain_noise")
+
+
+@app.command()
+def bands() -> None:
+    """The root mean square noise in the models of a run over that of DP-SGD at the same ε: N = 60,000."""
+    figure, axes = plt.subplots(1, 3, figsize=(9, 3.4), layout="constrained", sharey=True)
+    for axis, (batch_size, epochs) in zip(axes, ((256, 10), (1024, 10), (4096, 20)), strict=True):
+        counts = [b for b in (1, 2, 4, 8, 14, 28) if b * batch_size <= 60_000]
+        for epsilon in (1.0, 3.0, 8.0):
+            noises = [_measure_bands(b, epsilon, batch_size, epochs) for b in counts]
+            ratios = [noise / noises[0] for noise in noises]
+            print(
+                f"B={batch_size}, E={epochs}, ε={epsilon:g}: "
+                + ", ".join(f"{b}: {r:.3f}" for b, r in zip(counts, ratios, strict=True))
+            )
+            axis.plot(counts, ratios, marker=".", label=f"ε = {epsilon:g}")
+        axis.axhline(1.0, color="grey", linewidth=0.8)
+        axis.set(xlabel="bands", title=f"B = {batch_size:,}, {epochs} epochs", xscale="log", ylim=(0, None))
+        axis.set_xticks(counts, [f"{b}" for b in counts])
+        axis.minorticks_off()
+    axes[0].set(ylabel="noise over DP-SGD's")
+    axes[-1].legend()
+    save(figure, "banded_noise")
+
+
+def _measure_bands(count: int, epsilon: float, batch_size: int, epochs: int) -> float:
+    recipe = recipes.banded(bands=count, batch_size=batch_size, epochs=epochs)
+    ready = recipe.calibrate(Budget(epsilon, 1e-5), records=60_000)
+    assert ready.noise_multiplier is not None
+    assert ready.steps is not None
+    best = banded.optimise(count, ready.steps)
+    return ready.noise_multiplier * math.sqrt(banded.measure_error(best, ready.steps)[0] * float(best @ best))
+
+
+@app.command()
+def gains() -> None:
+    """The deviation of the noise that filters leave in a gradient, by the number of steps behind it."""
+    figure, axis = plt.subplots(figsize=(7, 3.4), layout="constrained")
+    parameter = nn.Parameter(torch.zeros(1))
+    steps = range(30)
+    for beta in (0.5, 0.9, 0.98):
+        low = LowPass(torch.optim.SGD([parameter], lr=1.0), (1 - beta,), (-beta,))
+        axis.plot(steps, [low.gain(step) for step in steps], label=f"low pass, β = {beta:g}")
+    for kappa in (0.3, 0.7):
+        tracked = Kalman(torch.optim.SGD([parameter], lr=1.0), kappa)
+        axis.plot(steps, [tracked.gain(step) for step in steps], linestyle="--", label=f"Kalman, κ = {kappa:g}")
+    axis.set(xlabel="step", ylabel="noise left, over that released", ylim=(0, 1.05))
+    axis.legend()
+    save(figure, "proposals_gain")
+
+
+@app.command()
+def blocks(records: int = 256) -> None:
+    """How long the layers of single gradients are on scikit-learn's digits, before any training."""
+    torch.manual_seed(0)
+    inputs, classes = (column[:records] for column in load("digits").train)
+    model = nn.Sequential(
+        *(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3), nn.Tanh(), nn.Flatten()),
+        *(nn.Linear(128, 32), nn.Tanh(), nn.Linear(32, 10)),
+    )
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    batch = Batch((inputs.flatten(1), classes), len(classes), lambda i: (inputs[i : i + 1], classes[i : i + 1]))
+    found = BookKeeping().differentiate_blocks(
+        Objective(model, _losses), list(parameters), batch, sort_names(names, "layer")
+    )
+    norms = found.block_norms.numpy()
+    figure, axis = plt.subplots(figsize=(7, 3.4), layout="constrained")
+    labels = ["convolution 1", "convolution 2", "linear 1", "linear 2"]
+    axis.boxplot(list(norms), whis=(5, 95), showfliers=False, tick_labels=labels)
+    axis.set(ylabel="norm of a record's gradient", yscale="log")
+    print(
+        ", ".join(f"{label}: {float(sorted(row)[len(row) // 2]):.3f}" for label, row in zip(labels, norms, strict=True))
+    )
+    save(figure, "blockwise_norms")
 
 
 @app.command()

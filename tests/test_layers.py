@@ -22,7 +22,7 @@ LAYERS = (
     ("vault",),
     ("names",),
     ("bits", "noise", "distributed", "gradients", "records"),
-    ("parts", "units"),
+    ("parts", "units", "proposals"),
     ("validation",),
     ("recipe", "combinations"),
     ("books", "checkpoint", "run"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sordino.errors import InvalidInput
-from sordino.parts import Always, Exact, Foreign, Poisson
+from sordino.parts import Always, Blockwise, Exact, Foreign, Poisson
 
 if TYPE_CHECKING:
     from sordino.recipe import Recipe
@@ -27,7 +27,7 @@ class Needs:
 
     `refusal` is the message, with ``{part}`` for what stands in the slot, ``{kind}`` for its class and ``{owner}`` for
     the class whose rule this is. A subclass may do something else than what was proven and counts as another part,
-    unless `subclasses` is set.
+    unless `subclasses` is set. `alike` names a field that must have the same value in both parts.
     """
 
     slot: str
@@ -35,9 +35,12 @@ class Needs:
     proven: tuple[type, ...] = ()
     refused: tuple[type, ...] = ()
     subclasses: bool = False
+    alike: str = ""
 
-    def allows(self, part: object) -> bool:
-        """Whether the rule lets `part` stand in its slot."""
+    def allows(self, part: object, owner: object = None) -> bool:
+        """Whether the rule, which is that of `owner`, lets `part` stand in its slot."""
+        if self.alike and getattr(part, self.alike, None) != getattr(owner, self.alike, None):
+            return False
         if self.refused and isinstance(part, self.refused):
             return False
         if not self.proven:
@@ -62,6 +65,11 @@ SETTINGS: dict[str, tuple[Needs, ...]] = {
             "norms={part!r} must be Exact(): the server has whole updates and measures them",
             proven=(Exact,),
             subclasses=True,
+        ),
+        Needs(
+            "weighing",
+            "weighing={part!r} cannot be used by a server: it weighs an update as a whole; use Flat()",
+            refused=(Blockwise,),
         ),
         Needs(
             "selection",
@@ -125,16 +133,17 @@ def require(recipe: Recipe, setting: Setting | None = None, **facts: object) -> 
         )
     for owner, rule in _list_rules(recipe, setting):
         part = getattr(recipe, rule.slot)
-        if not (rule.allows(part) or (rule.slot == "sampler" and part is None)):
-            kinds = {"kind": type(part).__name__, "owner": owner}
+        unset = rule.slot == "sampler" and part is None and not rule.alike
+        if not (unset or rule.allows(part, owner)):
+            kinds = {"kind": type(part).__name__, "owner": type(owner).__name__}
             raise InvalidInput(rule.refusal.format(slot=rule.slot, part=part, **kinds, **facts))
 
 
-def _list_rules(recipe: Recipe, setting: Setting | None) -> Iterator[tuple[str, Needs]]:
+def _list_rules(recipe: Recipe, setting: Setting | None) -> Iterator[tuple[object, Needs]]:
     if setting is not None:
-        yield from (("", rule) for rule in SETTINGS[setting])
+        yield from ((None, rule) for rule in SETTINGS[setting])
         return
     for slot in ("norms", "sampler", "weighing", "noise", "selection"):
-        kind = type(getattr(recipe, slot))
-        for base in kind.__mro__:  # a part keeps the rules of what it is derived from
-            yield from ((kind.__name__, rule) for rule in vars(base).get("needs", ()))
+        owner = getattr(recipe, slot)
+        for base in type(owner).__mro__:  # a part keeps the rules of what it is derived from
+            yield from ((owner, rule) for rule in vars(base).get("needs", ()))

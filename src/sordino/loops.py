@@ -24,6 +24,7 @@ from sordino.gradients import BookKeeping
 from sordino.gradients.engine import Batch, Differentiated, Recorder, describe_kind
 from sordino.gradients.looped import backpropagate
 from sordino.parts import Draw, Exact, Foreign, Snapshot
+from sordino.proposals import finish
 from sordino.records import Records
 
 GIVEN = "private.backward was given the losses that were probed, one per example"
@@ -92,10 +93,13 @@ class UserLoop:
             for draw, fetch in self._draws(foreign, num_workers):
                 self._probe()
                 if self.bench.run.position >= (self.bench.recipe.steps or 0):
-                    return
+                    break
                 yield from self._offer(draw, fetch, microbatch)
+            else:
+                return  # the loader of the user's own is over, the run is not
+            finish(self.bench.optimizer)
         except BudgetExhausted:
-            return
+            finish(self.bench.optimizer)
         finally:
             if self._open is not None:
                 self._open.stop_recording()
@@ -149,7 +153,7 @@ class UserLoop:
     def _start_recording(self, attempt: steps.Attempt, batch: Batch) -> Recorder | None:
         """Watch the user's forward pass, for engines that can, so that one backward pass is enough."""
         engine = self.bench.engine
-        if not isinstance(engine, BookKeeping):
+        if not isinstance(engine, BookKeeping) or attempt.blocks is not None:
             return None
         return engine.record(self.bench.objective, attempt.parameters, batch).__enter__()
 
@@ -194,8 +198,9 @@ class UserLoop:
 
     def _differentiate(self, current: _Open, losses: Tensor, recorder: Recorder | None) -> Differentiated:
         assert current.batch is not None
-        if not isinstance(self.bench.recipe.norms, Exact):  # the event is priced for estimated norms
-            return self.bench.engine.differentiate(self.bench.objective, current.attempt.parameters, current.batch)
+        exact = isinstance(self.bench.recipe.norms, Exact)  # else the event is priced for estimated norms
+        if not exact or current.attempt.blocks is not None:
+            return current.attempt.differentiate(current.attempt.parameters, current.batch)
         groups = current.batch.groups
         each = losses if groups is None or recorder else groups.mean(losses)
         found = recorder.differentiate(losses) if recorder else backpropagate(each, current.attempt.parameters)

@@ -48,6 +48,9 @@ PLAIN: _Slots = {
 }
 """Where a recipe has a part of this type, these may stand; those of the mechanisms are declared in their files."""
 
+UNNAMED = frozenset({"Optimizer"})
+"""Slots whose table is the plain part if it names none: there was one part when the first of these were written."""
+
 PARTS_OF_0_1 = {
     "recipe.Recipe": "recipe",
     "accounting.budget.Budget": "budget",
@@ -242,7 +245,10 @@ def _value(value: Any, kind: str, where: str, slots: _Slots) -> Any:
         if "part" in value and PARTS.place(value["part"]) not in allowed.values():
             shown = repr(value["part"])[:_SHOWN]
             raise InvalidInput(f"{where} has part={shown}: it must be one of {', '.join(allowed)}")
-        return _part(value, PARTS.find(next(iter(allowed))) if len(allowed) == 1 else None, slots)
+        plain = len(allowed) == 1 or slot in UNNAMED
+        return _part(value, PARTS.find(next(iter(allowed))) if plain else None, slots)
+    if slot == "tuple[float, ...]" and isinstance(value, list):
+        return tuple(_value(each, "float", where, slots) for each in value)
     infinite = isinstance(value, float) and math.isinf(value)
     if infinite or not fits(value, "str" if slot == "Basis" else kind):
         raise InvalidInput(f"{where}={repr(value)[:_SHOWN]} must be {'finite' if infinite else 'of type ' + kind}")

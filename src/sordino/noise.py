@@ -256,6 +256,10 @@ class Noise(Protocol):
         """What it remembers from step to step; a resumed run gets a fresh one (law 10)."""
         return None
 
+    def for_steps(self, steps: int) -> Noise:
+        """This noise, made ready for a run of so many steps; most noise is the same for any."""
+        return self
+
     def event(self, answer: DpEvent) -> DpEvent:
         """What an answer costs that would cost `answer` with independent noise of the same deviation."""
         ...

@@ -12,11 +12,12 @@ noise is `sordino.noise.Independent`; a proposal is made by any optimizer of tor
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise, starmap
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
@@ -131,6 +132,9 @@ class Sampler(Protocol):
 
     A sampler that learns as it goes keeps what it learnt in a `State` of its own.
     """
+
+    apart: ClassVar[bool] = False
+    """Whether each record joins by coins of its own, whatever others do: audits may then try many records at once."""
 
     def start(self) -> Any:
         """What it remembers at the beginning of a run; most samplers need nothing."""
@@ -317,6 +321,40 @@ class Automatic:
 
     def weights(self, norms: Tensor, clip: float, draw: Draw) -> Tensor:
         return drop_not_finite(clip * (1 - ROUNDING) / (norms + self.gamma), norms)
+
+
+class Blockwise(ABC):
+    """A weighing that is given the norms of blocks of parameters apart, and weighs each block of an example by itself.
+
+    What it learns from draws it releases on the receipt of the step, whose event must pay for both (law 3), and keeps
+    in a `State` of its own.
+    """
+
+    def start(self) -> Any:
+        """What it remembers at the beginning of a run."""
+        return State()
+
+    @abstractmethod
+    def find_blocks(self, names: Sequence[str], state: Any) -> list[int]:
+        """The block of every parameter that is trained now, by its name; counted from 0 without a gap."""
+        ...
+
+    def terms(self, terms: Terms, state: Any) -> Terms:
+        """The terms of a step, where bounds are found on the way and their price is taken out of the noise."""
+        return terms
+
+    def weights(self, norms: Tensor, clip: float, draw: Draw) -> Tensor:
+        """Norms of whole gradients are not what it weighs."""
+        raise InvalidInput(f"weighing={self!r} needs the norms of blocks of parameters: use Flat() for whole gradients")
+
+    @abstractmethod
+    def weigh(self, norms: Tensor, clip: float, draw: Draw, state: Any) -> Tensor:
+        """[blocks, size] from norms of that shape: of each example Σ (weight * norm)² <= clip²; 0 if not finite."""
+        ...
+
+    def release(self, attempt: Attempt, state: Any) -> None:
+        """Answer about the same draw what the terms set aside for it; most need nothing."""
+        return
 
 
 # -- schedule ---------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from sordino.loops import UserLoop
 from sordino.names import spell
 from sordino.noise import Source
 from sordino.parts import evaluating
+from sordino.proposals import finish
 from sordino.recipe import Recipe
 from sordino.records import Collate, Records
 from sordino.run import ROUNDING_IS_SMALL, Run, Stopped
@@ -101,7 +102,7 @@ class Private:
             Records(dataset, collate) if unit is None else Units(dataset, unit, per_unit=per_unit, collate=collate)
         )
         check_length(records.count, recipe.records, name)
-        check_optimizer(model, optimizer)
+        check_optimizer(model, optimizer, recipe.selection)
         check_ledger(recipe.basis, ledger, name)
         objective = Objective(model, loss)
         team, self._engine, self._validated = form_team(group), engine, validate
@@ -145,13 +146,17 @@ class Private:
     # -- training -----------------------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[Step]:
-        """Take the recipe's steps one by one; ends after the last, or before the first that the budget cannot pay."""
+        """Take the recipe's steps one by one; ends after the last, or before the first that the budget cannot pay.
+
+        An optimizer that gives out another model than it trains on then puts that in place (`sordino.proposals`).
+        """
         while self.position < self.total:
             try:
                 yield self.step()
             except BudgetExhausted as ended:
                 _log.info("%s", ended)
-                return
+                break
+        finish(self.bench.optimizer)
 
     def step(self) -> Step:
         """Take the next step, or raise `BudgetExhausted` before anything happens."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -25,6 +26,7 @@ from sordino.errors import InvalidInput
 from sordino.noise import Independent, Noise
 from sordino.parts import (
     Always,
+    Blockwise,
     Constant,
     Exact,
     Flat,
@@ -81,6 +83,30 @@ class Optimizer:
             options["momentum"] = self.momentum
         return _OPTIMIZERS[self.kind](parameters, **options)
 
+    def adopt(self, other: Optimizer) -> Optimizer:
+        """This optimizer with the kind, the learning rate, the momentum and the weight decay of another."""
+        names = [each.name for each in fields(Optimizer)]
+        return replace(self, **{name: getattr(other, name) for name in names})
+
+
+@dataclass(frozen=True)
+class Around(Optimizer, ABC):
+    """An optimizer around the one that the other fields describe, or around `inner` (`sordino.proposals`)."""
+
+    inner: Optimizer | None = None
+
+    @abstractmethod
+    def wrap(self, inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer around `inner`."""
+        ...
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return self.wrap(super().build(parameters) if self.inner is None else self.inner.build(parameters))
+
+    def adopt(self, other: Optimizer) -> Optimizer:
+        adopted = super().adopt(other)
+        return adopted if self.inner is None else replace(adopted, inner=self.inner.adopt(other))
+
 
 @dataclass
 class States:
@@ -89,6 +115,7 @@ class States:
     sampler: Any
     noise: Any
     selection: Any
+    weighing: Any = None
 
     def save(self) -> dict[str, Any]:
         """The values that were released and paid for: all that a checkpoint may hold.
@@ -102,7 +129,7 @@ class States:
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on with the released values of a checkpoint."""
         left = dict(saved)
-        given = {"noise": left.pop("noise", {}), "selection": left.pop("selection", {}), "sampler": left}
+        given = {slot: left.pop(slot, {}) for slot in ("noise", "selection", "weighing")} | {"sampler": left}
         for slot, state in vars(self).items():
             if isinstance(state, State):
                 state.restore(given[slot])
@@ -174,7 +201,12 @@ class Recipe:
         steps = self.steps
         if steps is None and self.epochs is not None:
             steps = max(1, round(self.epochs * records / self.batch_size))
-        return replace(self, sampler=sampler, records=records, steps=steps)
+        return replace(self, sampler=sampler, records=records, steps=steps)._fit_noise()
+
+    def _fit_noise(self) -> Recipe:
+        """With noise for a run of this length, where its shape depends on that."""
+        fit = getattr(self.noise, "for_steps", None)  # noise of the user's own need not know of lengths
+        return self if fit is None or self.steps is None else replace(self, noise=fit(self.steps))
 
     def calibrate(self, budget: Budget, *, records: int) -> Recipe:
         """The same recipe with just enough noise for the budget; or, where the noise is given, with as many steps.
@@ -221,11 +253,11 @@ class Recipe:
             "neither steps nor epochs is set, and the noise changes over the run: give the length of training",
         )
         event = replace(self, steps=1).terms(0).event
-        return replace(self, steps=self._covers * calibration.steps_for(budget, event))
+        return replace(self, steps=self._covers * calibration.steps_for(budget, event))._fit_noise()
 
     def start(self) -> States:
         """What the parts remember at the beginning of a run."""
-        parts = (self.sampler, self.noise, self.selection)
+        parts = (self.sampler, self.noise, self.selection, self.weighing)
         return States(
             *(getattr(part, "start", State)() for part in parts)
         )  # a part of the user's own need not remember
@@ -249,7 +281,8 @@ class Recipe:
         """The terms that all steps share but for their number; None where a part may want others at another step."""
         parts = (self.clip_schedule, self.noise_schedule, self.sampler, self.norms, self.selection, self.noise)
         same = tuple(map(type, parts)) == (Constant, Constant, Poisson, Exact, Always, Independent)
-        return self._find_terms(0, None) if same and self.rdp_filter is None else None
+        plain = same and self.rdp_filter is None and not isinstance(self.weighing, Blockwise)
+        return self._find_terms(0, None) if plain else None
 
     def _find_terms(self, step: int, states: States | None) -> Terms:
         assert self.steps is not None
@@ -259,6 +292,8 @@ class Recipe:
         event = self.noise.event(self.norms.event(least))
         terms = Terms(step, clip, self._noise(step), self.batch_size, event)
         states = states or self.start()
+        if isinstance(self.weighing, Blockwise):
+            terms = self.weighing.terms(terms, states.weighing)
         terms = self.sampler.terms(terms, states.sampler)
         terms = self.selection.terms(terms, self, states.selection)
         return terms if self.rdp_filter is None else replace(terms, event=self.rdp_filter.event(terms.event))

@@ -10,16 +10,26 @@ from typing import TYPE_CHECKING, Any
 from sordino import mechanisms
 
 if TYPE_CHECKING:
+    from sordino.mechanisms.adam_bc import adam_bc
+    from sordino.mechanisms.averaging import averaged
+    from sordino.mechanisms.banded import banded
+    from sordino.mechanisms.blockwise import blockwise
     from sordino.mechanisms.dpagd import dpagd
     from sordino.mechanisms.dpis import dpis
     from sordino.mechanisms.dpsgd import automatic, dpadam, dpsgd
     from sordino.mechanisms.dpsur import dpsur
     from sordino.mechanisms.dynamic import dynamic, growing_mu, noise_decay, sensitivity_decay
     from sordino.mechanisms.jl import jl
+    from sordino.mechanisms.kalman import kalman
+    from sordino.mechanisms.low_pass import low_pass
     from sordino.mechanisms.screening import screening
 
     __all__ = [
+        "adam_bc",
         "automatic",
+        "averaged",
+        "banded",
+        "blockwise",
         "dpadam",
         "dpagd",
         "dpis",
@@ -28,6 +38,8 @@ if TYPE_CHECKING:
         "dynamic",
         "growing_mu",
         "jl",
+        "kalman",
+        "low_pass",
         "noise_decay",
         "screening",
         "sensitivity_decay",

@@ -26,9 +26,10 @@ from sordino.distributed import agreement
 from sordino.distributed.sharding import shard_like, unshard
 from sordino.distributed.team import Team
 from sordino.errors import SordinoError, UnsupportedModel
-from sordino.gradients.engine import Batch, Differentiated, Engine, Objective, total_dtype
+from sordino.gradients.engine import Batch, Blocked, BlockEngine, Differentiated, Engine, Objective, total_dtype
 from sordino.noise import Source
-from sordino.parts import Draw, Snapshot, Terms
+from sordino.parts import Blockwise, Draw, Snapshot, Terms
+from sordino.proposals import tell_noise
 from sordino.recipe import Recipe, States
 from sordino.records import Records
 from sordino.run import Run
@@ -81,6 +82,14 @@ class Bench:
         held = (p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad)
         return list({id(p): p for p in held}.values())
 
+    def find_blocks(self, parameters: list[nn.Parameter]) -> list[int] | None:
+        """The block of each parameter, where the recipe weighs blocks apart."""
+        weighing = self.recipe.weighing
+        if not isinstance(weighing, Blockwise):
+            return None
+        names = {id(p): name for name, p in self.objective.model.named_parameters()}
+        return weighing.find_blocks([names[id(p)] for p in parameters], self.states.weighing)
+
     def draw(self) -> Draw:
         """This process's part of a fresh draw, of which all processes see the same coins."""
         assert self.recipe.sampler is not None
@@ -120,7 +129,16 @@ class Attempt:
     draw: Draw
     parameters: list[nn.Parameter]
     versions: list[tuple[nn.Parameter, int]]
+    blocks: list[int] | None = None
     released: bool = False
+
+    def differentiate(self, parameters: list[nn.Parameter], batch: Batch) -> Differentiated:
+        """Norms and sums of a part of the draw; norms of blocks of parameters where the recipe weighs these apart."""
+        engine, objective = self.bench.engine, self.bench.objective
+        if self.blocks is None:
+            return engine.differentiate(objective, parameters, batch)
+        apart: BlockEngine = engine  # type: ignore[assignment]  # those of exact norms are
+        return apart.differentiate_blocks(objective, parameters, batch, self.blocks)
 
     @cached_property
     def total(self) -> list[Tensor]:
@@ -167,7 +185,7 @@ def take(bench: Bench, step: int) -> bool:
             batch = bench.fetch(part)
             if bench.watch is not None:
                 bench.watch.look(bench.objective, parameters, batch)
-            add(attempt, part, bench.engine.differentiate(bench.objective, parameters, batch))
+            add(attempt, part, attempt.differentiate(parameters, batch))
     propose(attempt)
     bench.optimizer.step()
     return conclude(attempt, before)
@@ -179,6 +197,7 @@ def begin(bench: Bench, step: int, draw: Draw | None = None) -> Attempt:
     agreement.require_still(bench.team, step, bench.objective, bench.optimizer, bench.schedulers)
     recipe, parameters = bench.recipe, bench.parameters()
     assert recipe.sampler is not None
+    blocks = bench.find_blocks(parameters)
     recipe.norms.prepare(bench.engine)
     recipe.sampler.prepare(bench, step)
     terms = bench.team.lead(lambda: recipe.terms(step, bench.states))  # one bound and one price for all processes
@@ -186,15 +205,24 @@ def begin(bench: Bench, step: int, draw: Draw | None = None) -> Attempt:
     if bench.watch is not None:
         bench.watch.begin()
     draw = bench.draw() if draw is None else draw
-    return Attempt(bench, terms, receipt, draw, parameters, bench.versions())
+    return Attempt(bench, terms, receipt, draw, parameters, bench.versions(), blocks)
 
 
 def add(attempt: Attempt, part: Draw, differentiated: Differentiated) -> None:
     """Weigh. Add ``sum_i weight_i * gradient_i`` of a part of the draw; ``weight * norm <= clip`` for each example."""
     recipe, norms = attempt.bench.recipe, differentiated.norms
-    attempt.add(differentiated.weighted_sum(recipe.weighing.weights(norms, attempt.terms.clip, part)))
+    attempt.add(differentiated.weighted_sum(weigh(attempt, part, differentiated)))
     assert recipe.sampler is not None
     recipe.sampler.observe(part, norms, attempt.bench.states.sampler)
+
+
+def weigh(attempt: Attempt, part: Draw, differentiated: Differentiated) -> Tensor:
+    """One weight per example, or one per block of it, so that no contribution is longer than the clipping bound."""
+    weighing, clip = attempt.bench.recipe.weighing, attempt.terms.clip
+    if isinstance(weighing, Blockwise):
+        blocked: Blocked = differentiated  # type: ignore[assignment]  # by an engine that was given blocks
+        return weighing.weigh(blocked.block_norms, clip, part, attempt.bench.states.weighing)
+    return weighing.weights(differentiated.norms, clip, part)
 
 
 def propose(attempt: Attempt) -> None:
@@ -217,6 +245,9 @@ def propose(attempt: Attempt) -> None:
     for parameter, noisy in zip(attempt.parameters, team.sum(attempt.total), strict=True):
         parameter.grad = shard_like(noisy.div_(terms.divisor).to(parameter.dtype), parameter)
     attempt.total = []
+    if isinstance(bench.recipe.weighing, Blockwise):
+        bench.recipe.weighing.release(attempt, bench.states.weighing)
+    tell_noise(bench.optimizer, terms.noise_std / terms.divisor)
     bench.recipe.selection.refine(attempt)
 
 

@@ -95,5 +95,5 @@ def test_without_the_file_its_name_is_unknown() -> None:
     assert PARTS.place(NAME) is None
     with pytest.raises(InvalidInput, match="it must be one of flat, automatic, importance-weights"):
         Recipe.from_toml('[weighing]\npart = "normalised"')
-    with pytest.raises(AttributeError, match="no attribute 'normalised': it has automatic"):
+    with pytest.raises(AttributeError, match="no attribute 'normalised': it has adam_bc"):
         recipes.__getattr__(NAME)

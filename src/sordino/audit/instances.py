@@ -129,7 +129,8 @@ def _limit_tests(selection: Selector, count: int) -> Selector:
 
 def choose_instances(recipe: Recipe, loss: str = "linear", rate: float = 0.5) -> tuple[Instance, ...]:
     """The worst cases that every recipe meets; where its parts couple records, every trial has runs of its own."""
-    apart = type(recipe.selection) is Always and type(recipe.sampler) in (Poisson, type(None))
+    joins_alone = type(recipe.sampler) in (Poisson, type(None)) or getattr(recipe.sampler, "apart", False)
+    apart = type(recipe.selection) is Always and joins_alone
     lanes = 256 if apart else 1
     return (
         Instance("all records", lanes=lanes, loss=loss),

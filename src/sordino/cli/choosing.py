@@ -173,14 +173,15 @@ def _shape_recipe(base: Recipe | None, flags: Flags, records: int, defaults: Def
     optimizer = OPTIMIZERS.get(flags.optimizer or "", base.optimizer)
     if flags.optimizer is not None:
         optimizer = replace(optimizer, kind=flags.optimizer)  # an unknown one is refused here
-    return replace(base, **changes, optimizer=replace(optimizer, **flags.given("lr", "momentum")))
+    chosen = replace(optimizer, **flags.given("lr", "momentum"))
+    return replace(base, **changes, optimizer=base.optimizer.adopt(chosen))
 
 
 def _build_default(name: str, records: int, defaults: Defaults) -> Recipe:
     mechanism = mechanisms.find(name)
     recipe = mechanism.recipe(batch_size=defaults.batch_size(records), epochs=defaults.epochs(records))
     optimizer = defaults.optimizer if recipe.optimizer.kind == "sgd" else OPTIMIZERS[recipe.optimizer.kind]
-    return replace(recipe, optimizer=optimizer)
+    return replace(recipe, optimizer=recipe.optimizer.adopt(optimizer))
 
 
 def calibrate(recipe: Recipe, flags: Flags | FinetuneFlags, records: int, plan: ReleasePlan | None) -> Recipe:

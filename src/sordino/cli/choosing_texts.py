@@ -140,4 +140,5 @@ def _shape_recipe(flags: FinetuneFlags, records: int) -> Recipe:
         changes["clip"] = CLIP
     if flags.epochs is not None:
         changes["steps"] = None
-    return replace(recipe, **changes, optimizer=replace(optimizer, **flags.given("lr", "momentum")))
+    chosen = replace(optimizer, **flags.given("lr", "momentum"))
+    return replace(recipe, **changes, optimizer=recipe.optimizer.adopt(chosen))

@@ -23,6 +23,7 @@ from sordino.cli.terminal import caution
 from sordino.errors import InvalidInput
 from sordino.mechanisms.dpis import Importance
 from sordino.private import Private, Step
+from sordino.proposals import hold_final
 from sordino.run import FIXED_IN_ADVANCE, HELD_OUT
 from sordino.tables.dataset import Data
 from sordino.tables.defaults import count_parameters, judge_size
@@ -63,7 +64,10 @@ class Session:
 
     def measure(self) -> tuple[float | None, float | None]:
         """Accuracy and mean loss on the held-out records, None without any."""
-        return measure(self.model, self.data.test) if self.has_held_out else (None, None)
+        if not self.has_held_out:
+            return None, None
+        with hold_final(self.private.bench.optimizer):
+            return measure(self.model, self.data.test)
 
     def find_released_clip(self) -> float | None:
         """The clipping bound in force where DPIS adapts it, made from released values alone; else None."""

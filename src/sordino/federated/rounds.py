@@ -24,6 +24,7 @@ from sordino.errors import BudgetExhausted, InvalidInput, SordinoError
 from sordino.federated.work import find_trainable, measure
 from sordino.noise import add_noise
 from sordino.parts import Constant, Draw, Terms
+from sordino.proposals import tell_noise
 from sordino.recipe import Recipe
 from sordino.run import FIXED_IN_ADVANCE, FLOATING_POINT, Run
 
@@ -138,6 +139,7 @@ class Rounds:
         self.optimizer.zero_grad(set_to_none=True)
         for name, parameter in parameters.items():
             parameter.grad = (current.total[name] / terms.divisor).to(parameter.dtype)
+        tell_noise(self.optimizer, terms.noise_std / terms.divisor)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.adaptive is not None:

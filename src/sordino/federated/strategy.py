@@ -23,6 +23,7 @@ from sordino.federated.client import ARRAYS, CONFIG, InProcessGrid, read_update,
 from sordino.federated.rounds import ASSUMPTIONS, Quantile, Round, Rounds
 from sordino.federated.work import FedAvg, Work, find_trainable
 from sordino.noise import Source
+from sordino.proposals import finish
 from sordino.recipe import Recipe
 from sordino.run import Run, Stopped
 from sordino.vault.claims import DatasetBudget
@@ -107,6 +108,7 @@ class PrivateStrategy(Strategy):
             warn_if_loud()
         self._await(grid)
         result = super().start(grid, self.arrays(), rounds, timeout, train_config, evaluate_config, evaluate_fn)
+        finish(self.rounds.optimizer)
         result.arrays = self.arrays()
         return result
 

@@ -179,6 +179,25 @@ class Differentiated(Protocol):
         ...
 
 
+class Blocked(Differentiated, Protocol):
+    """The same with norms for every block of parameters, and one weight for every block of an example."""
+
+    @property
+    def block_norms(self) -> Tensor:
+        """Norms over the parameters of each block, shape [blocks, size]; `norms` are those over all of them.
+
+        Not finite in every block that a bad example has a bad gradient in.
+        """
+        ...
+
+    def weighted_sum(self, weights: Tensor) -> Iterable[Tensor]:
+        """``sum_i weights[block, i] * gradient_i`` of one parameter after the other, each with its block's weights.
+
+        An example that is not finite anywhere must have the weight 0 in all blocks.
+        """
+        ...
+
+
 class Engine(Protocol):
     """A way to compute per-example norms and weighted sums; performance aside, all engines agree (law 8)."""
 
@@ -191,6 +210,21 @@ class Engine(Protocol):
     def microbatch(self, parameters: list[nn.Parameter]) -> int:
         """How many examples to process at once by default: a performance knob that changes no numbers."""
         ...
+
+
+class BlockEngine(Engine, Protocol):
+    """An engine that can measure blocks of parameters apart."""
+
+    def differentiate_blocks(
+        self, objective: Objective, parameters: list[nn.Parameter], batch: Batch, blocks: Sequence[int]
+    ) -> Blocked:
+        """As `differentiate`, where ``blocks[k]`` is the block of ``parameters[k]``, counted from 0 without a gap."""
+        ...
+
+
+def choose_weights(weights: Tensor, blocks: Sequence[int] | None, place: int) -> Tensor:
+    """The weights of the examples for the parameter at `place`: those of its block, or the same for all parameters."""
+    return weights if blocks is None else weights[blocks[place]]
 
 
 class Recorder(Protocol):

@@ -24,8 +24,17 @@ class Looped:
     name = "loop"
 
     def differentiate(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Materialised:
+        return Materialised.of(self._compute(objective, parameters, batch), batch.groups)
+
+    def differentiate_blocks(
+        self, objective: Objective, parameters: list[nn.Parameter], batch: Batch, blocks: Sequence[int]
+    ) -> Materialised:
+        return Materialised.of(self._compute(objective, parameters, batch), batch.groups, blocks)
+
+    def _compute(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[Tensor]:
+        """[size, *shape] for each parameter."""
         rows = list(self._rows(objective, parameters, batch))
-        return Materialised.of([torch.stack(column) for column in zip(*rows, strict=True)], batch.groups)
+        return [torch.stack(column) for column in zip(*rows, strict=True)]
 
     def _rows(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Iterator[list[Tensor]]:
         with torch.enable_grad():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,15 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
 from sordino.errors import UnsupportedModel
-from sordino.gradients.engine import Batch, FullPrecision, Groups, Objective, accumulation_dtype, total_dtype
+from sordino.gradients.engine import (
+    Batch,
+    FullPrecision,
+    Groups,
+    Objective,
+    accumulation_dtype,
+    choose_weights,
+    total_dtype,
+)
 
 MEMORY_TARGET = 256 * 2**20
 """Bytes that materialised per-example gradients may take by default."""
@@ -26,23 +34,34 @@ class Materialised:
 
     gradients: list[Tensor]
     norms: Tensor
+    squares: Tensor
+    blocks: Sequence[int] | None = None
 
     @staticmethod
-    def of(gradients: list[Tensor], groups: Groups | None = None) -> Materialised:
+    def of(gradients: list[Tensor], groups: Groups | None = None, blocks: Sequence[int] | None = None) -> Materialised:
         """Measure the gradients, or their means by unit, and blank those whose norm is not finite (law 6)."""
         gradients = [g.to(accumulation_dtype(g)) for g in gradients]
         if groups is not None:
             gradients = [groups.mean(g) for g in gradients]
-        squares = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0)
-        norms = squares.sqrt()
+        squares = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients])
+        norms = squares.sum(0).sqrt()
         bad = ~torch.isfinite(norms)
         if bad.any():
             gradients = [g.masked_fill(bad.view(-1, *[1] * (g.dim() - 1)), 0.0) for g in gradients]
-        return Materialised(gradients, norms)
+        return Materialised(gradients, norms, squares, blocks)
+
+    @property
+    def block_norms(self) -> Tensor:
+        assert self.blocks is not None
+        places = torch.tensor(self.blocks, device=self.squares.device)
+        return self.squares.new_zeros(max(self.blocks) + 1, len(self.norms)).index_add(0, places, self.squares).sqrt()
 
     def weighted_sum(self, weights: Tensor) -> list[Tensor]:
         with FullPrecision(weights.device):
-            return [torch.tensordot(weights.to(g.dtype), g, dims=1) for g in self.gradients]
+            return [
+                torch.tensordot(choose_weights(weights, self.blocks, place).to(g.dtype), g, dims=1)
+                for place, g in enumerate(self.gradients)
+            ]
 
 
 class InChunks:
@@ -101,6 +120,15 @@ class Vmapped:
     name = "vmap"
 
     def differentiate(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Materialised:
+        return Materialised.of(self._compute(objective, parameters, batch), batch.groups)
+
+    def differentiate_blocks(
+        self, objective: Objective, parameters: list[nn.Parameter], batch: Batch, blocks: Sequence[int]
+    ) -> Materialised:
+        return Materialised.of(self._compute(objective, parameters, batch), batch.groups, blocks)
+
+    def _compute(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[Tensor]:
+        """[size, *shape] for each parameter."""
         if not batch.sliceable:
             raise UnsupportedModel("vmap needs batches made of tensors whose first dimension counts the examples")
         names = {id(p): name for name, p in objective.named_parameters()}
@@ -113,7 +141,7 @@ class Vmapped:
 
         with keep_tensors(objective):
             per_example = vmap(grad(loss_of_one), in_dims=(None, 0), randomness="different")(values, batch.data)
-        return Materialised.of([per_example[names[id(p)]] for p in parameters], batch.groups)
+        return [per_example[names[id(p)]] for p in parameters]
 
     def microbatch(self, parameters: list[nn.Parameter]) -> int:
         return choose_microbatch(parameters)

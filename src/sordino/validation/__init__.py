@@ -19,6 +19,8 @@ from torch.nn.parameter import is_lazy
 from sordino.accounting.ledger import Ledger
 from sordino.errors import InvalidInput, UnsupportedModel
 from sordino.gradients.engine import Objective
+from sordino.parts import Always, Selector
+from sordino.proposals import Proposer
 from sordino.validation.examination import CROWD, Examination, Fetch
 from sordino.validation.probing import ProbeFailed, Prober, preserve_model, preserve_randomness
 from sordino.validation.trial import Finding
@@ -72,8 +74,17 @@ def check_length(count: int, declared: int | None, unit: str = "record") -> None
         )
 
 
-def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """The optimizer must hold trainable parameters of this model, and ask for one gradient per step."""
+def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, selection: Selector | None = None) -> None:
+    """The optimizer must hold trainable parameters of this model, and ask for one gradient per step.
+
+    A `selection` that compares models must be shown the one to be given out.
+    """
+    keeps = selection is None or isinstance(selection, Always)
+    if not keeps and isinstance(optimizer, Proposer) and optimizer.holds_two:
+        raise InvalidInput(
+            f"optimizer {type(optimizer).__name__} trains on another model than the one it gives out, and "
+            f"selection={type(selection).__name__} tests the former: keep every proposal, or use the inner optimizer"
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidInput("LBFGS evaluates the loss several times per step, each a release: use SGD, Adam or another")
     names = {id(p): name for name, p in model.named_parameters()}

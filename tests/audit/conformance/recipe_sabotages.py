@@ -23,13 +23,19 @@ from sordino.audit import conformance
 from sordino.gradients import Engine
 from sordino.gradients import projected as projected_engine
 from sordino.mechanisms import noisy_test as noisy_tests
+from sordino.mechanisms.adam_bc import AdamBC
+from sordino.mechanisms.averaging import Averaged
+from sordino.mechanisms.banded import Banded, Cyclic
+from sordino.mechanisms.blockwise import Bounds, Followed, PerBlock, QuantileBlocks, clip_blocks
 from sordino.mechanisms.dpagd import StepLength
 from sordino.mechanisms.dpis import Importance, Learnt
 from sordino.mechanisms.jl import ProjectedNorms
+from sordino.mechanisms.kalman import Kalman
+from sordino.mechanisms.low_pass import LowPass
 from sordino.mechanisms.noisy_test import NoisyTest, difference, losses
 from sordino.mechanisms.rejecting import Rollback
 from sordino.mechanisms.screening import Annealing
-from sordino.noise import Source
+from sordino.noise import Source, perturb
 from sordino.parts import Always, Draw, Flat, Poisson, Snapshot, Terms
 from sordino.recipe import States
 from sordino.step import Attempt, Bench
@@ -463,6 +469,141 @@ def chooses_on_the_training_draw(patch: Patch) -> None:
     patch.setattr("sordino.mechanisms.dpagd.validation_draw", lambda attempt, rate: attempt.draw)
 
 
+# -- proposals ------------------------------------------------------------------------------------------------------
+
+
+def peeking(kind: type[torch.optim.Optimizer], method: str, twist: Callable[..., Any]) -> Twist:
+    """An optimizer that sees the draw: `twist` takes its method's place, and finds the sums and the size in `seen`."""
+
+    def patch(patch: Patch) -> None:
+        healthy, own = step.propose, getattr(kind, method)
+
+        def propose(attempt: Attempt) -> None:
+            held: Any = attempt.bench.optimizer
+            held.seen = len(attempt.draw), dict(zip(attempt.parameters, map(Tensor.clone, attempt.total), strict=True))
+            healthy(attempt)
+
+        patch.setattr(step, "propose", propose)
+        patch.setattr(kind, method, lambda self, *given: twist(own, self, *given))
+
+    return Twist(patch=patch)
+
+
+def keeps_clean(own: Callable[..., Any], self: Any, parameter: Any, remembered: dict[str, Any]) -> dict[str, Any]:
+    """What is remembered of the gradient is what it was before its noise."""
+    noted: dict[str, Any] = own(self, parameter, remembered)
+    return noted | {"filtered_1": self.seen[1][parameter].float(), "estimate": self.seen[1][parameter].float()}
+
+
+def skips_empty(own: Callable[..., Any], self: Any, parameter: Any, remembered: dict[str, Any]) -> dict[str, Any]:
+    """A draw without records is no reason to filter."""
+    noted: dict[str, Any] = own(self, parameter, remembered) if self.seen[0] else {}
+    return noted
+
+
+def follows_size(own: Callable[..., Any], self: Any, parameter: Any, remembered: dict[str, Any]) -> dict[str, Any]:
+    """A larger draw is trusted more."""
+    parameter.grad = parameter.grad * (self.seen[0] / 8)
+    noted: dict[str, Any] = own(self, parameter, remembered)
+    return noted
+
+
+def moves_by_size(own: Callable[..., Any], self: Any, parameter: Any, group: dict[str, Any]) -> None:
+    parameter.grad = parameter.grad / max(1, self.seen[0])
+    own(self, parameter, group)
+
+
+def moves_clean(own: Callable[..., Any], self: Any, parameter: Any, group: dict[str, Any]) -> None:
+    """Squares of the gradient before its noise, which need no correction."""
+    own(self, parameter, group)
+    self.state[parameter]["exp_avg_sq"].copy_(self.seen[1][parameter].square())
+
+
+def averages_clean(own: Callable[..., Any], self: Any, parameter: Any, remembered: dict[str, Any]) -> None:
+    own(self, parameter, remembered)
+    remembered["average"].sub_(self.seen[1][parameter].float(), alpha=0.1)
+
+
+def averages_full(own: Callable[..., Any], self: Any, parameter: Any, remembered: dict[str, Any]) -> None:
+    """Only models that came of somebody's records are averaged."""
+    if self.seen[0] or "average" not in remembered:
+        own(self, parameter, remembered)
+
+
+# -- correlated noise -----------------------------------------------------------------------------------------------
+
+
+def everybody_in_turn(self: Cyclic, records: int, source: Source, state: Any) -> Draw:
+    """Groups are forgotten: a record may join every draw."""
+    state.drawn = True
+    return Draw(torch.from_numpy(source.toss(records, self.joins).indices))
+
+
+def dealt_by_number(self: Cyclic, records: int, source: Source, state: Any) -> Draw:
+    """Groups are made by dealing all records out, so that one more shifts the others."""
+    state.drawn = True
+    joined = torch.from_numpy(source.toss(records, self.joins).indices)
+    return Draw(joined[(records - joined) % self.bands == state.turn])
+
+
+def unnormalised(self: Banded) -> list[float]:
+    """Coefficients that begin with 1, as papers print them, with noise for columns of length 1."""
+    assert self.coefficients is not None
+    return list(self.coefficients)
+
+
+def noise_alone(self: Banded, source: Source, receipt: Any, sums: list[Tensor], std: float, state: Any) -> None:
+    """The noise of the last step again, with the other sign: the sum of both steps has none."""
+    if state.noises:
+        for total, noise in zip(sums, state.noises[0], strict=True):
+            total.sub_(noise, alpha=std)
+        state.noises = []
+        return
+    exact = [total.clone() for total in sums]
+    perturb(source, receipt, sums, std)
+    state.noises = [[(total - before) / std for total, before in zip(sums, exact, strict=True)]]
+
+
+# -- blocks ---------------------------------------------------------------------------------------------------------
+
+
+def each_to_the_whole(self: PerBlock, norms: Tensor, clip: float, draw: Draw, state: Any) -> Tensor:
+    """Every block may be as long as the whole, and a little longer."""
+    return clip_blocks(norms, norms.new_full((len(norms), 1), 1.2 * clip))
+
+
+def by_the_draw(self: PerBlock, norms: Tensor, clip: float, draw: Draw, state: Any) -> Tensor:
+    """Bounds in proportion to what the blocks of this draw are long."""
+    means = norms.nan_to_num(posinf=0.0).mean(1, keepdim=True) + 0.1
+    return (means / norms).clamp(max=1.0).nan_to_num() * clip
+
+
+def keeps_bad(self: PerBlock, norms: Tensor, clip: float, draw: Draw, state: Any) -> Tensor:
+    return (clip / len(norms) ** 0.5 / norms).clamp(max=1.0)
+
+
+def unnoised_votes(self: QuantileBlocks, attempt: Attempt, state: Followed) -> None:
+    assert state.votes is not None
+    share = float((state.votes / attempt.terms.divisor + 0.5).mean())
+    state.bounds = Bounds((1.0 + share / 10,))
+
+
+followed_terms = QuantileBlocks.terms
+
+
+def votes_for_free(self: QuantileBlocks, terms: Terms, state: Followed) -> Terms:
+    """The gradient keeps all of the noise that is charged, as if votes cost nothing."""
+    return replace(followed_terms(self, terms, state), noise_multiplier=terms.noise_multiplier)
+
+
+def votes_by_length(self: QuantileBlocks, norms: Tensor, clip: float, draw: Draw, state: Followed) -> Tensor:
+    """How far a block is beyond its bound, in place of whether."""
+    weights = QuantileBlocks.__mro__[1].weigh(self, norms, clip, draw, state)  # type: ignore[attr-defined]
+    assert state.votes is not None
+    state.votes += norms.nan_to_num().sum(1).double()
+    return Tensor(weights)
+
+
 # -- the table ------------------------------------------------------------------------------------------------------
 
 DPSUR = recipes.dpsur(validation_clip=1e-3, validation_noise=1.0, **COMMON)
@@ -494,6 +635,7 @@ HEALTHY: dict[str, Recipe] = {
     "screening, public": PUBLIC,
     "dpagd": DPAGD,
     "dpis, adaptive": recipes.dpis(adaptive=True, **OPEN),
+    "blockwise, adaptive": recipes.blockwise(adaptive=True, vote_noise=1.0, **COMMON),
 }
 
 
@@ -632,6 +774,51 @@ BROKEN: dict[str, dict[str, Twist]] = {
         "tests on everybody": Twist(patch=on_everybody),
         "tests on the training draw": Twist(patch=on_the_training_draw),
         "half the noise of a step": Twist(patch=halving_noise),
+    },
+    "banded": {
+        "anybody joins any draw": patched(Cyclic, "draw", everybody_in_turn),
+        "groups shift with a record": patched(Cyclic, "draw", dealt_by_number),
+        "columns longer than one": patched(Banded, "_weights", unnormalised),
+        "noise is taken back whole": patched(Banded, "add", noise_alone),
+        "half the noise": Twist(patch=halving_noise),
+    },
+    "blockwise": {
+        "a block longer than the whole": patched(PerBlock, "weigh", each_to_the_whole),
+        "bounds by the draw": patched(PerBlock, "weigh", by_the_draw),
+        "what is no number is kept": patched(PerBlock, "weigh", keeps_bad),
+        "half the noise": Twist(patch=halving_noise),
+    },
+    "blockwise, adaptive": {
+        "votes without noise": patched(QuantileBlocks, "release", unnoised_votes),
+        "votes cost nothing": patched(QuantileBlocks, "terms", votes_for_free),
+        "votes by length": patched(QuantileBlocks, "weigh", votes_by_length),
+        "half the noise": Twist(patch=halving_noise),
+    },
+    "low_pass": {
+        "remembers what was before the noise": peeking(LowPass, "refine", keeps_clean),
+        "an empty draw is not filtered": peeking(LowPass, "refine", skips_empty),
+        "gradients by the size of the draw": peeking(LowPass, "refine", follows_size),
+        "half the noise": Twist(patch=halving_noise),
+    },
+    "kalman": {
+        "remembers what was before the noise": peeking(Kalman, "refine", keeps_clean),
+        "an empty draw predicts nothing": peeking(Kalman, "refine", skips_empty),
+        "gradients by the size of the draw": peeking(Kalman, "refine", follows_size),
+        "twice the bound for two gradients": parts(weighing=sabotage.TwiceTheBound()),
+    },
+    "adam_bc": {
+        "squares of clean gradients": peeking(AdamBC, "_move", moves_clean),
+        "steps by the size of the draw": peeking(AdamBC, "_move", moves_by_size),
+        "noise is told by the size of the draw": peeking(
+            AdamBC, "hear", lambda own, self, deviation: own(self, deviation * self.seen[0])
+        ),
+        "half the noise": Twist(patch=halving_noise),
+    },
+    "averaged": {
+        "models before their noise": peeking(Averaged, "follow", averages_clean),
+        "weights by the size of the draw": peeking(Averaged, "weigh", lambda own, self, number: 1 / (1 + self.seen[0])),
+        "models of empty draws are left out": peeking(Averaged, "follow", averages_full),
+        "half the noise": Twist(patch=halving_noise),
     },
     "dpagd": {
         "no noise in a choice": lengths(NoNoise),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from sordino.gradients.bookkeeping.recording import Recording, Tracked, Use
 from sordino.gradients.bookkeeping.unseen import UNSEEN
-from sordino.gradients.engine import FullPrecision, accumulation_dtype
+from sordino.gradients.engine import FullPrecision, accumulation_dtype, choose_weights
 from sordino.gradients.looped import refuse_reentrant, require_graph
 from sordino.gradients.rules.base import Examples, Kind, Layout, NoRule, PerExample
 from sordino.gradients.rules.combined import Summed, combine
@@ -24,21 +24,28 @@ class Book:
     """One batch after the backward pass (`engine.Differentiated`).
 
     A parameter with one use is measured as soon as its gradient arrives, so that what is no longer needed is freed
-    during the backward pass; parameters with several uses are measured at the end, with their cross terms. `layout`
-    overrules what was found about the uses.
+    during the backward pass; parameters with several uses are measured at the end, with their cross terms, and so are
+    all where `blocks` are measured apart. `layout` overrules what was found about the uses.
     """
 
     def __init__(
-        self, parameters: list[nn.Parameter], recording: Recording, size: int, layout: Layout | None = None
+        self,
+        parameters: list[nn.Parameter],
+        recording: Recording,
+        size: int,
+        layout: Layout | None = None,
+        blocks: Sequence[int] | None = None,
     ) -> None:
         self.parameters, self.recording, self.size, self.layout = parameters, recording, size, layout
         precise = any(p.dtype == torch.float64 for p in parameters)
         device = parameters[0].device if parameters else None
         self.squares = torch.zeros(size, dtype=torch.float64 if precise else torch.float32, device=device)
+        self.blocks = blocks
+        self.block_squares = self.squares.new_zeros(0 if blocks is None else max(blocks) + 1, size)
         self.precisely = FullPrecision(self.squares.device)
         self.kept: dict[int, list[PerExample]] = defaultdict(list)
         self.wanted = {id(p) for p in parameters}
-        self.single = self._find_single()
+        self.single = self._find_single() if blocks is None else set()
         self.totals: list[PerExample | None] = []
         self.unseen: dict[int, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
         self.bytes, self.recurrent = 0, False
@@ -97,11 +104,15 @@ class Book:
         with torch.no_grad(), self.precisely:
             combined = {key: combine(parts) for key, parts in self.kept.items()}
             ways = {key: self._find_way(self.recording.tracked[key]) for key in combined}
-            for parameter, made in zip(self.parameters, self.made_from(combined), strict=True):
+            pairs = zip(self.parameters, self.made_from(combined), strict=True)
+            for place, (parameter, made) in enumerate(pairs):
                 total = combine_pieces(parameter, made, combined, ways)
                 self.totals.append(total)
                 if total is not None and not all(id(each.handle) in self.single for each in made):
-                    self.squares += total.squared_norms()
+                    found = total.squared_norms()
+                    self.squares += found
+                    if self.blocks is not None:
+                        self.block_squares[self.blocks[place]] += found
         self.kept.clear()
         self.recording.ignore()  # or the two would hold each other, and what was kept, until the garbage collector
         return self
@@ -118,19 +129,25 @@ class Book:
     def norms(self) -> Tensor:
         return self.squares.clamp_min(0).sqrt()
 
+    @property
+    def block_norms(self) -> Tensor:
+        return self.block_squares.clamp_min(0).sqrt()
+
     def weighted_sum(self, weights: Tensor) -> Iterator[Tensor]:
         """One at a time, so that nobody needs to hold a second set of sums as large as the network."""
         bad, some_bad = weights, False
         if not math.isfinite(self.squares.sum().item()):  # a finite sum has no term that is not
-            bad = ~torch.isfinite(self.squares) & (weights == 0)
+            unused = weights == 0 if self.blocks is None else (weights == 0).all(0)
+            bad = ~torch.isfinite(self.squares) & unused
             some_bad = bool(bad.any())
-        for parameter, total in zip(self.parameters, self.totals, strict=True):
+        for place, (parameter, total) in enumerate(zip(self.parameters, self.totals, strict=True)):
             if total is None:
                 yield torch.zeros_like(parameter, dtype=accumulation_dtype(parameter), requires_grad=False)
                 continue
             with torch.no_grad(), self.precisely:
                 finite = total.without(bad) if some_bad else total
-                found = finite.weighted_sum(weights).to(accumulation_dtype(parameter))
+                own = choose_weights(weights, self.blocks, place)
+                found = finite.weighted_sum(own).to(accumulation_dtype(parameter))
             yield found
 
 

@@ -11,7 +11,7 @@ import copy
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -24,10 +24,10 @@ from sordino.gradients.bookkeeping.book import Book, OneByOne
 from sordino.gradients.bookkeeping.proof import Knowledge, SharedCalls, arrange, regroup
 from sordino.gradients.bookkeeping.recording import Recording, Use
 from sordino.gradients.bookkeeping.unseen import Bypassed, compare_sums
-from sordino.gradients.engine import Batch, Differentiated, Groups, Objective
+from sordino.gradients.engine import Batch, Blocked, Differentiated, Groups, Objective
 from sordino.gradients.looped import Looped, require_graph
 from sordino.gradients.rules.base import NoRule, PerExample, Unproven
-from sordino.gradients.vmapped import Vmapped
+from sordino.gradients.vmapped import Materialised, Vmapped
 
 _log = logging.getLogger("sordino")
 
@@ -61,24 +61,38 @@ class BookKeeping:
         self._recurrent = False
 
     def differentiate(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Differentiated:
+        return self._differentiate(objective, parameters, batch)
+
+    def differentiate_blocks(
+        self, objective: Objective, parameters: list[nn.Parameter], batch: Batch, blocks: Sequence[int]
+    ) -> Blocked:
+        return self._differentiate(objective, parameters, batch, blocks)
+
+    def _differentiate(
+        self,
+        objective: Objective,
+        parameters: list[nn.Parameter],
+        batch: Batch,
+        blocks: Sequence[int] | None = None,
+    ) -> Book | Materialised:
         knowledge = self._knowledge.setdefault(objective, Knowledge())
         if batch.size == 0:
-            return Book(parameters, prepare_recording(objective, batch, knowledge), 0).close()
+            return Book(parameters, prepare_recording(objective, batch, knowledge), 0, blocks=blocks).close()
         if not knowledge.refused:
             try:
-                return self._keep(objective, parameters, batch, knowledge)
+                return self._keep(objective, parameters, batch, knowledge, blocks=blocks)
             except Unproven as reason:
                 knowledge.tell(f"book-keeping cannot run every batch ({reason}): using vmap for those")
             except NoRule as reason:
                 knowledge.refused = str(reason)
                 knowledge.tell(f"book-keeping cannot run this model ({reason}): using vmap")
         try:
-            return self._vmapped.differentiate(objective, parameters, batch)
+            return _use(self._vmapped, objective, parameters, batch, blocks)
         except (RuntimeError, NotImplementedError, TypeError, UnsupportedModel) as error:
             # Torch's own words may contain the size of the batch, which is private.
             why = error if isinstance(error, UnsupportedModel) else type(error).__name__
             knowledge.tell(f"vmap cannot run this model ({why}): using a loop")
-            return self._looped.differentiate(objective, parameters, batch)
+            return _use(self._looped, objective, parameters, batch, blocks)
 
     def _keep(
         self,
@@ -87,7 +101,8 @@ class BookKeeping:
         batch: Batch,
         knowledge: Knowledge,
         watch: OnUse | None = None,
-    ) -> Differentiated:
+        blocks: Sequence[int] | None = None,
+    ) -> Book:
         recording = prepare_recording(objective, batch, knowledge)
         try:
             with torch.enable_grad(), disable_compilation(), recording:
@@ -95,7 +110,7 @@ class BookKeeping:
         finally:
             recording.leave()  # also where an interrupt came in between
         try:
-            book = run_backward(recording, losses, parameters, knowledge, batch.groups, watch)
+            book = run_backward(recording, losses, parameters, knowledge, batch.groups, watch, blocks)
             # Inputs and whatever activations need are about twice what the output gradients take.
             self._bytes_per_example = 3 * book.bytes // max(1, batch.size)
             self._input_bytes = batch.bytes // max(1, batch.size)
@@ -109,7 +124,7 @@ class BookKeeping:
             if knowledge.bypassed:
                 raise
             knowledge.bypassed = True
-        return self._keep(objective, parameters, batch, knowledge, watch)
+        return self._keep(objective, parameters, batch, knowledge, watch, blocks)
 
     def record(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> BookRecorder:
         """A context for a forward pass that the user runs; its result is differentiated by the context's method."""
@@ -152,6 +167,18 @@ class BookKeeping:
         return rows[::-1]
 
 
+def _use(
+    engine: Vmapped | Looped,
+    objective: Objective,
+    parameters: list[nn.Parameter],
+    batch: Batch,
+    blocks: Sequence[int] | None,
+) -> Materialised:
+    if blocks is None:
+        return engine.differentiate(objective, parameters, batch)
+    return engine.differentiate_blocks(objective, parameters, batch, blocks)
+
+
 def prepare_recording(objective: Objective, batch: Batch, knowledge: Knowledge, lenient: bool = False) -> Recording:
     """A recording of every trainable parameter; whatever else the model owns is the same for every example."""
     parameters, buffers = objective.list_owned()
@@ -169,6 +196,7 @@ def run_backward(
     knowledge: Knowledge,
     groups: Groups | None = None,
     watch: OnUse | None = None,
+    blocks: Sequence[int] | None = None,
 ) -> Book:
     """Find the examples in what was recorded, put those of a unit together, then run the one backward pass."""
     if recording.failure is not None:
@@ -180,7 +208,7 @@ def run_backward(
     if groups is not None:
         regroup(recording.uses, groups)
         losses = groups.spread(losses.new_ones(groups.size)) * losses
-    book = Book(parameters, recording, len(losses) if groups is None else groups.size)
+    book = Book(parameters, recording, len(losses) if groups is None else groups.size, blocks=blocks)
     book.watch = watch or book.watch
     recording.on_gradient, recording.final = book.receive, not recording.lenient
     recording.backward(losses.sum(), retain_graph=recording.lenient)

@@ -1,0 +1,169 @@
+"""Optimizers around optimizers: what is done to a noisy gradient, or to the iterates, on the side of the proposal.
+
+A released gradient is public. Whatever is made of it, of those before it and of the models that came of them is
+post-processing and costs nothing (docs/proofs/post-processing.md). So these are optimizers of torch like any other:
+`Private` is given one in place of the bare one, they nest, and a checkpoint holds what they remember, because they keep
+it in the state of the optimizer that they are built around.
+
+    optimizer = LowPass(torch.optim.SGD(model.parameters(), lr=0.5))
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from sordino.errors import InvalidInput
+
+
+class NoiseAware(ABC):
+    """An optimizer that makes use of how much noise there is in a gradient."""
+
+    @abstractmethod
+    def hear(self, deviation: float) -> None:
+        """Every entry of the next gradient has noise of this deviation: a public number."""
+        ...
+
+
+def tell_noise(optimizer: torch.optim.Optimizer, deviation: float) -> None:
+    """Tell an optimizer that wants to know how much noise its next gradient has."""
+    if isinstance(optimizer, NoiseAware):
+        optimizer.hear(deviation)
+
+
+def finish(optimizer: torch.optim.Optimizer) -> None:
+    """Put the model that is to be given out in place of the one that was trained on, where there are two."""
+    if isinstance(optimizer, Proposer):
+        optimizer.finish()
+
+
+@contextmanager
+def hold_final(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """With the model that is to be given out in place, where there are two: to try it, or to save it."""
+    with optimizer.final() if isinstance(optimizer, Proposer) else nullcontext():
+        yield
+
+
+class Proposer(torch.optim.Optimizer, NoiseAware):
+    """An optimizer around `inner`, with its parameters, its settings and its state.
+
+    A subclass changes gradients before the step of `inner` (`refine`), or the parameters after it (`follow`). What it
+    remembers stands in the state of `inner` beside what that remembers, so that whatever saves, restores, rolls back or
+    shards one does it to both.
+
+    Guarantees: reads gradients and parameters, no record. A step that fails changes nothing that is remembered.
+    """
+
+    inner: torch.optim.Optimizer
+    moves: ClassVar[bool] = False
+    """Whether it trains on another model than the one it gives out."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        held: object = inner
+        while isinstance(held, Proposer):
+            if type(held) is type(self):
+                raise InvalidInput(f"{type(self).__name__} stands around another one: give one of them its settings")
+            held = held.inner
+        if not isinstance(held, torch.optim.Optimizer) or isinstance(held, torch.optim.LBFGS):
+            raise InvalidInput(
+                f"{type(self).__name__} was given a {type(held).__name__}: it stands around an optimizer of torch that "
+                "asks for one gradient per step, such as torch.optim.SGD(model.parameters(), lr=0.5)"
+            )
+        self._bound = False
+        super().__init__(inner.param_groups, {})
+        self.inner, self._bound = inner, True
+        self.defaults = inner.defaults
+        self.state, self.param_groups = inner.state, inner.param_groups
+
+    # -- what a subclass does ------------------------------------------------------------------------------------
+
+    def refine(self, parameter: nn.Parameter, remembered: dict[str, Any]) -> dict[str, Any]:
+        """Change the gradient of `parameter`, or the parameter, before the inner step; returns what to remember."""
+        return {}
+
+    def follow(self, parameter: nn.Parameter, remembered: dict[str, Any]) -> None:
+        """Change the parameter or what is remembered after the inner step."""
+        return
+
+    def gain(self, steps: int) -> float:
+        """The deviation of the noise in a changed gradient over that in the released one, after so many steps."""
+        return 1.0
+
+    def give(self, parameter: nn.Parameter) -> Tensor:
+        """What is to be given out in place of `parameter`."""
+        return self.inner.give(parameter) if isinstance(self.inner, Proposer) else parameter.detach()
+
+    @property
+    def holds_two(self) -> bool:
+        """Whether the model that is trained on is another than the one to be given out, by this or by `inner`."""
+        return self.moves or (isinstance(self.inner, Proposer) and self.inner.holds_two)
+
+    # -- what an optimizer does ----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of `inner`, on the changed gradients."""
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        held = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        # Read without making entries: some optimizers begin where their state is empty.
+        notes = [self.refine(p, self.state.get(p, {})) for p in held]
+        self.inner.step()
+        for parameter, note in zip(held, notes, strict=True):
+            self.state[parameter].update(note)
+            self.follow(parameter, self.state[parameter])
+        return result
+
+    def hear(self, deviation: float) -> None:
+        taken = max((int(entry.get(self._count, 0)) for entry in self.state.values()), default=0)
+        tell_noise(self.inner, deviation * self.gain(taken))
+
+    @contextmanager
+    def final(self) -> Iterator[None]:
+        """With the model that is to be given out in place of the one that is trained on, to try it or to save it."""
+        held = [p for group in self.param_groups for p in group["params"]]
+        trained = [p.detach().clone() for p in held]
+        self.finish()
+        try:
+            yield
+        finally:
+            _write(held, trained)
+
+    def finish(self) -> None:
+        """Put the model that is to be given out in place for good: once all steps are taken, `Private` does it."""
+        held = [p for group in self.param_groups for p in group["params"]]
+        _write(held, [self.give(p) for p in held])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self._bound:
+            self.inner.add_param_group(param_group)  # the list of groups is one
+        else:
+            super().add_param_group(param_group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if not key.startswith("_optimizer_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As torch's, for a copy or for a state that was loaded; `inner` goes on with the same state."""
+        super().__setstate__(state)
+        self.inner.__setstate__({"state": self.state, "param_groups": self.param_groups})
+        self.state, self.param_groups = self.inner.state, self.inner.param_groups
+
+    @property
+    def _count(self) -> str:
+        """What the number of steps is remembered as."""
+        return f"{type(self).__name__.lower()}_steps"
+
+
+@torch.no_grad()
+def _write(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        if value is not parameter:
+            parameter.copy_(value)
