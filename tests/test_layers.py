@@ -29,6 +29,7 @@ LAYERS = (
     ("loops",),
     ("private",),
     ("mechanisms",),
+    ("searching",),
     ("recipes", "tables", "federated", "audit", "report"),
     ("finetuning",),
     ("integrations",),

@@ -1,0 +1,193 @@
+"""One trial of a search: its settings, what it may spend, its score, and what becomes of it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from sordino.accounting import plans
+from sordino.accounting.events import DpEvent, Events, GaussianDpEvent, tally
+from sordino.accounting.ledger import Ledger
+from sordino.errors import InvalidInput, SordinoError, locate_error
+from sordino.noise import Secure, Seeded, Source, add_noise
+from sordino.private import Private
+from sordino.recipe import Recipe
+from sordino.searching.costs import Cost
+from sordino.searching.spaces import Setting
+
+WORST = -math.inf
+
+
+class Rehearsed(Exception):
+    """A rehearsal came as far as it goes: to where noise would be chosen or a score be given."""
+
+
+class Candidate:
+    """What an objective is handed: the settings of its trial, and the only ways to noise and to score it.
+
+    `trial["lr"]` is a setting. `calibrate` gives a recipe the noise that was charged for, `score` says how good the
+    result is. `ledger` is where releases of your own are charged, and `seed` a number for what else is random; it is
+    None where chance is secret.
+    """
+
+    def __init__(
+        self,
+        settings: dict[str, Setting],
+        cost: Cost,
+        like: Recipe | None,
+        seed: int | None,
+        *,
+        rehearsing: bool = False,
+    ) -> None:
+        self.settings, self.cost, self.seed = settings, cost, seed
+        self.ledger = Ledger.in_memory()
+        self.source: Source = Secure() if seed is None else Seeded(seed, 1, 0, 1)
+        self._like, self._rehearsing = like, rehearsing
+        self.scored: float | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.settings:
+            raise InvalidInput(f"the space has no setting {name!r}: it has {', '.join(self.settings)}")
+        return self.settings[name]
+
+    def calibrate(self, recipe: Recipe, *, records: int | None = None) -> Recipe:
+        """`recipe` with the noise at which this trial costs what was charged for every one."""
+        count = records or (self._like.records if self._like is not None else None)
+        if recipe.rdp_filter is not None:
+            raise InvalidInput(
+                f"recipe {recipe.name!r} chooses its own noise as it goes, so that no trial of it has a price in advance: "
+                "search another one"
+            )
+        if count is None:
+            raise InvalidInput("records is missing: trial.calibrate(recipe, records=N), a public number")
+        ready, start = replace(recipe.for_records(count), budget=None), self.cost.training_noise
+
+        def make(noise: float) -> Events:
+            return replace(ready, noise_multiplier=noise).plan()
+
+        if tally([*make(start), *self.cost.score_event]) == tally([(self.cost.reference, 1)]):
+            noise = start
+        else:
+            noise = _calibrate(self.cost, ready, make, start)
+        if self._rehearsing:
+            raise Rehearsed
+        return replace(ready, noise_multiplier=noise)
+
+    def score(self, values: Any) -> None:
+        """Score this trial by the sum of `values`, one for each held-out record of the same private data, plus noise.
+
+        A value is in [0, 1], such as 1 where the prediction is right; more is better. What is outside is clipped, and
+        what is no number counts 0. The noise was charged for with the trial; a trial is scored once.
+        """
+        if self._rehearsing:
+            raise Rehearsed
+        if self.cost.score_noise is None:
+            raise InvalidInput("scores were declared public: use trial.score_publicly(number)")
+        self._require_unscored()
+        given = torch.as_tensor(np.asarray(values, np.float64)).flatten()
+        total = torch.nan_to_num(given, nan=0.0).clamp(0.0, 1.0).sum().reshape(1)
+        receipt = self.ledger.charge(GaussianDpEvent(self.cost.score_noise), "score")
+        self.scored = float(add_noise(self.source, receipt, total, self.cost.score_noise)[0])
+
+    def score_publicly(self, value: float) -> None:
+        """Score this trial by a number that was measured on a public held-out set; more is better."""
+        if self._rehearsing:
+            raise Rehearsed
+        if self.cost.score_noise is not None:
+            raise InvalidInput(
+                "the score is private: give trial.score one value for each record, or declare public_score=True if the "
+                "held-out records are nobody's secret"
+            )
+        self._require_unscored()
+        self.scored = float(value) if not math.isnan(float(value)) else WORST
+
+    def _require_unscored(self) -> None:
+        if self.scored is not None:
+            raise InvalidInput("this trial has its score already: a second one is not paid for")
+
+
+_noises: dict[tuple[str, str], float] = {}
+
+
+def _calibrate(cost: Cost, recipe: Recipe, make: Callable[[float], Events], start: float) -> float:
+    """Found once for each plan: public numbers alone, which many trials share."""
+    name = (repr(cost), repr(tally(make(1.0))))
+    if name not in _noises:
+        _noises[name] = cost.calibrate(make, start)
+    return _noises[name]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a trial leaves: everything of it, which is thrown away unless it wins."""
+
+    settings: dict[str, Setting]
+    score: float
+    tie: float
+    result: Any = None
+    failure: str = ""
+
+    def beats(self, other: Outcome | None) -> bool:
+        return other is None or (self.score, self.tie) > (other.score, other.tie)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What is kept of a `Private` run that an objective returned."""
+
+    recipe: Recipe
+    state: dict[str, Any]
+    position: int
+
+
+def attempt(objective: Callable[[Candidate], Any], candidate: Candidate) -> Outcome:
+    """Make one trial in silence. One that fails, or that costs more than was charged, has the worst score of all."""
+    tie = float(candidate.source.uniform(1)[0])
+    try:
+        with silence():
+            result = objective(candidate)
+            kept, extra = _keep(result)
+            events = [*plans.bill_ledger(candidate.ledger).events, *extra]
+        if candidate.scored is None:
+            raise InvalidInput("the objective gave no score: call trial.score(values) before it returns")
+        if not (len(events) > len(candidate.cost.score_event) and candidate.cost.covers(events)):
+            raise InvalidInput(
+                "the objective released more than was charged for a trial, or kept its charges to itself: use "
+                "trial.calibrate(recipe), and return the Private run or charge trial.ledger"
+            )
+        return Outcome(candidate.settings, candidate.scored, tie, kept)
+    except SordinoError as error:
+        return Outcome(candidate.settings, WORST, tie, failure=str(error))
+    except Exception as error:  # whatever it was, it is a trial that came to nothing
+        return Outcome(candidate.settings, WORST, tie, failure=locate_error(error))
+    finally:
+        candidate.ledger.close()
+
+
+def _keep(result: Any) -> tuple[Any, list[tuple[DpEvent, int]]]:
+    if not isinstance(result, Private):
+        return result, []
+    events = list(plans.bill_ledger(result.run.ledger).events)
+    kept = Trained(result.bench.recipe, result.state_dict(), result.position)
+    result.close()
+    return kept, events
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Nothing that a trial prints, logs or warns of leaves it."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):  # noqa: PTH123
+            yield
+    finally:
+        logging.disable(before)
