@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sordino.mechanisms.dpsur import dpsur
     from sordino.mechanisms.dynamic import dynamic, growing_mu, noise_decay, sensitivity_decay
     from sordino.mechanisms.jl import jl
+    from sordino.mechanisms.rate_free import rate_free
     from sordino.mechanisms.screening import screening
 
     __all__ = [
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         "growing_mu",
         "jl",
         "noise_decay",
+        "rate_free",
         "screening",
         "sensitivity_decay",
     ]

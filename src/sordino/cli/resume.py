@@ -23,7 +23,12 @@ def resume(
 
     A run on a table that was killed while its ranges and classes were released is prepared again, at their price.
     """
+    from sordino.errors import InvalidInput
     from sordino.finetuning.tuned import is_finetuned
+    from sordino.searching.sealing import STATE
+
+    if (run / STATE).exists():
+        raise InvalidInput(f"{run} is a search that was killed: give the same `sordino tune` command again to go on")
 
     if is_finetuned(run):
         from sordino.cli import tuning

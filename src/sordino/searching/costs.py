@@ -21,7 +21,16 @@ from scipy.optimize import brentq
 from sordino.accounting import pricing
 from sordino.accounting.budget import Budget
 from sordino.accounting.calibration import MOST_NOISE, noise_for
-from sordino.accounting.events import DpEvent, Events, GaussianDpEvent, SelfComposedDpEvent, require_adjacency
+from sordino.accounting.events import (
+    DpEvent,
+    Events,
+    GaussianDpEvent,
+    SelfComposedDpEvent,
+    count_alike,
+    require_adjacency,
+    spell_out,
+    to_json,
+)
 from sordino.accounting.gaussian import gaussian_delta
 from sordino.accounting.selection import (
     LOGARITHMIC,
@@ -40,6 +49,7 @@ SCORE_SHARE = 0.05
 """Of the reference, in squares of 1/σ, for the score of a trial."""
 SLACK = 1e-3
 """Of δ, for all comparisons of profiles together: where a reference is one Gaussian and a plan is not."""
+WIDER = 1.1
 CLOSE = 1.002
 """The noise of a trial is found to this factor."""
 
@@ -59,6 +69,7 @@ class Cost:
     slack: float
     score_noise: float | None
     training_noise: float
+    disjoint: bool = False
     beside: tuple[tuple[DpEvent, int], ...] = ()
 
     @property
@@ -69,7 +80,12 @@ class Cost:
     @property
     def alone(self) -> float:
         """What one trial would have cost if its settings had been known: no claim about the winner of a search."""
-        return pricing.epsilon([(self.reference, 1)], self.budget.delta, "pld", self.budget.adjacency)
+        return pricing.epsilon([*self.beside, (self.reference, 1)], self.budget.delta, "pld", self.budget.adjacency)
+
+    @property
+    def with_training(self) -> tuple[tuple[DpEvent, int], ...]:
+        """What is spent beside the training on the same record: the score, unless it is on other records."""
+        return () if self.disjoint else self.score_event
 
     @property
     def score_event(self) -> tuple[tuple[DpEvent, int], ...]:
@@ -79,11 +95,20 @@ class Cost:
         """Whether a trial that makes these `events`, its score among them, costs no more than was charged for it."""
         return is_covered(events, self.reference, require_adjacency(self.budget.adjacency), self.slack)
 
+    def covers_trial(self, events: Events) -> bool:
+        """Whether all that a trial charged is covered; where its score is on other records, each by itself."""
+        counts = count_alike(events)
+        for event, count in self.score_event:
+            counts[to_json(event)] = counts.get(to_json(event), 0) - count
+        if any(count < 0 for count in counts.values()) or not any(counts.values()):
+            return False  # the score is missing, or nothing but the score was charged
+        return self.covers([*spell_out(counts), *self.with_training])
+
     def calibrate(self, make: Callable[[float], Events], start: float) -> float:
         """The smallest noise, to 0.2 %, at which `make(noise)` and the score are covered; `start` is tried first."""
 
         def fits(noise: float) -> bool:
-            return self.covers([*make(noise), *self.score_event])
+            return self.covers([*make(noise), *self.with_training])
 
         low, high = start / CLOSE, start
         while not fits(high):
@@ -108,6 +133,7 @@ def plan_search(
     ways: tuple[Way, ...] = ("selection", "composition"),
     beside: Events = (),
     slack: float | None = None,
+    disjoint: bool = False,
 ) -> Cost:
     """The noise of every trial, such that the whole search meets the `budget`, and the cheaper one of `ways`.
 
@@ -117,41 +143,33 @@ def plan_search(
     if not trials > 1:
         raise InvalidInput(f"expected trials={trials:g} must be > 1: one trial needs no search")
     find_gamma(eta, trials)
-    count = math.ceil(trials)
-    allowed = SLACK * budget.delta / count if slack is None else slack
-    plain = {way: _pay(way, budget, trials, eta, allowed, _one_gaussian, beside) for way in ways}
-    way = min(plain, key=lambda name: plain[name][0])
-    noise = plain[way][0]
-    score_noise = noise / math.sqrt(SCORE_SHARE) if score else None
-    if like is None:
-        training = noise / math.sqrt(1 - SCORE_SHARE) if score else noise
-        return Cost(
-            budget,
-            way,
-            *_pay_exactly(way, _one_gaussian(noise), trials, eta, allowed),
-            trials,
-            allowed,
-            score_noise,
-            training,
-            tuple(beside),
+    if disjoint and budget.adjacency != "add-or-remove-one":
+        raise InvalidInput(
+            f"disjoint=True has no proof under {budget.adjacency} adjacency: an exchanged record may leave one part "
+            "and enter the other; leave it out"
         )
-    last: Events = [] if score_noise is None else [(GaussianDpEvent(score_noise), 1)]
-    shared = like
+    allowed = SLACK * budget.delta / math.ceil(trials) if slack is None else slack
+    plain = {way: _pay(way, budget, trials, eta, allowed, _one_gaussian, beside) for way in ways}
+    way = min(plain, key=lambda name: plain[name])
+    noise = plain[way]
+    shared = disjoint or not score
+    score_noise = (noise if disjoint else noise / math.sqrt(SCORE_SHARE)) if score else None
+    training = noise if shared else noise / math.sqrt(1 - SCORE_SHARE)
+    trial = _one_gaussian(noise)
+    if like is not None:
+        recipe, last = like, [] if shared or score_noise is None else _one_gaussian(score_noise)
 
-    def follow(sigma: float) -> Events:
-        return [*replace(shared, noise_multiplier=sigma).plan(), *last]
+        def follow(sigma: float) -> Events:
+            return [*replace(recipe, noise_multiplier=sigma).plan(), *last]
 
-    sigma, _ = _pay(way, budget, trials, eta, allowed, follow, beside)
-    return Cost(
-        budget,
-        way,
-        *_pay_exactly(way, follow(sigma), trials, eta, allowed),
-        trials,
-        allowed,
-        score_noise,
-        sigma,
-        tuple(beside),
-    )
+        training = _pay(way, budget, trials, eta, allowed, follow, beside)
+        trial = follow(training)
+    event, reference = _join(way, trial, trials, eta, allowed)
+    cost = Cost(budget, way, event, reference, trials, allowed, score_noise, training, disjoint, tuple(beside))
+    while cost.disjoint and score_noise is not None and not cost.covers(_one_gaussian(score_noise)):
+        score_noise *= WIDER
+        cost = replace(cost, score_noise=score_noise)
+    return cost
 
 
 def _one_gaussian(noise: float) -> Events:
@@ -160,8 +178,8 @@ def _one_gaussian(noise: float) -> Events:
 
 def _pay(
     way: Way, budget: Budget, trials: float, eta: float, slack: float, make: Callable[[float], Events], beside: Events
-) -> tuple[float, float]:
-    """The noise of each trial, and what the search then costs."""
+) -> float:
+    """The noise of each trial."""
     start = 1 / find_precision(budget)
     if way == "selection":
         found = calibrate_selection(budget, make, trials, eta=eta, slack=slack, beside=beside, start=2 * start)
@@ -172,10 +190,10 @@ def _pay(
             return [*beside, *((event, count * times) for event, times in make(noise))]
 
         found = noise_for(budget, plan, start=start * math.sqrt(count))
-    return found.noise_multiplier, found.epsilon
+    return found.noise_multiplier
 
 
-def _pay_exactly(way: Way, trial: Events, trials: float, eta: float, slack: float) -> tuple[DpEvent, DpEvent]:
+def _join(way: Way, trial: Events, trials: float, eta: float, slack: float) -> tuple[DpEvent, DpEvent]:
     """The event of the search, and the one that no trial may exceed."""
     if way == "selection":
         selection: Selection = expect_trials(trial, trials, eta, slack)

@@ -32,18 +32,18 @@ from sordino.books import LEDGER, reopen, require_fresh
 from sordino.errors import BudgetExhausted, InvalidInput, SordinoError, locate_error
 from sordino.noise import Secure, Seeded, Source
 from sordino.recipe import Recipe
-from sordino.run import FLOATING_POINT, HELD_OUT, ROUNDING_IS_SMALL, assemble, weaken
+from sordino.run import FLOATING_POINT, HELD_OUT, ROUNDING_IS_SMALL, SEARCHED, assemble, weaken
 from sordino.searching.costs import Cost, Way, plan_search
 from sordino.searching.sealing import Seal, find_memory
-from sordino.searching.spaces import Setting, Space, make_space
-from sordino.searching.trials import Candidate, Outcome, Rehearsed, Trained, attempt, silence
+from sordino.searching.spaces import Space, Value, make_space
+from sordino.searching.trials import Candidate, KeptRun, Rehearsed, Tried, attempt, silence
 
 EXPECTED = 20.0
-SEARCHED = "settings were searched on these records, and epsilon includes the search: {space}"
+UNQUOTED = "which is no guarantee of the winner: it was chosen because of these records"
 SECRET = "nobody measured how long the search took, or otherwise learnt how many trials it made"
 """Of a search by selection."""
 Objective = Callable[[Candidate], Any]
-Suggest = Callable[[Sequence[tuple[dict[str, Setting], float]]], dict[str, Setting]]
+Suggest = Callable[[Sequence[tuple[dict[str, Value], float]]], dict[str, Value]]
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class Winner:
     not be quoted for it, since it was chosen because of how well it fits these records.
     """
 
-    settings: dict[str, Setting]
+    settings: dict[str, Value]
     score: float
     state: Any
     guarantee: Guarantee
     cost: Cost
     space: Space
-    seen: tuple[tuple[dict[str, Setting], float], ...] = field(default=(), repr=False)
+    seen: tuple[tuple[dict[str, Value], float], ...] = field(default=(), repr=False)
 
     @property
     def alone(self) -> float:
@@ -70,7 +70,7 @@ class Winner:
     @property
     def model(self) -> dict[str, Any]:
         """The weights, for `model.load_state_dict`, where the objective returned a `Private` run."""
-        if not isinstance(self.state, Trained):
+        if not isinstance(self.state, KeptRun):
             raise InvalidInput("the objective returned no Private run: what it returned is winner.state")
         model: dict[str, Any] = self.state.state["model"]
         return model
@@ -94,8 +94,8 @@ class Winner:
 
 
 ALONE = (
-    "epsilon_of_one_trial is no guarantee for this model: it was chosen among others because of these records, and only "
-    "the epsilon of the whole search covers that choice"
+    "epsilon_of_one_trial is no guarantee for this model: it was chosen among others because of these records, and "
+    "only the epsilon of the whole search covers that choice"
 )
 
 
@@ -109,6 +109,7 @@ def tune(
     like: Recipe | None = None,
     records: int | None = None,
     public_score: bool = False,
+    disjoint: bool = False,
     way: Way | None = None,
     suggest: Suggest | None = None,
     run: str | Path | None = None,
@@ -119,14 +120,15 @@ def tune(
 ) -> Winner:
     """The best of a random number of trials, within `budget` with the search included.
 
-    `objective(trial)` trains with the settings `trial["lr"]`, ..., gives ``trial.score(values)`` one value in [0, 1] for
-    each held-out private record, and returns its `Private` run. Settings are drawn from `space` at random. The number
-    of trials is secret; `expected_trials` is its mean, and `eta` its law: 0 logarithmic, 1 geometric.
+    `objective(trial)` trains with the settings `trial["lr"]`, ..., gives ``trial.score(values)`` one value in [0, 1]
+    for each held-out private record, and returns its `Private` run. Settings are drawn from `space` at random. The
+    number of trials is secret; `expected_trials` is its mean, and `eta` its law: 0 logarithmic, 1 geometric.
 
     `like` is a recipe whose plan all trials follow, as where the space has no batch size, length or schedule: then they
     are noised exactly. Without it a trial may be anything that costs no more than one Gaussian release, which
     ``trial.calibrate(recipe, records=N)`` sees to. `public_score` declares the held-out records public: they are not
-    protected.
+    protected. `disjoint` says that every record decides by itself, as by a hash of it, whether it is trained on or held
+    out: then no record is in both, and the score costs nothing beside the training.
 
     `way` is how the search is paid: "selection" or "composition"; by default the cheaper one. `suggest(seen)` makes
     settings from earlier ones and their scores: such a search has no proof as selection, and is paid by composition.
@@ -148,7 +150,9 @@ def tune(
     ways: tuple[Way, ...] = ("composition",) if suggest is not None else (way,) if way else ("selection", "composition")
     if like is not None:
         like = like if like.sampler is not None else like.for_records(_require_records(records, budget))
-    cost = plan_search(budget, trials=expected_trials, eta=eta, like=like, score=not public_score, ways=ways)
+    cost = plan_search(
+        budget, trials=expected_trials, eta=eta, like=like, score=not public_score, ways=ways, disjoint=disjoint
+    )
     search = Search(objective, found, cost, like=like, unit=unit, jobs=jobs, seed=seed, suggest=suggest)
     if rehearse:
         search.rehearse()
@@ -167,11 +171,11 @@ def _require_records(records: int | None, budget: Budget) -> int:
 class _Secret:
     """What must survive a kill and nobody may see: all settings, the trials that are done, and the best of them."""
 
-    settings: list[dict[str, Setting]]
+    settings: list[dict[str, Value]]
     done: set[int]
-    best: Outcome | None = None
+    best: Tried | None = None
     seeds: list[int | None] = field(default_factory=list)
-    seen: list[tuple[dict[str, Setting], float]] = field(default_factory=list)
+    seen: list[tuple[dict[str, Value], float]] = field(default_factory=list)
 
 
 class Search:
@@ -193,6 +197,7 @@ class Search:
         self.objective, self.space, self.cost, self.like = objective, space, cost, like
         self.unit, self.jobs, self.seed, self.suggest = unit, jobs, seed, suggest
         self.assumptions = assumptions
+        self._noises: dict[str, float] = {}
 
     def rehearse(self) -> None:
         """Run the objective up to where it asks for noise, so that what is wrong with it costs nothing."""
@@ -257,12 +262,12 @@ class Search:
     # -- trials -------------------------------------------------------------------------------------------------
 
     def _run(self, ledger: Ledger, seal: Seal | None) -> Winner:
-        source: Source = Secure() if self.seed is None else Seeded(self.seed, ledger.incarnation, 0, 0)
+        source: Source = Secure() if self.seed is None else Seeded(self.seed, ledger.incarnation, 0, 3)
         paid = any(event == self.cost.event for event, _ in ledger.events())
         if paid and not seal:
             raise BudgetExhausted(
-                f"{ledger.path} has paid for this search already, and its sealed state is gone: it is over, or was lost; "
-                "start a new one elsewhere, which costs its epsilon anew"
+                f"{ledger.path} has paid for this search already, and its sealed state is gone: it is over, or was "
+                "lost; start a new one elsewhere, which costs its epsilon anew"
             )
         if seal:
             secret: _Secret = pickle.loads(seal.read())
@@ -293,10 +298,10 @@ class Search:
         seeds = [None if self.seed is None else self.seed * 1_000_003 + 1 + number for number in range(count)]
         return _Secret(settings, set(), seeds=list(seeds))
 
-    def _make_trial(self, settings: dict[str, Setting], seed: int | None, *, rehearsing: bool = False) -> Candidate:
-        return Candidate(settings, self.cost, self.like, seed, rehearsing=rehearsing)
+    def _make_trial(self, settings: dict[str, Value], seed: int | None, *, rehearsing: bool = False) -> Candidate:
+        return Candidate(settings, self.cost, like=self.like, seed=seed, noises=self._noises, rehearsing=rehearsing)
 
-    def _take(self, secret: _Secret, number: int, outcome: Outcome, seal: Seal | None) -> None:
+    def _take(self, secret: _Secret, number: int, outcome: Tried, seal: Seal | None) -> None:
         """The better one of two is kept; the other is forgotten."""
         secret.done.add(number)
         if self.cost.way == "composition":  # all of them are paid for
@@ -340,9 +345,9 @@ class Search:
                     assert isinstance(pipe, Connection)
                     number, process = running.pop(pipe)
                     try:
-                        outcome: Outcome = pickle.loads(pipe.recv_bytes())
+                        outcome: Tried = pickle.loads(pipe.recv_bytes())
                     except EOFError:
-                        outcome = Outcome(secret.settings[number], -math.inf, 0.0, failure="a trial's process died")
+                        outcome = Tried(secret.settings[number], -math.inf, 0.0, failure="a trial's process died")
                     pipe.close()
                     process.join()
                     self._take(secret, number, outcome, seal)
@@ -356,7 +361,8 @@ class Search:
 
     def _declare(self, ledger: Ledger, source: Source) -> None:
         words = "; ".join(f"{name}: {law}" for name, law in self.space.describe().items())
-        said = [source.assumption, SEARCHED.format(space=words), FLOATING_POINT, *self.assumptions]
+        alone = f"one trial alone would cost {self.cost.alone:.3g}, {UNQUOTED}"
+        said = [source.assumption, f"{SEARCHED} ({words}); {alone}", FLOATING_POINT, *self.assumptions]
         for text in [*said, *([SECRET] if self.cost.way == "selection" else [])]:
             ledger.declare(ASSUMPTION, text)
         if self.cost.score_noise is None:
@@ -406,7 +412,7 @@ def draw_count(cost: Cost, source: Source) -> int:
     return count
 
 
-def _work(pipe: Connection, search: Search, settings: dict[str, Setting], seed: int | None) -> None:
+def _work(pipe: Connection, search: Search, settings: dict[str, Value], seed: int | None) -> None:
     """In a process of its own: what it prints goes nowhere, whoever prints it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

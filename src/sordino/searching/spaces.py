@@ -16,7 +16,7 @@ from sordino.names import read_toml
 
 Uniforms = Callable[[int], NDArray[np.float64]]
 """Where chance comes from: `sordino.noise.Source.uniform`."""
-Setting = float | int | str | bool
+Value = float | int | str | bool
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Between:
         if self.whole and not (float(self.low).is_integer() and float(self.high).is_integer()):
             raise InvalidInput(f"low={self.low} and high={self.high} must be whole numbers, as whole=true says")
 
-    def draw(self, chance: float) -> Setting:
+    def draw(self, chance: float) -> Value:
         low, high = (self.low - 0.5, self.high + 0.5) if self.whole else (self.low, self.high)
         if self.log:
             low = max(low, 0.5) if self.whole else low
@@ -55,7 +55,7 @@ class Between:
 class Among:
     """One of a few values, all as likely."""
 
-    values: tuple[Setting, ...]
+    values: tuple[Value, ...]
 
     def __post_init__(self) -> None:
         if not self.values:
@@ -64,7 +64,7 @@ class Among:
             if not isinstance(value, bool | int | float | str) or (isinstance(value, float) and math.isnan(value)):
                 raise InvalidInput(f"choice {value!r} must be a number, a text, true or false")
 
-    def draw(self, chance: float) -> Setting:
+    def draw(self, chance: float) -> Value:
         return self.values[min(int(chance * len(self.values)), len(self.values) - 1)]
 
     def describe(self) -> str:
@@ -86,7 +86,7 @@ def integers(low: int, high: int) -> Between:
     return Between(low, high, whole=True)
 
 
-def choices(*values: Setting) -> Among:
+def choices(*values: Value) -> Among:
     """One of these values."""
     return Among(values)
 
@@ -101,7 +101,7 @@ class Space:
         if not self.laws:
             raise InvalidInput("the space is empty: give at least one setting, such as lr = { low = 0.01, high = 1 }")
 
-    def draw(self, uniforms: Uniforms) -> dict[str, Setting]:
+    def draw(self, uniforms: Uniforms) -> dict[str, Value]:
         """Settings by chance alone."""
         return {name: law.draw(float(uniforms(1)[0])) for name, law in self.laws.items()}
 

@@ -21,7 +21,7 @@ from sordino.noise import Secure, Seeded, Source, add_noise
 from sordino.private import Private
 from sordino.recipe import Recipe
 from sordino.searching.costs import Cost
-from sordino.searching.spaces import Setting
+from sordino.searching.spaces import Value
 
 WORST = -math.inf
 
@@ -40,17 +40,19 @@ class Candidate:
 
     def __init__(
         self,
-        settings: dict[str, Setting],
+        settings: dict[str, Value],
         cost: Cost,
-        like: Recipe | None,
-        seed: int | None,
         *,
+        like: Recipe | None = None,
+        seed: int | None = None,
+        noises: dict[str, float] | None = None,
         rehearsing: bool = False,
     ) -> None:
         self.settings, self.cost, self.seed = settings, cost, seed
         self.ledger = Ledger.in_memory()
         self.source: Source = Secure() if seed is None else Seeded(seed, 1, 0, 1)
         self._like, self._rehearsing = like, rehearsing
+        self._noises = {} if noises is None else noises
         self.scored: float | None = None
 
     def __getitem__(self, name: str) -> Any:
@@ -63,8 +65,8 @@ class Candidate:
         count = records or (self._like.records if self._like is not None else None)
         if recipe.rdp_filter is not None:
             raise InvalidInput(
-                f"recipe {recipe.name!r} chooses its own noise as it goes, so that no trial of it has a price in advance: "
-                "search another one"
+                f"recipe {recipe.name!r} chooses its own noise as it goes, so that no trial of it has a price in "
+                "advance: search another one"
             )
         if count is None:
             raise InvalidInput("records is missing: trial.calibrate(recipe, records=N), a public number")
@@ -76,7 +78,10 @@ class Candidate:
         if tally([*make(start), *self.cost.score_event]) == tally([(self.cost.reference, 1)]):
             noise = start
         else:
-            noise = _calibrate(self.cost, ready, make, start)
+            name = repr(tally(make(1.0)))  # public numbers alone, which many trials share
+            if name not in self._noises:
+                self._noises[name] = self.cost.calibrate(make, start)
+            noise = self._noises[name]
         if self._rehearsing:
             raise Rehearsed
         return replace(ready, noise_multiplier=noise)
@@ -114,33 +119,22 @@ class Candidate:
             raise InvalidInput("this trial has its score already: a second one is not paid for")
 
 
-_noises: dict[tuple[str, str], float] = {}
-
-
-def _calibrate(cost: Cost, recipe: Recipe, make: Callable[[float], Events], start: float) -> float:
-    """Found once for each plan: public numbers alone, which many trials share."""
-    name = (repr(cost), repr(tally(make(1.0))))
-    if name not in _noises:
-        _noises[name] = cost.calibrate(make, start)
-    return _noises[name]
-
-
 @dataclass(frozen=True)
-class Outcome:
+class Tried:
     """What a trial leaves: everything of it, which is thrown away unless it wins."""
 
-    settings: dict[str, Setting]
+    settings: dict[str, Value]
     score: float
     tie: float
     result: Any = None
     failure: str = ""
 
-    def beats(self, other: Outcome | None) -> bool:
+    def beats(self, other: Tried | None) -> bool:
         return other is None or (self.score, self.tie) > (other.score, other.tie)
 
 
 @dataclass(frozen=True)
-class Trained:
+class KeptRun:
     """What is kept of a `Private` run that an objective returned."""
 
     recipe: Recipe
@@ -148,7 +142,7 @@ class Trained:
     position: int
 
 
-def attempt(objective: Callable[[Candidate], Any], candidate: Candidate) -> Outcome:
+def attempt(objective: Callable[[Candidate], Any], candidate: Candidate) -> Tried:
     """Make one trial in silence. One that fails, or that costs more than was charged, has the worst score of all."""
     tie = float(candidate.source.uniform(1)[0])
     try:
@@ -158,16 +152,16 @@ def attempt(objective: Callable[[Candidate], Any], candidate: Candidate) -> Outc
             events = [*plans.bill_ledger(candidate.ledger).events, *extra]
         if candidate.scored is None:
             raise InvalidInput("the objective gave no score: call trial.score(values) before it returns")
-        if not (len(events) > len(candidate.cost.score_event) and candidate.cost.covers(events)):
+        if not candidate.cost.covers_trial(events):
             raise InvalidInput(
                 "the objective released more than was charged for a trial, or kept its charges to itself: use "
                 "trial.calibrate(recipe), and return the Private run or charge trial.ledger"
             )
-        return Outcome(candidate.settings, candidate.scored, tie, kept)
+        return Tried(candidate.settings, candidate.scored, tie, kept)
     except SordinoError as error:
-        return Outcome(candidate.settings, WORST, tie, failure=str(error))
-    except Exception as error:  # whatever it was, it is a trial that came to nothing
-        return Outcome(candidate.settings, WORST, tie, failure=locate_error(error))
+        return Tried(candidate.settings, WORST, tie, failure=str(error))
+    except Exception as error:  # noqa: BLE001 - whatever it was, it is a trial that came to nothing
+        return Tried(candidate.settings, WORST, tie, failure=locate_error(error))
     finally:
         candidate.ledger.close()
 
@@ -176,7 +170,7 @@ def _keep(result: Any) -> tuple[Any, list[tuple[DpEvent, int]]]:
     if not isinstance(result, Private):
         return result, []
     events = list(plans.bill_ledger(result.run.ledger).events)
-    kept = Trained(result.bench.recipe, result.state_dict(), result.position)
+    kept = KeptRun(result.bench.recipe, result.state_dict(), result.position)
     result.close()
     return kept, events
 
