@@ -40,6 +40,7 @@ from sordino.accounting.events import (
     DpEvent,
     Events,
     GaussianDpEvent,
+    NoOpDpEvent,
     SelfComposedDpEvent,
     from_json,
     tally,
@@ -100,7 +101,21 @@ class Selection(DpEvent):
         return (1 - self.gamma) / self.gamma
 
 
-NAMES = {"selection": Selection}
+@dataclass(frozen=True)
+class PaidBySearch(NoOpDpEvent):
+    """A step of the run that won a search, which the search's event, charged before the first trial, pays for.
+
+    It costs nothing by itself, and is recorded when the search has ended, so that a ledger shows every release.
+    """
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        if not self.noise_multiplier > 0:
+            raise InvalidInput(f"noise_multiplier={self.noise_multiplier} must be > 0: without noise, no privacy")
+
+
+NAMES = {"selection": Selection, "paid-by-search": PaidBySearch}
 
 
 def count_expected(eta: float, gamma: float) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sordino import checkpoint
-from sordino.accounting.selection import LOGARITHMIC
+from sordino.accounting.selection import LOGARITHMIC, PaidBySearch
 from sordino.books import OUTCOME, RECIPE, reopen, write_durably
 from sordino.cli import lookup, searching, session
 from sordino.cli.announcing import Outcome, report
@@ -137,16 +137,20 @@ def keep_winner(winner: Winner, config: Config, directory: Path) -> Outcome:
     recipe = replace(kept.recipe, budget=winner.cost.budget)
     replace(config, recipe=recipe).write(directory)
     write_durably(directory / RECIPE, recipe.to_toml().encode())
-    with reopen(directory) as ledger:
-        content = {**kept.state, "extra": {}, **checkpoint.describe_ledger(ledger), "position": kept.position}
-        checkpoint.write(directory, len(ledger), content)  # by events: the steps were charged as one search
-        head = ledger.head()
     assert recipe.noise_multiplier is not None
+    with reopen(directory) as ledger:
+        step = PaidBySearch(recipe.noise_multiplier)
+        ledger.charge(step, ahead=lambda: [step] * (kept.position - 1))
+        for _ in range(kept.position - 1):
+            ledger.charge(step)
+        content = {**kept.state, "extra": {}, **checkpoint.describe_ledger(ledger), "position": kept.position}
+        checkpoint.write(directory, kept.position, content)
+        head = ledger.head()
     return Outcome(
         status="finished",
         run=str(directory),
-        steps=head.events,
-        total=head.events,
+        steps=kept.position,
+        total=kept.position,
         noise_multiplier=recipe.noise_multiplier,
         guarantee=winner.guarantee,
         held_out_accuracy=winner.score if winner.cost.score_noise is None else None,
