@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from sordino.errors import BudgetExhausted, InvalidInput, SordinoError, UnsupportedModel
     from sordino.private import Private, Step
     from sordino.recipe import Recipe
+    from sordino.searching import tune
     from sordino.tables.estimators import PrivateClassifier, PrivateRegressor
     from sordino.validation.fixing import fix
 
@@ -30,6 +31,7 @@ __all__ = [
     "fix",
     "load",
     "recipes",
+    "tune",
 ]
 
 _HOMES = {
@@ -46,6 +48,7 @@ _HOMES = {
     "UnsupportedModel": "errors",
     "fix": "validation.fixing",
     "load": "cli.loading",
+    "tune": "searching",
 }
 
 

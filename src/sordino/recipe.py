@@ -24,6 +24,7 @@ from sordino.accounting.paid_by_epoch import PaidByEpoch
 from sordino.accounting.pricing import Basis
 from sordino.errors import InvalidInput
 from sordino.noise import Independent, Noise
+from sordino.optimizers import DistanceOverGradients
 from sordino.parts import (
     Always,
     Blockwise,
@@ -46,6 +47,7 @@ _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
+    "dog": DistanceOverGradients,
 }
 
 

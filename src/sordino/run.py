@@ -43,7 +43,9 @@ UNKNOWN = (-1, -1)
 """The version of no ledger: what is left of the budget is to be priced."""
 
 FIXED_IN_ADVANCE = "hyperparameters were fixed in advance, not tuned on these records"
-"""Choosing among runs on private data costs too, and is not priced."""
+"""Choosing among runs on private data costs too: by hand it is not priced."""
+SEARCHED = "settings were searched on these records, and epsilon includes the search"
+"""Of a search that was charged, which says what it searched; then they were not fixed in advance."""
 FLOATING_POINT = "Gaussian noise is sampled in floating point"
 ROUNDING_IS_SMALL = "rounding in float32 moves a sum by less than 0.005 % of the clipping bound"
 """Three times what was measured; the worst case over all orders of summation is larger: docs/proofs/rounding.md."""
@@ -366,6 +368,9 @@ def assemble(
     conditions: Iterable[str],
 ) -> Guarantee:
     """The guarantee of a `bill`: its price, by a basis no better than the accountant's, with each line said once."""
+    said = tuple(dict.fromkeys(assumptions))
+    if any(line.startswith(SEARCHED) for line in said):
+        said = tuple(line for line in said if line != FIXED_IN_ADVANCE)
     return Guarantee(
         epsilon=bill.epsilon(delta, accountant, adjacency),
         delta=delta,
@@ -373,7 +378,7 @@ def assemble(
         unit=unit,
         adjacency=adjacency,
         accountant=accountant,
-        assumptions=tuple(dict.fromkeys(assumptions)),
+        assumptions=said,
         unprotected=tuple(unprotected),
         conditions=tuple(conditions),
     )

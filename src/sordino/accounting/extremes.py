@@ -88,6 +88,18 @@ def _(event: PoissonSampledDpEvent) -> tuple[DpEvent, ...]:
     return dissect(merge_answers(event.event))
 
 
+@singledispatch
+def has_other_bounds(_event: DpEvent) -> bool:
+    """Whether a bound without a grid may be the smaller one at any δ, so that it is always asked too."""
+    return False
+
+
+@singledispatch
+def price_alone(_event: DpEvent, _delta: float, _adjacency: Adjacency) -> float | None:
+    """The ε at δ of this event where it is the only one, if that is known without a grid."""
+    return None
+
+
 def sort_out(events: Events, adjacency: Adjacency) -> tuple[Quiet, list[tuple[DpEvent, int]]]:
     """The quiet ones of these plain `events`, and the others."""
     precision = pure = 0.0

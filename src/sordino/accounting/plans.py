@@ -22,7 +22,7 @@ from typing import Any
 
 from sordino.accounting import pricing
 from sordino.accounting.budget import Budget
-from sordino.accounting.events import DpEvent, Events, add_up, count_alike, from_json, spell_out, to_json
+from sordino.accounting.events import DpEvent, Events, add_up, count_alike, from_json, spell_out, to_json, unroll
 from sordino.accounting.filtered import NAME as FILTER
 from sordino.accounting.filtered import Filtered
 from sordino.accounting.ledger import Ledger
@@ -269,6 +269,7 @@ def bill(spent: Events, plans: Sequence[Plan], unplanned: Events, *, stopped_in_
     earlier = count_alike([run for run in unplanned if not isinstance(run[0], Filtered)])  # a filter prices its own
     done = {text: count - earlier.get(text, 0) for text, count in count_alike(spent).items()}
     beyond = {text: count - planned.get(text, 0) for text, count in done.items() if count > planned.get(text, 0)}
+    beyond = {text: count for text, count in beyond.items() if any(unroll(from_json(text)))}  # what costs something
     filtered = any(isinstance(event, Filtered) for event, _ in spent)
     if stopped_in_advance:
         whole = count_alike([run for stage in stages[:-1] for run in spell_out(stage)])

@@ -216,9 +216,11 @@ def _sort_out(events: Events, adjacency: Adjacency) -> tuple[extremes.Quiet, Cou
 
 @lru_cache(maxsize=4096)
 def _epsilon(kinds: Counts, ladders: Ladders, delta: float, adjacency: Adjacency) -> float:
+    if (alone := _price_alone(kinds, ladders, delta, adjacency)) is not None:
+        return min([alone, *extremes.bounds(_restore_events(kinds, ladders), delta, adjacency)])
     sides = _compose(kinds, ladders, adjacency)
     found = max(side.epsilon(delta) for side in sides)
-    if any(side.infinity > UNCERTAIN * delta or side.interval > INTERVAL for side in sides):
+    if _asks_others(kinds) or any(side.infinity > UNCERTAIN * delta or side.interval > INTERVAL for side in sides):
         found = min([found, *extremes.bounds(_restore_events(kinds, ladders), delta, adjacency)])
     return found
 
@@ -226,9 +228,24 @@ def _epsilon(kinds: Counts, ladders: Ladders, delta: float, adjacency: Adjacency
 def _delta(kinds: Counts, ladders: Ladders, epsilon: float, adjacency: Adjacency) -> float:
     sides = _compose(kinds, ladders, adjacency)
     found = min(1.0, max(side.delta(epsilon) for side in sides))
-    if any(side.infinity > UNCERTAIN * found or side.interval > INTERVAL for side in sides):
+    if _asks_others(kinds) or any(side.infinity > UNCERTAIN * found or side.interval > INTERVAL for side in sides):
         found = min([found, *extremes.delta_bounds(_restore_events(kinds, ladders), epsilon, adjacency)])
     return found
+
+
+def _price_alone(kinds: Counts, ladders: Ladders, delta: float, adjacency: Adjacency) -> float | None:
+    lonely = len(kinds) == 1 and kinds[0][1] == 1 and not ladders
+    return extremes.price_alone(from_json(kinds[0][0]), delta, adjacency) if lonely else None
+
+
+def _asks_others(kinds: Counts) -> bool:
+    return any(extremes.has_other_bounds(from_json(text)) for text, _ in kinds)
+
+
+def compose_sides(events: Events, adjacency: Adjacency) -> tuple[LossGrid, ...]:
+    """The loss of all `events` when a record is removed and when one is added; one grid where both are the same."""
+    quiet, single, ladders = _sort_out(events, adjacency)
+    return (LossGrid(0, np.zeros(1), 1.0),) if quiet else _compose(single, ladders, adjacency)
 
 
 def _restore_events(kinds: Counts, ladders: Ladders) -> list[tuple[DpEvent, int]]:

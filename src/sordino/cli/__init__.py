@@ -30,6 +30,7 @@ from sordino.cli import (
     resume,
     serve,
     train,
+    tune,
     verify,
 )
 from sordino.cli.terminal import BAD_INPUT, complain
@@ -97,7 +98,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # a traceback's locals would print private records
 )
 _COMMANDS = (
-    *(train, finetune, resume, predict, generate, export, report, serve, compare, reproduce),
+    *(train, tune, finetune, resume, predict, generate, export, report, serve, compare, reproduce),
     *(account, verify, calibrate, audit, check, demo),
 )
 for module in _COMMANDS:

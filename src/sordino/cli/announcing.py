@@ -162,4 +162,4 @@ def _describe_end(outcome: Outcome) -> str:
         return f"Interrupted after {taken}; the model is saved. {spent}.\nGo on with: {again}"
     if outcome.status == "budget spent":
         return f"The budget is spent after {taken}: an earlier interruption lost work that was paid for."
-    return f"Finished {taken} in {format_clock(outcome.seconds)}."
+    return f"Finished {taken}{f' in {format_clock(outcome.seconds)}' if outcome.seconds else ''}."

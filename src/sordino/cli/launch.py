@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sordino.cli import announcing, tabular
+from sordino.cli import announcing, searching, tabular
 from sordino.cli.announcing import Outcome
 from sordino.cli.choosing import choose, read_sheet
 from sordino.cli.config import Config, read_config
@@ -34,6 +34,9 @@ def train_and_report(flags: Flags) -> None:
         console().print(f"Wrote {flags.draft_schema}. Make it say what is public, then: --schema {flags.draft_schema}")
         return
     base = read_config(flags.config) if flags.config else Config()
+    if flags.tune or flags.given(*searching.OPTIONS):
+        searching.search(flags, base)
+        return
     if tabular.wants_learning(flags, base):
         tabular.train(flags, base)
         return

@@ -47,7 +47,7 @@ MODELS = (
     *("jl-cifar", "linear", "mlp", "mnist-cnn", "names-lstm", "scatter-cnn", "scatter-linear", "small-cnn"),
     *("transformer", "vgg13"),
 )
-OPTIMIZERS = ("adam", "adamw", "sgd")
+OPTIMIZERS = ("adam", "adamw", "dog", "sgd")
 DTYPES = ("float32", "bfloat16", "int8")
 ACCOUNTANTS = ("gdp", "pld", "rdp", "rdp-classic", "rdp-filter", "tcdp", "zcdp", "zcdp-epoch")
 ADJACENCIES = ("add-or-remove-one", "replace-one")

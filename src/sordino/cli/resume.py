@@ -23,7 +23,18 @@ def resume(
 
     A run on a table that was killed while its ranges and classes were released is prepared again, at their price.
     """
+    from sordino.books import OUTCOME
+    from sordino.cli.terminal import console
+    from sordino.errors import InvalidInput
     from sordino.finetuning.tuned import is_finetuned
+    from sordino.report.run_folder import Folder
+    from sordino.searching.sealing import STATE
+
+    if (run / STATE).exists():
+        raise InvalidInput(f"{run} is a search that was killed: give the same `sordino tune` command again to go on")
+    if "search" in (Folder(run).json(OUTCOME) or {}):
+        console().print(f"{run} is the winner of a search, and whole: there is nothing left to do", markup=False)
+        return
 
     if is_finetuned(run):
         from sordino.cli import text_session

@@ -51,6 +51,9 @@ _OF_NETWORKS = (
 )
 _OF_TABLES = ("task", "metrics_epsilon", "unit", "per_unit")
 _MANY = 12
+SCORED = (
+    "Held-out figures: none (the winner's score was noised; --metrics-epsilon releases figures within the same epsilon)"
+)
 _SHOWN = {
     "auc": "AUC",
     "accuracy": "accuracy",
@@ -161,7 +164,12 @@ def prepare_again(config: Config) -> Ready:
 def audit(directory: Path, config: Config, *, as_json: bool) -> bool:
     """Play the run's learning again with single records left out: nothing may move by more than was paid for it."""
     from sordino.audit.conformance import Neighbours, replay
+    from sordino.report.run_folder import Folder
 
+    if "search" in (Folder(directory).json(OUTCOME) or {}):
+        raise InvalidInput(
+            f"{directory} is the winner of a search, whose trials were forgotten: audit a run of `sordino train`"
+        )
     ready = prepare_again(config)
     program, whole = build_program(ready), ready.sheet.train
     findings: list[str] = []
@@ -263,7 +271,7 @@ def _print(fitted: Fitted, directory: Path, told: dict[str, Any]) -> None:
     learned, out = fitted.learned, console()
     wide = not out.is_terminal
     encoder = learned.encoder
-    out.print(f"\nFinished in {format_clock(told['seconds'])}.\n")
+    out.print("\nFinished.\n" if "search" in told else f"\nFinished in {format_clock(told['seconds'])}.\n")
     kinds = Counter(type(block) for block in encoder.blocks.values())
     names = {Binned: "number", Named: "category", Worded: "text"}
     said = [_count(kinds[kind], name) for kind, name in names.items() if kinds[kind]]
@@ -282,7 +290,7 @@ def _print(fitted: Fitted, directory: Path, told: dict[str, Any]) -> None:
     for assumption in learned.guarantee.assumptions:
         out.print(Text(f"  - {assumption}"), soft_wrap=wide)
     out.print()
-    out.print(_describe_figures(learned.figures), markup=False)
+    out.print(SCORED if "search" in told and not learned.figures else _describe_figures(learned.figures), markup=False)
     run = shlex.quote(str(directory))
     out.print(f"\nSaved in {directory}. Next:", markup=False)
     out.print(f"  sordino predict {run} --data new.csv --out predictions.csv", markup=False)

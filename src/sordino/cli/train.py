@@ -29,12 +29,14 @@ sordino train --data photos/ --image-size 32 --epsilon 8 (one subfolder for each
 
 sordino train --data images.npz --scale 255 --model lenet.py:build --method automatic --epsilon 8 --epochs 40
 
+sordino train --data patients.csv --target outcome --epsilon 3 --tune (settings are searched within that epsilon)
+
 sordino train --config run.toml --run runs/first --json
 
 Ctrl-C finishes the step in hand, saves, and says what was spent; [bold]sordino resume[/bold] goes on from there.
 """
-_yours, _privacy, _learning, _running = (
-    partial(options.describe_option, panel) for panel in ("Your records", "Privacy", "Learning", "Running")
+_yours, _privacy, _learning, _tuning, _running = (
+    partial(options.describe_option, panel) for panel in ("Your records", "Privacy", "Learning", "Tuning", "Running")
 )
 
 
@@ -122,6 +124,23 @@ class Flags(options.OptionFields):
     lr: Annotated[float | None, _learning("Learning rate.")] = None
     momentum: Annotated[float | None, _learning("Momentum of sgd.")] = None
     optimizer: Annotated[str | None, _learning("sgd, adam or adamw.", among=options.OPTIMIZERS)] = None
+    tune: Annotated[
+        bool, _tuning("Search for settings; epsilon includes the search. The same as sordino tune.", "--tune")
+    ] = False
+    space: Annotated[
+        Path | None, _tuning("TOML with what is searched, such as lr = { low = 0.01, high = 1.0, log = true }.")
+    ] = None
+    expected_trials: Annotated[
+        float | None, _tuning("Trials on average; how many there are is random and secret. Default: 20.")
+    ] = None
+    eta: Annotated[
+        float | None, _tuning("Law of their number: 0 logarithmic (default), 1 geometric, or between and above.")
+    ] = None
+    jobs: Annotated[int | None, _tuning("Trials at a time, each in a process of its own. Default: 1.")] = None
+    public_held_out: Annotated[
+        bool,
+        _tuning("The held-out records are public: scored without noise, and not protected.", "--public-held-out"),
+    ] = False
     config: Annotated[
         Path | None, _running("TOML with the tables data, schema, model, recipe and run.", "--config")
     ] = None

@@ -25,7 +25,7 @@ from sordino.recipe import Recipe
 from sordino.report import prices
 from sordino.report.prices import Opinion, Points, Runs, Tariff
 from sordino.report.run_folder import Folder
-from sordino.run import FIXED_IN_ADVANCE, HELD_OUT, assemble, list_assumptions, weaken
+from sordino.run import FIXED_IN_ADVANCE, HELD_OUT, SEARCHED, assemble, list_assumptions, weaken
 from sordino.vault.claims import read_ties
 
 MOST_POINTS = 120
@@ -255,6 +255,7 @@ def _state_guarantee(
     notes = (plans.UNPLANNED, plans.STOPPED[:30], plans.IN_ADVANCE)  # as it was then: the ledger knows better now
     stated_lines = _collect_assumptions(recipe, setting, outcome, booked.declared["assumption"])
     said = [line for line in stated_lines if not line.startswith(notes)]
+    searched = any(line.startswith(SEARCHED) for line in booked.declared["assumption"])  # which says whom it protects
     return assemble(
         bill,
         delta=tariff.delta,
@@ -263,7 +264,7 @@ def _state_guarantee(
         unit=booked.header.get("unit", "record"),
         basis=weaken(stated, recipe.basis if recipe else "proven"),
         assumptions=(*said, *bill.notes),
-        unprotected=booked.declared[UNPROTECTED] or ((HELD_OUT,) if setting.held_out > 0 else ()),
+        unprotected=booked.declared[UNPROTECTED] or ((HELD_OUT,) if setting.held_out > 0 and not searched else ()),
         conditions=booked.declared[CONDITION],
     )
 

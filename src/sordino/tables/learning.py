@@ -431,7 +431,7 @@ def follow(
     if measured and plan.figures_noise is None:
         ledger.declare(UNPROTECTED, HELD_OUT)
     encoder = survey(table, plan.survey, ledger, source)
-    fitted = _fit(table, encoder, plan, ledger, source, tell)
+    fitted = fit_encoded(table, encoder, plan, ledger, source, tell)
     model = build_model(fitted)
     found = None
     if measured:
@@ -451,9 +451,10 @@ def _judge_classes(encoder: Encoder) -> tuple[str, ...]:
     )
 
 
-def _fit(
+def fit_encoded(
     table: Table, encoder: Encoder, plan: LearningPlan, ledger: Ledger, source: Source, tell: Callable[[int, int], None]
 ) -> Additive:
+    """The steps of `plan`, and its calibration, on records that were surveyed."""
     rows = EncodedRows(encoder, table, plan.settings.constant)
     targets, known = encode_target(table, encoder)
     link: Callable[[Floats], Floats] = lambda scores: scores  # noqa: E731

@@ -1,0 +1,136 @@
+"""A search from the command line: what is searched, the run folder of the winner, and what is said of both."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from sordino.accounting.ledger import Ledger
+from sordino.accounting.selection import LOGARITHMIC
+from sordino.books import LEDGER, OUTCOME
+from sordino.cli import tabular
+from sordino.cli.config import Config
+from sordino.cli.session import choose_directory
+from sordino.cli.terminal import caution, console, messages, print_json, save_json
+from sordino.cli.train import Flags
+from sordino.errors import InvalidInput
+from sordino.figures import to_plain
+from sordino.searching.costs import Cost
+from sordino.searching.of_tables import plan_table_search, tune_table
+from sordino.searching.search import EXPECTED, Winner
+from sordino.searching.spaces import Space, read_space
+
+OPTIONS = ("space", "expected_trials", "eta", "jobs")
+"""Options that make sense for a search alone."""
+
+
+def search(flags: Flags, base: Config) -> None:
+    """Search, keep the winner as an ordinary run, and say what came out."""
+    if not flags.tune:
+        given = next(iter(flags.given(*OPTIONS)))
+        raise InvalidInput(f"--{given.replace('_', '-')} is for a search: add --tune, or use sordino tune")
+    if flags.non_private_twin:
+        raise InvalidInput("--non-private-twin does not go with a search: train the winner's settings again for that")
+    space = None if flags.space is None else read_space(flags.space)
+    if tabular.wants_learning(flags, base):
+        _search_table(flags, base, space)
+    else:
+        from sordino.cli.searching_recipes import search_recipe
+
+        search_recipe(flags, space)
+
+
+def _search_table(flags: Flags, base: Config, space: Space | None) -> None:
+    config, ready = tabular._choose(flags, base)
+    planned = plan_table_search(
+        ready,
+        space,
+        expected_trials=EXPECTED if flags.expected_trials is None else flags.expected_trials,
+        eta=LOGARITHMIC if flags.eta is None else flags.eta,
+        public_score=flags.public_held_out,
+        jobs=flags.jobs or 1,
+    )
+    directory = flags.run or choose_directory()
+    if (directory / OUTCOME).exists():
+        raise InvalidInput(f"{directory} holds a run already: choose another")
+    if not flags.json:
+        held = "public" if flags.public_held_out else "protected like all others"
+        records = f"{len(ready.sheet.train):,} to train on, {len(ready.sheet.held_out):,} to score trials on, {held}"
+        _say("Records", f"{Path(config.data.source).name}: {records}")
+        _say("Budget", f"ε = {ready.budget.epsilon:g} at δ = {ready.budget.delta:g}, for the whole search")
+        announce(planned.cost, planned.search.space)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"cannot write to run directory {directory}: {error.strerror}") from None
+    config.write(directory)
+    with watch_clock():
+        fitted, winner = tune_table(planned, directory)
+    told = tabular._to_plain(fitted, directory, 0)  # how long it took tells of the number of trials
+    told.update(steps=told["events"], total=told["events"], search=describe(winner))
+    save_json(directory / OUTCOME, told)
+    hide_times(directory)
+    for words in fitted.learned.cautions:
+        caution(words)
+    if flags.json:
+        print_json(told)
+        return
+    tabular._print(fitted, directory, told)
+    present(winner)
+
+
+def hide_times(directory: Path) -> None:
+    """Give every file of the folder the time at which its ledger was begun, to the minute.
+
+    The time between the first file and the last would tell how long the search took, and so how many trials it made.
+    """
+    with Ledger.read(directory / LEDGER) as ledger:
+        begun = datetime.strptime(ledger.header["created"], "%Y-%m-%dT%H:%MZ").replace(tzinfo=UTC).timestamp()
+    for path in (*directory.iterdir(), directory):
+        os.utime(path, (begun, begun))
+
+
+def watch_clock() -> Any:
+    """What is shown meanwhile: that time passes, and nothing else."""
+    return messages().status("searching; nothing of the trials is shown, not even how many there are")
+
+
+def announce(cost: Cost, space: Space) -> None:
+    """Before anything is spent: what is searched, and by what it is paid."""
+    law = f"about {cost.trials:g} trials, how many is secret" if cost.way == "selection" else f"{cost.trials:g} trials"
+    score = "on public records" if cost.score_noise is None else "with noise"
+    _say("Search", f"{law}, scored {score}; paid by {cost.way}, the cheaper way, all of it before the first")
+    for name, words in space.describe().items():
+        _say("", f"{name}: {words}")
+
+
+def describe(winner: Winner) -> dict[str, Any]:
+    """The search for machines and for the report."""
+    told = winner.to_dict()
+    return {**told, **{key: to_plain(told[key]) for key in ("epsilon", "epsilon_of_one_trial")}}
+
+
+def present(winner: Winner) -> None:
+    """What was searched, what it cost, and what may not be quoted."""
+    out = console()
+    shown = ", ".join(f"{name} = {_round(value)}" for name, value in winner.settings.items())
+    out.print(f"\nSearched: {'; '.join(f'{n}: {w}' for n, w in winner.space.describe().items())}", markup=False)
+    out.print(f"Found: {shown}", markup=False)
+    out.print(
+        f"Cost: ε = {winner.guarantee.epsilon:.3f} for the whole search. The winner alone would have cost "
+        f"{winner.alone:.3f} if its settings had been known; do not quote that: it was chosen among others because of "
+        "these records, and only the first number covers the choice.",
+        markup=False,
+    )
+
+
+def _round(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _say(what: str, words: str) -> None:
+    messages().print(f"[bold]{what:9}[/bold] {escape(words)}")

@@ -1,0 +1,161 @@
+"""`sordino tune` for a recipe: learning rate, clipping bound, batch size and length of a network's training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sordino import checkpoint
+from sordino.accounting.selection import LOGARITHMIC, PaidBySearch
+from sordino.books import OUTCOME, RECIPE, reopen, write_durably
+from sordino.cli import lookup, searching, session
+from sordino.cli.announcing import Outcome, report
+from sordino.cli.choosing import choose
+from sordino.cli.config import Config
+from sordino.cli.session import choose_directory, compute_losses
+from sordino.cli.terminal import save_json
+from sordino.cli.train import Flags
+from sordino.errors import InvalidInput
+from sordino.parts import Flat
+from sordino.private import Private
+from sordino.recipe import Recipe
+from sordino.searching.search import EXPECTED, Winner, tune
+from sordino.searching.spaces import Space, log_uniform
+from sordino.searching.trials import Candidate, KeptRun
+from sordino.tables.dataset import Data
+
+SEARCHABLE = ("lr", "clip", "momentum", "batch_size", "epochs", "steps")
+PRICED = ("batch_size", "epochs", "steps")
+"""Settings that change what a trial costs at the same noise: it is then noised to cost what all do."""
+
+
+def search_recipe(flags: Flags, space: Space | None) -> None:
+    """Search, keep the winner as an ordinary run, and say what came out."""
+    chosen = choose(flags)
+    if chosen.plan is not None:
+        raise InvalidInput(
+            "a search for a network needs a table whose ranges and classes are public: give --schema and --classes, or "
+            "leave out the network's options to search the learner of tables"
+        )
+    data = session._encode(chosen.config, chosen.records)
+    config = session._choose_model(chosen.config, data)
+    recipe = config.recipe
+    assert recipe is not None
+    if recipe.budget is None or recipe.records is None:
+        raise InvalidInput("epsilon is missing: use --epsilon 3, what may be spent on the whole search")
+    space = space or suggest_space(recipe)
+    space.require_known(SEARCHABLE, f"recipe {recipe.name!r}")
+    if not len(data.test[0]):
+        raise InvalidInput("held-out=0 leaves no records to score trials on: hold some out, such as a fifth")
+    plain, budget = replace(recipe, budget=None), recipe.budget
+    directory = flags.run or choose_directory()
+    if (directory / OUTCOME).exists():
+        raise InvalidInput(f"{directory} holds a run already: choose another")
+    objective = make_objective(config, data, plain, public=flags.public_held_out)
+    with searching.watch_clock():
+        winner = tune(
+            objective,
+            space,
+            budget,
+            expected_trials=EXPECTED if flags.expected_trials is None else flags.expected_trials,
+            eta=LOGARITHMIC if flags.eta is None else flags.eta,
+            like=None if set(PRICED) & set(space.laws) else plain,
+            public_score=flags.public_held_out,
+            run=directory,
+            jobs=flags.jobs or 1,
+            seed=config.run.seed,
+        )
+    outcome = keep_winner(winner, config, directory)
+    told = searching.describe(winner)
+    report(outcome, as_json=flags.json)
+    save_json(directory / OUTCOME, {**outcome.to_dict(), "search": told})
+    searching.hide_times(directory)
+    if not flags.json:
+        searching.present(winner)
+
+
+def suggest_space(recipe: Recipe) -> Space:
+    """What is searched where the user names nothing: the rate, and the clipping bound where there is one."""
+    lr = recipe.optimizer.lr
+    laws = {"lr": log_uniform(lr / 10, lr * 10)}
+    if isinstance(recipe.weighing, Flat):
+        laws["clip"] = log_uniform(recipe.clip / 10, recipe.clip * 3)
+    return Space(laws)
+
+
+def vary(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
+    """`recipe` with these settings in place of its own."""
+    of_optimizer = {name: float(settings[name]) for name in ("lr", "momentum") if name in settings}
+    varied = replace(recipe, optimizer=replace(recipe.optimizer, **of_optimizer))
+    if "clip" in settings:
+        varied = replace(varied, clip=float(settings["clip"]))
+    if not set(PRICED) & set(settings):
+        return varied
+    assert recipe.records is not None
+    assert recipe.steps is not None
+    size = int(settings.get("batch_size", recipe.batch_size))
+    epochs = float(settings.get("epochs", recipe.epochs or recipe.steps * recipe.batch_size / recipe.records))
+    steps = int(settings["steps"]) if "steps" in settings else None
+    return replace(varied, batch_size=size, epochs=epochs, steps=steps, noise_multiplier=None)
+
+
+def make_objective(config: Config, data: Data, recipe: Recipe, *, public: bool) -> Any:
+    """Train the configured model with a trial's settings, and score it by the records it classifies rightly."""
+
+    def objective(trial: Candidate) -> Private:
+        ready = trial.calibrate(vary(recipe, trial.settings), records=recipe.records)
+        model = lookup.build_model(config.model, trial.seed)
+        private = Private(
+            *(model, ready.optimizer.build(model.parameters()), data.train_set, compute_losses, ready),
+            seed=trial.seed,
+            engine=config.run.engine,
+            microbatch=config.run.microbatch,
+        )
+        for _ in private.steps():
+            pass
+        inputs, classes = data.test
+        with torch.no_grad():
+            outputs = torch.cat([model.eval()(part) for part in inputs.split(1024)])
+        right = (outputs.argmax(1) == classes).double()
+        if public:
+            trial.score_publicly(float(right.mean()))
+        else:
+            trial.score(right)
+        return private
+
+    return objective
+
+
+def keep_winner(winner: Winner, config: Config, directory: Path) -> Outcome:
+    """The run folder of the winner: its recipe, its configuration and its model beside the search's ledger."""
+    kept = winner.state
+    assert isinstance(kept, KeptRun)
+    recipe = replace(kept.recipe, budget=winner.cost.budget)
+    replace(config, recipe=recipe).write(directory)
+    write_durably(directory / RECIPE, recipe.to_toml().encode())
+    assert recipe.noise_multiplier is not None
+    with reopen(directory) as ledger:
+        step = PaidBySearch(recipe.noise_multiplier)
+        ledger.charge(step, ahead=lambda: [step] * (kept.position - 1))
+        for _ in range(kept.position - 1):
+            ledger.charge(step)
+        content = {**kept.state, "extra": {}, **checkpoint.describe_ledger(ledger), "position": kept.position}
+        checkpoint.write(directory, kept.position, content)
+        head = ledger.head()
+    return Outcome(
+        status="finished",
+        run=str(directory),
+        steps=kept.position,
+        total=kept.position,
+        noise_multiplier=recipe.noise_multiplier,
+        guarantee=winner.guarantee,
+        held_out_accuracy=winner.score if winner.cost.score_noise is None else None,
+        seconds=0,
+        events=head.events,
+        head=head.chain.hex(),
+        runs_code=":" in (config.model.name or ""),
+    )

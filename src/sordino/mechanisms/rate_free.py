@@ -1,0 +1,35 @@
+"""Training with nothing to tune: automatic clipping has no bound to choose, distance over gradients no learning rate.
+
+Both look at released values alone, so that the price is that of DP-SGD. It is the recipe to hold a search against: a
+search has to win back what it costs.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from sordino.mechanisms import Mechanism
+from sordino.parts import Automatic
+from sordino.recipe import Common, Optimizer, Recipe
+
+
+def rate_free(*, gamma: float = 0.01, **common: Unpack[Common]) -> Recipe:
+    """AUTO-S with steps as long as the way from the start, over the root of all squared gradients (Ivgi et al. 2023).
+
+    >>> from sordino import recipes
+    >>> recipes.rate_free(batch_size=64, epochs=1).optimizer.kind
+    'dog'
+    """
+    return Recipe(name="rate_free", weighing=Automatic(gamma), optimizer=Optimizer("dog", lr=1.0), **common)
+
+
+MECHANISMS = (
+    Mechanism(
+        "rate_free",
+        title="Rate-free AUTO-S",
+        summary="gradients are normalised one by one and noised, and steps find their own length: nothing is tuned",
+        paper="Bu et al., Automatic Clipping, 2023; Ivgi, Hinder, Carmon, DoG is SGD's Best Friend: A Parameter-Free "
+        "Dynamic Step Size Schedule, 2023",
+        recipe=rate_free,
+    ),
+)

@@ -1,0 +1,57 @@
+"""An optimizer without a learning rate: it takes its step length from what was released already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+FIRST = 1e-2
+"""The first step goes so far, as a share of 1 + ‖x₀‖."""
+
+
+class DistanceOverGradients(torch.optim.Optimizer):
+    """x ← x − lr·r/√G·g: r is the largest distance from the start so far, G the sum of all ‖g‖² (Ivgi et al. 2023).
+
+    Started anywhere near, r grows until a step is as long as the way to go. With noised gradients G counts the noise
+    too, so that more of it means shorter steps, as it should. Everything it reads was released, hence it costs nothing.
+    `lr` is a factor that is left at 1.
+    """
+
+    def __init__(
+        self, params: Iterable[nn.Parameter], lr: float = 1.0, weight_decay: float = 0.0, first: float = FIRST
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "first": first})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step; parameters without a gradient stay where they are."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        moved: list[tuple[Tensor, Tensor, dict[str, Any]]] = []
+        distance = squares = start = 0.0
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["start"], state["squares"], state["distance"] = parameter.detach().clone(), 0.0, 0.0
+                gradient = parameter.grad + group["weight_decay"] * parameter
+                state["squares"] += float(gradient.double().square().sum())
+                squares += state["squares"]
+                distance += float((parameter - state["start"]).double().square().sum())
+                start += float(state["start"].double().square().sum())
+                moved.append((parameter, gradient, group))
+        if not moved or squares <= 0:
+            return loss
+        reach = max([distance**0.5, *(self.state[parameter]["distance"] for parameter, _, _ in moved)])
+        for parameter, gradient, group in moved:
+            self.state[parameter]["distance"] = reach
+            least = group["first"] * (1 + start**0.5)
+            parameter.add_(gradient, alpha=-group["lr"] * max(reach, least) / squares**0.5)
+        return loss

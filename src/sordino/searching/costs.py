@@ -1,0 +1,206 @@
+"""What a search costs: what every trial may spend, so that all of them together stay within the budget.
+
+A search is paid for in one of two ways. **Selection**: a random, secret number of trials, of which only the best is
+released (`sordino.accounting.selection`). **Composition**: a fixed number of trials, each of which is paid for, so that
+all of them may be seen and later settings may follow from earlier scores. Selection is by far the cheaper way for many
+trials; for two or three composition is. `plan_search` takes the cheaper one of those that are allowed, and says which.
+
+Every trial may spend what its *reference* costs: the plan of a recipe that all trials share, or one Gaussian release
+where their plans differ; a part of it pays for the score.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from scipy.optimize import brentq
+
+from sordino.accounting import pricing
+from sordino.accounting.budget import Budget
+from sordino.accounting.calibration import MOST_NOISE, noise_for
+from sordino.accounting.events import (
+    DpEvent,
+    Events,
+    GaussianDpEvent,
+    SelfComposedDpEvent,
+    count_alike,
+    require_adjacency,
+    spell_out,
+    to_json,
+)
+from sordino.accounting.gaussian import gaussian_delta
+from sordino.accounting.selection import (
+    LOGARITHMIC,
+    Selection,
+    calibrate_selection,
+    expect_trials,
+    find_gamma,
+    is_covered,
+    join,
+)
+from sordino.errors import InvalidInput
+from sordino.recipe import Recipe
+
+Way = Literal["selection", "composition"]
+SCORE_SHARE = 0.05
+"""Of the reference, in squares of 1/σ, for the score of a trial."""
+SLACK = 1e-3
+"""Of δ, for all comparisons of profiles together: where a reference is one Gaussian and a plan is not."""
+WIDER = 1.1
+CLOSE = 1.002
+"""The noise of a trial is found to this factor."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a search costs: the event that is charged, what each trial may spend of it, and by what it is paid.
+
+    `score_noise` is the deviation of the noise on a sum of values in [0, 1]; None where scores are public.
+    """
+
+    budget: Budget
+    way: Way
+    event: DpEvent
+    reference: DpEvent
+    trials: float
+    slack: float
+    score_noise: float | None
+    training_noise: float
+    disjoint: bool = False
+    beside: tuple[tuple[DpEvent, int], ...] = ()
+
+    @property
+    def epsilon(self) -> float:
+        """Of the whole search, with what is released beside it."""
+        return self.budget.price([*self.beside, (self.event, 1)])
+
+    @property
+    def alone(self) -> float:
+        """What one trial would have cost if its settings had been known: no claim about the winner of a search."""
+        return pricing.epsilon([*self.beside, (self.reference, 1)], self.budget.delta, "pld", self.budget.adjacency)
+
+    @property
+    def with_training(self) -> tuple[tuple[DpEvent, int], ...]:
+        """What is spent beside the training on the same record: the score, unless it is on other records."""
+        return () if self.disjoint else self.score_event
+
+    @property
+    def score_event(self) -> tuple[tuple[DpEvent, int], ...]:
+        return () if self.score_noise is None else ((GaussianDpEvent(self.score_noise), 1),)
+
+    def covers(self, events: Events) -> bool:
+        """Whether a trial that makes these `events`, its score among them, costs no more than was charged for it."""
+        return is_covered(events, self.reference, require_adjacency(self.budget.adjacency), self.slack)
+
+    def covers_trial(self, events: Events) -> bool:
+        """Whether all that a trial charged is covered; where its score is on other records, each by itself."""
+        counts = count_alike(events)
+        for event, count in self.score_event:
+            counts[to_json(event)] = counts.get(to_json(event), 0) - count
+        if any(count < 0 for count in counts.values()) or not any(counts.values()):
+            return False  # the score is missing, or nothing but the score was charged
+        return self.covers([*spell_out(counts), *self.with_training])
+
+    def calibrate(self, make: Callable[[float], Events], start: float) -> float:
+        """The smallest noise, to 0.2 %, at which `make(noise)` and the score are covered; `start` is tried first."""
+
+        def fits(noise: float) -> bool:
+            return self.covers([*make(noise), *self.with_training])
+
+        low, high = start / CLOSE, start
+        while not fits(high):
+            low, high = high, high * 1.1
+            if high > MOST_NOISE:
+                raise InvalidInput("no noise makes this trial as cheap as was charged: it releases something else too")
+        while low > 1e-3 and fits(low):
+            low, high = low / 1.3, low
+        while high / low > CLOSE:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        return high
+
+
+def plan_search(
+    budget: Budget,
+    *,
+    trials: float,
+    eta: float = LOGARITHMIC,
+    like: Recipe | None = None,
+    score: bool = True,
+    ways: tuple[Way, ...] = ("selection", "composition"),
+    beside: Events = (),
+    slack: float | None = None,
+    disjoint: bool = False,
+) -> Cost:
+    """The noise of every trial, such that the whole search meets the `budget`, and the cheaper one of `ways`.
+
+    `like` is a recipe whose plan all trials follow, calibrated or not. `beside` are releases that are made once, before
+    the search. `score` says whether trials are scored on private records.
+    """
+    if not trials > 1:
+        raise InvalidInput(f"expected trials={trials:g} must be > 1: one trial needs no search")
+    find_gamma(eta, trials)
+    if disjoint and budget.adjacency != "add-or-remove-one":
+        raise InvalidInput(
+            f"disjoint=True has no proof under {budget.adjacency} adjacency: an exchanged record may leave one part "
+            "and enter the other; leave it out"
+        )
+    allowed = SLACK * budget.delta / math.ceil(trials) if slack is None else slack
+    plain = {way: _pay(way, budget, trials, eta, allowed, _one_gaussian, beside) for way in ways}
+    way = min(plain, key=lambda name: plain[name])
+    noise = plain[way]
+    shared = disjoint or not score
+    score_noise = (noise if disjoint else noise / math.sqrt(SCORE_SHARE)) if score else None
+    training = noise if shared else noise / math.sqrt(1 - SCORE_SHARE)
+    trial = _one_gaussian(noise)
+    if like is not None:
+        recipe, last = like, [] if shared or score_noise is None else _one_gaussian(score_noise)
+
+        def follow(sigma: float) -> Events:
+            return [*replace(recipe, noise_multiplier=sigma).plan(), *last]
+
+        training = _pay(way, budget, trials, eta, allowed, follow, beside)
+        trial = follow(training)
+    event, reference = _join(way, trial, trials, eta, allowed)
+    cost = Cost(budget, way, event, reference, trials, allowed, score_noise, training, disjoint, tuple(beside))
+    while cost.disjoint and score_noise is not None and not cost.covers(_one_gaussian(score_noise)):
+        score_noise *= WIDER
+        cost = replace(cost, score_noise=score_noise)
+    return cost
+
+
+def _one_gaussian(noise: float) -> Events:
+    return [(GaussianDpEvent(noise), 1)]
+
+
+def _pay(
+    way: Way, budget: Budget, trials: float, eta: float, slack: float, make: Callable[[float], Events], beside: Events
+) -> float:
+    """The noise of each trial."""
+    start = 1 / find_precision(budget)
+    if way == "selection":
+        found = calibrate_selection(budget, make, trials, eta=eta, slack=slack, beside=beside, start=2 * start)
+    else:
+        count = math.ceil(trials)
+
+        def plan(noise: float) -> Events:
+            return [*beside, *((event, count * times) for event, times in make(noise))]
+
+        found = noise_for(budget, plan, start=start * math.sqrt(count))
+    return found.noise_multiplier
+
+
+def _join(way: Way, trial: Events, trials: float, eta: float, slack: float) -> tuple[DpEvent, DpEvent]:
+    """The event of the search, and the one that no trial may exceed."""
+    if way == "selection":
+        selection: Selection = expect_trials(trial, trials, eta, slack)
+        return selection, selection.event
+    return SelfComposedDpEvent(join(trial), math.ceil(trials)), join(trial)
+
+
+def find_precision(budget: Budget) -> float:
+    """About 1/σ of the one Gaussian release that the budget pays for."""
+    return float(brentq(lambda mu: gaussian_delta(mu, budget.epsilon) - budget.delta, 1e-6, 1e3))

@@ -1,0 +1,96 @@
+"""The secret state of a search on disk, so that a search that was killed can go on: sealed, and gone at its end.
+
+How many trials there are, which are done and which is best so far must survive a kill, and must stay secret: whoever
+reads them learns what the guarantee takes for unknown. They are one file in the run's folder, encrypted with AES-GCM,
+readable by its owner alone. The key is another file, of 32 bytes, in memory where the system has a file system for that
+(`XDG_RUNTIME_DIR`, /dev/shm), so that it is on no disk and in no backup; else beside the state. At the end both are
+removed, the key first, and without the key the state is noise. After a restart of the machine a search whose key was
+in memory cannot go on: what it spent stays spent (ADR 29).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from sordino.errors import BudgetExhausted, InvalidInput
+
+STATE, KEY = "search.sealed", "search.key"
+_NONCE = 12
+
+
+class Seal:
+    """The sealed state of the search in `folder`."""
+
+    def __init__(self, folder: Path, keys: Path | None = None) -> None:
+        self.path = folder / STATE
+        name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+        self.key_path = folder / KEY if keys is None else keys / f"sordino-{name}.key"
+
+    def __bool__(self) -> bool:
+        return self.path.exists()
+
+    def write(self, content: bytes) -> None:
+        """Seal `content` in place of what was sealed before: after a crash it is the one or the other."""
+        nonce = secrets.token_bytes(_NONCE)
+        sealed = nonce + AESGCM(self._find_key(make=True)).encrypt(nonce, content, None)
+        _write_secretly(self.path, sealed)
+
+    def read(self) -> bytes:
+        """What was sealed last."""
+        sealed = self.path.read_bytes()
+        try:
+            return AESGCM(self._find_key(make=False)).decrypt(sealed[:_NONCE], sealed[_NONCE:], None)
+        except InvalidTag:
+            raise _lost(self.path, "its key is another one") from None
+
+    def destroy(self) -> None:
+        """Remove key and state: what is left on the disk of the state is noise."""
+        with suppress(OSError), self.key_path.open("r+b") as file:
+            file.write(secrets.token_bytes(32))
+            file.flush()
+            os.fsync(file.fileno())
+        for path in (self.key_path, self.path):
+            path.unlink(missing_ok=True)
+
+    def _find_key(self, *, make: bool) -> bytes:
+        if make and not self.key_path.exists():
+            _write_secretly(self.key_path, secrets.token_bytes(32))
+        try:
+            return self.key_path.read_bytes()
+        except OSError:
+            raise _lost(self.path, f"its key {self.key_path} is gone") from None
+
+
+def find_memory() -> Path | None:
+    """A folder that is kept in memory and not on a disk, if this system has one."""
+    for name in (os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm"):
+        if name and Path(name).is_dir() and os.access(name, os.W_OK):
+            return Path(name)
+    return None
+
+
+def _write_secretly(path: Path, content: bytes) -> None:
+    beside = path.with_name(path.name + ".partial")
+    try:
+        beside.unlink(missing_ok=True)
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise InvalidInput(f"cannot write {path}: {error.strerror}") from None
+
+
+def _lost(path: Path, why: str) -> BudgetExhausted:
+    return BudgetExhausted(
+        f"the search in {path.parent} cannot go on, {why}: what it spent stays spent, and a new search costs its "
+        "epsilon anew"
+    )

@@ -1,0 +1,423 @@
+"""`sordino.tune`: random search whose price includes the search.
+
+The order is the law. The number of trials and all settings are drawn from the secret source; they are sealed; the whole
+search is charged as one event; then the first trial begins. A trial that does not win leaves nothing: its ledger, its
+model and its score die with it, what it prints goes nowhere, and nobody is told that it ended. A search that was killed
+goes on with the same number and settings; the trial in hand begins anew, with fresh noise.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import pickle
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sordino.accounting import plans
+from sordino.accounting.budget import Budget
+from sordino.accounting.events import Events
+from sordino.accounting.guarantee import UNPROTECTED, Guarantee
+from sordino.accounting.ledger import ASSUMPTION, Ledger
+from sordino.accounting.pricing import require_accountant
+from sordino.accounting.selection import LOGARITHMIC, Selection
+from sordino.books import LEDGER, reopen, require_fresh
+from sordino.errors import BudgetExhausted, InvalidInput, SordinoError, locate_error
+from sordino.noise import Secure, Seeded, Source
+from sordino.recipe import Recipe
+from sordino.run import FLOATING_POINT, HELD_OUT, ROUNDING_IS_SMALL, SEARCHED, assemble, weaken
+from sordino.searching.costs import Cost, Way, plan_search
+from sordino.searching.sealing import Seal, find_memory
+from sordino.searching.spaces import Space, Value, make_space
+from sordino.searching.trials import Candidate, KeptRun, Rehearsed, Tried, attempt, silence
+
+EXPECTED = 20.0
+UNQUOTED = "which is no guarantee of the winner: it was chosen because of these records"
+SECRET = "nobody measured how long the search took, or otherwise learnt how many trials it made"
+"""Of a search by selection."""
+Objective = Callable[[Candidate], Any]
+Suggest = Callable[[Sequence[tuple[dict[str, Value], float]]], dict[str, Value]]
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The best trial of a search, all that is released of it.
+
+    `settings` and `score` are its own, `state` is what its objective returned; of a `Private` run model, optimizer and
+    recipe. `guarantee` is that of the whole search. `alone` is what the winner would have cost without a search: it may
+    not be quoted for it, since it was chosen because of how well it fits these records.
+    """
+
+    settings: dict[str, Value]
+    score: float
+    state: Any
+    guarantee: Guarantee
+    cost: Cost
+    space: Space
+    seen: tuple[tuple[dict[str, Value], float], ...] = field(default=(), repr=False)
+
+    @property
+    def alone(self) -> float:
+        return self.cost.alone
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The weights, for `model.load_state_dict`, where the objective returned a `Private` run."""
+        if not isinstance(self.state, KeptRun):
+            raise InvalidInput("the objective returned no Private run: what it returned is winner.state")
+        model: dict[str, Any] = self.state.state["model"]
+        return model
+
+    def to_dict(self) -> dict[str, Any]:
+        """What may be said of the search: all of it public."""
+        event = self.cost.event
+        law = {"eta": event.eta, "gamma": event.gamma} if isinstance(event, Selection) else {}
+        return {
+            "settings": self.settings,
+            "space": self.space.describe(),
+            "paid_by": self.cost.way,
+            "expected_trials": self.cost.trials,
+            **law,
+            "epsilon": self.guarantee.epsilon,
+            "epsilon_of_one_trial": self.alone,
+            "score": self.score,
+            "score_noise": self.cost.score_noise,
+            "note": ALONE,
+        }
+
+
+ALONE = (
+    "epsilon_of_one_trial is no guarantee for this model: it was chosen among others because of these records, and "
+    "only the epsilon of the whole search covers that choice"
+)
+
+
+def tune(
+    objective: Objective,
+    space: Space | Mapping[str, Any],
+    budget: Budget,
+    *,
+    expected_trials: float = EXPECTED,
+    eta: float = LOGARITHMIC,
+    like: Recipe | None = None,
+    records: int | None = None,
+    public_score: bool = False,
+    disjoint: bool = False,
+    way: Way | None = None,
+    suggest: Suggest | None = None,
+    run: str | Path | None = None,
+    unit: str = "record",
+    jobs: int = 1,
+    seed: int | None = None,
+    rehearse: bool = True,
+) -> Winner:
+    """The best of a random number of trials, within `budget` with the search included.
+
+    `objective(trial)` trains with the settings `trial["lr"]`, ..., gives ``trial.score(values)`` one value in [0, 1]
+    for each held-out private record, and returns its `Private` run. Settings are drawn from `space` at random. The
+    number of trials is secret; `expected_trials` is its mean, and `eta` its law: 0 logarithmic, 1 geometric.
+
+    `like` is a recipe whose plan all trials follow, as where the space has no batch size, length or schedule: then they
+    are noised exactly. Without it a trial may be anything that costs no more than one Gaussian release, which
+    ``trial.calibrate(recipe, records=N)`` sees to. `public_score` declares the held-out records public: they are not
+    protected. `disjoint` says that every record decides by itself, as by a hash of it, whether it is trained on or held
+    out: then no record is in both, and the score costs nothing beside the training.
+
+    `way` is how the search is paid: "selection" or "composition"; by default the cheaper one. `suggest(seen)` makes
+    settings from earlier ones and their scores: such a search has no proof as selection, and is paid by composition.
+    `run` is a folder for the ledger; a search that was killed there goes on when it is called again with the same
+    arguments. `jobs` trials are made at a time. `seed` makes everything repeatable, which protects nobody.
+
+    Guarantees: the whole search is charged before its first trial; nothing of a trial that lost leaves.
+    """
+    found = make_space(space)
+    if jobs < 1:
+        raise InvalidInput(f"jobs={jobs} must be >= 1: so many trials are made at a time")
+    if suggest is not None and way == "selection":
+        raise InvalidInput(
+            "suggest= makes settings because of scores, for which selection has no proof: leave out way, and the "
+            "search is paid by composition"
+        )
+    if suggest is not None and jobs > 1:
+        raise InvalidInput(f"jobs={jobs} and suggest= contradict each other: every suggestion waits for the last score")
+    ways: tuple[Way, ...] = ("composition",) if suggest is not None else (way,) if way else ("selection", "composition")
+    if like is not None:
+        like = like if like.sampler is not None else like.for_records(_require_records(records, budget))
+    cost = plan_search(
+        budget, trials=expected_trials, eta=eta, like=like, score=not public_score, ways=ways, disjoint=disjoint
+    )
+    search = Search(objective, found, cost, like=like, unit=unit, jobs=jobs, seed=seed, suggest=suggest)
+    if rehearse:
+        search.rehearse()
+    return search.run(None if run is None else Path(run))
+
+
+def _require_records(records: int | None, budget: Budget) -> int:
+    if records is None:
+        raise InvalidInput("records is missing: tune(..., like=recipe, records=N), a public number")
+    if budget.delta >= 1 / records:
+        raise InvalidInput(f"delta={budget.delta:g} must be < 1/records = {1 / records:g}: use {0.1 / records:.0e}")
+    return records
+
+
+@dataclass
+class _Secret:
+    """What must survive a kill and nobody may see: all settings, the trials that are done, and the best of them."""
+
+    settings: list[dict[str, Value]]
+    done: set[int]
+    best: Tried | None = None
+    seeds: list[int | None] = field(default_factory=list)
+    seen: list[tuple[dict[str, Value], float]] = field(default_factory=list)
+
+
+class Search:
+    """A search that is planned and paid for; `run` makes it, or goes on with it."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        space: Space,
+        cost: Cost,
+        *,
+        like: Recipe | None = None,
+        unit: str = "record",
+        jobs: int = 1,
+        seed: int | None = None,
+        suggest: Suggest | None = None,
+        assumptions: tuple[str, ...] = (ROUNDING_IS_SMALL,),
+    ) -> None:
+        self.objective, self.space, self.cost, self.like = objective, space, cost, like
+        self.unit, self.jobs, self.seed, self.suggest = unit, jobs, seed, suggest
+        self.assumptions = assumptions
+        self._noises: dict[str, float] = {}
+
+    def rehearse(self) -> None:
+        """Run the objective up to where it asks for noise, so that what is wrong with it costs nothing."""
+        trial = self._make_trial(self.space.draw(Secure().uniform), None, rehearsing=True)
+        try:
+            with silence():
+                self.objective(trial)
+        except Rehearsed:
+            pass
+        except SordinoError:
+            raise
+        except Exception as error:
+            raise InvalidInput(f"the objective fails before its first release: {locate_error(error)}") from error
+
+    def run(self, folder: Path | None = None, ledger: Ledger | None = None) -> Winner:
+        """Make all trials, and release the best; `ledger` may be one that is open already, for this search."""
+        seal = None if folder is None else Seal(folder, find_memory())
+        book = ledger or self.open_books(folder)
+        try:
+            return self._run(book, seal)
+        finally:
+            if ledger is None:
+                book.close()
+
+    def open_books(self, folder: Path | None) -> Ledger:
+        """The ledger of the search with its plan declared, new or that of a search that was killed.
+
+        Whoever keeps one budget for several runs on the same records has to be asked here: the plan is whole, and
+        nothing is charged yet.
+        """
+        ledger = self._open_ledger(folder)
+        events: Events = [*self.cost.beside, (self.cost.event, 1)]
+        if not ledger.declared(plans.KIND):
+            plans.declare(ledger, plans.Plan(tuple(events), len(ledger), self.name, 0, self.cost.budget))
+        elif plans.declared(ledger)[-1].events != tuple(events):
+            ledger.close()
+            raise InvalidInput(f"{folder} holds another search, or one within another budget: choose another folder")
+        return ledger
+
+    @property
+    def name(self) -> str:
+        return "search"
+
+    def _open_ledger(self, folder: Path | None) -> Ledger:
+        budget = self.cost.budget
+        header = {
+            "unit": self.unit,
+            "adjacency": budget.adjacency,
+            "basis": weaken("proven", require_accountant(budget.accountant).basis),
+        }
+        if folder is None:
+            return Ledger.in_memory(header=header)
+        if (folder / LEDGER).exists():
+            return reopen(folder)
+        require_fresh(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInput(f"cannot create run directory {folder}: {error.strerror}") from None
+        return Ledger.create(folder / LEDGER, header=header)
+
+    # -- trials -------------------------------------------------------------------------------------------------
+
+    def _run(self, ledger: Ledger, seal: Seal | None) -> Winner:
+        source: Source = Secure() if self.seed is None else Seeded(self.seed, ledger.incarnation, 0, 3)
+        paid = any(event == self.cost.event for event, _ in ledger.events())
+        if paid and not seal:
+            raise BudgetExhausted(
+                f"{ledger.path} has paid for this search already, and its sealed state is gone: it is over, or was "
+                "lost; start a new one elsewhere, which costs its epsilon anew"
+            )
+        if seal:
+            secret: _Secret = pickle.loads(seal.read())
+        else:
+            secret = self._draw(source)
+            self._keep(secret, seal)  # first: a search that is paid for and has no state could not go on
+        self._declare(ledger, source)
+        if not paid:
+            ledger.charge(self.cost.event, "search")
+        if self.suggest is not None:
+            self._try_one_by_one(secret, seal, source)
+        elif self.jobs == 1:
+            for number in range(len(secret.settings)):
+                if number not in secret.done:
+                    trial = self._make_trial(secret.settings[number], secret.seeds[number])
+                    self._take(secret, number, attempt(self.objective, trial), seal)
+        else:
+            self._try_many(secret, seal)
+        winner = self._announce(secret, ledger)
+        if seal is not None:
+            seal.destroy()
+        return winner
+
+    def _draw(self, source: Source) -> _Secret:
+        """The number of trials, and the settings of each: by chance alone, before the first of them."""
+        count = draw_count(self.cost, source)
+        settings = [self.space.draw(source.uniform) for _ in range(count if self.suggest is None else 0)]
+        seeds = [None if self.seed is None else self.seed * 1_000_003 + 1 + number for number in range(count)]
+        return _Secret(settings, set(), seeds=list(seeds))
+
+    def _make_trial(self, settings: dict[str, Value], seed: int | None, *, rehearsing: bool = False) -> Candidate:
+        return Candidate(settings, self.cost, like=self.like, seed=seed, noises=self._noises, rehearsing=rehearsing)
+
+    def _take(self, secret: _Secret, number: int, outcome: Tried, seal: Seal | None) -> None:
+        """The better one of two is kept; the other is forgotten."""
+        secret.done.add(number)
+        if self.cost.way == "composition":  # all of them are paid for
+            secret.seen.append((outcome.settings, outcome.score))
+        if outcome.beats(secret.best):
+            secret.best = outcome
+        self._keep(secret, seal)
+
+    def _keep(self, secret: _Secret, seal: Seal | None) -> None:
+        if seal is not None:
+            try:
+                seal.write(pickle.dumps(secret))
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise InvalidInput(
+                    f"what the objective returns cannot be kept on disk ({type(error).__name__}): return the Private "
+                    "run or plain data, or leave out run="
+                ) from None
+
+    def _try_one_by_one(self, secret: _Secret, seal: Seal | None, source: Source) -> None:
+        assert self.suggest is not None
+        for number in range(len(secret.done), len(secret.seeds)):
+            settings = self.suggest(tuple(secret.seen)) if secret.seen else self.space.draw(source.uniform)
+            self._take(secret, number, attempt(self.objective, self._make_trial(settings, secret.seeds[number])), seal)
+
+    def _try_many(self, secret: _Secret, seal: Seal | None) -> None:
+        """Each trial in a process of its own, which dies with all that it knew."""
+        context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
+        waiting = [number for number in range(len(secret.settings)) if number not in secret.done]
+        running: dict[Connection, tuple[int, Any]] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < self.jobs:
+                    number = waiting.pop(0)
+                    mine, theirs = context.Pipe(duplex=False)
+                    parts = (theirs, self, secret.settings[number], secret.seeds[number])
+                    process = context.Process(target=_work, args=parts, daemon=True)
+                    process.start()
+                    theirs.close()
+                    running[mine] = (number, process)
+                for pipe in wait(list(running)):
+                    assert isinstance(pipe, Connection)
+                    number, process = running.pop(pipe)
+                    try:
+                        outcome: Tried = pickle.loads(pipe.recv_bytes())
+                    except EOFError:
+                        outcome = Tried(secret.settings[number], -math.inf, 0.0, failure="a trial's process died")
+                    pipe.close()
+                    process.join()
+                    self._take(secret, number, outcome, seal)
+        finally:
+            for pipe, (_, process) in running.items():
+                process.terminate()
+                process.join()
+                pipe.close()
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _declare(self, ledger: Ledger, source: Source) -> None:
+        words = "; ".join(f"{name}: {law}" for name, law in self.space.describe().items())
+        alone = f"one trial alone would cost {self.cost.alone:.3g}, {UNQUOTED}"
+        said = [source.assumption, f"{SEARCHED} ({words}); {alone}", FLOATING_POINT, *self.assumptions]
+        for text in [*said, *([SECRET] if self.cost.way == "selection" else [])]:
+            ledger.declare(ASSUMPTION, text)
+        if self.cost.score_noise is None:
+            ledger.declare(UNPROTECTED, HELD_OUT)
+
+    def _announce(self, secret: _Secret, ledger: Ledger) -> Winner:
+        best = secret.best
+        assert best is not None
+        if best.failure:
+            raise InvalidInput(
+                f"no trial came to its end, and the search is spent; the last word of one: {best.failure}"
+            )
+        return Winner(
+            *(best.settings, best.score, best.result, self.guarantee(ledger), self.cost, self.space, tuple(secret.seen))
+        )
+
+    def guarantee(self, ledger: Ledger) -> Guarantee:
+        """What is promised of the whole search: a pure function of the ledger."""
+        bill, budget = plans.bill_ledger(ledger), self.cost.budget
+        return assemble(
+            bill,
+            delta=budget.delta,
+            accountant=budget.accountant,
+            adjacency=budget.adjacency,
+            unit=self.unit,
+            basis="proven",
+            assumptions=(*ledger.declared(ASSUMPTION), *bill.notes),
+            unprotected=ledger.declared(UNPROTECTED),
+            conditions=(),
+        )
+
+
+def draw_count(cost: Cost, source: Source) -> int:
+    """K by the law that was charged: P[K = 1] = f'(0), and P[k+1]/P[k] = (1−γ)(k+η)/(k+1)."""
+    event = cost.event
+    if not isinstance(event, Selection):
+        return math.ceil(cost.trials)
+    eta, gamma = event.eta, event.gamma
+    chance, count = float(source.uniform(1)[0]), 1
+    decay = -math.expm1(eta * math.log(gamma))
+    share = (1 - gamma) * (eta * gamma**eta / decay if decay > 0 else 1 / -math.log(gamma))
+    reached = share
+    while reached < chance and share > 1e-18:
+        share *= (1 - gamma) * (count + eta) / (count + 1)
+        count += 1
+        reached += share
+    return count
+
+
+def _work(pipe: Connection, search: Search, settings: dict[str, Value], seed: int | None) -> None:
+    """In a process of its own: what it prints goes nowhere, whoever prints it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    torch.set_num_threads(1)
+    torch.manual_seed(secrets.randbits(63) if seed is None else seed)
+    pipe.send_bytes(pickle.dumps(attempt(search.objective, search._make_trial(settings, seed))))
+    pipe.close()

@@ -1,0 +1,187 @@
+"""One trial of a search: its settings, what it may spend, its score, and what becomes of it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from sordino.accounting import plans
+from sordino.accounting.events import DpEvent, Events, GaussianDpEvent, tally
+from sordino.accounting.ledger import Ledger
+from sordino.errors import InvalidInput, SordinoError, locate_error
+from sordino.noise import Secure, Seeded, Source, add_noise
+from sordino.private import Private
+from sordino.recipe import Recipe
+from sordino.searching.costs import Cost
+from sordino.searching.spaces import Value
+
+WORST = -math.inf
+
+
+class Rehearsed(Exception):
+    """A rehearsal came as far as it goes: to where noise would be chosen or a score be given."""
+
+
+class Candidate:
+    """What an objective is handed: the settings of its trial, and the only ways to noise and to score it.
+
+    `trial["lr"]` is a setting. `calibrate` gives a recipe the noise that was charged for, `score` says how good the
+    result is. `ledger` is where releases of your own are charged, and `seed` a number for what else is random; it is
+    None where chance is secret.
+    """
+
+    def __init__(
+        self,
+        settings: dict[str, Value],
+        cost: Cost,
+        *,
+        like: Recipe | None = None,
+        seed: int | None = None,
+        noises: dict[str, float] | None = None,
+        rehearsing: bool = False,
+    ) -> None:
+        self.settings, self.cost, self.seed = settings, cost, seed
+        self.ledger = Ledger.in_memory()
+        self.source: Source = Secure() if seed is None else Seeded(seed, 1, 0, 1)
+        self._like, self._rehearsing = like, rehearsing
+        self._noises = {} if noises is None else noises
+        self.scored: float | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.settings:
+            raise InvalidInput(f"the space has no setting {name!r}: it has {', '.join(self.settings)}")
+        return self.settings[name]
+
+    def calibrate(self, recipe: Recipe, *, records: int | None = None) -> Recipe:
+        """`recipe` with the noise at which this trial costs what was charged for every one."""
+        count = records or (self._like.records if self._like is not None else None)
+        if recipe.rdp_filter is not None:
+            raise InvalidInput(
+                f"recipe {recipe.name!r} chooses its own noise as it goes, so that no trial of it has a price in "
+                "advance: search another one"
+            )
+        if count is None:
+            raise InvalidInput("records is missing: trial.calibrate(recipe, records=N), a public number")
+        ready, start = replace(recipe.for_records(count), budget=None), self.cost.training_noise
+
+        def make(noise: float) -> Events:
+            return replace(ready, noise_multiplier=noise).plan()
+
+        if tally([*make(start), *self.cost.score_event]) == tally([(self.cost.reference, 1)]):
+            noise = start
+        else:
+            name = repr(tally(make(1.0)))  # public numbers alone, which many trials share
+            if name not in self._noises:
+                self._noises[name] = self.cost.calibrate(make, start)
+            noise = self._noises[name]
+        if self._rehearsing:
+            raise Rehearsed
+        return replace(ready, noise_multiplier=noise)
+
+    def score(self, values: Any) -> None:
+        """Score this trial by the sum of `values`, one for each held-out record of the same private data, plus noise.
+
+        A value is in [0, 1], such as 1 where the prediction is right; more is better. What is outside is clipped, and
+        what is no number counts 0. The noise was charged for with the trial; a trial is scored once.
+        """
+        if self._rehearsing:
+            raise Rehearsed
+        if self.cost.score_noise is None:
+            raise InvalidInput("scores were declared public: use trial.score_publicly(number)")
+        self._require_unscored()
+        given = torch.as_tensor(np.asarray(values, np.float64)).flatten()
+        total = torch.nan_to_num(given, nan=0.0).clamp(0.0, 1.0).sum().reshape(1)
+        receipt = self.ledger.charge(GaussianDpEvent(self.cost.score_noise), "score")
+        self.scored = float(add_noise(self.source, receipt, total, self.cost.score_noise)[0])
+
+    def score_publicly(self, value: float) -> None:
+        """Score this trial by a number that was measured on a public held-out set; more is better."""
+        if self._rehearsing:
+            raise Rehearsed
+        if self.cost.score_noise is not None:
+            raise InvalidInput(
+                "the score is private: give trial.score one value for each record, or declare public_score=True if the "
+                "held-out records are nobody's secret"
+            )
+        self._require_unscored()
+        self.scored = float(value) if not math.isnan(float(value)) else WORST
+
+    def _require_unscored(self) -> None:
+        if self.scored is not None:
+            raise InvalidInput("this trial has its score already: a second one is not paid for")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a trial leaves: everything of it, which is thrown away unless it wins."""
+
+    settings: dict[str, Value]
+    score: float
+    tie: float
+    result: Any = None
+    failure: str = ""
+
+    def beats(self, other: Tried | None) -> bool:
+        return other is None or (self.score, self.tie) > (other.score, other.tie)
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """What is kept of a `Private` run that an objective returned."""
+
+    recipe: Recipe
+    state: dict[str, Any]
+    position: int
+
+
+def attempt(objective: Callable[[Candidate], Any], candidate: Candidate) -> Tried:
+    """Make one trial in silence. One that fails, or that costs more than was charged, has the worst score of all."""
+    tie = float(candidate.source.uniform(1)[0])
+    try:
+        with silence():
+            result = objective(candidate)
+            kept, extra = _keep(result)
+            events = [*plans.bill_ledger(candidate.ledger).events, *extra]
+        if candidate.scored is None:
+            raise InvalidInput("the objective gave no score: call trial.score(values) before it returns")
+        if not candidate.cost.covers_trial(events):
+            raise InvalidInput(
+                "the objective released more than was charged for a trial, or kept its charges to itself: use "
+                "trial.calibrate(recipe), and return the Private run or charge trial.ledger"
+            )
+        return Tried(candidate.settings, candidate.scored, tie, kept)
+    except SordinoError as error:
+        return Tried(candidate.settings, WORST, tie, failure=str(error))
+    except Exception as error:  # noqa: BLE001 - whatever it was, it is a trial that came to nothing
+        return Tried(candidate.settings, WORST, tie, failure=locate_error(error))
+    finally:
+        candidate.ledger.close()
+
+
+def _keep(result: Any) -> tuple[Any, list[tuple[DpEvent, int]]]:
+    if not isinstance(result, Private):
+        return result, []
+    events = list(plans.bill_ledger(result.run.ledger).events)
+    kept = KeptRun(result.bench.recipe, result.state_dict(), result.position)
+    result.close()
+    return kept, events
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Nothing that a trial prints, logs or warns of leaves it."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):  # noqa: PTH123
+            yield
+    finally:
+        logging.disable(before)
