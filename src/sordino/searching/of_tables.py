@@ -29,14 +29,14 @@ from sordino.searching.costs import Cost, Way, plan_search
 from sordino.searching.search import EXPECTED, Search, Winner
 from sordino.searching.spaces import Space, log_uniform, make_space, uniform
 from sordino.searching.trials import Candidate
-from sordino.tables import figures
-from sordino.tables.additive import Additive, Settings
+from sordino.tables import evaluation
+from sordino.tables.additive import Additive, FitSettings
 from sordino.tables.encoder import Encoder
 from sordino.tables.learning import (
     CALIBRATION_SHARE,
     PUBLIC,
     Learned,
-    Plan,
+    LearningPlan,
     build_model,
     encode_target,
     fit_encoded,
@@ -52,7 +52,7 @@ ENCODER = "encoder.json"
 """What was released of the table before the search, for a search that was killed."""
 SURE = 1 + 1e-9
 """Against rounding, where noises are made to add up to another."""
-SEARCHABLE = tuple(f.name for f in fields(Settings) if f.name != "smooth")
+SEARCHABLE = tuple(f.name for f in fields(FitSettings) if f.name != "smooth")
 MOST_STEPS = 10_000
 DEFAULT = Space(
     {
@@ -69,7 +69,7 @@ class TableSearch:
     """A search that is planned: `base` says how the table is surveyed, `cost` what every trial may spend."""
 
     ready: Ready
-    base: Plan
+    base: LearningPlan
     search: Search
 
     @property
@@ -118,9 +118,9 @@ def _middle(space: Space) -> dict[str, Any]:
     return {name: law.draw(0.5) for name, law in space.laws.items()}
 
 
-def plan_trial(base: Plan, cost: Cost, settings: Mapping[str, Any]) -> Plan:
+def plan_trial(base: LearningPlan, cost: Cost, settings: Mapping[str, Any]) -> LearningPlan:
     """The plan of one trial: steps and calibration share what a training may spend."""
-    whole = {f.name: int for f in fields(Settings) if f.type == "int"}
+    whole = {f.name: int for f in fields(FitSettings) if f.type == "int"}
     chosen = {name: whole.get(name, float)(value) for name, value in settings.items()}
     steps = replace(base.settings, **chosen)
     _require_sense(steps)
@@ -135,7 +135,7 @@ def plan_trial(base: Plan, cost: Cost, settings: Mapping[str, Any]) -> Plan:
     )
 
 
-def _require_sense(settings: Settings) -> None:
+def _require_sense(settings: FitSettings) -> None:
     bounds = {
         "steps": (1, MOST_STEPS),
         "residual": (1e-3, 1.0),
@@ -191,11 +191,11 @@ def tune_table(planned: TableSearch, folder: Path | None = None) -> tuple[Fitted
             source = Secure() if seed is None else Seeded(seed, ledger.incarnation, len(ledger), 7)
             receipt = ledger.charge(GaussianDpEvent(base.figures_noise), "held-out figures")
             scores = score(model, encoder, sheet.held_out)[known]
-            shown = figures.release(
+            shown = evaluation.release(
                 scores, targets[known], encoder, base.figures_noise, ready.rows_per_unit, receipt, source
             )
         elif planned.cost.score_noise is None:
-            shown = figures.measure(score(model, encoder, sheet.held_out)[known], targets[known], encoder)
+            shown = evaluation.measure(score(model, encoder, sheet.held_out)[known], targets[known], encoder)
         guarantee: Guarantee = search.guarantee(ledger)
     finally:
         ledger.close()
