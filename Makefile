@@ -81,7 +81,7 @@ endef
 	$(call install,sordino,--no-build-isolation -e .)
 
 .venv/dev: .venv/build
-	$(call install,sordino with every extra,--no-build-isolation -e '.[dev$(comma)bench$(comma)export$(comma)excel$(comma)features$(comma)federated]')
+	$(call install,sordino with every extra,--no-build-isolation -e '.[dev$(comma)bench$(comma)export$(comma)excel$(comma)vault$(comma)features$(comma)federated]')
 
 .venv/integrations: .venv/dev
 	$(call install,the packages of other people's loops,--no-build-isolation -e '.[finetuning$(comma)integrations]')

@@ -8,7 +8,7 @@ from __future__ import annotations
 from sordino import Budget
 from sordino.accounting.calibration import noise_for
 from sordino.accounting.events import GaussianDpEvent, PoissonSampledDpEvent, count_alike
-from sordino.vault.composing import Rule
+from sordino.vault.composing import BudgetRule
 
 STEPS, RATE = 1_000, 0.01
 
@@ -21,7 +21,7 @@ def main() -> None:
             run, lambda noise: [(PoissonSampledDpEvent(RATE, GaussianDpEvent(noise)), STEPS)]
         ).noise_multiplier
         event = PoissonSampledDpEvent(RATE, GaussianDpEvent(sigma))
-        rule, planned = Rule.choose(Budget(whole, delta)), Rule.choose(Budget(whole, delta), "planned")
+        rule, planned = BudgetRule.choose(Budget(whole, delta)), BudgetRule.choose(Budget(whole, delta), "planned")
         print(f"budget {whole:g} at {delta:g}, runs of {each:g} (noise {sigma:.3f}); order {rule.order:g}")
         for count in (1, 2, 4, 8):
             held = count_alike([(event, count * STEPS)])
@@ -31,7 +31,7 @@ def main() -> None:
         print(f"  that fit: by sum {int(whole / each)}, adaptive {fits[0]}, one PLD {fits[1]}")
 
 
-def _count_fitting(rule: Rule, event: PoissonSampledDpEvent) -> int:
+def _count_fitting(rule: BudgetRule, event: PoissonSampledDpEvent) -> int:
     fits, fails = 0, 1
     while rule.allows(count_alike([(event, fails * STEPS)])):
         fits, fails = fails, 2 * fails

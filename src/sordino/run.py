@@ -28,7 +28,7 @@ from sordino.errors import CheckpointError, InvalidInput, LedgerError
 from sordino.noise import Secure, Seeded, Source, require_source
 from sordino.parts import Foreign
 from sordino.recipe import Recipe
-from sordino.vault.claims import Claim, DatasetBudget, require_untied
+from sordino.vault.claims import DatasetBudget, RunClaim, require_untied
 
 _log = logging.getLogger("sordino")
 
@@ -104,7 +104,7 @@ class Run:
         self._population, self._seed, self._given = population, seed, source
         self._recorded, self._announced = UNKNOWN, False
         self._charged = 0
-        self.claim: Claim | None = None
+        self.claim: RunClaim | None = None
         if vault is not None:
             repeatable = seed is not None or isinstance(source, Seeded)
             self.claim = vault.claim(unit=unit, basis=recipe.basis, rdp_filter=recipe.rdp_filter, repeatable=repeatable)

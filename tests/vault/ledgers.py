@@ -8,7 +8,7 @@ from pathlib import Path
 from sordino.accounting import plans
 from sordino.accounting.events import GaussianDpEvent, PoissonSampledDpEvent
 from sordino.accounting.ledger import Ledger
-from sordino.vault import Claim, DatasetBudget, Vault, open_vault
+from sordino.vault import DatasetBudget, RunClaim, Vault, open_vault
 
 SMALL = PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0))
 LARGE = GaussianDpEvent(4.0)
@@ -26,14 +26,14 @@ def begin(path: Path | None, steps: int = 10, event: object = SMALL) -> Ledger:
     return ledger
 
 
-def claim(vault: Vault, ledger: Ledger, name: str = "patients") -> Claim:
+def claim(vault: Vault, ledger: Ledger, name: str = "patients") -> RunClaim:
     """Its claim on the dataset's budget, reserved."""
     found = DatasetBudget(vault, name).claim()
     found.cover(ledger, partly=True)
     return found
 
 
-def draw(claim: Claim, ledger: Ledger, steps: int, event: object = SMALL) -> None:
+def draw(claim: RunClaim, ledger: Ledger, steps: int, event: object = SMALL) -> None:
     """Draw as a run does: asked first, then charged."""
     for _ in range(steps):
         claim.require(ledger, event)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from scipy.stats import norm
 from sordino import Budget
 from sordino.accounting.events import GaussianDpEvent, count_alike
 from sordino.errors import InvalidInput
-from sordino.vault.composing import Rule
+from sordino.vault.composing import BudgetRule
 
 DELTA = 1e-5
 FIRST = 2.0
@@ -36,7 +36,7 @@ def attain(epsilon_of: dict[float, float]) -> float:
 
 
 def test_the_filter_holds_against_who_chooses_after_looking_and_the_price_of_what_happened_does_not() -> None:
-    rule = Rule.choose(Budget(8, DELTA))
+    rule = BudgetRule.choose(Budget(8, DELTA))
     held = {sigma: count_alike([(GaussianDpEvent(FIRST), 1), (GaussianDpEvent(sigma), 1)]) for sigma in SECOND}
     assert attain({sigma: rule.price(events) for sigma, events in held.items()}) <= DELTA
     assert attain({sigma: rule.price_if_planned(events) for sigma, events in held.items()}) > 1.5 * DELTA
@@ -44,7 +44,7 @@ def test_the_filter_holds_against_who_chooses_after_looking_and_the_price_of_wha
 
 def test_a_conversion_that_is_too_small_would_be_caught() -> None:
     """The same computation with half of what the conversion adds: the check can fail."""
-    rule = Rule.choose(Budget(8, DELTA))
+    rule = BudgetRule.choose(Budget(8, DELTA))
     assert rule.limit is not None
     added = rule.budget.epsilon - rule.limit
     wrong = {
@@ -55,7 +55,7 @@ def test_a_conversion_that_is_too_small_would_be_caught() -> None:
 
 
 def test_what_fills_the_limit_costs_the_budget() -> None:
-    rule = Rule.choose(Budget(3, DELTA))
+    rule = BudgetRule.choose(Budget(3, DELTA))
     assert rule.limit is not None
     assert rule.order is not None
     noise = math.sqrt(rule.order / 2 / rule.limit)
@@ -70,4 +70,4 @@ def test_what_fills_the_limit_costs_the_budget() -> None:
 )
 def test_rules_that_cannot_be_are_refused(composition: str, order: float | None) -> None:
     with pytest.raises(InvalidInput):
-        Rule.choose(Budget(1, DELTA), composition, order)
+        BudgetRule.choose(Budget(1, DELTA), composition, order)

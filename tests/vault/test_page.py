@@ -11,6 +11,8 @@ from sordino import Budget
 from sordino.errors import InvalidInput
 from sordino.report.server import find_page
 from sordino.report.shelf import Shelf
+from sordino.report.vault_page import render_page
+from sordino.vault import open_budget, open_vault
 from tests.vault.ledgers import begin, claim, draw, make_vault
 
 
@@ -46,10 +48,25 @@ def test_the_server_shows_the_vault_where_there_is_one(tmp_path: Path) -> None:
     assert "Caution" in broken.html
 
 
+def test_a_vault_that_was_put_back_is_noticed_by_the_receipts_of_runs(tmp_path: Path) -> None:
+    vault = make_vault(tmp_path)
+    vault.create("patients", Budget(3, 1e-5))
+    backup = (tmp_path / "vault.sqlite").read_bytes()
+    ledger = begin(None, 10)
+    claim(vault, ledger)
+    receipt = vault.state("patients").runs[ledger.run_id].receipt
+    receipts = [("first", "patients", receipt), ("elsewhere", "others", receipt)]
+    assert "is not in this history" not in render_page(vault, receipts=receipts, live=True).html
+    (tmp_path / "vault.sqlite").write_bytes(backup)
+    page = render_page(open_vault(tmp_path / "vault.sqlite"), receipts=[*receipts, ("b<d", "patients", "x")], live=True)
+    assert "Run first keeps a receipt" in page.html
+    assert "Run b&lt;d keeps a receipt" in page.html
+    assert "Run elsewhere" not in page.html
+
+
 def test_users_have_a_budget_too(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     from sordino.federated.client import InProcessGrid
-    from sordino.vault import open_budget
     from tests.federated.common import honest_app, mlp, rounds, strategy
 
     vault = make_vault(tmp_path)

@@ -278,7 +278,7 @@ def test_a_restart_in_the_middle_of_a_transaction_loses_nothing_and_counts_nothi
     from contextlib import contextmanager
 
     from sordino.vault.postgres import PostgresStore
-    from sordino.vault.store import ConnectionLost
+    from sordino.vault.storing import ConnectionLost
 
     writing, lost = PostgresStore.writing, []
 

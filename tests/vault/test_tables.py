@@ -124,7 +124,7 @@ def test_one_that_was_killed_stays_counted_whole_and_is_learnt_anew_within_what_
         raise SystemExit
 
     patch = pytest.MonkeyPatch()
-    patch.setattr("sordino.vault.claims.Claim.settle", lambda self, ledger: None)  # nothing is said at the end
+    patch.setattr("sordino.vault.claims.RunClaim.settle", lambda self, ledger: None)  # nothing is said at the end
     with pytest.raises(SystemExit):
         train_table(ready, tmp_path / "a", die, vault=killed)
     patch.undo()

@@ -17,7 +17,7 @@ from sordino.accounting.events import GaussianDpEvent, count_alike
 from sordino.accounting.ledger import Ledger
 from sordino.errors import BudgetExhausted, InvalidInput, LedgerForked, VaultError, VaultForged
 from sordino.vault import DatasetBudget, Vault, open_vault, settle
-from sordino.vault.entries import parse_receipt
+from sordino.vault.history import Draft, parse_receipt
 from tests.vault.ledgers import LARGE, SMALL, begin, claim, draw, make_vault, union
 
 KEY = "00112233445566778899aabbccddeeff"
@@ -440,12 +440,29 @@ def test_a_price_that_sordino_did_not_compute_is_found(vault: Vault) -> None:
     ledger = begin(None, 2)
     claim(vault, ledger)
     entry = vault.history("patients")[-1]
-    from sordino.vault.entries import Draft
-
     with vault.store.writing("patients") as transaction:
         said = entry.said | {"events": [[next(iter(count_alike([(SMALL, 1)]))), 100_000]]}
         transaction.append(Draft.write("patients", "reserve", said, run="forged", cost=0.0))
     with pytest.raises(VaultForged, match="not priced by Sordino"):
+        vault.verify("patients")
+
+
+@pytest.mark.parametrize("deed", ["return for another", "settle as nobody", "go on after the write-off"])
+def test_an_entry_that_was_nobodys_to_make_is_found(vault: Vault, monkeypatch: pytest.MonkeyPatch, deed: str) -> None:
+    """By whoever writes the file: right chain, right price, wrong person or moment."""
+    ledger = begin(None, 2)
+    claim(vault, ledger)
+    entry = vault.history("patients")[-1]
+    run, said, cost = ledger.run_id, entry.said | {"events": []}, -float(entry.cost)
+    if deed == "settle as nobody":
+        run, cost = "another", 0.0
+    if deed == "go on after the write-off":
+        vault.write_off("patients", run)
+    else:
+        monkeypatch.setenv("SORDINO_PERSON", "mallory")
+    with vault.store.writing("patients") as transaction:
+        transaction.append(Draft.write("patients", "settle", said, run=run, cost=cost))
+    with pytest.raises(VaultForged, match=r"not theirs|written off before"):
         vault.verify("patients")
 
 

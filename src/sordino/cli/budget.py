@@ -15,8 +15,8 @@ from sordino.figures import round_up, round_up_digits
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sordino.vault import State, Vault
-    from sordino.vault.summary import Share, Summary
+    from sordino.vault import DatasetState, Vault
+    from sordino.vault.summary import BudgetSummary, Share
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -226,14 +226,14 @@ def _open(vault: str | None) -> Vault:
     return open_vault(vault)
 
 
-def _confirm(state: State, json: bool, words: str) -> None:
+def _confirm(state: DatasetState, json: bool, words: str) -> None:
     if json:
         _show(state, json)
     else:
         console().print(f"{state.name}: {words}.", markup=False)
 
 
-def _show(state: State, json: bool) -> None:
+def _show(state: DatasetState, json: bool) -> None:
     from sordino.vault.summary import sum_up
 
     found = sum_up(state)
@@ -248,7 +248,7 @@ def _show(state: State, json: bool) -> None:
             out.print(_list_shares(title, rows))
 
 
-def _describe(found: Summary) -> list[str]:
+def _describe(found: BudgetSummary) -> list[str]:
     delta = round_up_digits(found.delta, 3)
     lines = [
         f"{found.name}: epsilon={found.budget:g} at delta={delta} for every {found.unit} ({found.adjacency}), owner "

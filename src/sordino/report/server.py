@@ -194,7 +194,9 @@ def find_page(shelf: Shelf, route: str | None, vault: Vault | None = None) -> Pa
     if route == "vault" and vault is not None:
         listed = shelf.list_runs(PATIENCE)
         links = {row.facts.proof.run_id: row.entry.ident for row in listed if row.facts is not None}
-        return render_page(vault, links=links, live=True)
+        ties = ((row.entry.name, row.facts.dataset) for row in listed if row.facts is not None)
+        receipts = [(name, str(tie["dataset"]), str(tie["receipt"])) for name, tie in ties if tie is not None]
+        return render_page(vault, links=links, receipts=receipts, live=True)
     named = _RUN.fullmatch(route or "")
     entry = shelf.find_entries().get(named[1]) if named else None
     if entry is None:

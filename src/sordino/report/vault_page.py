@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sordino.errors import SordinoError, VaultForged
 from sordino.report import page
 from sordino.report.page import Page
-from sordino.vault import Vault
+from sordino.vault import Entry, Vault
+from sordino.vault.history import parse_receipt
 from sordino.vault.summary import describe_entry, sum_up
 
+Kept = tuple[str, str, str]
+"""A run's name, the dataset that it draws on, and its receipt."""
 MOST_ENTRIES = 200
 """Of a history so many of the newest lines are shown."""
 
 
 def render_page(
-    vault: Vault, *, only: str | None = None, links: Mapping[str, str] | None = None, live: bool = False
+    vault: Vault,
+    *,
+    only: str | None = None,
+    links: Mapping[str, str] | None = None,
+    receipts: Sequence[Kept] = (),
+    live: bool = False,
 ) -> Page:
     """The page of all datasets that this person may see, or of one; `links` has the addresses of runs by their number.
 
-    A page that is not live also says whether the whole history was verified.
+    `receipts` are those that runs keep: one that is not of this vault is a caution. A page that is not live also says
+    whether the whole history was verified.
     """
     budgets: list[dict[str, Any]] = []
     problem = ""
     try:
         names = [only] if only is not None else vault.names()
-        budgets.extend(_describe(vault, name, verify=not live) for name in names)
+        budgets.extend(_describe(vault, name, receipts, verify=not live) for name in names)
     except SordinoError as error:
         if not live:
             raise
@@ -43,7 +52,7 @@ def write_page(vault: Vault, name: str, path: Path) -> None:
     page.write(path, render_page(vault, only=name).html)
 
 
-def _describe(vault: Vault, name: str, verify: bool) -> dict[str, Any]:
+def _describe(vault: Vault, name: str, receipts: Sequence[Kept], verify: bool) -> dict[str, Any]:
     summary = sum_up(vault.state(name))
     verdict = ""
     if verify:
@@ -57,5 +66,15 @@ def _describe(vault: Vault, name: str, verify: bool) -> dict[str, Any]:
         "summary": summary,
         "width": f"{100 * min(1.0, summary.part):.1f}%",
         "verdict": verdict,
+        "strangers": [run for run, dataset, text in receipts if dataset == name and not _has(entries, text)],
         "history": told[-MOST_ENTRIES:],
     }
+
+
+def _has(entries: Sequence[Entry], text: str) -> bool:
+    """Whether a receipt, which may come from anybody, is of this history."""
+    try:
+        _, number, chain, _ = parse_receipt(text)
+    except SordinoError:
+        return False
+    return 0 < number <= len(entries) and entries[number - 1].chain == chain

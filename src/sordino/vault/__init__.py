@@ -10,20 +10,20 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sordino.vault.claims import BookedEvents, Claim, DatasetBudget, settle
-from sordino.vault.composing import Rule
-from sordino.vault.entries import Entry
-from sordino.vault.state import Holding, State
+from sordino.vault.claims import BookedEvents, DatasetBudget, RunClaim, settle
+from sordino.vault.composing import BudgetRule
+from sordino.vault.history import Entry
+from sordino.vault.state import DatasetState, Holding
 from sordino.vault.vault import Vault
 
 __all__ = [
     "BookedEvents",
-    "Claim",
+    "BudgetRule",
     "DatasetBudget",
+    "DatasetState",
     "Entry",
     "Holding",
-    "Rule",
-    "State",
+    "RunClaim",
     "Vault",
     "open_budget",
     "open_vault",

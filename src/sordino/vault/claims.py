@@ -27,8 +27,8 @@ from sordino.accounting.filtered import Filter, Filtered
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.errors import BudgetExhausted, InvalidInput, LedgerError, SordinoError, VaultError, VaultForged
 from sordino.vault.composing import is_whole_filter, whole_filter
-from sordino.vault.entries import Entry
-from sordino.vault.state import Counts, Holding, Sight
+from sordino.vault.history import Entry
+from sordino.vault.state import Counts, Holding, LedgerSight
 from sordino.vault.vault import Ask, Vault
 
 _log = logging.getLogger("sordino")
@@ -61,7 +61,7 @@ class DatasetBudget:
         basis: str = "proven",
         rdp_filter: Filter | None = None,
         repeatable: bool = False,
-    ) -> Claim:
+    ) -> RunClaim:
         """The claim of one run, which reserves nothing yet; one whose noise is `repeatable` is refused."""
         if repeatable:
             raise InvalidInput(
@@ -72,7 +72,7 @@ class DatasetBudget:
             raise InvalidInput(
                 f"basis={basis!r}: a dataset's budget is kept by proven prices alone; calibrate with the accountant pld"
             )
-        return Claim(self, unit, rdp_filter)
+        return RunClaim(self, unit, rdp_filter)
 
     def reserve(self, ledger: Ledger, *, unit: str = "record") -> BookedEvents:
         """`ledger` for releases that no plan names: each event is reserved before it is charged."""
@@ -87,7 +87,7 @@ class DatasetBudget:
         return f"{self.form} {key.sign(hashlib.sha256(text.encode()).digest()).hex()}"
 
 
-class Claim:
+class RunClaim:
     """What one run may draw of a dataset's budget."""
 
     def __init__(self, budget: DatasetBudget, unit: str, rdp_filter: Filter | None) -> None:
@@ -147,11 +147,11 @@ class Claim:
         line = {"dataset": self.budget.name, "nonce": uuid.uuid4().hex, **more}
         ledger.declare(KIND, json.dumps(line, sort_keys=True))
         head = ledger.head()
-        seen = Sight(head.events, head.chain.hex(), ledger.file)
+        seen = LedgerSight(head.events, head.chain.hex(), ledger.file)
         unit = _name_unit(ledger.header.get("unit", self._unit))
         adjacency = ledger.header.get("adjacency", "add-or-remove-one")
 
-        def passed(before: Sight) -> bool:
+        def passed(before: LedgerSight) -> bool:
             return ledger.passed(before.events, before.head)
 
         return Ask(ledger.run_id, need, seen, passed, unit, adjacency, fingerprint)
@@ -295,7 +295,7 @@ class BookedEvents:
     Afterwards the ledger can be handed to a training on the same records, `Private(..., ledger=ledger, vault=budget)`.
     """
 
-    def __init__(self, claim: Claim, ledger: Ledger) -> None:
+    def __init__(self, claim: RunClaim, ledger: Ledger) -> None:
         self._claim, self._ledger = claim, ledger
 
     def charge(self, event: DpEvent, note: str = "") -> Receipt:
@@ -316,7 +316,7 @@ def settle(budget: DatasetBudget, ledger: Ledger, unit: str = "record") -> Holdi
     The ledger must be open for writing: so nobody draws on it meanwhile. A vault that was put back to an earlier state
     and does not know the run counts what it drew from now on.
     """
-    claim = Claim(budget, unit, None)
+    claim = RunClaim(budget, unit, None)
     if not any(line["dataset"] == budget.name for line in read_ties(ledger)):
         raise VaultError(f"ledger {ledger.path} has reserved nothing of dataset {budget.name!r}")
     try:

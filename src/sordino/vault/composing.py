@@ -45,7 +45,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Rule:
+class BudgetRule:
     """The budget of a dataset and the composition that it is kept by; `order` is None where that is planned.
 
     `failing` is how much of the budget's δ is set aside for releases that may fail; 0 where the composition is planned,
@@ -58,7 +58,7 @@ class Rule:
     failing: float = 0.0
 
     @classmethod
-    def choose(cls, budget: Budget, composition: str = "adaptive", order: float | None = None) -> Rule:
+    def choose(cls, budget: Budget, composition: str = "adaptive", order: float | None = None) -> BudgetRule:
         """The rule for a new budget; the order is the one at which a Gaussian release needs the least noise."""
         if composition not in get_args(Composition):
             raise InvalidInput(f"composition={composition!r} is unknown: use 'adaptive' or 'planned'")

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, LiteralString
 
 from sordino.accounting.chain import Key, find_key
 from sordino.errors import BudgetExhausted, InvalidInput, VaultError
-from sordino.vault.entries import Draft, Entry, now
-from sordino.vault.store import ConnectionLost, Own
+from sordino.vault.history import Draft, Entry, now
+from sordino.vault.storing import ConnectionLost, Own
 
 if TYPE_CHECKING:
     import psycopg

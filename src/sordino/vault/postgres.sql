@@ -32,6 +32,9 @@ CREATE TABLE sordino.entries(
     total double precision NOT NULL,
     UNIQUE (dataset, number)
 );
+CREATE INDEX entries_by_kind ON sordino.entries(dataset, kind);
+CREATE INDEX entries_by_run ON sordino.entries(dataset, run);
+CREATE INDEX first_entries ON sordino.entries(dataset) WHERE number = 1;
 
 CREATE FUNCTION sordino.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -65,8 +68,13 @@ CREATE FUNCTION sordino.may_see(which text) RETURNS boolean LANGUAGE sql STABLE 
         OR EXISTS (SELECT 1 FROM sordino.entries WHERE dataset = which AND kind IN ('reserve', 'settle') AND person = session_user)
 $$;
 
+CREATE FUNCTION sordino.visible() RETURNS SETOF text LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path = sordino, pg_temp AS $$
+    SELECT dataset FROM sordino.entries WHERE number = 1 AND sordino.may_see(dataset)
+$$;
+
 ALTER TABLE sordino.entries ENABLE ROW LEVEL SECURITY;
-CREATE POLICY those_concerned ON sordino.entries FOR SELECT USING (sordino.may_see(dataset));
+CREATE POLICY those_concerned ON sordino.entries FOR SELECT USING (dataset IN (SELECT sordino.visible()));
 
 -- HMAC-SHA-256 from SHA-256, with both pads computed beforehand.
 CREATE FUNCTION sordino.sign(chain bytea) RETURNS bytea LANGUAGE sql STABLE SECURITY DEFINER
@@ -193,7 +201,7 @@ REVOKE ALL ON ALL TABLES IN SCHEMA sordino FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA sordino FROM PUBLIC;
 GRANT USAGE ON SCHEMA sordino TO sordino_owner, sordino_trainer, sordino_auditor;
 GRANT SELECT ON sordino.entries, sordino.header TO sordino_owner, sordino_trainer, sordino_auditor;
-GRANT EXECUTE ON FUNCTION sordino.is_signed(bytea, bytea), sordino.may_see(text)
+GRANT EXECUTE ON FUNCTION sordino.is_signed(bytea, bytea), sordino.visible()
     TO sordino_owner, sordino_trainer, sordino_auditor;
 GRANT EXECUTE ON FUNCTION sordino.lock(text), sordino.append(text, text, text, text, text, text)
     TO sordino_owner, sordino_trainer;

@@ -19,8 +19,8 @@ from typing import Any
 from sordino.accounting.chain import Key, find_key
 from sordino.accounting.store import schema_of
 from sordino.errors import VaultError, VaultForged
-from sordino.vault.entries import Draft, Entry, now, require_name, root
-from sordino.vault.store import Own
+from sordino.vault.history import Draft, Entry, now, require_name, root
+from sordino.vault.storing import Own
 
 FORMAT = "sordino-vault-1"
 PERSON = "SORDINO_PERSON"

@@ -14,16 +14,16 @@ from typing import Any
 from sordino.accounting.budget import Budget
 from sordino.accounting.events import add_up
 from sordino.errors import VaultForged
-from sordino.vault import entries as kinds
-from sordino.vault.composing import Rule
-from sordino.vault.entries import Entry
+from sordino.vault import history as kinds
+from sordino.vault.composing import BudgetRule
+from sordino.vault.history import Entry
 
 OPEN, SETTLED, WRITTEN_OFF = "reserved", "settled", "written off"
 Counts = dict[str, int]
 
 
 @dataclass(frozen=True)
-class Sight:
+class LedgerSight:
     """How a run's ledger stood when the vault last saw it: so many events, that head, in that file."""
 
     events: int
@@ -31,7 +31,7 @@ class Sight:
     file: str
 
     @classmethod
-    def parse(cls, said: Any) -> Sight:
+    def parse(cls, said: Any) -> LedgerSight:
         return cls(int(said["events"]), str(said["head"]), str(said["file"]))
 
 
@@ -42,7 +42,7 @@ class Holding:
     run: str
     person: str
     held: Mapping[str, int]
-    seen: Sight
+    seen: LedgerSight
     status: str = OPEN
     began: str = ""
     last: str = ""
@@ -54,11 +54,11 @@ class Holding:
 
 
 @dataclass
-class State:
+class DatasetState:
     """One dataset as its history leaves it; `fold` adds the next entries."""
 
     name: str
-    rule: Rule
+    rule: BudgetRule
     owner: str
     unit: str
     created: str
@@ -87,7 +87,7 @@ class State:
     def may_draw(self, person: str) -> bool:
         return person == self.owner or person in self.granted
 
-    def fold(self, entries: Iterable[Entry]) -> State:
+    def fold(self, entries: Iterable[Entry]) -> DatasetState:
         """Add what happened since; an entry that is unreadable is an error."""
         for entry in entries:
             try:
@@ -148,7 +148,7 @@ class State:
         self.runs[holding.run] = holding
 
 
-def start(first: Entry) -> State:
+def start(first: Entry) -> DatasetState:
     """The state after the entry that created the dataset."""
     try:
         said = first.said
@@ -156,8 +156,8 @@ def start(first: Entry) -> State:
             raise ValueError(f"it is a {first.kind}, number {first.number}")
         budget = Budget(float(said["epsilon"]), float(said["delta"]), "pld", str(said["adjacency"]))
         order = None if said["order"] is None else float(said["order"])
-        rule = Rule(budget, said["composition"], order, float(said["failing"]))
-        state = State(first.dataset, rule, first.person, str(said["unit"]), first.at)
+        rule = BudgetRule(budget, said["composition"], order, float(said["failing"]))
+        state = DatasetState(first.dataset, rule, first.person, str(said["unit"]), first.at)
     except (KeyError, TypeError, ValueError) as error:
         raise VaultForged(f"the first entry of {first.dataset} cannot be read ({error}): restore a copy") from None
     state.number, state.chain = 1, first.chain
@@ -175,5 +175,5 @@ def _parse(said: Mapping[str, Any]) -> Counts:
     return found
 
 
-def _see(said: Mapping[str, Any]) -> Sight:
-    return Sight.parse(said["ledger"])
+def _see(said: Mapping[str, Any]) -> LedgerSight:
+    return LedgerSight.parse(said["ledger"])

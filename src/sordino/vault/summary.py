@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sordino.figures import to_plain
-from sordino.vault import entries as kinds
+from sordino.vault import history as kinds
 from sordino.vault.composing import LOOKED
-from sordino.vault.entries import Entry
-from sordino.vault.state import OPEN, SETTLED, WRITTEN_OFF, State
+from sordino.vault.history import Entry
+from sordino.vault.state import OPEN, SETTLED, WRITTEN_OFF, DatasetState
 
 SPENT = (SETTLED, WRITTEN_OFF)
 ADAPTIVE = (
@@ -34,7 +34,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Summary:
+class BudgetSummary:
     """Where a dataset's budget stands.
 
     `total` is the ε of all events of all runs, reserved ones included, by the dataset's composition; `planned` the same
@@ -81,7 +81,7 @@ class Summary:
         return plain
 
 
-def sum_up(state: State, *, brief: bool = False) -> Summary:
+def sum_up(state: DatasetState, *, brief: bool = False) -> BudgetSummary:
     """The figures of a dataset; a `brief` summary leaves out what single runs and people would cost by themselves."""
     rule, spent = state.rule, state.held_by(status=SPENT)
     runs, people = [], []
@@ -93,7 +93,7 @@ def sum_up(state: State, *, brief: bool = False) -> Summary:
         open_runs = any(run.status == OPEN for run in state.runs.values() if run.person == person)
         price, part = rule.price_alone(held), rule.measure(held)
         people.append(Share(person, person, OPEN if open_runs else SETTLED, sum(held.values()), price, part))
-    return Summary(
+    return BudgetSummary(
         name=state.name,
         owner=state.owner,
         unit=state.unit,

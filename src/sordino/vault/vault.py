@@ -7,7 +7,6 @@ entry, which has a number of its own, was written, and writes it if not: nothing
 
 from __future__ import annotations
 
-import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -18,11 +17,12 @@ from sordino.accounting.budget import Budget
 from sordino.accounting.events import add_up
 from sordino.errors import BudgetExhausted, InvalidInput, LedgerForked, VaultError, VaultForged
 from sordino.figures import round_up
-from sordino.vault import entries as kinds
-from sordino.vault.composing import ROUNDING, Rule
-from sordino.vault.entries import Draft, Entry, parse_receipt, require_name, root
-from sordino.vault.state import WRITTEN_OFF, Counts, Holding, Sight, State, start
-from sordino.vault.store import ConnectionLost, Store, Transaction
+from sordino.vault import history as kinds
+from sordino.vault.composing import BudgetRule
+from sordino.vault.history import Draft, Entry, parse_receipt, require_name, root
+from sordino.vault.reviewing import check_entry, check_links
+from sordino.vault.state import WRITTEN_OFF, Counts, DatasetState, Holding, LedgerSight, start
+from sordino.vault.storing import ConnectionLost, Store, Transaction
 
 T = TypeVar("T")
 
@@ -39,8 +39,8 @@ class Ask:
 
     run: str
     need: Callable[[Holding | None], Counts]
-    seen: Sight
-    passed: Callable[[Sight], bool]
+    seen: LedgerSight
+    passed: Callable[[LedgerSight], bool]
     unit: str = "record"
     adjacency: str = "add-or-remove-one"
     fingerprint: str = ""
@@ -55,7 +55,7 @@ class Vault:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._known: dict[str, State] = {}
+        self._known: dict[str, DatasetState] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Vault, (self.store,)  # a copy, or another process, opens it anew
@@ -70,12 +70,12 @@ class Vault:
         unit: str = "record",
         composition: str = "adaptive",
         order: float | None = None,
-    ) -> State:
+    ) -> DatasetState:
         """A budget for a new dataset, owned by whoever makes it. Its δ, unit, adjacency and rule stay for ever."""
         require_name(name, "dataset")
         if budget.accountant != "pld":
             raise InvalidInput(f"accountant={budget.accountant!r}: a dataset's budget is kept by its composition alone")
-        rule = Rule.choose(budget, composition, order)
+        rule = BudgetRule.choose(budget, composition, order)
         said = {
             "epsilon": budget.epsilon,
             "delta": budget.delta,
@@ -87,7 +87,7 @@ class Vault:
             "failing": rule.failing,
         }
 
-        def decide(state: State | None) -> Draft:
+        def decide(state: DatasetState | None) -> Draft:
             if state is not None:
                 raise InvalidInput(f"dataset {name!r} has a budget already, of {state.owner}: choose another name")
             return Draft.write(name, kinds.CREATE, said)
@@ -95,10 +95,10 @@ class Vault:
         self._append(name, decide)
         return self.state(name)
 
-    def raise_to(self, name: str, epsilon: float) -> State:
+    def raise_to(self, name: str, epsilon: float) -> DatasetState:
         """Give the dataset a larger ε; δ, unit and rule stay. What was promised before is promised no more."""
 
-        def decide(state: State) -> Draft:
+        def decide(state: DatasetState) -> Draft:
             if not epsilon > state.rule.budget.epsilon:
                 raise InvalidInput(f"epsilon={epsilon:g} must be above the present {state.rule.budget.epsilon:g}")
             rule = replace(state.rule, budget=replace(state.rule.budget, epsilon=epsilon))
@@ -106,7 +106,7 @@ class Vault:
 
         return self._as_owner(name, decide)
 
-    def grant(self, name: str, person: str, epsilon: float | None = None) -> State:
+    def grant(self, name: str, person: str, epsilon: float | None = None) -> DatasetState:
         """Let a person reserve; with `epsilon`, runs of theirs that together, without others', cost at most so much."""
         require_name(person, "person")
         if epsilon is not None:
@@ -114,31 +114,31 @@ class Vault:
         said = {"person": person, "epsilon": epsilon}
         return self._as_owner(name, lambda _: Draft.write(name, kinds.GRANT, said))
 
-    def revoke(self, name: str, person: str) -> State:
+    def revoke(self, name: str, person: str) -> DatasetState:
         """Let a person reserve no more; what they hold stays theirs."""
 
-        def decide(state: State) -> Draft:
+        def decide(state: DatasetState) -> Draft:
             if person not in state.granted:
                 raise InvalidInput(f"{person!r} was not granted anything of {name!r}: nothing to revoke")
             return Draft.write(name, kinds.REVOKE, {"person": person})
 
         return self._as_owner(name, decide)
 
-    def close(self, name: str) -> State:
+    def close(self, name: str) -> DatasetState:
         """No reservation from now on, for ever; runs that hold something may finish."""
         return self._as_owner(name, lambda _: Draft.write(name, kinds.CLOSE, {}))
 
-    def write_off(self, name: str, run: str) -> State:
+    def write_off(self, name: str, run: str) -> DatasetState:
         """Count all that a run holds as spent, for good: its ledger is lost, or nobody trusts it."""
 
-        def decide(state: State) -> Draft:
+        def decide(state: DatasetState) -> Draft:
             found = _find_run(state, run)
             return Draft.write(name, kinds.WRITE_OFF, {}, run=found.run)
 
         return self._as_owner(name, decide)
 
-    def _as_owner(self, name: str, decide: Callable[[State], Draft]) -> State:
-        def checked(state: State | None) -> Draft:
+    def _as_owner(self, name: str, decide: Callable[[DatasetState], Draft]) -> DatasetState:
+        def checked(state: DatasetState | None) -> Draft:
             state = _require_state(state, name)
             if self.store.person != state.owner:
                 raise VaultError(f"dataset {name!r} is {state.owner}'s: {self.store.person} may not change its budget")
@@ -156,7 +156,7 @@ class Vault:
         that lies in another file, is a copy, and two copies could draw the same reservation twice.
         """
 
-        def decide(state: State | None) -> Draft:
+        def decide(state: DatasetState | None) -> Draft:
             state = _require_state(state, name)
             before = state.runs.get(ask.run)
             self._require_granted(state)
@@ -176,11 +176,11 @@ class Vault:
         entry = self._append(name, decide)
         return self.state(name).runs[ask.run], entry
 
-    def _require_granted(self, state: State) -> None:
+    def _require_granted(self, state: DatasetState) -> None:
         if not state.may_draw(person := self.store.person):
             raise VaultError(f"{person} may not draw on dataset {state.name!r}: ask {state.owner} for `budget grant`")
 
-    def _require_own(self, state: State, ask: Ask, before: Holding | None) -> None:
+    def _require_own(self, state: DatasetState, ask: Ask, before: Holding | None) -> None:
         if before is not None:
             _require_same_ledger(before, ask)
             if before.person != self.store.person:
@@ -196,7 +196,7 @@ class Vault:
         state.rule.require_priced(more)
         self._require_room(state, more)
 
-    def _require_room(self, state: State, more: Counts) -> None:
+    def _require_room(self, state: DatasetState, more: Counts) -> None:
         rule, person, name = state.rule, self.store.person, state.name
         if state.closed:
             raise BudgetExhausted(f"the budget of dataset {name!r} is closed: nothing more may be reserved")
@@ -226,7 +226,7 @@ class Vault:
         the vault does not know, because it was put back to a state before it: whoever may draw can show its ledger.
         """
 
-        def decide(state: State | None) -> Draft:
+        def decide(state: DatasetState | None) -> Draft:
             state = _require_state(state, name)
             before = state.runs.get(ask.run)
             held: Counts = {} if before is None else dict(before.held)
@@ -260,10 +260,10 @@ class Vault:
 
         return _insist(ask)
 
-    def state(self, name: str) -> State:
+    def state(self, name: str) -> DatasetState:
         """Where a dataset stands now."""
 
-        def ask() -> State:
+        def ask() -> DatasetState:
             with self.store.reading() as transaction:
                 return _require_state(self._read(transaction, name), name)
 
@@ -279,24 +279,24 @@ class Vault:
 
         return _insist(ask)
 
-    def _read(self, transaction: Transaction, name: str) -> State | None:
+    def _read(self, transaction: Transaction, name: str) -> DatasetState | None:
         """The state by what is known and what came since, every link of which is checked."""
         known = self._known.pop(name, None)  # if anything fails, it is read anew
         if known is None:
             found = transaction.entries(name)
             if not found:
                 return None
-            _check_links(found, root(name))
+            check_links(found, root(name))
             known = start(found[0])
         else:
             found = transaction.entries(name, known.number)
             if not found or found[0].chain != known.chain:
                 raise VaultForged(f"vault {self.store.place} lost entries of {name!r}, or went another way: restore it")
-            _check_links(found[1:], known.chain)
+            check_links(found[1:], known.chain)
         self._known[name] = known.fold(found[1:])
         return self._known[name]
 
-    def _append(self, name: str, decide: Callable[[State | None], Draft]) -> Entry:
+    def _append(self, name: str, decide: Callable[[DatasetState | None], Draft]) -> Entry:
         """Write one entry, once: the same one, by its nonce, however often the connection breaks."""
         nonce = uuid.uuid4().hex
 
@@ -318,7 +318,7 @@ class Vault:
         that every receipt of `receipts`, by who keeps it, is of this history.
         """
         entries = self.history(name)
-        _check_links(entries, root(name))
+        check_links(entries, root(name))
         signed = {self.store.check(entry.chain, entry.signature) for entry in entries}
         if False in signed:
             raise VaultForged(f"dataset {name!r} has entries without the right signature: restore the vault")
@@ -326,7 +326,7 @@ class Vault:
             raise VaultForged(f"vault {self.store.place} lost entries: {loss}; restore it from a copy")
         state = start(entries[0])
         for entry in entries[1:]:
-            _check_entry(state, entry)
+            check_entry(state, entry)
             state.fold([entry])
         for keeper, text in (receipts or {}).items():
             self.require_receipt(name, text, keeper)
@@ -363,13 +363,13 @@ def _insist(action: Callable[[], T]) -> T:
     raise AssertionError
 
 
-def _require_state(state: State | None, name: str) -> State:
+def _require_state(state: DatasetState | None, name: str) -> DatasetState:
     if state is None:
         raise VaultError(f"there is no budget for dataset {name!r} that you may see: `sordino budget create` makes one")
     return state
 
 
-def _find_run(state: State, run: str) -> Holding:
+def _find_run(state: DatasetState, run: str) -> Holding:
     """The run by its name, or by the beginning of it."""
     found = [holding for holding in state.runs.values() if holding.run.startswith(run)] if run else []
     if len(found) != 1:
@@ -378,7 +378,7 @@ def _find_run(state: State, run: str) -> Holding:
     return found[0]
 
 
-def _require_same_unit(state: State, unit: str, adjacency: str) -> None:
+def _require_same_unit(state: DatasetState, unit: str, adjacency: str) -> None:
     if (unit, adjacency) != (state.unit, state.rule.budget.adjacency):
         raise InvalidInput(
             f"the run protects every {unit} under {adjacency}, the budget of {state.name!r} every {state.unit} "
@@ -397,34 +397,3 @@ def _require_same_ledger(before: Holding, ask: Ask) -> None:
             f"the ledger of run {ask.run} does not go on from where the vault last saw it: it was copied or put back, "
             "and another copy has gone on; start a new run"
         )
-
-
-def _check_links(entries: list[Entry], chain: bytes) -> None:
-    for entry in entries:
-        if entry.link(chain) != entry.chain:
-            raise VaultForged(f"entry {entry.number} of {entry.dataset!r} was changed: restore the vault from a copy")
-        chain = entry.chain
-
-
-def _check_entry(state: State, entry: Entry) -> None:
-    """That an entry was allowed when it was made, at the price that it says."""
-    who = f"entry {entry.number} of {entry.dataset!r} ({entry.kind} by {entry.person})"
-    if entry.kind in kinds.OWNERS and entry.person != state.owner:
-        raise VaultForged(f"{who} is the owner's to make")
-    if entry.kind not in (kinds.RESERVE, kinds.SETTLE):
-        return
-    said: Counts = dict(entry.said["events"])
-    before = state.runs[entry.run].held if entry.run in state.runs else {}
-    if entry.kind == kinds.RESERVE:
-        before = {}
-    cost = state.rule.cost(said) - state.rule.cost(before)
-    if not math.isclose(cost, float(entry.cost), rel_tol=ROUNDING, abs_tol=ROUNDING):
-        raise VaultForged(f"{who} says that it costs {entry.cost}, and it costs {cost:g}: it was not priced by Sordino")
-    failing, stated = state.rule.add_failures(said) - state.rule.add_failures(before), entry.said.get("failing", 0.0)
-    if not math.isclose(failing, stated, rel_tol=ROUNDING, abs_tol=ROUNDING * state.rule.budget.delta):
-        raise VaultForged(f"{who} says that it fails with {stated}, and it does with {failing:g}: Sordino did not")
-    if entry.kind == kinds.RESERVE and said:
-        if not state.may_draw(entry.person) or state.closed:
-            raise VaultForged(f"{who} was made without the right to")
-        if not state.rule.allows(add_up(state.held, said)):
-            raise VaultForged(f"{who} overdraws the budget")

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from sordino.errors import VaultError
-from sordino.vault.entries import Draft, Entry
+from sordino.vault.history import Draft, Entry
 
 
 class ConnectionLost(VaultError):
