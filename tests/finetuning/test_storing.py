@@ -14,11 +14,11 @@ from sordino import Private, recipes
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
-from sordino.finetuning.choice import BYTES, CAUSAL, HALF, TextChoice  # noqa: E402
-from sordino.finetuning.losses import TaskLoss  # noqa: E402
-from sordino.finetuning.models import adapt  # noqa: E402
-from sordino.finetuning.storing import ByteLinear, autocast, store_in_bytes  # noqa: E402
-from tests.finetuning.models import RECORDS, Texts, build, collate  # noqa: E402
+from sordino.finetuning.choice import BYTES, CAUSAL, HALF, TextChoice
+from sordino.finetuning.losses import TaskLoss
+from sordino.finetuning.models import adapt
+from sordino.finetuning.storing import ByteLinear, autocast, store_in_bytes
+from tests.finetuning.models import RECORDS, Texts, build, collate
 
 CLIP, RATE = 0.5, 0.8
 CHOICE = TextChoice(CAUSAL, lora="r=2,alpha=4")

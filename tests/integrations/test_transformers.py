@@ -119,6 +119,54 @@ def test_reentrant_checkpoints_of_the_models_own_are_refused(tmp_path: Path) -> 
     assert not (tmp_path / "sordino").exists()
 
 
+class Noting(transformers.DataCollatorForLanguageModeling):  # type: ignore[misc]
+    """Masks at random, and remembers what it made of every text."""
+
+    def torch_mask_tokens(self, *given: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        masked = super().torch_mask_tokens(*given, **more)
+        vars(self).setdefault("made", []).extend(zip(*(part.clone() for part in masked), strict=True))
+        return masked  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("seed", [None, pytest.param(5, marks=pytest.mark.slow)])
+def test_masks_are_drawn_once_for_each_draw(seed: int | None, tmp_path: Path) -> None:
+    """The step is that of a loop over the very texts that were masked for it, and each was masked once."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: place for place, word in enumerate(["<pad>", "<mask>", "<unk>", *map(str, range(28))])}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    marks = {"pad_token": "<pad>", "mask_token": "<mask>", "unk_token": "<unk>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, **marks)
+    collator = Noting(tokenizer, mlm_probability=0.4, seed=seed)
+
+    class Forget(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            collator.made = []
+
+    torch.manual_seed(1)
+    model = transformers.BertForMaskedLM(build("bert").config)
+    twin = copy.deepcopy(model)
+    texts = [{"input_ids": item["input_ids"]} for item in Texts("gpt2").items]
+    trainer = PrivateTrainer(
+        model=model, train_dataset=texts, data_collator=collator, recipe=whole_batch(), callbacks=[Forget()],
+        args=arguments(tmp_path, per_device_train_batch_size=5, optim="sgd", learning_rate=RATE, max_steps=1,
+                       lr_scheduler_type="constant"),
+    )  # fmt: skip
+    trainer.train()
+    assert len(collator.made) == RECORDS
+    total = {name: torch.zeros_like(p) for name, p in twin.named_parameters()}
+    for ids, labels in collator.made:
+        if not bool((labels != -100).any()):
+            continue  # nothing of it was masked: no loss, no gradient
+        loss = twin(input_ids=ids[None], labels=labels[None]).loss
+        grads = torch.autograd.grad(loss, list(twin.parameters()), allow_unused=True)
+        norm = torch.stack([g.norm() for g in grads if g is not None]).norm()
+        for name, grad in zip(total, grads, strict=True):
+            total[name] += 0 if grad is None else grad * (CLIP / norm).clamp(max=1.0)
+    for name, p in twin.named_parameters():
+        torch.testing.assert_close(model.get_parameter(name), p - RATE * total[name] / RECORDS, rtol=1e-5, atol=1e-5)
+    assert max(float(each.abs().max()) for each in total.values()) > 1e-2
+
+
 # -- what it costs ----------------------------------------------------------------------------------------------------
 
 

@@ -30,7 +30,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from transformers import Seq2SeqTrainer, Trainer
+from transformers import (
+    DataCollatorForLanguageModeling,
+    DataCollatorForTokenClassification,
+    Seq2SeqTrainer,
+    Trainer,
+)
 from transformers.trainer_utils import TrainOutput
 
 from sordino import books, recipes
@@ -40,7 +45,7 @@ from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.finetuning import losses
 from sordino.gradients.engine import Loss
 from sordino.integrations.arguments import Meaning, require_private
-from sordino.integrations.bridging import AsDict, plain_forward, require_apart, require_seen_checkpoints
+from sordino.integrations.bridging import AsDict, MaskedRecords, plain_forward, require_apart, require_seen_checkpoints
 from sordino.private import Private
 from sordino.recipe import Recipe
 from sordino.records import count_records
@@ -184,7 +189,11 @@ class PrivateLoop:
                 dataset = dataset.remove_columns(column)
         else:
             collate = self._get_collator_with_removed_columns(collate, description="training")
-        return dataset, AsDict(collate, without=column)
+        whole, given = AsDict(collate, without=column), self.data_collator
+        if not (isinstance(given, DataCollatorForLanguageModeling) and given.mlm):
+            return dataset, whole
+        pad = DataCollatorForTokenClassification(given.tokenizer, pad_to_multiple_of=given.pad_to_multiple_of)
+        return MaskedRecords(dataset, whole), AsDict(pad)
 
     # -- training -----------------------------------------------------------------------------------------------
 
