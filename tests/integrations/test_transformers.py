@@ -185,6 +185,14 @@ def test_the_arguments_make_the_recipe_that_a_budget_pays_for(tmp_path: Path) ->
         trainer.train()  # a second run would have the budget again
 
 
+@pytest.mark.parametrize(("kind", "way"), mark(set(), [(k, w) for k in KINDS for w in ("full", "lora")]))
+def test_the_price_is_that_of_the_recipe(kind: str, way: str, tmp_path: Path) -> None:
+    model = build(kind) if way == "full" else adapt(build(kind), kind, way)
+    trainer = make(model, kind, tmp_path, budget=BUDGET, max_steps=2)
+    trainer.train()
+    assert 2.9 < trainer.guarantee().epsilon == trainer.recipe.price(BUDGET.delta) <= BUDGET.epsilon
+
+
 def test_a_recipe_keeps_its_own_draws_steps_and_price(tmp_path: Path) -> None:
     recipe = recipes.automatic(batch_size=8, steps=2, noise_multiplier=1.5)
     trainer = make(build("bert"), "bert", tmp_path, recipe=recipe)
@@ -255,6 +263,33 @@ def test_training_records_are_never_evaluated(tmp_path: Path) -> None:
                 look(some)
     with pytest.raises(InvalidInput, match="cost privacy too"):
         trainer.hyperparameter_search()
+
+
+def test_a_model_that_generates_is_evaluated_by_generating(tmp_path: Path) -> None:
+    from sordino.integrations.transformers import PrivateSeq2SeqTrainer
+
+    common = {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "report_to": "none", "max_steps": 1}
+    args = transformers.Seq2SeqTrainingArguments(
+        str(tmp_path), **common, predict_with_generate=True, generation_max_length=5, eval_strategy="steps"
+    )
+    made: dict[str, Any] = {"train_dataset": Texts("t5"), "data_collator": collate, "budget": BUDGET}
+    written: list[Any] = []
+
+    def measure(found: Any) -> dict[str, float]:
+        written.append(found.predictions)
+        return {}
+
+    trainer = PrivateSeq2SeqTrainer(
+        model=build("t5"), args=args, **made, eval_dataset=Texts("t5", 4, 9), compute_metrics=measure
+    )
+    trainer.train()
+    (texts,) = written
+    assert (texts.ndim, len(texts)) == (2, 4), "tokens, not the scores of each"
+    assert (texts[:, 5:] <= 0).all(), "tokens up to generation_max_length, then padding"
+    assert trainer.guarantee().epsilon == trainer.recipe.price(BUDGET.delta)
+    args.sortish_sampler = True
+    with pytest.raises(InvalidInput, match="sortish_sampler=True is refused"):
+        PrivateSeq2SeqTrainer(model=build("t5"), args=args, **made)
 
 
 def test_one_trainer_trains_once_and_says_what_it_was_shown(tmp_path: Path) -> None:
@@ -342,6 +377,7 @@ def test_nothing_of_the_training_batches_is_shown_or_saved(tmp_path: Path, capsy
     shown = {name for log in (*seen.logs, *trainer.state.log_history) for name in log} | set(done.metrics)
     assert {name for name in shown if not name.startswith("eval_")} == {"learning_rate", "epoch", "step"}
     assert "eval_loss" in shown
+    trainer.log_metrics("train", done.metrics)  # as scripts do, which an empty dictionary would end
     assert [log["learning_rate"] for log in seen.logs if "learning_rate" in log] == pytest.approx(
         [RATE * share for share in (1.0, 0.75, 0.5, 0.25)]
     )

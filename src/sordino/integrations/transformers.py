@@ -44,7 +44,7 @@ from sordino.accounting.guarantee import UNPROTECTED, Guarantee
 from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.finetuning import losses
 from sordino.gradients.engine import Loss
-from sordino.integrations.arguments import Meaning, require_private
+from sordino.integrations.arguments import OF_SEQ2SEQ, Meaning, require_private
 from sordino.integrations.bridging import AsDict, MaskedRecords, plain_forward, require_apart, require_seen_checkpoints
 from sordino.private import Private
 from sordino.recipe import Recipe
@@ -327,7 +327,7 @@ class PrivateLoop:
             if self.control.should_training_stop:
                 break
         done = self._finalize_training(trial, private.total * recipe.batch_size, start)
-        return TrainOutput(done.global_step, math.nan, _drop_private(done.metrics))
+        return TrainOutput(done.global_step, math.nan, {"epoch": self.state.epoch, **_drop_private(done.metrics)})
 
     def _take_epoch(self: Any, private: Private, per_epoch: int, epoch: int, conclude: Callable[[int], None]) -> None:
         """The steps up to the end of an epoch, with the Trainer's callbacks around each."""
@@ -419,6 +419,9 @@ class PrivateTrainer(PrivateLoop, Trainer):
 
 class PrivateSeq2SeqTrainer(PrivateLoop, Seq2SeqTrainer):
     """The same for `transformers.Seq2SeqTrainer`, which evaluates by generating."""
+
+    ordinary: ClassVar[type] = Seq2SeqTrainer
+    more_meanings: ClassVar[Mapping[str, Meaning]] = OF_SEQ2SEQ
 
 
 HEADING = "## Privacy\n"
