@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from sordino.integrations.arguments import MEANINGS, OF_SFT, Meaning
+from sordino.integrations.arguments import MEANINGS, OF_SEQ2SEQ, OF_SFT, Meaning
 
 PAGE = Path(__file__).parent.parent / "docs" / "finetuning.md"
 
@@ -25,7 +25,8 @@ def render(meanings: Mapping[str, Meaning]) -> str:
 
 def fill(text: str) -> str:
     """The page with its tables as they are in the code."""
-    for mark, meanings in (("TrainingArguments", MEANINGS), ("SFTConfig", OF_SFT)):
+    tables = {"TrainingArguments": MEANINGS, "Seq2SeqTrainingArguments": OF_SEQ2SEQ, "SFTConfig": OF_SFT}
+    for mark, meanings in tables.items():
         pattern = re.compile(rf"(<!-- {mark}: [^>]*-->\n).*?(\n<!-- end of {mark} -->)", re.DOTALL)
         text, found = pattern.subn(lambda match, rows=render(meanings): match[1] + rows + match[2], text)
         assert found == 1, f"{PAGE} has no place for the table of {mark}"

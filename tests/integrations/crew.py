@@ -9,6 +9,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import transformers
 from sordino import Budget, recipes
 from sordino.integrations.accelerate import load, prepare
 from sordino.integrations.transformers import PrivateTrainer
-from tests.finetuning.models import Texts, adapt, build, collate
+from tests.finetuning.models import KINDS, Texts, adapt, build, collate
 
 STEPS = 6
 BUDGET = Budget(epsilon=3, delta=1e-3)
@@ -39,21 +40,39 @@ class KillAfter(transformers.TrainerCallback):  # type: ignore[misc]
 def make(folder: Path, kind: str = "gpt2", *callbacks: Any, **settings: Any) -> PrivateTrainer:
     plain = {"use_cpu": True, "disable_tqdm": True, "report_to": "none", "optim": "sgd", "learning_rate": 0.5}
     ours = {name: settings.pop(name) for name in ("recipe", "budget", "options") if name in settings}
+    way = settings.pop("way", "lora")
     args = transformers.TrainingArguments(
         str(folder), **{**plain, "per_device_train_batch_size": 4, "save_strategy": "no", **settings}
     )
-    model = adapt(build(kind), kind)
+    model = build(kind) if way == "full" else adapt(build(kind), kind, way)
     return PrivateTrainer(
         model=model, args=args, train_dataset=Texts(kind), data_collator=collate, callbacks=list(callbacks), **ours
     )
 
 
-def make_budgeted(folder: Path, *callbacks: Any) -> PrivateTrainer:
-    return make(folder, "gpt2", *callbacks, budget=BUDGET, max_steps=STEPS, save_strategy="steps", save_steps=2)
+KILLED = {"gpt2": "lora", "bert": "lora", "llama": "full", "t5": "full"}
+"""What is trained of each kind in the runs that are killed."""
 
 
-def killed_after_a_checkpoint(folder: Path) -> None:
+def make_budgeted(folder: Path, *callbacks: Any, kind: str = "gpt2") -> PrivateTrainer:
+    saved = {"save_strategy": "steps", "save_steps": 2, "way": KILLED[kind]}
+    return make(folder, kind, *callbacks, budget=BUDGET, max_steps=STEPS, **saved)
+
+
+def killed_gpt2(folder: Path) -> None:
     make_budgeted(folder, KillAfter(4)).train()
+
+
+def killed_bert(folder: Path) -> None:
+    make_budgeted(folder, KillAfter(4), kind="bert").train()
+
+
+def killed_llama(folder: Path) -> None:
+    make_budgeted(folder, KillAfter(4), kind="llama").train()
+
+
+def killed_t5(folder: Path) -> None:
+    make_budgeted(folder, KillAfter(4), kind="t5").train()
 
 
 def killed_before_any_checkpoint(folder: Path) -> None:
@@ -61,11 +80,11 @@ def killed_before_any_checkpoint(folder: Path) -> None:
 
 
 def trained(folder: Path) -> Any:
-    """The adapter after a few steps with hardly any noise, and the price."""
-    recipe = recipes.dpsgd(batch_size=12, steps=3, noise_multiplier=1e-6)
+    """What is trained of every kind after two steps with hardly any noise, and the price."""
+    recipe = recipes.dpsgd(batch_size=12, steps=2, noise_multiplier=1e-6)
     found = []
-    for kind in ("gpt2", "bert"):
-        trainer = make(folder / kind, kind, recipe=recipe, options={"seed": 7}, eval_strategy="no")
+    for kind, way in product(KINDS, ("full", "lora")):
+        trainer = make(folder / kind / way, kind, way=way, recipe=recipe, options={"seed": 7}, eval_strategy="no")
         trainer.train()
         weights = {name: p.detach() for name, p in trainer.model.named_parameters() if p.requires_grad}
         assert trainer.private is not None
@@ -115,7 +134,8 @@ def fork(folder: Path, work: Callable[[Path], Any], rank: int = 0, size: int = 1
 
 
 def main(folder: Path) -> None:
-    children = [fork(folder, killed_after_a_checkpoint), fork(folder, killed_before_any_checkpoint)]
+    killed = (killed_gpt2, killed_bert, killed_llama, killed_t5, killed_before_any_checkpoint)
+    children = [fork(folder, work) for work in killed]
     for work in (trained, accelerated):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

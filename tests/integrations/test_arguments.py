@@ -11,7 +11,7 @@ import pytest
 
 from scripts.write_arguments import PAGE, fill, render
 from sordino import InvalidInput
-from sordino.integrations.arguments import MEANINGS, OF_SFT, require_private
+from sordino.integrations.arguments import MEANINGS, OF_SEQ2SEQ, OF_SFT, require_private
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: make test-integrations")
 from transformers import TrainingArguments  # noqa: E402
@@ -19,6 +19,11 @@ from transformers import TrainingArguments  # noqa: E402
 
 def test_every_argument_of_the_trainer_has_a_meaning() -> None:
     assert set(MEANINGS) == {each.name for each in dataclasses.fields(TrainingArguments)}
+
+
+def test_every_argument_of_the_trainer_that_generates_has_a_meaning() -> None:
+    ours = {each.name for each in dataclasses.fields(transformers.Seq2SeqTrainingArguments)} - set(MEANINGS)
+    assert set(OF_SEQ2SEQ) == ours
 
 
 def test_every_argument_that_trl_adds_has_a_meaning() -> None:
@@ -45,6 +50,7 @@ def test_the_page_shows_the_tables() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert fill(text) == text, "run: python scripts/write_arguments.py"
     assert render(MEANINGS) in text
+    assert render(OF_SEQ2SEQ) in text
     assert render(OF_SFT) in text
 
 

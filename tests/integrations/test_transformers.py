@@ -119,6 +119,54 @@ def test_reentrant_checkpoints_of_the_models_own_are_refused(tmp_path: Path) -> 
     assert not (tmp_path / "sordino").exists()
 
 
+class Noting(transformers.DataCollatorForLanguageModeling):  # type: ignore[misc]
+    """Masks at random, and remembers what it made of every text."""
+
+    def torch_mask_tokens(self, *given: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        masked = super().torch_mask_tokens(*given, **more)
+        vars(self).setdefault("made", []).extend(zip(*(part.clone() for part in masked), strict=True))
+        return masked  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("seed", [None, pytest.param(5, marks=pytest.mark.slow)])
+def test_masks_are_drawn_once_for_each_draw(seed: int | None, tmp_path: Path) -> None:
+    """The step is that of a loop over the very texts that were masked for it, and each was masked once."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: place for place, word in enumerate(["<pad>", "<mask>", "<unk>", *map(str, range(28))])}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    marks = {"pad_token": "<pad>", "mask_token": "<mask>", "unk_token": "<unk>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, **marks)
+    collator = Noting(tokenizer, mlm_probability=0.4, seed=seed)
+
+    class Forget(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            collator.made = []
+
+    torch.manual_seed(1)
+    model = transformers.BertForMaskedLM(build("bert").config)
+    twin = copy.deepcopy(model)
+    texts = [{"input_ids": item["input_ids"]} for item in Texts("gpt2").items]
+    trainer = PrivateTrainer(
+        model=model, train_dataset=texts, data_collator=collator, recipe=whole_batch(), callbacks=[Forget()],
+        args=arguments(tmp_path, per_device_train_batch_size=5, optim="sgd", learning_rate=RATE, max_steps=1,
+                       lr_scheduler_type="constant"),
+    )  # fmt: skip
+    trainer.train()
+    assert len(collator.made) == RECORDS
+    total = {name: torch.zeros_like(p) for name, p in twin.named_parameters()}
+    for ids, labels in collator.made:
+        if not bool((labels != -100).any()):
+            continue  # nothing of it was masked: no loss, no gradient
+        loss = twin(input_ids=ids[None], labels=labels[None]).loss
+        grads = torch.autograd.grad(loss, list(twin.parameters()), allow_unused=True)
+        norm = torch.stack([g.norm() for g in grads if g is not None]).norm()
+        for name, grad in zip(total, grads, strict=True):
+            total[name] += 0 if grad is None else grad * (CLIP / norm).clamp(max=1.0)
+    for name, p in twin.named_parameters():
+        torch.testing.assert_close(model.get_parameter(name), p - RATE * total[name] / RECORDS, rtol=1e-5, atol=1e-5)
+    assert max(float(each.abs().max()) for each in total.values()) > 1e-2
+
+
 # -- what it costs ----------------------------------------------------------------------------------------------------
 
 
@@ -135,6 +183,14 @@ def test_the_arguments_make_the_recipe_that_a_budget_pays_for(tmp_path: Path) ->
     assert len(trainer.private.run.ledger) == 6
     with pytest.raises(InvalidInput, match="has trained already"):
         trainer.train()  # a second run would have the budget again
+
+
+@pytest.mark.parametrize(("kind", "way"), mark(set(), [(k, w) for k in KINDS for w in ("full", "lora")]))
+def test_the_price_is_that_of_the_recipe(kind: str, way: str, tmp_path: Path) -> None:
+    model = build(kind) if way == "full" else adapt(build(kind), kind, way)
+    trainer = make(model, kind, tmp_path, budget=BUDGET, max_steps=2)
+    trainer.train()
+    assert 2.9 < trainer.guarantee().epsilon == trainer.recipe.price(BUDGET.delta) <= BUDGET.epsilon
 
 
 def test_a_recipe_keeps_its_own_draws_steps_and_price(tmp_path: Path) -> None:
@@ -207,6 +263,33 @@ def test_training_records_are_never_evaluated(tmp_path: Path) -> None:
                 look(some)
     with pytest.raises(InvalidInput, match="cost privacy too"):
         trainer.hyperparameter_search()
+
+
+def test_a_model_that_generates_is_evaluated_by_generating(tmp_path: Path) -> None:
+    from sordino.integrations.transformers import PrivateSeq2SeqTrainer
+
+    common = {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "report_to": "none", "max_steps": 1}
+    args = transformers.Seq2SeqTrainingArguments(
+        str(tmp_path), **common, predict_with_generate=True, generation_max_length=5, eval_strategy="steps"
+    )
+    made: dict[str, Any] = {"train_dataset": Texts("t5"), "data_collator": collate, "budget": BUDGET}
+    written: list[Any] = []
+
+    def measure(found: Any) -> dict[str, float]:
+        written.append(found.predictions)
+        return {}
+
+    trainer = PrivateSeq2SeqTrainer(
+        model=build("t5"), args=args, **made, eval_dataset=Texts("t5", 4, 9), compute_metrics=measure
+    )
+    trainer.train()
+    (texts,) = written
+    assert (texts.ndim, len(texts)) == (2, 4), "tokens, not the scores of each"
+    assert (texts[:, 5:] <= 0).all(), "tokens up to generation_max_length, then padding"
+    assert trainer.guarantee().epsilon == trainer.recipe.price(BUDGET.delta)
+    args.sortish_sampler = True
+    with pytest.raises(InvalidInput, match="sortish_sampler=True is refused"):
+        PrivateSeq2SeqTrainer(model=build("t5"), args=args, **made)
 
 
 def test_one_trainer_trains_once_and_says_what_it_was_shown(tmp_path: Path) -> None:
@@ -294,6 +377,7 @@ def test_nothing_of_the_training_batches_is_shown_or_saved(tmp_path: Path, capsy
     shown = {name for log in (*seen.logs, *trainer.state.log_history) for name in log} | set(done.metrics)
     assert {name for name in shown if not name.startswith("eval_")} == {"learning_rate", "epoch", "step"}
     assert "eval_loss" in shown
+    trainer.log_metrics("train", done.metrics)  # as scripts do, which an empty dictionary would end
     assert [log["learning_rate"] for log in seen.logs if "learning_rate" in log] == pytest.approx(
         [RATE * share for share in (1.0, 0.75, 0.5, 0.25)]
     )

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,15 +58,17 @@ def store_in_bytes(model: nn.Module) -> int:
     found = 0
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
-            if _is_linear(layer) and uses[id(layer.weight)] == 1 and not _is_trained(layer):
-                weight, bias = layer.weight.detach(), getattr(layer, "bias", None)
-                across = weight if isinstance(layer, nn.Linear) else weight.T  # Conv1D keeps inputs first
-                setattr(parent, name, ByteLinear(across.float(), None if bias is None else bias.detach()))
-                found += 1
+            weight = layer._parameters.get("weight") if _is_linear(layer) else None
+            if weight is None or uses[id(weight)] > 1 or _is_trained(layer):
+                continue
+            bias = layer._parameters.get("bias")
+            across = weight if isinstance(layer, nn.Linear) else weight.T  # Conv1D keeps inputs first
+            setattr(parent, name, ByteLinear(across.detach().float(), None if bias is None else bias.detach()))
+            found += 1
     return found
 
 
-def _is_linear(module: Any) -> bool:
+def _is_linear(module: nn.Module) -> bool:
     """A linear layer itself, not a subclass with a forward pass of its own; GPT-2 calls its own kind Conv1D."""
     return type(module) is nn.Linear or type(module).__name__ == "Conv1D"
 

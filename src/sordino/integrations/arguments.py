@@ -215,6 +215,18 @@ MEANINGS: dict[str, Meaning] = {
     ),
 }
 
+OF_SEQ2SEQ: dict[str, Meaning] = {
+    **_accept(
+        "as ever, evaluation alone",
+        "predict_with_generate",
+        "generation_max_length",
+        "generation_num_beams",
+        "generation_config",
+    ),
+    **_refuse("lengths decide who shares a batch; the guarantee needs a coin per record", "sortish_sampler"),
+}
+"""What transformers' `Seq2SeqTrainingArguments` add."""
+
 OF_SFT: dict[str, Meaning] = {
     **_accept(AS_EVER, "model_init_kwargs", "trust_remote_code", "chat_template_path", "dataset_text_field"),
     **_accept(AS_EVER, "dataset_kwargs", "dataset_num_proc", "eos_token", "pad_token", "pad_to_multiple_of"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 from sordino.errors import InvalidInput, UnsupportedModel
 from sordino.finetuning import losses
@@ -29,6 +29,24 @@ class AsDict:
             items = [{name: value for name, value in item.items() if name != self.without} for item in items]
         batch = dict(self.collate(items))
         return {name: value for name, value in batch.items() if value is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedRecords(Dataset[dict[str, Any]]):
+    """Records whose tokens are masked at random when they are drawn, each by itself, as a masking collator would.
+
+    A collator that masks a whole batch gives a record other masks in other company, so that nobody could see whether
+    records mix. Here a record is masked once for each draw, and the batch is only padded afterwards.
+    """
+
+    records: Any
+    collate: Callable[[list[Any]], dict[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {name: value[0] for name, value in self.collate([self.records[index]]).items()}
 
 
 @contextmanager

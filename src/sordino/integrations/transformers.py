@@ -30,7 +30,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from transformers import Seq2SeqTrainer, Trainer
+from transformers import (
+    DataCollatorForLanguageModeling,
+    DataCollatorForTokenClassification,
+    Seq2SeqTrainer,
+    Trainer,
+)
 from transformers.trainer_utils import TrainOutput
 
 from sordino import books, recipes
@@ -39,8 +44,8 @@ from sordino.accounting.guarantee import UNPROTECTED, Guarantee
 from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.finetuning import losses
 from sordino.gradients.engine import Loss
-from sordino.integrations.arguments import Meaning, require_private
-from sordino.integrations.bridging import AsDict, plain_forward, require_apart, require_seen_checkpoints
+from sordino.integrations.arguments import OF_SEQ2SEQ, Meaning, require_private
+from sordino.integrations.bridging import AsDict, MaskedRecords, plain_forward, require_apart, require_seen_checkpoints
 from sordino.private import Private
 from sordino.recipe import Recipe
 from sordino.records import count_records
@@ -184,7 +189,11 @@ class PrivateLoop:
                 dataset = dataset.remove_columns(column)
         else:
             collate = self._get_collator_with_removed_columns(collate, description="training")
-        return dataset, AsDict(collate, without=column)
+        whole, given = AsDict(collate, without=column), self.data_collator
+        if not (isinstance(given, DataCollatorForLanguageModeling) and given.mlm):
+            return dataset, whole
+        pad = DataCollatorForTokenClassification(given.tokenizer, pad_to_multiple_of=given.pad_to_multiple_of)
+        return MaskedRecords(dataset, whole), AsDict(pad)
 
     # -- training -----------------------------------------------------------------------------------------------
 
@@ -318,7 +327,7 @@ class PrivateLoop:
             if self.control.should_training_stop:
                 break
         done = self._finalize_training(trial, private.total * recipe.batch_size, start)
-        return TrainOutput(done.global_step, math.nan, _drop_private(done.metrics))
+        return TrainOutput(done.global_step, math.nan, {"epoch": self.state.epoch, **_drop_private(done.metrics)})
 
     def _take_epoch(self: Any, private: Private, per_epoch: int, epoch: int, conclude: Callable[[int], None]) -> None:
         """The steps up to the end of an epoch, with the Trainer's callbacks around each."""
@@ -410,6 +419,9 @@ class PrivateTrainer(PrivateLoop, Trainer):
 
 class PrivateSeq2SeqTrainer(PrivateLoop, Seq2SeqTrainer):
     """The same for `transformers.Seq2SeqTrainer`, which evaluates by generating."""
+
+    ordinary: ClassVar[type] = Seq2SeqTrainer
+    more_meanings: ClassVar[Mapping[str, Meaning]] = OF_SEQ2SEQ
 
 
 HEADING = "## Privacy\n"
