@@ -1,6 +1,7 @@
 """What version 0.1 wrote is read for ever: recipes, fingerprints, events, configurations and whole run folders.
 
-Nothing in tests/golden/ is ever written again. If a test here fails, a file that users have can no longer be read.
+So are the recipes of later mechanisms, as they were first written. Nothing in tests/golden/ is ever written again. If a
+test here fails, a file that users have can no longer be read.
 """
 
 from __future__ import annotations

@@ -107,6 +107,7 @@ class Around(Optimizer, ABC):
 
     def adopt(self, other: Optimizer) -> Optimizer:
         adopted = super().adopt(other)
+        assert isinstance(adopted, Around)
         return adopted if self.inner is None else replace(adopted, inner=self.inner.adopt(other))
 
 
