@@ -2,8 +2,8 @@
 
 A search is paid for in one of two ways. **Selection**: a random, secret number of trials, of which only the best is
 released (`sordino.accounting.selection`). **Composition**: a fixed number of trials, each of which is paid for, so that
-all of them may be seen and later settings may follow from earlier scores. Selection is by far the cheaper way for many
-trials; for two or three composition is. `plan_search` takes the cheaper one of those that are allowed, and says which.
+all of them may be seen and later settings may follow from earlier scores. Selection is far cheaper for many trials, and
+for few it was cheaper wherever we looked; `plan_search` takes the cheaper one of those allowed, and says which.
 
 Every trial may spend what its *reference* costs: the plan of a recipe that all trials share, or one Gaussian release
 where their plans differ; a part of it pays for the score.
@@ -149,9 +149,7 @@ def plan_search(
             "and enter the other; leave it out"
         )
     allowed = SLACK * budget.delta / math.ceil(trials) if slack is None else slack
-    plain = {way: _pay(way, budget, trials, eta, allowed, _one_gaussian, beside) for way in ways}
-    way = min(plain, key=lambda name: plain[name])
-    noise = plain[way]
+    way, noise = _choose_way(ways, budget, trials, eta, allowed, beside)
     shared = disjoint or not score
     score_noise = (noise if disjoint else noise / math.sqrt(SCORE_SHARE)) if score else None
     training = noise if shared else noise / math.sqrt(1 - SCORE_SHARE)
@@ -170,6 +168,20 @@ def plan_search(
         score_noise *= WIDER
         cost = replace(cost, score_noise=score_noise)
     return cost
+
+
+def _choose_way(
+    ways: tuple[Way, ...], budget: Budget, trials: float, eta: float, slack: float, beside: Events
+) -> tuple[Way, float]:
+    """The way that asks for less noise of a trial that is one Gaussian release, and that noise."""
+    found: dict[Way, float] = {}
+    if "selection" in ways:
+        found["selection"] = _pay("selection", budget, trials, eta, slack, _one_gaussian, beside)
+    least = math.sqrt(math.ceil(trials)) / find_precision(budget)  # of a composition with nothing beside it
+    if "composition" in ways and least < found.get("selection", math.inf):
+        found["composition"] = _pay("composition", budget, trials, eta, slack, _one_gaussian, beside)
+    way = min(found, key=lambda name: found[name])
+    return way, found[way]
 
 
 def _one_gaussian(noise: float) -> Events:

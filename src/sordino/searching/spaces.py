@@ -16,6 +16,7 @@ from sordino.names import read_toml
 
 Uniforms = Callable[[int], NDArray[np.float64]]
 """Where chance comes from: `sordino.noise.Source.uniform`."""
+_SHOWN = 12
 Value = float | int | str | bool
 
 
@@ -68,7 +69,8 @@ class Among:
         return self.values[min(int(chance * len(self.values)), len(self.values) - 1)]
 
     def describe(self) -> str:
-        return ", ".join(map(str, self.values))
+        shown = ", ".join(map(str, self.values[:_SHOWN]))
+        return shown if len(self.values) <= _SHOWN else f"{shown}, ... ({len(self.values)} values)"
 
 
 def uniform(low: float, high: float) -> Between:

@@ -1,0 +1,533 @@
+"""A search keeps what its price asks for: and each condition, broken, is seen."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+from sordino import Budget, Private, recipes, tune
+from sordino.accounting import Ledger, epsilon
+from sordino.accounting.events import GaussianDpEvent, SelfComposedDpEvent
+from sordino.accounting.selection import Selection
+from sordino.books import LEDGER
+from sordino.errors import BudgetExhausted, InvalidInput
+from sordino.noise import Secure
+from sordino.run import FIXED_IN_ADVANCE, HELD_OUT, SEARCHED
+from sordino.searching import Candidate, Search, choices, log_uniform, make_space, search, trials, uniform
+from sordino.searching.costs import Cost, plan_search
+from sordino.searching.sealing import KEY, STATE, Seal
+from sordino.searching.trials import WORST
+
+BUDGET = Budget(3.0, 1e-5)
+SPACE = make_space({"level": uniform(0, 1)})
+Objective = Callable[[Candidate], Any]
+
+
+@pytest.fixture(scope="module")
+def cost() -> Cost:
+    return plan_search(BUDGET, trials=8, ways=("selection",))
+
+
+@pytest.fixture(autouse=True)
+def _keys_in_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "find_memory", lambda: None)
+
+
+def spend(trial: Candidate) -> dict[str, Any]:
+    """A release of a trial's own, charged where it belongs, and a score that is the setting itself."""
+    receipt = trial.ledger.charge(GaussianDpEvent(trial.cost.training_noise), "training")
+    released = trial.source.gaussian(receipt, 1, trial.cost.training_noise)
+    trial.score(np.full(1000, trial["level"]))
+    return {"level": trial["level"], "released": float(released[0])}
+
+
+def count(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr(search, "draw_count", lambda cost, source: number)
+
+
+# -- price, order, guarantee ------------------------------------------------------------------------------------------
+
+
+def test_everything_is_charged_before_the_first_trial(tmp_path: Path, cost: Cost) -> None:
+    seen: list[list[Any]] = []
+
+    def objective(trial: Candidate) -> Any:
+        with Ledger.read(tmp_path / LEDGER) as ledger:
+            seen.append(ledger.events())
+        return spend(trial)
+
+    winner = Search(objective, SPACE, cost).run(tmp_path)
+    assert all(events == [(cost.event, 1)] for events in seen)
+    assert isinstance(cost.event, Selection)
+    with Ledger.read(tmp_path / LEDGER) as ledger:
+        assert ledger.events() == [(cost.event, 1)]
+    assert 2.99 < winner.guarantee.epsilon <= 3.0
+    assert winner.guarantee.epsilon == pytest.approx(epsilon([(cost.event, 1)], BUDGET.delta))
+    assert winner.alone < 2.2
+
+
+def test_the_guarantee_says_that_settings_were_searched(cost: Cost) -> None:
+    said = Search(spend, SPACE, cost).run().guarantee.assumptions
+    assert FIXED_IN_ADVANCE not in said
+    line = next(line for line in said if line.startswith(SEARCHED))
+    assert "level: 0 to 1" in line
+    assert "no guarantee of the winner" in line
+    assert search.SECRET in said
+
+
+def test_the_best_of_them_wins(monkeypatch: pytest.MonkeyPatch, cost: Cost) -> None:
+    tried: list[float] = []
+
+    def objective(trial: Candidate) -> Any:
+        tried.append(trial["level"])
+        return spend(trial)
+
+    count(monkeypatch, 12)
+    winner = Search(objective, make_space({"level": [0.1, 0.9]}), cost).run()
+    assert len(tried) == 12
+    assert winner.settings["level"] == max(tried)
+    assert winner.seen == ()
+
+
+def test_a_trial_and_its_score_cost_exactly_the_reference(cost: Cost) -> None:
+    training = [(GaussianDpEvent(cost.training_noise), 1)]
+    assert cost.covers_trial([*training, *cost.score_event])
+    assert not cost.covers_trial([(GaussianDpEvent(0.99 * cost.training_noise), 1), *cost.score_event])
+    assert not cost.covers_trial(training)  # no score was charged
+    assert not cost.covers_trial(list(cost.score_event))  # nothing else was
+    apart = plan_search(BUDGET, trials=8, ways=("selection",), disjoint=True)
+    assert apart.score_noise == pytest.approx(apart.training_noise)
+    assert apart.covers_trial([(GaussianDpEvent(apart.training_noise), 1), *apart.score_event])
+
+
+@pytest.mark.parametrize("number", [2, 20])
+def test_the_cheaper_way_is_taken(number: int) -> None:
+    found = plan_search(BUDGET, trials=number)
+    dearer = plan_search(BUDGET, trials=number, ways=("composition",))
+    assert found.way == "selection"
+    assert found.training_noise < dearer.training_noise
+    assert dearer.event == SelfComposedDpEvent(dearer.reference, number)
+    assert 2.99 < dearer.epsilon <= 3.0
+
+
+# -- the number of trials ---------------------------------------------------------------------------------------------
+
+
+class Quantiles:
+    """A source whose uniforms are evenly spread, so that the law of what is drawn from them is exact."""
+
+    def __init__(self, number: int) -> None:
+        self.left = list((np.arange(number) + 0.5) / number)
+
+    def uniform(self, size: int) -> Any:
+        assert size == 1
+        return np.array([self.left.pop()])
+
+
+def is_lawful(cost: Cost, draw: Callable[[Cost, Any], int], number: int = 4000) -> bool:
+    """Whether `draw` follows the law that is charged: P[K = 1], and E[K] but for the last quantile's tail."""
+    source = Quantiles(number)
+    counts = np.array([draw(cost, source) for _ in range(number)])
+    event = cost.event
+    assert isinstance(event, Selection)
+    if event.eta == 0:
+        first = (1 - event.gamma) / -np.log(event.gamma)
+    else:
+        first = event.eta * (1 - event.gamma) / (event.gamma**-event.eta - 1)
+    alike = abs(np.mean(counts == 1) - first) < 2 / number
+    return bool(alike and abs(counts.mean() / event.trials - 1) < 0.03)
+
+
+@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0, 3.0])
+def test_k_follows_the_law_that_is_charged(eta: float) -> None:
+    lawful = plan_search(BUDGET, trials=10, eta=eta, ways=("selection",))
+    assert is_lawful(lawful, search.draw_count)
+
+
+def test_a_fixed_k_is_seen(cost: Cost) -> None:
+    assert not is_lawful(cost, lambda cost, source: source.uniform(1) is not None and round(cost.trials))
+    assert not is_lawful(cost, lambda cost, source: 1 + int(2 * 8 * source.uniform(1)[0]))
+
+
+# -- nothing of a loser leaves ----------------------------------------------------------------------------------------
+
+
+def talk(trial: Candidate) -> Any:
+    """A trial that tells everybody about itself."""
+    print(trial["level"])
+    print(trial["level"], file=sys.stderr)
+    logging.getLogger("sordino").critical("%r", trial["level"])
+    logging.getLogger("mine").warning("%r", trial["level"])
+    return spend(trial)
+
+
+def find_told(levels: list[float], folder: Path, *texts: str) -> set[float]:
+    """Settings that can be read anywhere: in files, as text or as bytes, or in what was printed and logged."""
+    files = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    held = [*files, *(text.encode() for text in texts)]
+    return {
+        level
+        for level in levels
+        if any(repr(level).encode() in text or struct.pack(">d", level) in text for text in held)
+    }
+
+
+def watch_search(cost: Cost, folder: Path, capfd: Any, caplog: Any, jobs: int = 1) -> tuple[set[float], float]:
+    """What was told of the trials while the search ran and after it; and the winner's setting."""
+    told: set[float] = set()
+    levels: list[float] = []
+
+    class Watched(Search):
+        def _draw(self, source: Any) -> Any:
+            drawn = super()._draw(source)
+            levels.extend(settings["level"] for settings in drawn.settings)
+            return drawn
+
+        def _take(self, secret: Any, number: int, outcome: Any, seal: Any) -> None:
+            super()._take(secret, number, outcome, seal)
+            told.update(find_told(levels, folder))
+
+    winner = Watched(talk, SPACE, cost, jobs=jobs).run(folder)
+    shown = capfd.readouterr()
+    assert len(levels) == 5
+    told |= find_told(levels, folder, shown.out, shown.err, caplog.text, repr(winner), str(winner.to_dict()))
+    return told, winner.settings["level"]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_nothing_of_a_loser_is_told(
+    tmp_path: Path, cost: Cost, capfd: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    count(monkeypatch, 5)
+    told, level = watch_search(cost, tmp_path, capfd, caplog, jobs)
+    assert told == {level}
+    assert not (tmp_path / STATE).exists()
+    assert not (tmp_path / KEY).exists()
+
+
+def _write_openly(self: Seal, content: bytes) -> None:
+    self.path.write_bytes(content)
+
+
+def _read_openly(self: Seal) -> bytes:
+    return self.path.read_bytes()
+
+
+def test_losers_that_are_logged_are_seen(
+    tmp_path: Path, cost: Cost, capfd: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search that lets its trials talk."""
+    from contextlib import nullcontext
+
+    count(monkeypatch, 5)
+    monkeypatch.setattr(trials, "silence", nullcontext)
+    told, level = watch_search(cost, tmp_path, capfd, caplog)
+    assert told > {level}
+
+
+def test_a_state_that_is_not_sealed_is_seen(
+    tmp_path: Path, cost: Cost, capfd: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All settings, and with them the number of trials, could be read while the search runs."""
+    count(monkeypatch, 5)
+    monkeypatch.setattr(Seal, "write", _write_openly)
+    monkeypatch.setattr(Seal, "read", _read_openly)
+    told, level = watch_search(cost, tmp_path, capfd, caplog)
+    assert told > {level}
+
+
+def test_the_sealed_state_is_readable_by_its_owner_alone(tmp_path: Path, cost: Cost) -> None:
+    modes: set[int] = set()
+
+    def objective(trial: Candidate) -> Any:
+        modes.update((tmp_path / name).stat().st_mode & 0o777 for name in (STATE, KEY))
+        return spend(trial)
+
+    Search(objective, SPACE, cost).run(tmp_path)
+    assert modes == {0o600}
+
+
+def test_scores_have_noise(cost: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure_spread() -> float:
+        scores = []
+        for _ in range(40):
+            trial = Candidate({"level": 0.5}, cost)
+            trial.score(np.full(1000, 0.5))
+            scores.append(trial.scored or 0.0)
+        return float(np.std(scores))
+
+    assert cost.score_noise is not None
+    assert 0.5 * cost.score_noise < measure_spread() < 2 * cost.score_noise
+    monkeypatch.setattr(trials, "add_noise", lambda source, receipt, value, std: value)  # the sabotage
+    assert measure_spread() == 0
+
+
+def test_one_record_moves_a_score_by_at_most_one(cost: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "add_noise", lambda source, receipt, value, std: value)
+    wild = [float("nan"), float("inf"), -float("inf"), 1e300, -5.0, 0.5]
+    for value, counted in zip(wild, [0, 1, 0, 1, 0, 0.5], strict=True):
+        trial = Candidate({}, cost)
+        trial.score([0.25, value])
+        assert trial.scored == pytest.approx(0.25 + counted)
+
+
+# -- going on ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_search_goes_on_with_the_same_trials(
+    tmp_path: Path, cost: Cost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count(monkeypatch, 6)
+    made: list[float] = []
+
+    def objective(trial: Candidate) -> Any:
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        made.append(trial["level"])
+        return spend(trial)
+
+    with pytest.raises(KeyboardInterrupt):
+        Search(objective, SPACE, cost).run(tmp_path)
+    planned = [settings["level"] for settings in pickle.loads(Seal(tmp_path).read()).settings]
+    assert made == planned[:3]
+    again: list[float] = []
+
+    def go_on(trial: Candidate) -> Any:
+        again.append(trial["level"])
+        return spend(trial)
+
+    def refuse(cost: Cost, source: Any) -> int:
+        raise AssertionError("the number of trials was drawn again")
+
+    monkeypatch.setattr(search, "draw_count", refuse)
+    Search(go_on, SPACE, cost).run(tmp_path)
+    assert again == planned[3:]
+    with Ledger.read(tmp_path / LEDGER) as ledger:
+        assert len(ledger) == 1
+        assert ledger.incarnation == 2
+
+
+def test_a_search_that_is_over_is_not_begun_again(tmp_path: Path, cost: Cost) -> None:
+    Search(spend, SPACE, cost).run(tmp_path)
+    with pytest.raises(BudgetExhausted, match="has paid for this search already"):
+        Search(spend, SPACE, cost).run(tmp_path)
+
+
+def test_without_its_key_a_search_cannot_go_on(tmp_path: Path, cost: Cost) -> None:
+    def stop(trial: Candidate) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Search(stop, SPACE, cost).run(tmp_path)
+    kept = (tmp_path / KEY).read_bytes()
+    (tmp_path / KEY).write_bytes(bytes(32))
+    with pytest.raises(BudgetExhausted, match="its key is another one"):
+        Search(spend, SPACE, cost).run(tmp_path)
+    (tmp_path / KEY).unlink()
+    with pytest.raises(BudgetExhausted, match="is gone"):
+        Search(spend, SPACE, cost).run(tmp_path)
+    (tmp_path / KEY).write_bytes(kept)
+    Search(spend, SPACE, cost).run(tmp_path)
+
+
+def test_another_search_does_not_go_on_there(tmp_path: Path, cost: Cost) -> None:
+    Search(spend, SPACE, cost).open_books(tmp_path).close()
+    other = plan_search(Budget(2.0, 1e-5), trials=8, ways=("selection",))
+    with pytest.raises(InvalidInput, match="holds another search"):
+        Search(spend, SPACE, other).run(tmp_path)
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_trial_that_fails_only_loses(cost: Cost, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+    count(monkeypatch, 6)
+
+    def objective(trial: Candidate) -> Any:
+        if trial["level"] == 1:
+            raise RuntimeError("private words")
+        if trial["level"] == 0.9 and jobs == 2:
+            os._exit(3)
+        return spend(trial)
+
+    levels = [1, 0.9, 0.5] if jobs == 2 else [1, 0.5]
+    planned = Search(objective, make_space({"level": levels}), cost, jobs=jobs)
+    monkeypatch.setattr(
+        planned, "_draw", lambda source: fix_settings(planned, [levels[i % len(levels)] for i in range(6)])
+    )
+    assert planned.run().settings["level"] == 0.5
+
+
+def fix_settings(planned: Search, levels: list[float]) -> Any:
+    drawn = Search._draw(planned, Secure())
+    drawn.settings = [{"level": level} for level in levels]
+    drawn.seeds = [None] * len(levels)
+    return drawn
+
+
+@pytest.mark.parametrize("fault", ["error", "dear", "silent", "unscored", "twice"])
+def test_where_all_fail_the_search_says_so_and_nothing_private(cost: Cost, fault: str) -> None:
+    def objective(trial: Candidate) -> Any:
+        if fault == "error":
+            raise RuntimeError("private words")
+        if fault == "dear":
+            trial.ledger.charge(GaussianDpEvent(trial.cost.training_noise / 2))
+        if fault == "unscored":
+            trial.ledger.charge(GaussianDpEvent(trial.cost.training_noise))
+            return None
+        trial.score([1.0])
+        if fault == "twice":
+            trial.score([1.0])
+        return None
+
+    words = {
+        "error": "RuntimeError in test_search.py",
+        "dear": "released more than was charged",
+        "silent": "kept its charges to itself",
+        "unscored": "gave no score",
+        "twice": "has its score already",
+    }
+    with pytest.raises(InvalidInput, match=words[fault]) as raised:
+        Search(objective, SPACE, cost).run()
+    assert "private words" not in str(raised.value)
+
+
+def test_what_is_wrong_with_an_objective_costs_nothing(tmp_path: Path) -> None:
+    def misspelt(trial: Candidate) -> Any:
+        return trial["learning_rate"]
+
+    with pytest.raises(InvalidInput, match="no setting 'learning_rate': it has lr"):
+        tune(misspelt, {"lr": [0.1]}, BUDGET, expected_trials=5, run=tmp_path / "run")
+
+    def broken(trial: Candidate) -> Any:
+        return {}["private words"]
+
+    with pytest.raises(InvalidInput, match=r"before its first release: KeyError in test_search.py:\d+$"):
+        tune(broken, {"lr": [0.1]}, BUDGET, expected_trials=5, run=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"jobs": 0}, "jobs=0"),
+        ({"expected_trials": 1}, "expected trials=1"),
+        ({"eta": -1.0}, "eta=-1"),
+        ({"way": "selection", "suggest": lambda seen: {}}, "no proof"),
+        ({"jobs": 2, "suggest": lambda seen: {}}, "contradict"),
+        ({"like": recipes.dpsgd(batch_size=10, epochs=1)}, "records is missing"),
+        ({"like": recipes.dpsgd(batch_size=10, epochs=1), "records": 10**6}, "must be < 1/records"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        tune(spend, SPACE, BUDGET, **{"expected_trials": 5, **options})
+
+
+def test_replacing_a_record_may_change_both_parts() -> None:
+    with pytest.raises(InvalidInput, match="no proof under replace-one"):
+        plan_search(Budget(3, 1e-5, adjacency="replace-one"), trials=5, disjoint=True)
+
+
+# -- other ways -------------------------------------------------------------------------------------------------------
+
+
+def test_an_adaptive_search_is_paid_by_composition() -> None:
+    asked: list[int] = []
+
+    def suggest(seen: Any) -> dict[str, Any]:
+        asked.append(len(seen))
+        best = max(seen, key=lambda pair: pair[1])[0]
+        return {**best, "level": min(1.0, best["level"] + 0.1)}
+
+    winner = tune(spend, SPACE, BUDGET, expected_trials=4, suggest=suggest, rehearse=False)
+    assert asked == [1, 2, 3]
+    assert winner.cost.way == "composition"
+    assert len(winner.seen) == 4
+    assert search.SECRET not in winner.guarantee.assumptions
+    assert 2.99 < winner.guarantee.epsilon <= 3.0
+
+
+def test_a_public_held_out_set_is_said_to_be_unprotected() -> None:
+    def objective(trial: Candidate) -> Any:
+        trial.ledger.charge(GaussianDpEvent(trial.cost.training_noise))
+        trial.score_publicly(trial["level"])
+        return trial["level"]
+
+    winner = tune(objective, {"level": uniform(0, 1)}, BUDGET, expected_trials=5, public_score=True, rehearse=False)
+    assert winner.score == winner.settings["level"] > WORST
+    assert winner.guarantee.unprotected == (HELD_OUT,)
+
+    def private(trial: Candidate) -> Any:
+        trial.score_publicly(1.0)
+
+    with pytest.raises(InvalidInput, match="the score is private"):
+        Search(private, SPACE, plan_search(BUDGET, trials=5)).run()
+
+
+# -- with a real training ---------------------------------------------------------------------------------------------
+
+RECORDS, HELD = 400, 100
+INPUTS = torch.randn(RECORDS + HELD, 4, generator=torch.Generator().manual_seed(1))
+CLASSES = (INPUTS[:, 0] > 0).long()
+
+
+def train(trial: Candidate) -> Private:
+    model = nn.Linear(4, 2)
+    torch.nn.init.zeros_(model.weight)
+    size = trial.settings.get("batch_size", 100)
+    recipe = trial.calibrate(recipes.dpsgd(batch_size=int(size), steps=4, lr=trial["lr"]), records=RECORDS)
+    private = Private(
+        *(model, recipe.optimizer.build(model.parameters()), TensorDataset(INPUTS[:RECORDS], CLASSES[:RECORDS])),
+        lambda model, batch: cross_entropy(model(batch[0]), batch[1], reduction="none"),
+        recipe,
+        seed=trial.seed,
+    )
+    for _ in private.steps():
+        pass
+    with torch.no_grad():
+        trial.score(model(INPUTS[RECORDS:]).argmax(1) == CLASSES[RECORDS:])
+    return private
+
+
+def test_a_private_run_is_searched_and_its_winner_used(tmp_path: Path) -> None:
+    like = recipes.dpsgd(batch_size=100, steps=4)
+    options: dict[str, Any] = {"expected_trials": 4, "like": like, "records": RECORDS, "seed": 3}
+    winner = tune(train, {"lr": log_uniform(0.1, 10)}, Budget(3, 1e-4), run=tmp_path / "run", jobs=2, **options)
+    assert 2.99 < winner.guarantee.epsilon <= 3.0
+    assert winner.state.recipe.noise_multiplier == winner.cost.training_noise
+    assert winner.state.position == 4
+    model = nn.Linear(4, 2)
+    model.load_state_dict(winner.model)
+
+
+@pytest.mark.slow
+def test_trials_of_different_lengths_are_noised_to_one_price() -> None:
+    winner = tune(
+        train, {"lr": [1.0], "batch_size": choices(50, 100)}, Budget(3, 1e-4), expected_trials=3, way="selection"
+    )
+    plan = winner.state.recipe.plan()
+    assert winner.cost.covers_trial([*plan, *winner.cost.score_event])
+    assert epsilon([*plan, *winner.cost.score_event], 1e-4) <= winner.alone * 1.001
+
+
+def test_a_recipe_that_chooses_its_own_noise_is_refused() -> None:
+    def objective(trial: Candidate) -> Any:
+        return trial.calibrate(recipes.dpis(batch_size=100, epochs=1), records=RECORDS)
+
+    with pytest.raises(InvalidInput, match=r"chooses its own noise|not calibrated"):
+        tune(objective, SPACE, Budget(3, 1e-4), expected_trials=5)
