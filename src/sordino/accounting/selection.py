@@ -322,7 +322,7 @@ def _shift(event: Selection, profile: Profile, shift: float, interval: float) ->
     upper = max(shift + float(profile.points[-1]), interval)
     if event.trials * (profile.infinity + event.slack) >= 1 or upper > FURTHEST:
         return DensePLDPmf(interval, 0, np.zeros(1), 1.0, True)
-    points: Array = np.arange(0, math.ceil(upper / interval) + 1) * interval
+    points: Array = interval * np.arange(math.ceil(upper / interval) + 1, dtype=np.float64)
     touching = float(points[int(np.argmax((1 - bound(points)) * np.exp(-points)))])
     return connect_the_dots(bound, touching, max(upper, touching), interval)
 

@@ -26,8 +26,8 @@ from sordino.cli.terminal import caution, console, messages, say
 from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.finetuning import losses, models
 from sordino.finetuning.choice import CAUSAL, CLASSIFY, FLOAT, HALF, TextChoice
+from sordino.finetuning.low_precision import autocast
 from sordino.finetuning.models import BASE, Origin
-from sordino.finetuning.storing import autocast
 from sordino.finetuning.text_files import find_owners, read_texts, spell_conversation, split_texts
 from sordino.finetuning.tokens import Pad, Texts, encode_conversations, encode_texts, find_padding, has_tokenizer
 from sordino.finetuning.tuned import locate_origin

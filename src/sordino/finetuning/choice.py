@@ -26,7 +26,7 @@ LENGTH = 256
 LONGEST = 1_000_000
 FLOAT, HALF, BYTES = "float32", "bfloat16", "int8"
 DTYPES = (FLOAT, HALF, BYTES)
-"""How frozen weights are kept: `sordino.finetuning.storing`."""
+"""How frozen weights are kept: `sordino.finetuning.low_precision`."""
 
 
 @dataclass(frozen=True)

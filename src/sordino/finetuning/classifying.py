@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softmax
 
-from sordino.finetuning.storing import autocast
+from sordino.finetuning.low_precision import autocast
 from sordino.finetuning.tokens import Pad, Texts, encode_texts, find_padding
 from sordino.finetuning.tuned import Tuned
 

@@ -15,8 +15,8 @@ import torch
 
 from sordino.errors import InvalidInput
 from sordino.finetuning.choice import LONGEST
+from sordino.finetuning.low_precision import autocast
 from sordino.finetuning.models import quiet
-from sordino.finetuning.storing import autocast
 from sordino.finetuning.tokens import find_padding, find_start
 from sordino.finetuning.tuned import Tuned
 

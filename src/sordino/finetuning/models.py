@@ -19,7 +19,7 @@ from torch import nn
 
 from sordino.errors import InvalidInput, SordinoError
 from sordino.finetuning.choice import BYTES, CAUSAL, HALF, TextChoice
-from sordino.finetuning.storing import store_in_bytes
+from sordino.finetuning.low_precision import store_in_bytes
 from sordino.finetuning.tokens import find_padding, has_tokenizer, load_tokenizer
 
 CONFIG = "config.json"

@@ -83,7 +83,7 @@ def check_kappa(kappa: float) -> None:
 
 
 @dataclass(frozen=True)
-class Tracked(Around):
+class KalmanAround(Around):
     """The recipe's optimizer behind a Kalman filter."""
 
     kappa: float = 0.7
@@ -116,7 +116,7 @@ def kalman(
     return Recipe(
         name="kalman",
         clip=clip,
-        optimizer=Tracked(lr=lr, momentum=momentum, inner=inner, kappa=kappa),
+        optimizer=KalmanAround(lr=lr, momentum=momentum, inner=inner, kappa=kappa),
         **common,
     )
 
@@ -129,6 +129,6 @@ MECHANISMS = (
         paper="Zhang et al., DiSK: Differentially Private Optimizer with Simplified Kalman Filter for Noise Reduction, "
         "2024 (in the variant γ = (1−κ)/κ)",
         recipe=kalman,
-        parts={"Optimizer": {"kalman": Tracked}},
+        parts={"Optimizer": {"kalman": KalmanAround}},
     ),
 )

@@ -16,8 +16,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 from sordino.finetuning.choice import BYTES, CAUSAL, HALF, TextChoice
 from sordino.finetuning.losses import TaskLoss
+from sordino.finetuning.low_precision import ByteLinear, autocast, store_in_bytes
 from sordino.finetuning.models import adapt
-from sordino.finetuning.storing import ByteLinear, autocast, store_in_bytes
 from tests.finetuning.models import RECORDS, Texts, build, collate
 
 CLIP, RATE = 0.5, 0.8
