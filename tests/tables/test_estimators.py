@@ -71,18 +71,8 @@ def test_a_frame_in_a_pipeline(records, tmp_path: Path) -> None:
 def test_parameters_are_scikit_learns() -> None:
     model = PrivateClassifier(epsilon=3.0, bounds={"age": (0.0, 120.0)}, classes=[0, 1])
     assert clone(model).get_params() == model.get_params()
-    assert {
-        "epsilon",
-        "delta",
-        "classes",
-        "schema",
-        "bounds",
-        "unit",
-        "per_unit",
-        "run",
-        "random_state",
-        "vault",
-    } == set(model.get_params())
+    known = {"epsilon", "delta", "classes", "schema", "bounds", "unit", "per_unit", "run", "random_state", "vault"}
+    assert known == set(model.get_params())
     with pytest.raises(InvalidInput, match="epsilon=-1"):
         PrivateClassifier(epsilon=-1).fit(np.zeros((50, 2)), np.arange(50) % 2)
 
