@@ -256,8 +256,8 @@ class Noise(Protocol):
         """What it remembers from step to step; a resumed run gets a fresh one (law 10)."""
         return None
 
-    def for_steps(self, steps: int) -> Noise:
-        """This noise, made ready for a run of so many steps; most noise is the same for any."""
+    def for_steps(self, steps: int, momentum: float = 0.0) -> Noise:
+        """This noise, made ready for so many steps of an optimizer with `momentum`; most is the same for any."""
         return self
 
     def event(self, answer: DpEvent) -> DpEvent:

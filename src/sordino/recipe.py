@@ -209,7 +209,9 @@ class Recipe:
     def _fit_noise(self) -> Recipe:
         """With noise for a run of this length, where its shape depends on that."""
         fit = getattr(self.noise, "for_steps", None)  # noise of the user's own need not know of lengths
-        return self if fit is None or self.steps is None else replace(self, noise=fit(self.steps))
+        return (
+            self if fit is None or self.steps is None else replace(self, noise=fit(self.steps, self.optimizer.momentum))
+        )
 
     def calibrate(self, budget: Budget, *, records: int) -> Recipe:
         """The same recipe with just enough noise for the budget; or, where the noise is given, with as many steps.

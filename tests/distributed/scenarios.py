@@ -57,6 +57,13 @@ PUBLIC: dict[str, Any] = {"public": classification(16, seed=9), "public_name": "
 TEST: dict[str, Any] = {"validation_size": 16}
 EVERY_RECIPE: dict[str, Callable[[], Recipe]] = {
     "automatic": lambda: recipes.automatic(**COMMON, **SIGMA),
+    "adam_bc": lambda: recipes.adam_bc(**COMMON, **SIGMA),
+    "averaged": lambda: recipes.averaged(**COMMON, **SIGMA, inner=recipes.low_pass().optimizer),
+    "banded": lambda: recipes.banded(**COMMON, **SIGMA, bands=2),
+    "blockwise": lambda: recipes.blockwise(**COMMON, **SIGMA),
+    "blockwise adaptive": lambda: recipes.blockwise(**COMMON, **SIGMA, adaptive=True, rate=1.0),
+    "kalman": lambda: recipes.kalman(**COMMON, **SIGMA),
+    "low_pass": lambda: recipes.low_pass(**COMMON, **SIGMA),
     "dpadam": lambda: recipes.dpadam(**COMMON, **SIGMA),
     "dpagd": lambda: recipes.dpagd(**COMMON, **SIGMA, **TEST, choice_epsilon=1.0),
     "dpis": lambda: recipes.dpis(batch_size=16, epochs=2).calibrate(Budget(epsilon=8.0, delta=1e-3), records=RECORDS),

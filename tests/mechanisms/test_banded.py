@@ -75,6 +75,26 @@ def test_optimised_coefficients_are_better_and_no_small_change_betters_them() ->
     assert value(optimise(6, 200, 0.9), 0.9) < value(best, 0.9)
 
 
+def test_the_momentum_of_the_recipe_and_a_schedule_of_rates_reach_the_coefficients() -> None:
+    found = {}
+    for name, options in {
+        "plain": {},
+        "momentum": {"momentum": 0.9},
+        "rates": {"rates": SensitivityDecay(50.0)},
+    }.items():
+        noise = small(steps=60, **options).noise
+        assert isinstance(noise, Banded)
+        found[name] = noise.coefficients
+    assert found["plain"] == pytest.approx(optimise(BANDS, 60), abs=1e-6)
+    assert found["momentum"] == pytest.approx(optimise(BANDS, 60, 0.9), abs=1e-6)
+    assert found["rates"] == pytest.approx(optimise(BANDS, 60, 0.0, SensitivityDecay(50.0)), abs=1e-6)
+    assert len(set(found.values())) == 3
+    told = small(steps=60, momentum=0.9)
+    plain = replace(told, optimizer=recipes.dpsgd().optimizer).for_records(64).noise
+    assert isinstance(plain, Banded)
+    assert plain.coefficients == found["plain"]
+
+
 # Made with jax-privacy 2.0.0 in double precision: toeplitz.optimize_banded_toeplitz(n, bands), loss(coefficients, n);
 # for optimal_max_error_strategy_coefs(bands), loss and minsep_sensitivity_squared with turns `bands` apart.
 REFERENCE: dict[tuple[int, int], dict[str, Any]] = {
@@ -338,11 +358,12 @@ def test_bad_settings_are_refused_in_one_line() -> None:
     for wrong, said in (
         ({"bands": 0}, "bands=0 must be >= 1"),
         ({"strategy": "best"}, "strategy='best' must be one of"),
-        ({"momentum": 1.0}, r"momentum=1.0 must lie in \[0, 1\)"),
         ({"sampler": Poisson(0.5)}, "needs cyclic draws of its own"),
     ):
         with pytest.raises(InvalidInput, match=said):
             recipes.banded(**wrong)
+    with pytest.raises(InvalidInput, match=r"momentum=1.0 must lie in \[0, 1\)"):
+        Banded(2, momentum=1.0)
     with pytest.raises(InvalidInput, match="coefficients="):
         Banded(2, coefficients=(0.0, 1.0))
     with pytest.raises(InvalidInput, match="has no coefficients yet"):

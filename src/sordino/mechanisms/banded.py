@@ -148,8 +148,8 @@ class Banded(Noise):
 
     `strategy` says how the coefficients of C are found, for a run of the recipe's length: "sqrt", those of the square
     root of summation, which are optimal without a bound on bands, or "optimised", those with the least mean square
-    error of all models of the run under SGD with `momentum` and learning rates in proportion to `rates`. The recipe
-    sets `coefficients`; they count up to their length.
+    error of all models of the run under SGD with `momentum`, that of the recipe's optimizer unless it is given, and
+    learning rates in proportion to `rates`. The recipe sets `coefficients`; they count up to their length.
 
     Guarantees: with draws at most every `bands`-th of which holds a given record, one cycle costs one Gaussian of the
     recipe's noise multiplier. At most `bands` − 1 buffers of past noise, in memory alone: never saved, so that a run
@@ -160,7 +160,7 @@ class Banded(Noise):
 
     bands: int = 1
     strategy: str = "optimised"
-    momentum: float = 0.0
+    momentum: float | None = None
     rates: Schedule = field(default_factory=Constant)
     coefficients: tuple[float, ...] | None = None
     needs: ClassVar[tuple[Needs, ...]] = (
@@ -182,7 +182,7 @@ class Banded(Noise):
         _require_bands(self.bands)
         if self.strategy not in STRATEGIES:
             raise InvalidInput(f"strategy={self.strategy!r} must be one of {', '.join(STRATEGIES)}")
-        if not 0 <= self.momentum < 1:
+        if self.momentum is not None and not 0 <= self.momentum < 1:
             raise InvalidInput(f"momentum={self.momentum} must lie in [0, 1): that of the optimizer; 0 if it has none")
         given = self.coefficients
         if given is not None:
@@ -193,12 +193,13 @@ class Banded(Noise):
                     "leave them out to have them found"
                 )
 
-    def for_steps(self, steps: int) -> Banded:
-        """With coefficients for a run of so many steps."""
+    def for_steps(self, steps: int, momentum: float = 0.0) -> Banded:
+        """With coefficients for a run of so many steps; `momentum` is the optimizer's, unless one was given."""
         if self.strategy == "sqrt":
             found = find_roots(min(self.bands, steps))
         else:
-            found = optimise(min(self.bands, steps), steps, self.momentum, self.rates)
+            own = momentum if self.momentum is None else self.momentum
+            found = optimise(min(self.bands, steps), steps, own, self.rates)
         return replace(self, coefficients=tuple(round(value, DIGITS) for value in (found / found[0]).tolist()))
 
     def start(self) -> _Past:
@@ -322,7 +323,7 @@ def _follow_changing(response: Array, rates: Array) -> tuple[float, Array]:
 
 def banded(
     *,
-    bands: int = 8,
+    bands: int = 4,
     strategy: str = "optimised",
     clip: float = 1.0,
     lr: float = 0.5,
@@ -343,7 +344,7 @@ def banded(
     if common.get("sampler") is not None:
         raise InvalidInput(f"sampler={common['sampler']!r} cannot be given: banded noise needs cyclic draws of its own")
     own: Common = {**common, "sampler": Cyclic(bands)}
-    noise = Banded(bands, strategy, momentum, rates or Constant())
+    noise = Banded(bands, strategy, rates=rates or Constant())
     return Recipe(name="banded", clip=clip, optimizer=Optimizer("sgd", lr=lr, momentum=momentum), noise=noise, **own)
 
 
