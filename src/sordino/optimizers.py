@@ -26,7 +26,7 @@ class DistanceOverGradients(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "first": first})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; parameters without a gradient stay where they are."""
         loss = None
         if closure is not None:

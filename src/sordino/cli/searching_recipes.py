@@ -89,7 +89,7 @@ def suggest_space(recipe: Recipe) -> Space:
 
 def vary(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
     """`recipe` with these settings in place of its own."""
-    of_optimizer = {name: float(settings[name]) for name in ("lr", "momentum") if name in settings}
+    of_optimizer: dict[str, Any] = {name: float(settings[name]) for name in ("lr", "momentum") if name in settings}
     varied = replace(recipe, optimizer=replace(recipe.optimizer, **of_optimizer))
     if "clip" in settings:
         varied = replace(varied, clip=float(settings["clip"]))

@@ -121,7 +121,7 @@ def _middle(space: Space) -> dict[str, Any]:
 def plan_trial(base: Plan, cost: Cost, settings: Mapping[str, Any]) -> Plan:
     """The plan of one trial: steps and calibration share what a training may spend."""
     whole = {f.name: int for f in fields(Settings) if f.type == "int"}
-    chosen = {name: whole.get(name, float)(value) for name, value in settings.items()}
+    chosen: dict[str, Any] = {name: whole.get(name, float)(value) for name, value in settings.items()}
     steps = replace(base.settings, **chosen)
     _require_sense(steps)
     last = CALIBRATION_SHARE if base.calibration_noise is not None else 0.0
