@@ -14,6 +14,7 @@ from scipy.special import ndtr, ndtri
 
 from sordino.accounting import Budget, epsilon
 from sordino.accounting.events import (
+    Adjacency,
     ComposedDpEvent,
     GaussianDpEvent,
     NonPrivateDpEvent,
@@ -72,7 +73,8 @@ def gaussian(eps: float) -> GaussianDpEvent:
 def bin_masses(mean: float) -> Array:
     edges = np.concatenate([[-np.inf], BINS[1:-1], [np.inf]])
     upper, lower = edges[1:] - mean, edges[:-1] - mean
-    return np.where(lower > 0, ndtr(-lower) - ndtr(-upper), ndtr(upper) - ndtr(lower))
+    masses: Array = np.where(lower > 0, ndtr(-lower) - ndtr(-upper), ndtr(upper) - ndtr(lower))
+    return masses
 
 
 def pick_best(masses: Array, score: Array, generate: Cumulative) -> Array:
@@ -89,9 +91,9 @@ def truncated(eta: float, gamma: float) -> Cumulative:
 
     def rest(beyond: Array) -> Array:
         left = gamma + (1 - gamma) * beyond
-        if eta == 0:
-            return np.log(left / gamma) / np.log(1 / gamma)
-        return (gamma**-eta - left**-eta) / (gamma**-eta - 1)
+        logarithmic: Array = np.log(left / gamma) / np.log(1 / gamma)
+        other: Array = (gamma**-eta - left**-eta) / (gamma**-eta - 1) if eta else logarithmic
+        return other
 
     return rest
 
@@ -191,7 +193,7 @@ def test_the_price_is_above_the_exact_divergence(seed: int) -> None:
     for score in ORDERINGS.values():
         best = [pick_best(bin_masses(mean), score, truncated(eta, gamma)) for mean in (0.0, mu)]
         for eps in (0.3, 1.0, 3.0):
-            true = max(diverge(*best, eps), diverge(*best[::-1], eps))
+            true = max(diverge(best[0], best[1], eps), diverge(best[1], best[0], eps))
             assert true <= delta([(event, 1)], eps) + ROUNDED * np.exp(eps)
 
 
@@ -251,7 +253,7 @@ def test_calibration_leaves_room_for_what_is_beside_it() -> None:
 
 
 def test_cover_compares_whole_profiles() -> None:
-    adjacency = "add-or-remove-one"
+    adjacency: Adjacency = "add-or-remove-one"
     assert is_covered([(GaussianDpEvent(2.0), 1)], GaussianDpEvent(2.0), adjacency)
     assert is_covered([(GaussianDpEvent(4.0), 4)], GaussianDpEvent(1.99), adjacency)
     assert not is_covered([(GaussianDpEvent(4.0), 4)], GaussianDpEvent(2.01), adjacency, 1e-9)
@@ -333,12 +335,12 @@ class TestSabotage:
 
     def test_k_as_charged_keeps_it(self) -> None:
         best = [pick_best(bin_masses(m), MIDDLES, truncated(self.ETA, self.GAMMA)) for m in (0.0, self.mu)]
-        assert max(diverge(*best, self.claim), diverge(*best[::-1], self.claim)) < DELTA
+        assert max(diverge(best[0], best[1], self.claim), diverge(best[1], best[0], self.claim)) < DELTA
 
     def test_k_fixed(self) -> None:
         """A search of a number that everybody knows: when all of so many are bad, that says much."""
         best = [pick_best(bin_masses(m), MIDDLES, fixed(100)) for m in (0.0, self.mu)]
-        assert max(diverge(*best, self.claim), diverge(*best[::-1], self.claim)) > DELTA
+        assert max(diverge(best[0], best[1], self.claim), diverge(best[1], best[0], self.claim)) > DELTA
 
     def test_k_revealed_early(self) -> None:
         """To know K is to know which of the fixed searches it was."""
@@ -366,7 +368,8 @@ def test_a_simulated_search_stays_below_the_claim() -> None:
 
     def search(mean: float) -> Array:
         counts = np.searchsorted(cumulative, rng.random(runs)) + 1
-        return mean + ndtri(rng.random(runs) ** (1 / counts))  # the largest of so many normals
+        largest: Array = mean + ndtri(rng.random(runs) ** (1 / counts))  # of so many normals
+        return largest
 
     eps = epsilon([(Selection(GaussianDpEvent(1 / mu), eta, gamma), 1)], 1e-2)
     here, there = search(0.0), search(mu)

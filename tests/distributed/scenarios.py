@@ -76,6 +76,7 @@ EVERY_RECIPE: dict[str, Callable[[], Recipe]] = {
     "growing_mu": lambda: recipes.growing_mu(**COMMON, **SIGMA),
     "jl": lambda: recipes.jl(**COMMON, **SIGMA, projections=8),
     "noise_decay": lambda: recipes.noise_decay(batch_size=16, epochs=1.5, **SIGMA),
+    "rate_free": lambda: recipes.rate_free(**COMMON, **SIGMA),
     "screening": lambda: recipes.screening(**COMMON, **SIGMA, **PUBLIC, temperature=100.0),
     "screening private": lambda: recipes.screening(**COMMON, **SIGMA, **TEST, validation_noise=1.3),
     "sensitivity_decay": lambda: recipes.sensitivity_decay(**COMMON, **SIGMA),

@@ -17,6 +17,7 @@ from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.searching import of_tables, search
 from sordino.searching.of_tables import ENCODER, plan_table_search, plan_trial, rate_records, tune_table
 from sordino.tables.encoder import Encoder
+from sordino.tables.learning import fit_encoded
 from sordino.tables.predicting import load_model
 from sordino.tables.table import Table
 from sordino.tables.training import Ready, Wishes, prepare_table
@@ -79,7 +80,7 @@ def test_every_trial_costs_what_was_charged(ready: Ready, settings: dict[str, An
 
 
 def test_a_killed_search_keeps_its_survey(ready: Ready, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fit = of_tables.fit_encoded
+    fit = fit_encoded
     calls: list[int] = []
 
     def stop_at_the_second(*arguments: Any) -> Any:

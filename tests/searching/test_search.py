@@ -193,7 +193,7 @@ def watch_search(cost: Cost, folder: Path, capfd: Any, caplog: Any, jobs: int = 
     class Watched(Search):
         def _draw(self, source: Any) -> Any:
             drawn = super()._draw(source)
-            levels.extend(settings["level"] for settings in drawn.settings)
+            levels.extend(float(settings["level"]) for settings in drawn.settings)
             return drawn
 
         def _take(self, secret: Any, number: int, outcome: Any, seal: Any) -> None:
@@ -204,7 +204,7 @@ def watch_search(cost: Cost, folder: Path, capfd: Any, caplog: Any, jobs: int = 
     shown = capfd.readouterr()
     assert len(levels) == 5
     told |= find_told(levels, folder, shown.out, shown.err, caplog.text, repr(winner), str(winner.to_dict()))
-    return told, winner.settings["level"]
+    return told, float(winner.settings["level"])
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -258,6 +258,18 @@ def test_the_sealed_state_is_readable_by_its_owner_alone(tmp_path: Path, cost: C
 
     Search(objective, SPACE, cost).run(tmp_path)
     assert modes == {0o600}
+
+
+def test_the_size_of_the_state_does_not_tell_the_number_of_trials(tmp_path: Path) -> None:
+    seal = Seal(tmp_path)
+    sizes = set()
+    for content in (b"", b"few", b"many" * 50_000):
+        seal.write(content)
+        assert seal.read() == content
+        sizes.add(seal.path.stat().st_size)
+    assert len(sizes) == 1
+    seal.write(bytes(2**20))
+    assert seal.read() == bytes(2**20)
 
 
 def test_scores_have_noise(cost: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,7 +426,7 @@ def test_what_is_wrong_with_an_objective_costs_nothing(tmp_path: Path) -> None:
         tune(misspelt, {"lr": [0.1]}, BUDGET, expected_trials=5, run=tmp_path / "run")
 
     def broken(trial: Candidate) -> Any:
-        return {}["private words"]
+        return dict[str, int]()["private words"]
 
     with pytest.raises(InvalidInput, match=r"before its first release: KeyError in test_search.py:\d+$"):
         tune(broken, {"lr": [0.1]}, BUDGET, expected_trials=5, run=tmp_path / "run")
@@ -469,7 +481,8 @@ def test_a_public_held_out_set_is_said_to_be_unprotected() -> None:
         return trial["level"]
 
     winner = tune(objective, {"level": uniform(0, 1)}, BUDGET, expected_trials=5, public_score=True, rehearse=False)
-    assert winner.score == winner.settings["level"] > WORST
+    assert winner.score == winner.settings["level"]
+    assert winner.score > WORST
     assert winner.guarantee.unprotected == (HELD_OUT,)
 
     def private(trial: Candidate) -> Any:

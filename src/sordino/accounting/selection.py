@@ -322,7 +322,7 @@ def _shift(event: Selection, profile: Profile, shift: float, interval: float) ->
     upper = max(shift + float(profile.points[-1]), interval)
     if event.trials * (profile.infinity + event.slack) >= 1 or upper > FURTHEST:
         return DensePLDPmf(interval, 0, np.zeros(1), 1.0, True)
-    points: Array = interval * np.arange(math.ceil(upper / interval) + 1, dtype=np.float64)
+    points: Array = np.arange(math.ceil(upper / interval) + 1, dtype=np.float64) * interval
     touching = float(points[int(np.argmax((1 - bound(points)) * np.exp(-points)))])
     return connect_the_dots(bound, touching, max(upper, touching), interval)
 
@@ -366,6 +366,6 @@ def _(event: Selection, adjacency: Adjacency, orders: Sequence[float] = ORDERS) 
     common = (1 + event.eta) * float(np.min((1 - 1 / alpha) * curve - math.log(event.gamma) / alpha))
     raised = curve + math.log(event.trials) / (alpha - 1) + common
     order = np.argsort(alpha)
-    lowered = np.empty_like(raised)
+    lowered: Array = np.empty(len(alpha))
     lowered[order] = np.minimum.accumulate(raised[order][::-1])[::-1]
     return lowered

@@ -87,7 +87,9 @@ class FinetuneFlags(options.OptionFields):
     clip: Annotated[float | None, _learning("Clipping bound of each example's gradient.")] = None
     lr: Annotated[float | None, _learning("Learning rate.")] = None
     momentum: Annotated[float | None, _learning("Momentum of sgd.")] = None
-    optimizer: Annotated[str | None, _learning("sgd, adam or adamw.", among=options.OPTIMIZERS)] = None
+    optimizer: Annotated[
+        str | None, _learning("sgd, adam, adamw or dog, which has no rate.", among=options.OPTIMIZERS)
+    ] = None
     run: options.RunDirectory = None
     save_every: options.SaveEvery = None
     seed: Annotated[int | None, _running("Repeatable noise, for experiments only.")] = None

@@ -81,9 +81,11 @@ def search_recipe(flags: Flags, space: Space | None) -> None:
 def suggest_space(recipe: Recipe) -> Space:
     """What is searched where the user names nothing: the rate, and the clipping bound where there is one."""
     lr = recipe.optimizer.lr
-    laws = {"lr": log_uniform(lr / 10, lr * 10)}
+    laws = {} if recipe.optimizer.kind == "dog" else {"lr": log_uniform(lr / 10, lr * 10)}
     if isinstance(recipe.weighing, Flat):
         laws["clip"] = log_uniform(recipe.clip / 10, recipe.clip * 3)
+    if not laws:
+        raise InvalidInput(f"recipe {recipe.name!r} has nothing to tune: train with it, or name a --space")
     return Space(laws)
 
 

@@ -123,7 +123,9 @@ class Flags(options.OptionFields):
     clip: Annotated[float | None, _learning("Clipping bound of each example's gradient.")] = None
     lr: Annotated[float | None, _learning("Learning rate.")] = None
     momentum: Annotated[float | None, _learning("Momentum of sgd.")] = None
-    optimizer: Annotated[str | None, _learning("sgd, adam or adamw.", among=options.OPTIMIZERS)] = None
+    optimizer: Annotated[
+        str | None, _learning("sgd, adam, adamw or dog, which has no rate.", among=options.OPTIMIZERS)
+    ] = None
     tune: Annotated[
         bool, _tuning("Search for settings; epsilon includes the search. The same as sordino tune.", "--tune")
     ] = False

@@ -22,7 +22,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sordino.errors import BudgetExhausted, InvalidInput
 
 STATE, KEY = "search.sealed", "search.key"
-_NONCE = 12
+LEAST = 2**20
+"""Bytes that are sealed at least, and then a power of two: the size would tell how many trials there are."""
+_NONCE, _LENGTH = 12, 8
 
 
 class Seal:
@@ -39,16 +41,19 @@ class Seal:
     def write(self, content: bytes) -> None:
         """Seal `content` in place of what was sealed before: after a crash it is the one or the other."""
         nonce = secrets.token_bytes(_NONCE)
-        sealed = nonce + AESGCM(self._find_key(make=True)).encrypt(nonce, content, None)
+        size = max(LEAST, 1 << (len(content) + _LENGTH - 1).bit_length())
+        padded = len(content).to_bytes(_LENGTH, "big") + content
+        sealed = nonce + AESGCM(self._find_key(make=True)).encrypt(nonce, padded.ljust(size, b"\0"), None)
         _write_secretly(self.path, sealed)
 
     def read(self) -> bytes:
         """What was sealed last."""
         sealed = self.path.read_bytes()
         try:
-            return AESGCM(self._find_key(make=False)).decrypt(sealed[:_NONCE], sealed[_NONCE:], None)
+            padded = AESGCM(self._find_key(make=False)).decrypt(sealed[:_NONCE], sealed[_NONCE:], None)
         except InvalidTag:
             raise _lost(self.path, "its key is another one") from None
+        return padded[_LENGTH : _LENGTH + int.from_bytes(padded[:_LENGTH], "big")]
 
     def destroy(self) -> None:
         """Remove key and state: what is left on the disk of the state is noise."""

@@ -328,9 +328,8 @@ class Search:
 
     def _try_many(self, secret: _Secret, seal: Seal | None) -> None:
         """Each trial in a process of its own, which dies with all that it knew."""
-        context: Any = multiprocessing.get_context(
-            "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-        )
+        forks = "fork" in multiprocessing.get_all_start_methods()
+        context: Any = multiprocessing.get_context("fork" if forks else "spawn")
         waiting = [number for number in range(len(secret.settings)) if number not in secret.done]
         running: dict[Connection, tuple[int, Any]] = {}
         try:

@@ -30,6 +30,7 @@ OPTIMIZERS = {
     "sgd": Optimizer("sgd", lr=0.25, momentum=0.9),
     "adam": Optimizer("adam", lr=0.01),
     "adamw": Optimizer("adamw", lr=0.01),
+    "dog": Optimizer("dog", lr=1.0),
 }
 """Good for small models and some hundred steps; found on digits, which are public."""
 AGREEMENT = 0.2
