@@ -26,6 +26,7 @@ from sordino.tables.predicting import Trained, save_model, use
 from sordino.tables.preparing import Reserving
 from sordino.tables.reading import HELD_OUT_SHARE, Sheet, choose_by_digest, split_table
 from sordino.tables.schema import Schema, Skip, describe_header
+from sordino.tables.surveying import require_classes_in_sight
 from sordino.tables.table import Cells, Table, find_missing, parse_values
 
 PER_UNIT = 3
@@ -215,7 +216,7 @@ def plan_table(ready: Ready) -> LearningPlan:
     wishes, sheet = ready.wishes, ready.sheet
     task = require_task(sheet.train, sheet.target, wishes.task, ready.schema)
     columns = {name: column for name, column in ready.schema.columns.items() if name != sheet.target}
-    return plan_learning(
+    plan = plan_learning(
         columns,
         sheet.target,
         task,
@@ -226,6 +227,8 @@ def plan_table(ready: Ready) -> LearningPlan:
         metrics_epsilon=wishes.metrics_epsilon if len(sheet.held_out) else None,
         rows_per_unit=ready.rows_per_unit,
     )
+    require_classes_in_sight(sheet.train, plan.survey)
+    return plan
 
 
 def build_program(ready: Ready) -> Callable[[Table, Any], Any]:
