@@ -22,6 +22,10 @@ class BudgetExhausted(SordinoError):
     """The next release would exceed the budget, so it was refused before it ran."""
 
 
+class LostInNoise(SordinoError):
+    """What was released says too little to go on with. It was spent; whatever keeps the ledger stays as it is."""
+
+
 class LedgerError(SordinoError):
     """The ledger cannot be opened, belongs to another run, or is being written by somebody else."""
 

@@ -322,3 +322,33 @@ def test_arrays_of_a_run_are_predicted_too(sordino, npz_file, tmp_path) -> None:
     assert sordino("export", run, "--to", "torchscript").exit_code == 0
     exported = torch.jit.load(run / "model.pt")(torch.zeros(5, 3)).numpy()
     np.testing.assert_allclose(exported, package.load(run).predict_proba(np.zeros((5, 3))), atol=1e-6)
+
+
+def test_what_is_lost_in_the_noise_says_what_it_cost_and_leaves_a_ledger(sordino, tmp_path) -> None:
+    """Only the releases can tell that no column is of use: then they are spent, and that is no bad input."""
+    source = np.random.default_rng(0)
+    lines = [f"w{i},{('no', 'yes')[int(one)]}" for i, one in enumerate(source.integers(0, 2, 1500))]
+    (tmp_path / "own.csv").write_text("\n".join(["word,outcome", *lines]) + "\n")
+    run = tmp_path / "run"
+    asked = ("train", "--data", tmp_path / "own.csv", "--target", "outcome", "--epsilon", 1, "--run", run)
+    said = sordino(*asked)
+    assert said.exit_code == 1
+    assert "no column could be told from the noise" in said.stderr
+    with Ledger.read(run / "ledger.sqlite") as ledger:
+        spent = epsilon(ledger.events(), 1e-5)
+        assert len(ledger) == 2
+    assert f"ε = {np.ceil(100 * spent) / 100:.2f} of 1 was spent" in said.stderr
+    assert sordino("verify", run).exit_code == 0
+    assert sordino("report", run).exit_code == 0
+    assert "holds a run already" in sordino(*asked).stderr
+
+
+def test_a_class_that_would_be_lost_in_the_noise_is_refused_before_anything_is_spent(sordino, tmp_path) -> None:
+    lines = [f"{i % 13},{'no' if i % 100 else 'yes'}" for i in range(1500)]
+    (tmp_path / "rare.csv").write_text("\n".join(["x,outcome", *lines]) + "\n")
+    asked = ("train", "--data", tmp_path / "rare.csv", "--target", "outcome", "--epsilon", 1, "--run", tmp_path / "run")
+    said = sordino(*asked)
+    assert said.exit_code == 2
+    assert "fewer than 2 classes of more than" in said.stderr
+    assert not (tmp_path / "run").exists()
+    assert sordino(*asked, "--classes", "no,yes").exit_code == 0

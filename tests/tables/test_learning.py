@@ -19,7 +19,7 @@ from sordino.accounting import Budget, Ledger
 from sordino.accounting.events import GaussianDpEvent
 from sordino.accounting.ledger import Receipt
 from sordino.accounting.pricing import epsilon
-from sordino.errors import InvalidInput, LedgerError
+from sordino.errors import InvalidInput, LedgerError, LostInNoise
 from sordino.noise import Seeded, Settling
 from sordino.tables import additive, evaluation, surveying
 from sordino.tables.additive import Additive, EncodedRows, FitSettings, choose_settings, fit
@@ -476,6 +476,52 @@ def test_a_public_schema_is_kept_and_no_worse() -> None:
     assert isinstance(learned.encoder.blocks["town"], Named)
     assert learned.encoder.blocks["town"].values == ("Bern", "Oslo", "Rome")
     assert all(0.0 <= edge <= 1000.0 for edge in learned.encoder.blocks["age"].edges)  # type: ignore[union-attr]
+
+
+def test_public_bounds_take_cells_away_and_move_no_edge() -> None:
+    """So that a schema can only save noise: what is between the bounds is cut as it would be without them."""
+    counts = np.zeros(len(surveying.release.LINE) - 1)
+    counts[38:42] = 40.0, 900.0, 2000.0, 700.0  # where 4 to 1,024 are
+    open_ = surveying.lay_cells(counts, 5.0, None, 64)
+    for bounds in ((0.0, 1e6), (5.0, 1000.0), (open_[1], open_[-2])):
+        within = surveying.lay_cells(counts, 5.0, bounds, 64)
+        assert set(within) <= set(open_)
+        assert within[0] <= max(bounds[0], open_[0])
+        assert within[-1] >= min(bounds[1], open_[-1])
+        assert {edge for edge in open_ if bounds[0] < edge < bounds[1]} <= set(within)
+    noise = counts.copy()
+    noise[3] = 100.0  # far below, where the bounds say that nobody is
+    np.testing.assert_array_equal(surveying.lay_cells(noise, 5.0, (0.0, 1e6), 64), open_)
+    assert surveying.lay_cells(counts, 5.0, (1e7, 2e7), 64).tolist() == [1e7, 2e7]
+
+
+def test_public_codes_are_learnt_as_the_numbers_that_they_are_without_a_schema() -> None:
+    given = {"a": Category(("2", "0", "1")), "b": Category(("x", "1")), "c": Category(), "d": None}
+    found = surveying.read_codes(given)
+    assert found == {**given, "a": Number(0.0, 2.0)}
+    many = Category(tuple(str(code) for code in range(surveying.MOST_CODES + 1)))
+    assert surveying.read_codes({"a": many}) == {"a": many}
+    table = without(patients(), "cost", "dose", "town")
+    table.columns["level"] = [str(min(int(age or 0) // 45, 2)) for age in table.columns["age"]]  # type: ignore[index]
+    schema = Schema({"level": Category(("0", "1", "2")), "age": Number(0.0, 100.0)}, ("no", "yes"))
+    learned = learn(table, "outcome", BUDGET, schema=schema, seed=0)
+    block = learned.encoder.blocks["level"]
+    assert isinstance(block, Binned)
+    assert len(set(block.find_places(["0", "1"])[0])) == 2  # of the last there are few
+
+
+def test_what_the_noise_takes_away_is_told_with_its_price() -> None:
+    table = Table("t", {"a": [f"w{i}" for i in range(RECORDS)], "y": ["no", "yes"] * (RECORDS // 2)})
+    ledger = Ledger.in_memory()
+    with pytest.raises(LostInNoise, match=r"no column could be told .*; ε = 0\.\d\d of 2 was spent") as error:
+        learn(table, "y", BUDGET, ledger=ledger)
+    assert "\n" not in str(error.value)
+    assert len(ledger) == 2
+    rare = Table("t", {"a": ["1", "2"] * (RECORDS // 2), "y": ["no"] * (RECORDS - 5) + ["yes"] * 5})
+    untouched = Ledger.in_memory()
+    with pytest.raises(InvalidInput, match="fewer than 2 classes of more than"):
+        learn(rare, "y", BUDGET, ledger=untouched)
+    assert len(untouched) == 0
 
 
 def test_a_model_that_says_nothing_is_called_so() -> None:

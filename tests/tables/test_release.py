@@ -15,7 +15,7 @@ from sordino.accounting import Budget, Ledger
 from sordino.accounting.events import GaussianDpEvent, from_json, to_json
 from sordino.accounting.pricing import delta, epsilon
 from sordino.accounting.unlisted import Unlisted
-from sordino.errors import InvalidInput, LedgerError
+from sordino.errors import InvalidInput, LedgerError, LostInNoise
 from sordino.noise import Seeded
 from sordino.tables import labels
 from sordino.tables.encoding import encode, scale
@@ -184,7 +184,7 @@ def test_rare_classes_are_not_named():
     receipt = Ledger.in_memory().charge(labels.build_event(5.0, 1e-6))
     assert labels.release_classes(cells, 5.0, 1e-6, receipt, Seeded(1)) == ("no", "yes")
     assert labels.release_classes(["10"] * 99 + ["9"] * 99, 5.0, 1e-6, receipt, Seeded(2)) == ("9", "10")
-    with pytest.raises(InvalidInput, match="has 1 classes"):
+    with pytest.raises(LostInNoise, match="has 1 classes"):
         labels.release_classes(["a"] * 500 + ["b"], 5.0, 1e-6, receipt, Seeded(1))
 
 

@@ -33,8 +33,8 @@ from sordino.cli import (
     tune,
     verify,
 )
-from sordino.cli.terminal import BAD_INPUT, complain
-from sordino.errors import SordinoError, locate_error
+from sordino.cli.terminal import BAD_INPUT, FOUND, complain
+from sordino.errors import LostInNoise, SordinoError, locate_error
 
 __all__ = ["app", "main"]
 
@@ -46,7 +46,7 @@ EPILOG = """
 
 0 done
 
-1 check found something wrong, or an audit or verify did
+1 check found something wrong, or an audit or verify did, or a budget was spent on what is lost in the noise
 
 2 bad input: the error is one line on stderr
 
@@ -64,7 +64,7 @@ class Commands(TyperGroup):
             code = super().main(*args, **options)
         except SordinoError as error:
             complain(str(error))
-            sys.exit(BAD_INPUT)
+            sys.exit(FOUND if isinstance(error, LostInNoise) else BAD_INPUT)
         except click.ClickException as error:
             complain(error.format_message())
             sys.exit(error.exit_code)

@@ -14,7 +14,7 @@ from scipy.stats import norm
 from sordino.accounting.events import ComposedDpEvent, DpEvent, GaussianDpEvent
 from sordino.accounting.ledger import Receipt
 from sordino.accounting.unlisted import Unlisted
-from sordino.errors import InvalidInput
+from sordino.errors import LostInNoise
 from sordino.noise import Source, add_noise
 from sordino.tables.encoding import spell_label
 
@@ -40,7 +40,7 @@ def release_classes(
     least = find_threshold(noise_multiplier, unlisted)
     named = [name for name, count in zip(counts, noisy, strict=True) if count > least]
     if len(named) < 2:
-        raise InvalidInput(
+        raise LostInNoise(
             f"the target has {len(named)} classes with clearly more than {least:.0f} records, it takes 2: "
             "give --classes if you know their names"
         )

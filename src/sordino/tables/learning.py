@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from sordino.accounting.guarantee import UNPROTECTED, Guarantee
 from sordino.accounting.ledger import ASSUMPTION, Ledger
 from sordino.accounting.pricing import require_accountant
 from sordino.books import LEDGER, require_fresh
-from sordino.errors import InvalidInput
+from sordino.errors import InvalidInput, LostInNoise
 from sordino.noise import Secure, Seeded, Source, add_noise
 from sordino.run import FIXED_IN_ADVANCE, FLOATING_POINT, HELD_OUT, assemble, weaken
 from sordino.tables import evaluation
@@ -57,9 +57,17 @@ from sordino.tables.additive import (
 from sordino.tables.encoder import Encoder
 from sordino.tables.encoding import NO_CLASS, encode_labels
 from sordino.tables.evaluation import Figures
-from sordino.tables.release import SHARED_UNLISTED
+from sordino.tables.release import SHARED_UNLISTED, tell_spent
 from sordino.tables.schema import Column, Schema, Skip
-from sordino.tables.surveying import Survey, count_fine, find_fine_reach, list_coarse, survey
+from sordino.tables.surveying import (
+    Survey,
+    count_fine,
+    find_fine_reach,
+    list_coarse,
+    read_codes,
+    require_classes_in_sight,
+    survey,
+)
 from sordino.tables.table import Table, find_missing, parse_numbers
 from sordino.vault.claims import DatasetBudget, require_untied
 
@@ -146,17 +154,17 @@ class Learned:
 def score(model: nn.Module, encoder: Encoder, table: Table) -> Floats:
     """[N, K]: what `model` says of every record, some thousand at a time."""
     dtype = next(model.parameters()).dtype
-    parts = [encoder.encode(part) for part in split_rows(table, _AT_ONCE)]
+    parts = (encoder.encode(part) for part in split_rows(table, _AT_ONCE))
     found = [model(torch.from_numpy(part).to(dtype)).double().numpy() for part in parts]
     return np.concatenate(found) if found else np.zeros((0, max(1, len(encoder.classes))))
 
 
-def split_rows(table: Table, size: int) -> list[Table]:
+def split_rows(table: Table, size: int) -> Iterator[Table]:
     """The table in parts of at most `size` records."""
-    return [
+    return (
         Table(table.name, {name: cells[start : start + size] for name, cells in table.columns.items()})
         for start in range(0, len(table), size)
-    ]
+    )
 
 
 def to_chances(scores: Floats, encoder: Encoder) -> Floats:
@@ -200,6 +208,7 @@ def plan_learning(
         raise InvalidInput(f"records={records} must be >= 1: nothing can be learnt from none")
     if rows_per_unit < 1:
         raise InvalidInput(f"rows_per_unit={rows_per_unit} must be >= 1: one unit has at most so many records")
+    columns = read_codes(columns)
     reach = find_precision(budget) * records / rows_per_unit
     coarse, fine = len(list_coarse(columns, target, task)), count_fine(columns)
     first = _choose_share(COARSE * math.sqrt(1.25 * coarse) / reach, LEAST[0]) if coarse else 0.0
@@ -298,7 +307,8 @@ def learn(
     (`sordino.vault.open_budget`): the whole plan is reserved there before anything is released.
 
     Guarantees: what was announced as a plan is all that is released, and it costs at most the budget; nothing is spent
-    where this raises before its first release.
+    where this raises before its first release. Where what was released is too little to go on with, the error
+    (`LostInNoise`) says what it cost.
     Edge cases: records whose target is missing or not among the classes are learnt from by the survey alone.
     """
     schema = schema or Schema()
@@ -320,6 +330,7 @@ def learn(
         )
         if ledger is None:
             claim.preview(plan.events(), budget.adjacency)  # refused before there is a folder
+    require_classes_in_sight(table, plan.survey)
     book = _open_ledger(plan, unit, folder, ledger, resumed=resumed)
     try:
         if claim is None:
@@ -327,6 +338,8 @@ def learn(
         else:
             claim.cover(book)
         return follow(table, plan, held_out, book, _choose_source(seed, book), unit, tell)
+    except LostInNoise as lost:
+        raise tell_spent(lost, book, plan.budget) from None
     finally:
         if claim is not None:
             claim.settle(book)

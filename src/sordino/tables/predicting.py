@@ -111,10 +111,11 @@ class Trained:
     @torch.no_grad()
     def score(self, data: Any) -> Floats:
         """[N, K]: what the model says, in float64."""
+        parts: Iterator[Tensor]
         if isinstance(self.encoder, TableInputs):
-            parts = [torch.from_numpy(self.encoder.encode(part)) for part in _split(self.encoder.read(data))]
+            parts = (torch.from_numpy(self.encoder.encode(part)) for part in _split(self.encoder.read(data)))
         else:
-            parts = list(self.encoder(data).split(_AT_ONCE))
+            parts = iter(self.encoder(data).split(_AT_ONCE))
         dtype = next((parameter.dtype for parameter in self.model.parameters()), torch.float32)
         found = [self.model(part.to(dtype)).double().numpy() for part in parts if len(part)]
         return np.concatenate(found) if found else np.zeros((0, max(1, len(self.classes))))

@@ -14,13 +14,13 @@ from sordino.accounting import Budget, Ledger
 from sordino.accounting.events import DpEvent, Events
 from sordino.accounting.pricing import epsilon, require_accountant
 from sordino.books import LEDGER
-from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
+from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput, LostInNoise
 from sordino.noise import Secure, Seeded
 from sordino.recipe import Recipe
 from sordino.run import announce_together, weaken
 from sordino.tables.dataset import Data
 from sordino.tables.reading import Sheet
-from sordino.tables.release import ReleasePlan, count_bins, count_different, infer_column, release
+from sordino.tables.release import ReleasePlan, count_bins, count_different, infer_column, release, tell_spent
 from sordino.tables.schema import Column, Number, Schema, Skip, describe_header
 from sordino.tables.table import Table
 from sordino.vault.claims import DatasetBudget
@@ -128,9 +128,14 @@ def complete_schema(
         if budget is not None:
             budget.claim(basis=recipe.basis, repeatable=seed is not None).cover(ledger)
         source = Secure() if seed is None else Seeded(seed, ledger.incarnation)
-        complete = release(sheet.train, sheet.target, schema, plan, ledger, source)
-    if all(isinstance(column, Skip) for column in complete.columns.values()):
-        raise InvalidInput("no column could be told from the noise: give --schema or --bounds, or a larger epsilon")
+        try:
+            complete = release(sheet.train, sheet.target, schema, plan, ledger, source)
+            if all(isinstance(column, Skip) for column in complete.columns.values()):
+                raise LostInNoise(
+                    "no column could be told from the noise: give --schema or --bounds, or a larger epsilon"
+                )
+        except LostInNoise as lost:
+            raise tell_spent(lost, ledger, recipe.budget) from None
     return complete
 
 

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
@@ -26,13 +28,15 @@ from sordino.accounting.budget import Budget
 from sordino.accounting.calibration import noise_for
 from sordino.accounting.events import DpEvent, GaussianDpEvent
 from sordino.accounting.ledger import Ledger
-from sordino.errors import InvalidInput
+from sordino.accounting.pricing import epsilon
+from sordino.errors import InvalidInput, LostInNoise
+from sordino.figures import round_up
 from sordino.noise import Source, add_noise
 from sordino.tables import labels
 from sordino.tables.encoding import choose_buckets, scale
 from sordino.tables.normalising import private_normalisation
 from sordino.tables.schema import FEWEST_BUCKETS, MOST_BUCKETS, Category, Column, Number, Schema, Skip, Text
-from sordino.tables.table import Table, is_missing, parse_numbers
+from sordino.tables.table import Cells, Table, find_missing_values, is_missing, parse_numbers
 
 SHARE = 0.3
 """Of ε, for all releases together, unless another share is asked for."""
@@ -100,6 +104,12 @@ def plan_release(
     chosen = ReleasePlan(columns, classes, records, noise.noise_multiplier, unlisted)
     _require_enough(chosen, needed)
     return chosen
+
+
+def tell_spent(lost: LostInNoise, ledger: Ledger, budget: Budget) -> LostInNoise:
+    """The same error with what was spent before it came."""
+    spent = round_up(epsilon(ledger.events(), budget.delta, budget.accountant, budget.adjacency))
+    return LostInNoise(f"{lost}; ε = {spent} of {budget.epsilon:g} was spent on finding this out")
 
 
 def _list_events(noise: float, ranges: bool, classes: bool, unlisted: float) -> list[tuple[DpEvent, int]]:
@@ -206,7 +216,8 @@ def _find_bin_of_words(cell: str) -> int:
 
 def count_different(cells: Sequence[str]) -> int:
     """How many different values there are: adding or removing one record changes it by at most one."""
-    return len({cell.strip() for cell in set(cells) if not is_missing(cell)})
+    values = Cells.of(cells).values
+    return len(pc.utf8_trim_whitespace(values.filter(pa.array(~find_missing_values(values)))).unique())
 
 
 def infer_column(counts: Counts, different: float, deviation: float, records: int, given: Column | None) -> Column:

@@ -29,7 +29,7 @@ from scipy.stats import norm
 from sordino.accounting.events import ComposedDpEvent, DpEvent, GaussianDpEvent
 from sordino.accounting.ledger import Ledger
 from sordino.accounting.unlisted import Unlisted
-from sordino.errors import InvalidInput
+from sordino.errors import InvalidInput, LostInNoise
 from sordino.noise import Source, add_noise
 from sordino.tables import release
 from sordino.tables.encoder import Binned, Block, Encoder, Named, Worded, map_cells, spell
@@ -41,6 +41,8 @@ CELLS = 64
 """Cells of the second histogram of a number, where the noise allows for so many."""
 FEWEST_BINS, BINS_IN_ALL = 8, 200
 """Many numbers have fewer bins each: all of them are learnt from the same records."""
+MOST_CODES = 16
+"""A public category of no more values, all of them numbers, is learnt as a number within them."""
 MOST_VALUES = 200
 """Names of a category that are kept at most, by their noised counts."""
 CLEAR = 3.0
@@ -111,6 +113,21 @@ def list_coarse(columns: Mapping[str, Column | None], target: str, task: str) ->
     return (*found, target) if task == "regression" else tuple(found)
 
 
+def read_codes(columns: Mapping[str, Column | None]) -> dict[str, Column | None]:
+    """`columns` with few public codes as numbers within their bounds, as they would be without a schema.
+
+    Near codes are often alike, and bins keep apart what enough records have: to take them for words would make public
+    knowledge worse than none.
+    """
+    found = dict(columns)
+    for name, column in columns.items():
+        if isinstance(column, Category) and column.values is not None and 2 <= len(column.values) <= MOST_CODES:
+            numbers = parse_numbers(column.values)
+            if not np.isnan(numbers).any() and numbers.min() < numbers.max():
+                found[name] = Number(float(numbers.min()), float(numbers.max()))
+    return found
+
+
 def count_fine(columns: Mapping[str, Column | None]) -> int:
     """How many columns may have cells in the second release, the target among them."""
     return 1 + sum(not isinstance(column, Skip | Text) for column in columns.values())
@@ -162,9 +179,24 @@ def survey(table: Table, plan: Survey, ledger: Ledger, source: Source) -> Encode
         else:
             blocks[part.name] = block
     if not blocks:
-        raise InvalidInput("no column could be told from the noise: give a larger epsilon, or more records")
+        raise LostInNoise("no column could be told from the noise: give a larger epsilon, or more records")
     ordered = {name: blocks[name] for name in plan.columns if name in blocks}
     return _describe_target(target, noised[-1], plan, ordered, left_out)
+
+
+def require_classes_in_sight(table: Table, plan: Survey) -> None:
+    """Refuse, before anything is spent, a target of which two classes are hardly ever told from the noise.
+
+    An error is for whoever holds the records: it says that they have too few of a class, and names none.
+    """
+    if plan.task != "classification" or plan.classes is not None:
+        return
+    part, least = _count_target(table, plan, {}), plan.find_threshold(plan.target_deviation)
+    if np.sum(part.counts[: len(part.values)] > least - 2.0 * plan.target_deviation) < 2:
+        raise InvalidInput(
+            f"target {plan.target!r} has fewer than 2 classes of more than {least:.0f} records, which it takes to find "
+            "them at this epsilon: give the classes if their names are public, or a larger epsilon"
+        )
 
 
 # -- the first release ------------------------------------------------------------------------------------------------
@@ -196,8 +228,12 @@ def lay_cells(counts: Floats, deviation: float, bounds: tuple[float, float] | No
     """Edges of about `cells` cells where the noised coarse `counts` say that numbers are.
 
     A coarse bin is cut into equal pieces, in proportion to the root of its count: a rare but wide range keeps some.
+    Public bounds take away cells beyond them and move no edge between them: whatever else is known, bins are as good as
+    without bounds.
     """
     line = release.LINE
+    if bounds is not None:
+        counts = np.where((line[1:] > bounds[0]) & (line[:-1] <= bounds[1]), counts, 0.0)
     start, stop = release.find_heaviest_stretch(counts - release.IN_DOUBT * deviation)
     clear = np.flatnonzero(counts > CLEAR * deviation).tolist()
     first, last = min([start, *clear]), max([stop - 1, *clear])
@@ -209,7 +245,7 @@ def lay_cells(counts: Floats, deviation: float, bounds: tuple[float, float] | No
     parts = [np.linspace(line[i], line[i + 1], pieces[i], endpoint=False) for i in np.flatnonzero(pieces)]
     edges = np.append(np.concatenate(parts), high)
     if bounds is not None:
-        edges = np.unique(np.clip(edges, *bounds))
+        edges = edges[max(0, int(np.sum(edges <= bounds[0])) - 1) : int(np.sum(edges < bounds[1])) + 1]
         if len(edges) < 2:  # the noise says that all numbers are outside of what is public
             edges = np.array(bounds)
     return edges
@@ -351,12 +387,12 @@ def _describe_target(
 ) -> Encoder:
     if part.edges is not None:
         found = make_bins(part.edges, counts, plan.target_deviation, plan.bins)
-        low, high = float(part.edges[0]), float(part.edges[-1])
+        low, high = np.clip(part.edges[[0, -1]], *(plan.bounds or (-math.inf, math.inf))).tolist()
         return Encoder(plan.target, blocks, (), found.center, found.spread, low, high, left_out)
     least = plan.find_threshold(plan.target_deviation)
     classes, shares = name_values(part.values, counts, plan.records, least, public=part.public)
     if len(classes) < 2:
-        raise InvalidInput(
+        raise LostInNoise(
             f"the target has {len(classes)} classes with clearly more than {least:.0f} records, it takes 2: "
             "give the classes if you know their names"
         )

@@ -41,7 +41,8 @@ class Cells(Sequence[str]):
 
     def __init__(self, values: Any, codes: Codes) -> None:
         kind = np.uint8 if len(values) <= 2**8 else np.uint16 if len(values) <= 2**16 else np.int32
-        self.values, self.codes = values, codes.astype(kind, copy=False)
+        self.values = values
+        self.codes: Codes = codes.astype(kind, copy=False)
 
     @classmethod
     def of(cls, cells: Sequence[str] | Any) -> Cells:
@@ -172,7 +173,16 @@ def is_missing(cell: str) -> bool:
 
 def find_missing(cells: Sequence[str]) -> NDArray[np.bool_]:
     """Which cells hold no value."""
-    return Cells.of(cells).map(is_missing, np.bool_)
+    known = Cells.of(cells)
+    return known.spread(find_missing_values(known.values))
+
+
+def find_missing_values(texts: Any) -> NDArray[np.bool_]:
+    """Which of the texts in an arrow array stand for no value: none that is a number does, and few others are asked."""
+    missing = np.zeros(len(texts), np.bool_)
+    words = np.flatnonzero(np.isnan(parse_values(texts)))
+    missing[words] = [is_missing(text) for text in texts.take(pa.array(words)).to_pylist()]
+    return missing
 
 
 def parse_numbers(cells: Sequence[str]) -> NDArray[np.float64]:

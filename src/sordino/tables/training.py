@@ -27,6 +27,7 @@ from sordino.tables.preparing import Reserving
 from sordino.tables.reading import HELD_OUT_SHARE, Sheet, choose_by_digest, split_table
 from sordino.tables.release import SHARED_UNLISTED
 from sordino.tables.schema import Schema, Skip, describe_header
+from sordino.tables.surveying import require_classes_in_sight
 from sordino.tables.table import Cells, Table, find_missing, parse_values
 from sordino.vault.claims import DatasetBudget
 
@@ -221,7 +222,7 @@ def plan_table(ready: Ready, *, shared: bool = False) -> LearningPlan:
     wishes, sheet = ready.wishes, ready.sheet
     task = require_task(sheet.train, sheet.target, wishes.task, ready.schema)
     columns = {name: column for name, column in ready.schema.columns.items() if name != sheet.target}
-    return plan_learning(
+    plan = plan_learning(
         columns,
         sheet.target,
         task,
@@ -233,6 +234,8 @@ def plan_table(ready: Ready, *, shared: bool = False) -> LearningPlan:
         rows_per_unit=ready.rows_per_unit,
         unlisted=SHARED_UNLISTED if shared else UNLISTED_SHARE,
     )
+    require_classes_in_sight(sheet.train, plan.survey)
+    return plan
 
 
 def build_program(ready: Ready) -> Callable[[Table, Any], Any]:
