@@ -23,6 +23,7 @@ from sordino.searching.costs import Cost
 from sordino.searching.of_tables import plan_table_search, tune_table
 from sordino.searching.search import EXPECTED, Winner
 from sordino.searching.spaces import Space, read_space
+from sordino.vault import open_budget
 
 OPTIONS = ("space", "expected_trials", "eta", "jobs")
 """Options that make sense for a search alone."""
@@ -53,10 +54,12 @@ def _search_table(flags: Flags, base: Config, space: Space | None) -> None:
         eta=LOGARITHMIC if flags.eta is None else flags.eta,
         public_score=flags.public_held_out,
         jobs=flags.jobs or 1,
+        vault=open_budget(config.run.dataset_budget) if config.run.dataset_budget else None,
     )
     directory = flags.run or choose_directory()
     if (directory / OUTCOME).exists():
         raise InvalidInput(f"{directory} holds a run already: choose another")
+    planned.search.preview(directory)
     if not flags.json:
         held = "public" if flags.public_held_out else "protected like all others"
         records = f"{len(ready.sheet.train):,} to train on, {len(ready.sheet.held_out):,} to score trials on, {held}"

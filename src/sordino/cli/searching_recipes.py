@@ -27,6 +27,7 @@ from sordino.searching.search import EXPECTED, Winner, tune
 from sordino.searching.spaces import Space, log_uniform
 from sordino.searching.trials import Candidate, KeptRun
 from sordino.tables.dataset import Data
+from sordino.vault import open_budget
 
 SEARCHABLE = ("lr", "clip", "momentum", "batch_size", "epochs", "steps")
 PRICED = ("batch_size", "epochs", "steps")
@@ -68,6 +69,7 @@ def search_recipe(flags: Flags, space: Space | None) -> None:
             run=directory,
             jobs=flags.jobs or 1,
             seed=config.run.seed,
+            vault=open_budget(config.run.dataset_budget) if config.run.dataset_budget else None,
         )
     outcome = keep_winner(winner, config, directory)
     told = searching.describe(winner)

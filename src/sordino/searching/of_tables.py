@@ -38,6 +38,7 @@ from sordino.tables.learning import (
     Learned,
     LearningPlan,
     build_model,
+    digest_table,
     encode_target,
     fit_encoded,
     score,
@@ -46,6 +47,7 @@ from sordino.tables.learning import (
 from sordino.tables.predicting import save_model, use
 from sordino.tables.surveying import survey
 from sordino.tables.training import Fitted, Ready, plan_table
+from sordino.vault.claims import DatasetBudget
 
 Floats = NDArray[np.float64]
 ENCODER = "encoder.json"
@@ -86,13 +88,14 @@ def plan_table_search(
     public_score: bool = False,
     way: Way | None = None,
     jobs: int = 1,
+    vault: DatasetBudget | None = None,
 ) -> TableSearch:
     """How the budget will be spent; refuses what makes no sense before anything is."""
     found = DEFAULT if space is None else make_space(space)
     found.require_known(SEARCHABLE, "the learner of tables")
     if not len(ready.sheet.held_out):
         raise InvalidInput("held-out=0 leaves no records to score trials on: hold some out, such as a fifth")
-    base = plan_table(ready)
+    base = plan_table(ready, shared=vault is not None)
     beside: list[tuple[Any, int]] = list(base.survey.events())
     if base.figures_noise is not None:
         beside.append((GaussianDpEvent(base.figures_noise), 1))
@@ -108,7 +111,14 @@ def plan_table_search(
         disjoint=ready.budget.adjacency == "add-or-remove-one",
     )
     search = Search(
-        lambda trial: trial, found, cost, unit=ready.unit, jobs=jobs, seed=ready.wishes.seed, assumptions=(PUBLIC,)
+        lambda trial: trial,
+        found,
+        cost,
+        unit=ready.unit,
+        jobs=jobs,
+        seed=ready.wishes.seed,
+        assumptions=(PUBLIC,),
+        vault=None if vault is None else vault.over(lambda: digest_table(ready.sheet.train), "table"),
     )
     plan_trial(base, cost, _middle(found))
     return TableSearch(ready, base, search)
@@ -198,7 +208,7 @@ def tune_table(planned: TableSearch, folder: Path | None = None) -> tuple[Fitted
             shown = evaluation.measure(score(model, encoder, sheet.held_out)[known], targets[known], encoder)
         guarantee: Guarantee = search.guarantee(ledger)
     finally:
-        ledger.close()
+        search.close_books(ledger)
     plan = plan_trial(base, planned.cost, winner.settings)
     learned = Learned(model, encoder, guarantee, plan, shown, shown.cautions if shown else ())
     if folder is not None:

@@ -37,6 +37,7 @@ from sordino.searching.costs import Cost, Way, plan_search
 from sordino.searching.sealing import Seal, find_memory
 from sordino.searching.spaces import Space, Value, make_space
 from sordino.searching.trials import Candidate, KeptRun, Rehearsed, Tried, attempt, silence
+from sordino.vault.claims import DatasetBudget, RunClaim, require_untied
 
 EXPECTED = 20.0
 UNQUOTED = "which is no guarantee of the winner: it was chosen because of these records"
@@ -116,6 +117,7 @@ def tune(
     unit: str = "record",
     jobs: int = 1,
     seed: int | None = None,
+    vault: DatasetBudget | None = None,
     rehearse: bool = True,
 ) -> Winner:
     """The best of a random number of trials, within `budget` with the search included.
@@ -133,7 +135,9 @@ def tune(
     `way` is how the search is paid: "selection" or "composition"; by default the cheaper one. `suggest(seen)` makes
     settings from earlier ones and their scores: such a search has no proof as selection, and is paid by composition.
     `run` is a folder for the ledger; a search that was killed there goes on when it is called again with the same
-    arguments. `jobs` trials are made at a time. `seed` makes everything repeatable, which protects nobody.
+    arguments. `jobs` trials are made at a time. `seed` makes everything repeatable, which protects nobody. `vault` is
+    the dataset's own budget (`sordino.vault.open_budget`), in which the whole search is reserved before it begins; give
+    `like` with it, unless every trial is Gaussian releases on all records.
 
     Guarantees: the whole search is charged before its first trial; nothing of a trial that lost leaves.
     """
@@ -151,9 +155,16 @@ def tune(
     if like is not None:
         like = like if like.sampler is not None else like.for_records(_require_records(records, budget))
     cost = plan_search(
-        budget, trials=expected_trials, eta=eta, like=like, score=not public_score, ways=ways, disjoint=disjoint
+        budget,
+        trials=expected_trials,
+        eta=eta,
+        like=like,
+        score=not public_score,
+        ways=ways,
+        slack=None if vault is None else 0.0,  # a dataset's budget adds up divergences, which know no slack
+        disjoint=disjoint,
     )
-    search = Search(objective, found, cost, like=like, unit=unit, jobs=jobs, seed=seed, suggest=suggest)
+    search = Search(objective, found, cost, like=like, unit=unit, jobs=jobs, seed=seed, suggest=suggest, vault=vault)
     if rehearse:
         search.rehearse()
     return search.run(None if run is None else Path(run))
@@ -193,10 +204,12 @@ class Search:
         seed: int | None = None,
         suggest: Suggest | None = None,
         assumptions: tuple[str, ...] = (ROUNDING_IS_SMALL,),
+        vault: DatasetBudget | None = None,
     ) -> None:
         self.objective, self.space, self.cost, self.like = objective, space, cost, like
         self.unit, self.jobs, self.seed, self.suggest = unit, jobs, seed, suggest
         self.assumptions = assumptions
+        self._claim = None if vault is None else self._claim_from(vault)
         self._noises: dict[str, float] = {}
 
     def rehearse(self) -> None:
@@ -220,22 +233,46 @@ class Search:
             return self._run(book, seal)
         finally:
             if ledger is None:
-                book.close()
+                self.close_books(book)
 
     def open_books(self, folder: Path | None) -> Ledger:
         """The ledger of the search with its plan declared, new or that of a search that was killed.
 
-        Whoever keeps one budget for several runs on the same records has to be asked here: the plan is whole, and
-        nothing is charged yet.
+        A dataset's own budget is asked here: the plan is whole, and nothing is charged yet.
         """
-        ledger = self._open_ledger(folder)
+        self.preview(folder)
         events: Events = [*self.cost.beside, (self.cost.event, 1)]
-        if not ledger.declared(plans.KIND):
-            plans.declare(ledger, plans.Plan(tuple(events), len(ledger), self.name, 0, self.cost.budget))
-        elif plans.declared(ledger)[-1].events != tuple(events):
+        ledger = self._open_ledger(folder)
+        try:
+            if self._claim is None:
+                require_untied(ledger)
+            if not ledger.declared(plans.KIND):
+                plans.declare(ledger, plans.Plan(tuple(events), len(ledger), self.name, 0, self.cost.budget))
+            elif plans.declared(ledger)[-1].events != tuple(events):
+                raise InvalidInput(
+                    f"{folder} holds another search, or one within another budget: choose another folder"
+                )
+            if self._claim is not None:
+                self._claim.cover(ledger)
+        except BaseException:
             ledger.close()
-            raise InvalidInput(f"{folder} holds another search, or one within another budget: choose another folder")
+            raise
         return ledger
+
+    def preview(self, folder: Path | None) -> None:
+        """Refuse a new search that the dataset's own budget has no room for, before there is a folder."""
+        if self._claim is not None and (folder is None or not (folder / LEDGER).exists()):
+            self._claim.preview([*self.cost.beside, (self.cost.event, 1)], self.cost.budget.adjacency)
+
+    def close_books(self, ledger: Ledger) -> None:
+        """Free the ledger; what was reserved for the search and never charged goes back to the dataset's budget."""
+        if self._claim is not None:
+            self._claim.settle(ledger)
+        ledger.close()
+
+    def _claim_from(self, vault: DatasetBudget) -> RunClaim:
+        basis = weaken("proven", require_accountant(self.cost.budget.accountant).basis)
+        return vault.claim(unit=self.unit, basis=basis, repeatable=self.seed is not None)
 
     @property
     def name(self) -> str:
