@@ -190,7 +190,7 @@ BROKEN: dict[str, tuple[Case, str, str]] = {
 }
 
 
-LENGTHY = ("screening", "jl")
+LENGTHY = ("screening", "jl", "averaged", "kalman", "low_pass")
 """They are attacked in the slow tests; the suite has their conformance, and their sabotaged twins."""
 
 
