@@ -190,7 +190,7 @@ BROKEN: dict[str, tuple[Case, str, str]] = {
 }
 
 
-LENGTHY = ("screening", "jl", "dpis", "dynamic")
+LENGTHY = ("screening", "jl", "dpis", "dynamic", "averaged", "kalman", "low_pass", "adam_bc")
 """They are attacked in the slow tests; the suite has their conformance, and their sabotaged twins."""
 
 

@@ -93,7 +93,7 @@ def test_a_second_file_cannot_take_a_name_that_is_taken(monkeypatch: pytest.Monk
 
 def test_without_the_file_its_name_is_unknown() -> None:
     assert PARTS.place(NAME) is None
-    with pytest.raises(InvalidInput, match="it must be one of flat, automatic, importance-weights"):
+    with pytest.raises(InvalidInput, match="it must be one of flat, automatic, per-block"):
         Recipe.from_toml('[weighing]\npart = "normalised"')
     with pytest.raises(AttributeError, match="no attribute 'normalised': it has adam_bc"):
         recipes.__getattr__(NAME)

@@ -71,7 +71,8 @@ class Cyclic(Sampler):
     Guarantees: a record joins at most every `bands`-th draw. The first step of a cycle is charged for all of it: a
     record is in one turn of it, with the least noise that any turn has (docs/proofs/banded.md).
     Edge cases: a draw may be empty. A run that goes on begins a cycle, with groups of its own, and is charged for it.
-    One band is Poisson sampling, coin by coin. The groups take 8 bytes a record.
+    Where a group is smaller than a draw, which `calibrate` refuses, all of it joins. One band is Poisson sampling, coin
+    by coin. The groups take 8 bytes a record.
     """
 
     bands: int = 1
