@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 from torch import Tensor
 
 from sordino.accounting import Budget, Ledger
@@ -90,7 +91,7 @@ class Noise:
 
     charged: float
     deviation: float
-    threshold: float | None = None
+    unlisted: float | None = None
 
 
 class Listening(Seeded):
@@ -145,6 +146,40 @@ def find_wrong(asked: Asked) -> list[str]:
 @pytest.mark.parametrize("name", ASKED)
 def test_every_deviation_is_what_was_charged_times_the_reach_of_a_unit(name: str) -> None:
     assert find_wrong(ASKED[name]) == []
+
+
+def reveal(asked: Asked) -> tuple[float, float]:
+    """How likely a name shows that one unit alone has, in whichever column, and how likely it may be as charged.
+
+    Each of a unit's records can bring a value of its own to every column that is counted, and all of them the same one.
+    """
+    plan, _, heard = listen(asked)
+    noise, counted = heard[1], len([name for name in FAR if not isinstance(dict(asked.public).get(name), Text)])
+    assert noise.unlisted is not None
+    shown = norm.sf((plan.survey.find_threshold(noise.deviation) - asked.rows) / noise.deviation)
+    return counted * asked.rows * float(shown), noise.unlisted
+
+
+@pytest.mark.parametrize("name", ["two classes", "two classes of units", "public bounds and a text"])
+def test_a_name_of_one_unit_alone_shows_as_rarely_as_was_charged(name: str) -> None:
+    shown, charged = reveal(ASKED[name])
+    assert shown <= charged * (1 + 1e-6)
+    assert shown >= 0.99 * charged
+
+
+LOWERED: dict[str, Callable[[Any, float], float]] = {
+    "without a unit's own records": lambda survey, deviation: survey.healthy(deviation) - survey.rows,
+    "for one column alone": lambda survey, deviation: survey.rows + deviation * float(norm.isf(survey.unlisted)),
+    "at half the deviation": lambda survey, deviation: survey.healthy(deviation / 2),
+}
+
+
+@pytest.mark.parametrize("name", LOWERED)
+def test_a_lower_threshold_of_names_is_found(name: str, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(surveying.Survey, "healthy", surveying.Survey.find_threshold, raising=False)
+    monkeypatch.setattr(surveying.Survey, "find_threshold", LOWERED[name])
+    shown, charged = reveal(ASKED["two classes of units"])
+    assert shown > 1.5 * charged
 
 
 # -- movements --------------------------------------------------------------------------------------------------------
