@@ -159,7 +159,8 @@ def features(trials: float = 5.0, epsilon: float = 3.0, records: int = 10_000, e
     classes = torch.tensor([int(record[1]) for record in first])
     test_inputs, test_classes = data.test[0].flatten(1).float(), data.test[1]
     done = {(row["data"], row["epsilon"], row["seed"], row["way"]) for row in read_stored()}
-    budget, count, common = Budget(epsilon, DELTA), records * 9 // 10, {"batch_size": 256, "epochs": epochs}
+    budget, count = Budget(epsilon, DELTA), records * 9 // 10
+    common: dict[str, Any] = {"batch_size": 256, "epochs": epochs}
 
     def train(recipe: Recipe, used: int) -> Private:
         model = torch.nn.Linear(inputs.shape[1], 10)
@@ -190,7 +191,7 @@ def features(trials: float = 5.0, epsilon: float = 3.0, records: int = 10_000, e
             model.load_state_dict(private.state_dict()["model"])
         else:
             space = {"lr": log_uniform(0.03, 10), "clip": log_uniform(0.1, 3)}
-            options = {"expected_trials": trials, "like": recipes.dpsgd(**common), "records": count}
+            options: dict[str, Any] = {"expected_trials": trials, "like": recipes.dpsgd(**common), "records": count}
             won = tune(objective, space, budget, **options)
             model.load_state_dict(won.model)
             settings = {name: round(float(value), 4) for name, value in won.settings.items()}
