@@ -118,17 +118,17 @@ def keep(row: Row) -> None:
 
 
 @app.command()
-def run(trials: float = 20.0) -> None:
+def run(trials: float = 10.0, eta: float = 0.0) -> None:
     """Adult and Default: settings that were searched against the defaults, at the same total ε."""
     done = {(row["data"], row["epsilon"], row["seed"], row["way"]) for row in read_stored()}
     cases = [case for case in CASES if case.name in ("adult", "default")]
     for seed, case, epsilon, way in product(range(SEEDS), cases, MEASURED, ("defaults", "tuned")):
         if (case.name, epsilon, seed, way) not in done:
-            found, settings = learn_table(case, epsilon, trials if way == "tuned" else None)
+            found, settings = learn_table(case, epsilon, trials if way == "tuned" else None, eta)
             keep({"data": case.name, "epsilon": epsilon, "seed": seed, "way": way, **found, "settings": settings})
 
 
-def learn_table(case: Case, epsilon: float, trials: float | None) -> tuple[Row, Row]:
+def learn_table(case: Case, epsilon: float, trials: float | None, eta: float) -> tuple[Row, Row]:
     """AUC and accuracy on the test part; a search holds out a fifth of the training records, the defaults none."""
     parts = read(case)
     table = Table(case.name, {name: list(parts.train[name]) for name in parts.train.columns})
@@ -139,7 +139,7 @@ def learn_table(case: Case, epsilon: float, trials: float | None) -> tuple[Row, 
     if trials is None:
         fitted = train_table(ready)
     else:
-        fitted, winner = tune_table(plan_table_search(ready, expected_trials=trials))
+        fitted, winner = tune_table(plan_table_search(ready, expected_trials=trials, eta=eta))
         settings = {name: round(float(value), 4) for name, value in winner.settings.items()}
     learned = fitted.learned
     chances = learned.predict_proba(test)[:, learned.encoder.classes.index(case.positive)]
@@ -149,7 +149,9 @@ def learn_table(case: Case, epsilon: float, trials: float | None) -> tuple[Row, 
 
 
 @app.command()
-def features(trials: float = 5.0, epsilon: float = 3.0, records: int = 10_000, epochs: int = 5) -> None:
+def features(
+    trials: float = 5.0, eta: float = 0.0, epsilon: float = 3.0, records: int = 10_000, epochs: int = 5
+) -> None:
     """Fashion-MNIST: a linear model by DP-SGD whose rate and bound are searched, or as they come."""
     from sordino.lab.data import load
 
@@ -191,8 +193,13 @@ def features(trials: float = 5.0, epsilon: float = 3.0, records: int = 10_000, e
             model.load_state_dict(private.state_dict()["model"])
         else:
             space = {"lr": log_uniform(0.03, 10), "clip": log_uniform(0.1, 3)}
-            like = recipes.dpsgd(**common)
-            won = tune(objective, space, budget, expected_trials=trials, like=like, records=count)
+            options: dict[str, Any] = {
+                "expected_trials": trials,
+                "like": recipes.dpsgd(**common),
+                "records": count,
+                "eta": eta,
+            }
+            won = tune(objective, space, budget, **options)
             model.load_state_dict(won.model)
             settings = {name: round(float(value), 4) for name, value in won.settings.items()}
         with torch.no_grad():

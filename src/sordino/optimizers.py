@@ -42,10 +42,10 @@ class DistanceOverGradients(torch.optim.Optimizer):
                 if not state:
                     state["start"], state["squares"], state["distance"] = parameter.detach().clone(), 0.0, 0.0
                 gradient = parameter.grad + group["weight_decay"] * parameter
-                state["squares"] += float(gradient.double().square().sum())
+                state["squares"] += _square(gradient)
                 squares += state["squares"]
-                distance += float((parameter - state["start"]).double().square().sum())
-                start += float(state["start"].double().square().sum())
+                distance += _square(parameter - state["start"])
+                start += _square(state["start"])
                 moved.append((parameter, gradient, group))
         if not moved or squares <= 0:
             return loss
@@ -55,3 +55,9 @@ class DistanceOverGradients(torch.optim.Optimizer):
             least = group["first"] * (1 + start**0.5)
             parameter.add_(gradient, alpha=-group["lr"] * max(reach, least) / squares**0.5)
         return loss
+
+
+def _square(values: Tensor) -> float:
+    """‖values‖², of all parts of a tensor that is spread over several processes."""
+    total: Any = values.double().square().sum()
+    return float(total.full_tensor() if hasattr(total, "full_tensor") else total)

@@ -33,7 +33,7 @@ TEXTS = Defaults(share=0.125, fewest=32, most=2048, most_epochs=10.0, optimizer=
 """Large draws, because noise is added once per draw; and few of them, because each takes long."""
 CLIP = 0.1
 """Below the gradients of most texts: Adam gives back what a small bound takes away, and one text cannot dominate."""
-RATES = {"adam": 1e-3, "adamw": 1e-3, "sgd": 0.5}
+RATES = {"adam": 1e-3, "adamw": 1e-3, "sgd": 0.5, "dog": 1.0}
 
 
 @dataclass(frozen=True, eq=False)

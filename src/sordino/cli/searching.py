@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 
 from sordino.accounting.ledger import Ledger
-from sordino.accounting.selection import LOGARITHMIC
+from sordino.accounting.selection import GEOMETRIC
 from sordino.books import LEDGER, OUTCOME
 from sordino.cli import tabular
 from sordino.cli.config import Config
@@ -51,7 +51,7 @@ def _search_table(flags: Flags, base: Config, space: Space | None) -> None:
         ready,
         space,
         expected_trials=EXPECTED if flags.expected_trials is None else flags.expected_trials,
-        eta=LOGARITHMIC if flags.eta is None else flags.eta,
+        eta=GEOMETRIC if flags.eta is None else flags.eta,
         public_score=flags.public_held_out,
         jobs=flags.jobs or 1,
         vault=open_budget(config.run.dataset_budget) if config.run.dataset_budget else None,

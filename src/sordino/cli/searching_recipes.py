@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sordino import checkpoint
-from sordino.accounting.selection import LOGARITHMIC, PaidBySearch
+from sordino.accounting.selection import GEOMETRIC, PaidBySearch
 from sordino.books import OUTCOME, RECIPE, reopen, write_durably
 from sordino.cli import lookup, searching, session
 from sordino.cli.announcing import Outcome, report
@@ -63,7 +63,7 @@ def search_recipe(flags: Flags, space: Space | None) -> None:
             space,
             budget,
             expected_trials=EXPECTED if flags.expected_trials is None else flags.expected_trials,
-            eta=LOGARITHMIC if flags.eta is None else flags.eta,
+            eta=GEOMETRIC if flags.eta is None else flags.eta,
             like=None if set(PRICED) & set(space.laws) else plain,
             public_score=flags.public_held_out,
             run=directory,

@@ -136,7 +136,8 @@ class Flags(options.OptionFields):
         float | None, _tuning("Trials on average; how many there are is random and secret. Default: 20.")
     ] = None
     eta: Annotated[
-        float | None, _tuning("Law of their number: 0 logarithmic (default), 1 geometric, or between and above.")
+        float | None,
+        _tuning("Law of their number: 1 geometric (default); 0 logarithmic, cheaper but often a single trial."),
     ] = None
     jobs: Annotated[int | None, _tuning("Trials at a time, each in a process of its own. Default: 1.")] = None
     public_held_out: Annotated[

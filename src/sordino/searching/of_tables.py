@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sordino.accounting.events import Events, GaussianDpEvent
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import ASSUMPTION, Ledger
-from sordino.accounting.selection import LOGARITHMIC
+from sordino.accounting.selection import GEOMETRIC
 from sordino.books import write_durably
 from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.noise import Secure, Seeded
@@ -84,7 +84,7 @@ def plan_table_search(
     space: Space | Mapping[str, Any] | None = None,
     *,
     expected_trials: float = EXPECTED,
-    eta: float = LOGARITHMIC,
+    eta: float = GEOMETRIC,
     public_score: bool = False,
     way: Way | None = None,
     jobs: int = 1,

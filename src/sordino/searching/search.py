@@ -27,7 +27,7 @@ from sordino.accounting.events import Events
 from sordino.accounting.guarantee import UNPROTECTED, Guarantee
 from sordino.accounting.ledger import ASSUMPTION, Ledger
 from sordino.accounting.pricing import require_accountant
-from sordino.accounting.selection import LOGARITHMIC, Selection
+from sordino.accounting.selection import GEOMETRIC, Selection
 from sordino.books import LEDGER, reopen, require_fresh
 from sordino.errors import BudgetExhausted, InvalidInput, SordinoError, locate_error
 from sordino.noise import Secure, Seeded, Source
@@ -106,7 +106,7 @@ def tune(
     budget: Budget,
     *,
     expected_trials: float = EXPECTED,
-    eta: float = LOGARITHMIC,
+    eta: float = GEOMETRIC,
     like: Recipe | None = None,
     records: int | None = None,
     public_score: bool = False,
@@ -124,7 +124,8 @@ def tune(
 
     `objective(trial)` trains with the settings `trial["lr"]`, ..., gives ``trial.score(values)`` one value in [0, 1]
     for each held-out private record, and returns its `Private` run. Settings are drawn from `space` at random. The
-    number of trials is secret; `expected_trials` is its mean, and `eta` its law: 0 logarithmic, 1 geometric.
+    number of trials is secret; `expected_trials` is its mean, and `eta` its law: 1 geometric; 0 logarithmic, which is
+    cheaper but makes a single trial four times as often.
 
     `like` is a recipe whose plan all trials follow, as where the space has no batch size, length or schedule: then they
     are noised exactly. Without it a trial may be anything that costs no more than one Gaussian release, which
