@@ -31,7 +31,7 @@ test-faults: .venv/dev ## 500 kills, 2,000 mutations, 5,000 hostile requests, 20
 	$(BIN)/python -m tests.faults
 
 test-integrations: .venv/integrations ## transformers, TRL, PEFT, Accelerate and Lightning, against the real packages
-	$(BIN)/pytest tests/integrations tests/finetuning/test_losses.py 'tests/test_docs.py::test_the_code_of_every_page_runs[docs/integrations.md]' 'tests/test_docs.py::test_the_code_of_every_page_runs[docs/finetuning.md]'
+	$(BIN)/pytest tests/integrations tests/finetuning/test_losses.py tests/finetuning/test_low_precision.py 'tests/test_docs.py::test_the_code_of_every_page_runs[docs/integrations.md]' 'tests/test_docs.py::test_the_code_of_every_page_runs[docs/finetuning.md]'
 
 screenshots: .venv/dev ## Take the documentation's pictures of real reports anew (needs chromium)
 	SORDINO_SCREENSHOTS=docs/img $(BIN)/pytest -m slow tests/report/test_screenshots.py
