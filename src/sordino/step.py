@@ -26,7 +26,16 @@ from sordino.distributed import agreement
 from sordino.distributed.sharding import shard_like, unshard
 from sordino.distributed.team import Team
 from sordino.errors import SordinoError, UnsupportedModel
-from sordino.gradients.engine import Batch, Blocked, BlockEngine, Differentiated, Engine, Objective, total_dtype
+from sordino.gradients.engine import (
+    Batch,
+    Blocked,
+    BlockEngine,
+    Differentiated,
+    Engine,
+    Objective,
+    accumulation_dtype,
+    total_dtype,
+)
 from sordino.noise import Source
 from sordino.parts import Blockwise, Draw, Snapshot, Terms
 from sordino.proposals import tell_noise
@@ -243,7 +252,9 @@ def propose(attempt: Attempt) -> None:
         noise, secret = bench.recipe.noise, team.secret(bench.source)
         noise.add(secret, attempt.receipt, attempt.total, terms.noise_std, bench.states.noise)
     for parameter, noisy in zip(attempt.parameters, team.sum(attempt.total), strict=True):
-        parameter.grad = shard_like(noisy.div_(terms.divisor).to(parameter.dtype), parameter)
+        # However many parts there were, which is private, the noised sum is rounded in the same way.
+        released = noisy.to(accumulation_dtype(parameter)).div_(terms.divisor)
+        parameter.grad = shard_like(released.to(parameter.dtype), parameter)
     attempt.total = []
     if isinstance(bench.recipe.weighing, Blockwise):
         bench.recipe.weighing.release(attempt, bench.states.weighing)
