@@ -265,7 +265,7 @@ class Noise(Protocol):
         ...
 
     def add(self, source: Source, receipt: Receipt, sums: list[Tensor], std: float, state: Any) -> None:
-        """Add noise of deviation `std` to every entry of the sums, in place."""
+        """Add noise of deviation `std` to every entry of the sums: in place, or in their place in the list."""
         ...
 
 

@@ -34,6 +34,7 @@ from sordino.accounting.ledger import Receipt
 from sordino.accounting.paid_by_epoch import PaidByEpoch
 from sordino.combinations import Needs
 from sordino.errors import InvalidInput
+from sordino.gradients.engine import total_dtype
 from sordino.mechanisms import Mechanism
 from sordino.noise import Noise, Source, perturb
 from sordino.parts import Always, Constant, Draw, Exact, Sampler, Schedule, State, Terms, factor_at
@@ -214,6 +215,7 @@ class Banded(Noise):
             perturb(source, receipt, sums, std)
             return
         first, *others = self._weights()
+        sums[:] = [total.to(total_dtype(total)) for total in sums]  # what is kept and taken off again is exact
         follows = receipt.sequence == state.receipt + 1
         if not (follows and state.noises and _list_places(state.noises[0]) == _list_places(sums)):
             state.noises = []
