@@ -22,7 +22,10 @@ EXCUSE = re.compile(r"<!-- not executed: \S[^>]*-->\s*\Z")
 # Runs where an optional package is installed; `make test-integrations` installs those.
 NEEDS = re.compile(r"<!-- needs: (\w+) -->\s*\Z")
 NUMBER = re.compile(r"\d[\d.,:e+-]*%?")
-LONG = ("experiments.md", "distributed.md", "report.md", "federated.md", "audit.md")
+LONG = (
+    *("experiments.md", "distributed.md", "report.md", "federated.md", "audit.md"),
+    *("own-data.md", "finetuning-cli.md", "finetuning.md", "integrations.md", "tuning.md"),
+)
 """Pages that take half a minute: the commands on them have tests of their own that take less."""
 LONGEST = 1800  # seconds for one command: the machine may be busy, or hold everything else while it measures speed
 

@@ -80,7 +80,7 @@ def finish(sordino, run: Path) -> dict:
 @pytest.mark.parametrize(
     ("events", "moment"),
     [
-        (1, "charged"),
+        pytest.param(1, "charged", marks=pytest.mark.slow),
         pytest.param(RELEASES, "charged", marks=pytest.mark.slow),
         pytest.param(0, "before config", marks=pytest.mark.slow),
         pytest.param(0, "after config", marks=pytest.mark.slow),

@@ -200,7 +200,7 @@ def test_a_cache_that_cannot_be_written_is_one_line_and_not_tried_twice(tmp_path
     assert "\n" not in told.error
 
 
-@pytest.mark.parametrize("where", ["results", "runs"])
+@pytest.mark.parametrize("where", ["results", pytest.param("runs", marks=pytest.mark.slow)])
 def test_a_folder_of_results_that_cannot_be_written_is_one_line(tmp_path, where):
     (tmp_path / where).write_text("not a folder")
     told, states = outcome(tmp_path)
