@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import random
 import struct
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -230,8 +232,6 @@ def test_losers_that_are_logged_are_seen(
     tmp_path: Path, cost: Cost, capfd: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A search that lets its trials talk."""
-    from contextlib import nullcontext
-
     count(monkeypatch, 5)
     monkeypatch.setattr(trials, "silence", nullcontext)
     told, level = watch_search(cost, tmp_path, capfd, caplog)
@@ -294,6 +294,59 @@ def test_one_record_moves_a_score_by_at_most_one(cost: Cost, monkeypatch: pytest
         trial = Candidate({}, cost)
         trial.score([0.25, value])
         assert trial.scored == pytest.approx(0.25 + counted)
+
+
+def draw_everywhere(trial: Candidate) -> Any:
+    """A trial that draws from every global generator, as the first weights of a model do."""
+    drawn = (float(torch.rand(1)), float(np.random.rand()), random.random())  # noqa: NPY002
+    return {**spend(trial), "drawn": drawn}
+
+
+def seed_everything() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    random.seed(0)
+
+
+def read_states() -> list[bytes]:
+    """Of the generators that everybody shares."""
+    return [pickle.dumps(state) for state in (torch.get_rng_state().numpy(), np.random.get_state(), random.getstate())]  # noqa: NPY002
+
+
+@pytest.mark.parametrize("way", ["one", "suggested", "many"])
+def test_which_trial_won_does_not_follow_from_the_callers_seed(
+    cost: Cost, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Drawn from generators that the caller seeded, the winner would tell its number, and their states K."""
+    count(monkeypatch, 3)
+    options: dict[str, Any] = {"one": {}, "many": {"jobs": 2}, "suggested": {"suggest": lambda seen: seen[0][0]}}[way]
+    drawn: set[float] = set()
+    for _ in range(2):
+        seed_everything()
+        before = read_states()
+        found = Search(draw_everywhere, SPACE, cost, **options)
+        found.rehearse()
+        drawn.update(found.run().state["drawn"])
+        assert read_states() == before
+    seed_everything()
+    follows = {float(value) for value in (*torch.rand(9), *np.random.rand(9), *(random.random() for _ in range(9)))}  # noqa: NPY002
+    assert len(drawn) == 6
+    assert not drawn & follows
+
+
+def test_first_weights_from_the_callers_generator_are_seen(cost: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the shield the winner's draws are those of its number."""
+    monkeypatch.setattr(trials, "shield_chance", lambda seed: nullcontext())
+    count(monkeypatch, 1)
+    seed_everything()
+    drawn = Search(draw_everywhere, SPACE, cost).run().state["drawn"]
+    seed_everything()
+    assert drawn[0] == float(torch.rand(1))
+
+
+def test_a_seeded_search_is_repeatable(cost: Cost) -> None:
+    found = [Search(draw_everywhere, SPACE, cost, seed=5).run().state for _ in range(2)]
+    assert found[0] == found[1]
 
 
 # -- going on ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import math
 import multiprocessing
 import os
 import pickle
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -36,7 +35,7 @@ from sordino.run import FLOATING_POINT, HELD_OUT, ROUNDING_IS_SMALL, SEARCHED, a
 from sordino.searching.costs import Cost, Way, plan_search
 from sordino.searching.sealing import Seal, find_memory
 from sordino.searching.spaces import Space, Value, make_space
-from sordino.searching.trials import Candidate, KeptRun, Rehearsed, Tried, attempt, silence
+from sordino.searching.trials import Candidate, KeptRun, Rehearsed, Tried, attempt, shield_chance, silence
 from sordino.vault.claims import DatasetBudget, RunClaim, require_untied
 
 EXPECTED = 20.0
@@ -217,7 +216,7 @@ class Search:
         """Run the objective up to where it asks for noise, so that what is wrong with it costs nothing."""
         trial = self._make_trial(self.space.draw(Secure().uniform), None, rehearsing=True)
         try:
-            with silence():
+            with silence(), shield_chance(None):
                 self.objective(trial)
         except Rehearsed:
             pass
@@ -457,6 +456,5 @@ def _work(pipe: Connection, search: Search, settings: dict[str, Value], seed: in
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     torch.set_num_threads(1)
-    torch.manual_seed(secrets.randbits(63) if seed is None else seed)
     pipe.send_bytes(pickle.dumps(attempt(search.objective, search._make_trial(settings, seed))))
     pipe.close()

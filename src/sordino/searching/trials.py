@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import random
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
@@ -146,7 +148,7 @@ def attempt(objective: Callable[[Candidate], Any], candidate: Candidate) -> Trie
     """Make one trial in silence. One that fails, or that costs more than was charged, has the worst score of all."""
     tie = float(candidate.source.uniform(1)[0])
     try:
-        with silence():
+        with silence(), shield_chance(candidate.seed):
             result = objective(candidate)
             kept, extra = _keep(result)
             events = [*plans.bill_ledger(candidate.ledger).events, *extra]
@@ -185,3 +187,24 @@ def silence() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+@contextmanager
+def shield_chance(seed: int | None) -> Iterator[None]:
+    """What a trial draws from the generators of torch, numpy and Python is its own; the caller's stay as they were.
+
+    Drawn from the caller's, which anybody may have seeded, a trial's first weights would tell how many came before it.
+    CUDA's generators are given back where CUDA was in use before.
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
+    start = secrets.randbits(63) if seed is None else seed % 2**63
+    try:
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(start)
+            np.random.seed(secrets.randbits(32) if seed is None else seed % 2**32)  # noqa: NPY002
+            random.seed(secrets.randbits(256) if seed is None else seed)
+            yield
+    finally:
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        random.setstate(of_python)
