@@ -21,7 +21,7 @@ from sordino.accounting import plans
 from sordino.accounting.budget import Allowance, Prepaid, Unlimited
 from sordino.accounting.events import Events
 from sordino.accounting.guarantee import CONDITION, UNPROTECTED, Guarantee
-from sordino.accounting.ledger import ASSUMPTION, Ledger, Receipt
+from sordino.accounting.ledger import ASSUMPTION, Ledger, Receipt, refuse_files
 from sordino.accounting.pricing import Basis, require_accountant
 from sordino.distributed.team import Team, mirror_ledger
 from sordino.errors import CheckpointError, InvalidInput, LedgerError
@@ -222,6 +222,7 @@ class Run:
         self.folder = folder
 
     def _move_to(self, folder: Path) -> None:
+        refuse_files(folder)
         books.require_fresh(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -597,3 +597,64 @@ def test_a_recipe_that_chooses_its_own_noise_is_refused() -> None:
 
     with pytest.raises(InvalidInput, match=r"chooses its own noise|not calibrated"):
         tune(objective, SPACE, Budget(3, 1e-4), expected_trials=5)
+
+
+# -- every ledger of a trial counts -----------------------------------------------------------------------------------
+
+LIKE: dict[str, Any] = {"like": recipes.dpsgd(batch_size=100, steps=4), "records": RECORDS, "expected_trials": 2}
+
+
+def train_more(trial: Candidate, **options: Any) -> Private:
+    """A training beside that of `train`, whose run the objective keeps to itself."""
+    recipe = trial.calibrate(recipes.dpsgd(batch_size=100, steps=4, lr=1.0), records=RECORDS)
+    model = nn.Linear(4, 2)
+    private = Private(
+        *(model, recipe.optimizer.build(model.parameters()), TensorDataset(INPUTS[:RECORDS], CLASSES[:RECORDS])),
+        lambda model, batch: cross_entropy(model(batch[0]), batch[1], reduction="none"),
+        recipe,
+        **options,
+    )
+    for _ in private.steps():
+        pass
+    return private
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_second_run_of_a_trial_counts(closed: bool) -> None:
+    def objective(trial: Candidate) -> Any:
+        first = train_more(trial)
+        if closed:
+            first.close()
+        return train(trial)
+
+    words = "cannot be counted" if closed else "released more than was charged"
+    with pytest.raises(InvalidInput, match=words):
+        tune(objective, {"lr": [1.0]}, Budget(3, 1e-4), **LIKE)
+
+
+def test_a_ledger_that_is_not_the_trials_is_not_charged() -> None:
+    with Ledger.in_memory() as outside:
+
+        def objective(trial: Candidate) -> Any:
+            train_more(trial, ledger=outside)
+            return train(trial)
+
+        with pytest.raises(InvalidInput, match="opened outside of the trial"):
+            tune(objective, {"lr": [1.0]}, Budget(3, 1e-4), **LIKE)
+        assert len(outside) == 0
+
+
+def test_a_trial_leaves_no_folder(tmp_path: Path) -> None:
+    def objective(trial: Candidate) -> Any:
+        return train_more(trial, run=tmp_path / "loser")
+
+    with pytest.raises(InvalidInput, match="leaves no files"):
+        tune(objective, {"lr": [1.0]}, Budget(3, 1e-4), **LIKE)
+    assert not (tmp_path / "loser").exists()
+
+    def create(trial: Candidate) -> Any:
+        return Ledger.create(tmp_path / "loser.db")
+
+    with pytest.raises(InvalidInput, match="leaves no files"):
+        tune(create, {"lr": [1.0]}, Budget(3, 1e-4), rehearse=False, **LIKE)
+    assert not list(tmp_path.iterdir())

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from sordino.accounting import plans
-from sordino.accounting.events import DpEvent, Events, GaussianDpEvent, tally
-from sordino.accounting.ledger import Ledger
-from sordino.errors import InvalidInput, SordinoError, locate_error
+from sordino.accounting.events import Events, GaussianDpEvent, tally
+from sordino.accounting.ledger import Ledger, collect_ledgers
+from sordino.errors import InvalidInput, LedgerError, SordinoError, locate_error
 from sordino.noise import Secure, Seeded, Source, add_noise
 from sordino.private import Private
 from sordino.recipe import Recipe
@@ -146,18 +146,19 @@ class KeptRun:
 
 def attempt(objective: Callable[[Candidate], Any], candidate: Candidate) -> Tried:
     """Make one trial in silence. One that fails, or that costs more than was charged, has the worst score of all."""
-    tie = float(candidate.source.uniform(1)[0])
+    tie, opened = float(candidate.source.uniform(1)[0]), [candidate.ledger]
     try:
-        with silence(), shield_chance(candidate.seed):
+        with silence(), shield_chance(candidate.seed), collect_ledgers(candidate.ledger) as opened:
             result = objective(candidate)
-            kept, extra = _keep(result)
-            events = [*plans.bill_ledger(candidate.ledger).events, *extra]
+            ledgers = _find_charged(result, opened)
+            events = [pair for ledger in ledgers for pair in _bill(ledger)]
+            kept = _keep(result)
         if candidate.scored is None:
             raise InvalidInput("the objective gave no score: call trial.score(values) before it returns")
         if not candidate.cost.covers_trial(events):
             raise InvalidInput(
                 "the objective released more than was charged for a trial, or kept its charges to itself: use "
-                "trial.calibrate(recipe), and return the Private run or charge trial.ledger"
+                "trial.calibrate(recipe) for one run, and return it or charge trial.ledger; every run of a trial counts"
             )
         return Tried(candidate.settings, candidate.scored, tie, kept)
     except SordinoError as error:
@@ -165,16 +166,32 @@ def attempt(objective: Callable[[Candidate], Any], candidate: Candidate) -> Trie
     except Exception as error:  # noqa: BLE001 - whatever it was, it is a trial that came to nothing
         return Tried(candidate.settings, WORST, tie, failure=locate_error(error))
     finally:
-        candidate.ledger.close()
+        for ledger in opened:
+            ledger.close()
 
 
-def _keep(result: Any) -> tuple[Any, list[tuple[DpEvent, int]]]:
+def _find_charged(result: Any, opened: list[Ledger]) -> list[Ledger]:
+    """Every ledger that a trial charged, whatever the objective returned of them; and that of the run it returned."""
+    found = [ledger for ledger in opened if ledger.charged]
+    own = result.run.ledger if isinstance(result, Private) else None
+    return found if own is None or any(ledger is own for ledger in found) else [*found, own]
+
+
+def _bill(ledger: Ledger) -> Events:
+    try:
+        return plans.bill_ledger(ledger).events
+    except LedgerError as error:
+        raise InvalidInput(
+            f"a ledger of the trial cannot be counted ({error}): close no run that was charged in a trial"
+        ) from None
+
+
+def _keep(result: Any) -> Any:
     if not isinstance(result, Private):
-        return result, []
-    events = list(plans.bill_ledger(result.run.ledger).events)
+        return result
     kept = KeptRun(result.bench.recipe, result.state_dict(), result.position)
     result.close()
-    return kept, events
+    return kept
 
 
 @contextmanager
