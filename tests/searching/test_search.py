@@ -23,6 +23,8 @@ from torch.utils.data import TensorDataset
 from sordino import Budget, Private, recipes, tune
 from sordino.accounting import Ledger, epsilon
 from sordino.accounting.events import GaussianDpEvent, SelfComposedDpEvent
+from sordino.accounting.guarantee import CONDITION, UNPROTECTED
+from sordino.accounting.ledger import ASSUMPTION
 from sordino.accounting.selection import Selection
 from sordino.books import LEDGER
 from sordino.errors import BudgetExhausted, InvalidInput
@@ -658,3 +660,64 @@ def test_a_trial_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="leaves no files"):
         tune(create, {"lr": [1.0]}, Budget(3, 1e-4), rehearse=False, **LIKE)
     assert not list(tmp_path.iterdir())
+
+
+# -- what a run says of itself ----------------------------------------------------------------------------------------
+
+
+def finish(trial: Candidate, private: Private) -> Private:
+    trial.score([1.0])
+    return private
+
+
+@pytest.mark.parametrize(
+    ("options", "wishes", "words"),
+    [
+        ({"seed": 1}, {}, "is SEEDED, the search is not"),
+        ({}, {"unit": "user", "public_score": True}, "protects every record, the search every user"),
+    ],
+)
+def test_a_run_that_says_other_than_its_search_is_refused(
+    options: dict[str, Any], wishes: dict[str, Any], words: str
+) -> None:
+    def objective(trial: Candidate) -> Any:
+        private = train_more(trial, **options)
+        if trial.cost.score_noise is None:
+            trial.score_publicly(1.0)
+            return private
+        return finish(trial, private)
+
+    with pytest.raises(InvalidInput, match=words):
+        tune(objective, {"lr": [1.0]}, Budget(3, 1e-4), **LIKE, **wishes)
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [({"basis": "published"}, "is published"), ({"unit": "user"}, "every user, the search every record")],
+)
+def test_a_ledger_of_another_kind_is_refused(cost: Cost, header: dict[str, str], words: str) -> None:
+    def objective(trial: Candidate) -> Any:
+        Ledger.in_memory(header=header).charge(GaussianDpEvent(trial.cost.training_noise))
+        trial.score([1.0])
+
+    with pytest.raises(InvalidInput, match=words):
+        Search(objective, SPACE, cost).run()
+
+
+def test_what_the_winner_says_is_said_of_the_search(tmp_path: Path) -> None:
+    def objective(trial: Candidate) -> Any:
+        private = train_more(trial)
+        private.declare(ASSUMPTION, "an assumption of its own")
+        private.declare(CONDITION, "a condition of its own")
+        private.declare(UNPROTECTED, "the labels")
+        return finish(trial, private)
+
+    winner = tune(objective, {"lr": [1.0]}, Budget(3, 1e-4), run=tmp_path / "run", **LIKE)
+    assert "an assumption of its own" in winner.guarantee.assumptions
+    assert winner.guarantee.conditions == ("a condition of its own",)
+    assert winner.guarantee.unprotected == ("the labels",)
+    assert FIXED_IN_ADVANCE not in winner.guarantee.assumptions
+    assert len(set(winner.guarantee.assumptions)) == len(winner.guarantee.assumptions)
+    with Ledger.read(tmp_path / "run" / LEDGER) as ledger:
+        assert ledger.declared(CONDITION) == ["a condition of its own"]
+        assert FIXED_IN_ADVANCE not in ledger.declared(ASSUMPTION)

@@ -23,7 +23,7 @@ import torch
 from sordino.accounting import plans
 from sordino.accounting.budget import Budget
 from sordino.accounting.events import Events
-from sordino.accounting.guarantee import UNPROTECTED, Guarantee
+from sordino.accounting.guarantee import CONDITION, UNPROTECTED, Guarantee
 from sordino.accounting.ledger import ASSUMPTION, Ledger
 from sordino.accounting.pricing import require_accountant
 from sordino.accounting.selection import GEOMETRIC, Selection
@@ -31,7 +31,7 @@ from sordino.books import LEDGER, reopen, require_fresh
 from sordino.errors import BudgetExhausted, InvalidInput, SordinoError, locate_error
 from sordino.noise import Secure, Seeded, Source
 from sordino.recipe import Recipe
-from sordino.run import FLOATING_POINT, HELD_OUT, ROUNDING_IS_SMALL, SEARCHED, assemble, weaken
+from sordino.run import FIXED_IN_ADVANCE, FLOATING_POINT, HELD_OUT, ROUNDING_IS_SMALL, SEARCHED, assemble, weaken
 from sordino.searching.costs import Cost, Way, plan_search
 from sordino.searching.sealing import Seal, find_memory
 from sordino.searching.spaces import Space, Value, make_space
@@ -336,7 +336,15 @@ class Search:
         return _Secret(settings, set(), seeds=list(seeds))
 
     def _make_trial(self, settings: dict[str, Value], seed: int | None, *, rehearsing: bool = False) -> Candidate:
-        return Candidate(settings, self.cost, like=self.like, seed=seed, noises=self._noises, rehearsing=rehearsing)
+        return Candidate(
+            settings,
+            self.cost,
+            like=self.like,
+            unit=self.unit,
+            seed=seed,
+            noises=self._noises,
+            rehearsing=rehearsing,
+        )
 
     def _take(self, secret: _Secret, number: int, outcome: Tried, seal: Seal | None) -> None:
         """The better one of two is kept; the other is forgotten."""
@@ -413,6 +421,9 @@ class Search:
             raise InvalidInput(
                 f"no trial came to its end, and the search is spent; the last word of one: {best.failure}"
             )
+        for kind, text in best.said:
+            if text != FIXED_IN_ADVANCE:
+                ledger.declare(kind, text)  # a line that the search says itself stays one
         return Winner(
             *(best.settings, best.score, best.result, self.guarantee(ledger), self.cost, self.space, tuple(secret.seen))
         )
@@ -429,7 +440,7 @@ class Search:
             basis="proven",
             assumptions=(*ledger.declared(ASSUMPTION), *bill.notes),
             unprotected=ledger.declared(UNPROTECTED),
-            conditions=(),
+            conditions=ledger.declared(CONDITION),
         )
 
 

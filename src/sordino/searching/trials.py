@@ -17,11 +17,14 @@ import torch
 
 from sordino.accounting import plans
 from sordino.accounting.events import Events, GaussianDpEvent, tally
-from sordino.accounting.ledger import Ledger, collect_ledgers
+from sordino.accounting.guarantee import CONDITION, UNPROTECTED
+from sordino.accounting.ledger import ASSUMPTION, Ledger, collect_ledgers
+from sordino.accounting.pricing import require_accountant
 from sordino.errors import InvalidInput, LedgerError, SordinoError, locate_error
 from sordino.noise import Secure, Seeded, Source, add_noise
 from sordino.private import Private
 from sordino.recipe import Recipe
+from sordino.run import FLOATING_POINT, list_assumptions, weaken
 from sordino.searching.costs import Cost
 from sordino.searching.spaces import Value
 
@@ -46,11 +49,12 @@ class Candidate:
         cost: Cost,
         *,
         like: Recipe | None = None,
+        unit: str = "record",
         seed: int | None = None,
         noises: dict[str, float] | None = None,
         rehearsing: bool = False,
     ) -> None:
-        self.settings, self.cost, self.seed = settings, cost, seed
+        self.settings, self.cost, self.unit, self.seed = settings, cost, unit, seed
         self.ledger = Ledger.in_memory()
         self.source: Source = Secure() if seed is None else Seeded(seed, 1, 0, 1)
         self._like, self._rehearsing = like, rehearsing
@@ -123,13 +127,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Tried:
-    """What a trial leaves: everything of it, which is thrown away unless it wins."""
+    """What a trial leaves: everything of it, which is thrown away unless it wins.
+
+    `said` are the lines, each with its kind, that every guarantee about it must state.
+    """
 
     settings: dict[str, Value]
     score: float
     tie: float
     result: Any = None
     failure: str = ""
+    said: tuple[tuple[str, str], ...] = ()
 
     def beats(self, other: Tried | None) -> bool:
         return other is None or (self.score, self.tie) > (other.score, other.tie)
@@ -152,6 +160,11 @@ def attempt(objective: Callable[[Candidate], Any], candidate: Candidate) -> Trie
             result = objective(candidate)
             ledgers = _find_charged(result, opened)
             events = [pair for ledger in ledgers for pair in _bill(ledger)]
+            said = tuple(line for ledger in ledgers for line in _examine(ledger, candidate))
+            if isinstance(result, Private):
+                said += tuple(
+                    (ASSUMPTION, text) for text in list_assumptions(result.run.recipe, FLOATING_POINT, result.run.unit)
+                )
             kept = _keep(result)
         if candidate.scored is None:
             raise InvalidInput("the objective gave no score: call trial.score(values) before it returns")
@@ -160,7 +173,7 @@ def attempt(objective: Callable[[Candidate], Any], candidate: Candidate) -> Trie
                 "the objective released more than was charged for a trial, or kept its charges to itself: use "
                 "trial.calibrate(recipe) for one run, and return it or charge trial.ledger; every run of a trial counts"
             )
-        return Tried(candidate.settings, candidate.scored, tie, kept)
+        return Tried(candidate.settings, candidate.scored, tie, kept, said=said)
     except SordinoError as error:
         return Tried(candidate.settings, WORST, tie, failure=str(error))
     except Exception as error:  # noqa: BLE001 - whatever it was, it is a trial that came to nothing
@@ -184,6 +197,25 @@ def _bill(ledger: Ledger) -> Events:
         raise InvalidInput(
             f"a ledger of the trial cannot be counted ({error}): close no run that was charged in a trial"
         ) from None
+
+
+def _examine(ledger: Ledger, candidate: Candidate) -> list[tuple[str, str]]:
+    """What the ledger of a trial says of itself, which the search has to say too; refuses what it cannot say."""
+    header, budget = ledger.header, candidate.cost.budget
+    promised = weaken("proven", require_accountant(budget.accountant).basis)
+    if (unit := header.get("unit", candidate.unit)) != candidate.unit:
+        raise InvalidInput(f"the trial's run protects every {unit}, the search every {candidate.unit}: give tune unit=")
+    basis = header.get("basis", promised)
+    if basis not in (promised, "proven"):
+        raise InvalidInput(f"the trial's run is {basis}, the search would be called {promised}: use a proven recipe")
+    told = {plan.budget.adjacency for plan in plans.declared(ledger) if plan.budget is not None}
+    if other := next(iter(told - {budget.adjacency}), None):
+        raise InvalidInput(f"the trial's run has {other} adjacency, the search {budget.adjacency}: use one of them")
+    said = [(kind, text) for kind in (ASSUMPTION, CONDITION, UNPROTECTED) for text in ledger.declared(kind)]
+    seeded = [(kind, text) for kind, text in said if kind == ASSUMPTION and "SEEDED" in text]
+    if seeded and candidate.seed is None:
+        raise InvalidInput("the trial's run is SEEDED, the search is not: use seed=trial.seed, or leave the seed out")
+    return [line for line in said if line not in seeded]
 
 
 def _keep(result: Any) -> Any:
