@@ -6,7 +6,9 @@ import logging
 import os
 import pickle
 import random
+import shutil
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dp_accounting import PoissonSampledDpEvent
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
@@ -25,7 +28,7 @@ from sordino.accounting import Ledger, epsilon
 from sordino.accounting.events import GaussianDpEvent, SelfComposedDpEvent
 from sordino.accounting.guarantee import CONDITION, UNPROTECTED
 from sordino.accounting.ledger import ASSUMPTION
-from sordino.accounting.selection import Selection
+from sordino.accounting.selection import Selection, expect_trials
 from sordino.books import LEDGER
 from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.noise import Secure
@@ -721,3 +724,67 @@ def test_what_the_winner_says_is_said_of_the_search(tmp_path: Path) -> None:
     with Ledger.read(tmp_path / "run" / LEDGER) as ledger:
         assert ledger.declared(CONDITION) == ["a condition of its own"]
         assert FIXED_IN_ADVANCE not in ledger.declared(ASSUMPTION)
+
+
+# -- prices and scores ------------------------------------------------------------------------------------------------
+
+
+def test_a_composition_has_no_slack_that_nobody_pays() -> None:
+    cost = plan_search(BUDGET, trials=4, ways=("composition",))
+    assert cost.slack == 0
+    tiny = PoissonSampledDpEvent(1e-9, GaussianDpEvent(0.02))
+    training = GaussianDpEvent(cost.training_noise * 1.00001)
+    assert not cost.covers_trial([(training, 1), (tiny, 1), *cost.score_event])
+
+
+def test_a_unit_of_many_records_moves_a_score_by_at_most_one(cost: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidInput, match="rows_per_unit is missing"):
+        tune(spend, SPACE, BUDGET, expected_trials=5, unit="user")
+    with pytest.raises(InvalidInput, match="rows_per_unit=0"):
+        tune(spend, SPACE, BUDGET, expected_trials=5, unit="user", rows_per_unit=0)
+    monkeypatch.setattr(trials, "add_noise", lambda source, receipt, value, std: value)
+    trial = Candidate({}, cost, unit="user", rows_per_unit=4)
+    trial.score([5.0, 1.0, 1.0, 1.0])
+    assert trial.scored == 1
+    winner = tune(spend, SPACE, BUDGET, expected_trials=5, unit="user", rows_per_unit=4)
+    assert winner.score == pytest.approx(250 * float(winner.settings["level"]))
+    assert winner.guarantee.unit == "user"
+
+
+def test_what_is_written_past_python_goes_nowhere(cost: Cost, capfd: Any) -> None:
+    def objective(trial: Candidate) -> Any:
+        os.write(1, b"told")
+        os.write(2, b"told")
+        subprocess.run(["/bin/echo", "told"], check=True)
+        return spend(trial)
+
+    print("before")
+    Search(objective, SPACE, cost).run()
+    print("after")
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err) == ("before\nafter\n", "")
+
+
+def test_k_follows_its_law_where_one_trial_hardly_ever_happens() -> None:
+    """P[K = 1] is about 1e-65 here, and far less for a larger mean: too small to begin a sum with."""
+    for mean in (50.0, 5000.0):
+        event = expect_trials([(GaussianDpEvent(10.0), 1)], mean, 50.0, 0.0)
+        cost = Cost(BUDGET, "selection", event, event.event, mean, 0.0, None, 10.0)
+        source = Quantiles(500)
+        counts = np.array([search.draw_count(cost, source) for _ in range(500)])  # type: ignore[arg-type]
+        assert counts.mean() == pytest.approx(mean, rel=0.01)
+        assert counts.std() == pytest.approx(np.sqrt(mean + mean**2 / 50), rel=0.05)
+
+
+def test_a_copy_of_a_search_does_not_go_on(tmp_path: Path, cost: Cost) -> None:
+    """Its trials would be made twice, and paid for once."""
+
+    def stop(trial: Candidate) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Search(stop, SPACE, cost).run(tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    with pytest.raises(BudgetExhausted, match="begun in another folder"):
+        Search(spend, SPACE, cost).run(tmp_path / "two")
+    Search(spend, SPACE, cost).run(tmp_path / "one")

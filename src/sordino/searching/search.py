@@ -42,6 +42,8 @@ EXPECTED = 20.0
 UNQUOTED = "which is no guarantee of the winner: it was chosen because of these records"
 SECRET = "nobody measured how long the search took, or otherwise learnt how many trials it made"
 """Of a search by selection."""
+LEAST_SHARE = math.log(1e-18)
+"""Beyond its mode the law of K ends where a number of trials has this probability."""
 Objective = Callable[[Candidate], Any]
 Suggest = Callable[[Sequence[tuple[dict[str, Value], float]]], dict[str, Value]]
 
@@ -114,6 +116,7 @@ def tune(
     suggest: Suggest | None = None,
     run: str | Path | None = None,
     unit: str = "record",
+    rows_per_unit: int | None = None,
     jobs: int = 1,
     seed: int | None = None,
     vault: DatasetBudget | None = None,
@@ -134,6 +137,9 @@ def tune(
 
     `way` is how the search is paid: "selection" or "composition"; by default the cheaper one. `suggest(seen)` makes
     settings from earlier ones and their scores: such a search has no proof as selection, and is paid by composition.
+    `unit` is what is protected. If that is no record, private scores need `rows_per_unit`, the most held-out records
+    that one unit has: it divides their values, so that a unit moves their sum by at most 1.
+
     `run` is a folder for the ledger; a search that was killed there goes on when it is called again with the same
     arguments. `jobs` trials are made at a time. `seed` makes everything repeatable, which protects nobody. `vault` is
     the dataset's own budget (`sordino.vault.open_budget`), in which the whole search is reserved before it begins; give
@@ -144,6 +150,13 @@ def tune(
     found = make_space(space)
     if jobs < 1:
         raise InvalidInput(f"jobs={jobs} must be >= 1: so many trials are made at a time")
+    if rows_per_unit is not None and rows_per_unit < 1:
+        raise InvalidInput(f"rows_per_unit={rows_per_unit} must be >= 1: the most held-out records that a unit has")
+    if unit != "record" and not public_score and rows_per_unit is None:
+        raise InvalidInput(
+            f"rows_per_unit is missing: a {unit} with many held-out records moves a score by more than its noise is "
+            "made for; give the most that one has, a public number"
+        )
     if suggest is not None and way == "selection":
         raise InvalidInput(
             "suggest= makes settings because of scores, for which selection has no proof: leave out way, and the "
@@ -164,7 +177,18 @@ def tune(
         slack=None if vault is None else 0.0,  # a dataset's budget adds up divergences, which know no slack
         disjoint=disjoint,
     )
-    search = Search(objective, found, cost, like=like, unit=unit, jobs=jobs, seed=seed, suggest=suggest, vault=vault)
+    search = Search(
+        objective,
+        found,
+        cost,
+        like=like,
+        unit=unit,
+        rows_per_unit=rows_per_unit or 1,
+        jobs=jobs,
+        seed=seed,
+        suggest=suggest,
+        vault=vault,
+    )
     if rehearse:
         search.rehearse()
     return search.run(None if run is None else Path(run))
@@ -200,6 +224,7 @@ class Search:
         *,
         like: Recipe | None = None,
         unit: str = "record",
+        rows_per_unit: int = 1,
         jobs: int = 1,
         seed: int | None = None,
         suggest: Suggest | None = None,
@@ -208,7 +233,7 @@ class Search:
     ) -> None:
         self.objective, self.space, self.cost, self.like = objective, space, cost, like
         self.unit, self.jobs, self.seed, self.suggest = unit, jobs, seed, suggest
-        self.assumptions = assumptions
+        self.assumptions, self.rows_per_unit = assumptions, rows_per_unit
         self._claim = None if vault is None else self._claim_from(vault)
         self._noises: dict[str, float] = {}
 
@@ -341,6 +366,7 @@ class Search:
             self.cost,
             like=self.like,
             unit=self.unit,
+            rows_per_unit=self.rows_per_unit,
             seed=seed,
             noises=self._noises,
             rehearsing=rehearsing,
@@ -451,13 +477,15 @@ def draw_count(cost: Cost, source: Source) -> int:
         return math.ceil(cost.trials)
     eta, gamma = event.eta, event.gamma
     chance, count = float(source.uniform(1)[0]), 1
-    decay = -math.expm1(eta * math.log(gamma))
-    share = (1 - gamma) * (eta * gamma**eta / decay if decay > 0 else 1 / -math.log(gamma))
-    reached = share
-    while reached < chance and share > 1e-18:
-        share *= (1 - gamma) * (count + eta) / (count + 1)
+    scale = -eta * math.log(gamma)  # γ^(−η) is e^scale
+    first = math.log(eta) - scale - math.log(-math.expm1(-scale)) if scale > 0 else -math.log(-math.log(gamma))
+    share = math.log1p(-gamma) + first  # in logs: where η is large it starts below what a number can hold
+    reached, growth = math.exp(share), 1.0
+    while reached < chance and (growth >= 1 or share > LEAST_SHARE):
+        growth = (1 - gamma) * (count + eta) / (count + 1)
+        share += math.log(growth)
         count += 1
-        reached += share
+        reached += math.exp(share)
     return count
 
 

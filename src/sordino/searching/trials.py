@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import os
 import random
 import secrets
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +52,7 @@ class Candidate:
         *,
         like: Recipe | None = None,
         unit: str = "record",
+        rows_per_unit: int = 1,
         seed: int | None = None,
         noises: dict[str, float] | None = None,
         rehearsing: bool = False,
@@ -57,6 +60,7 @@ class Candidate:
         self.settings, self.cost, self.unit, self.seed = settings, cost, unit, seed
         self.ledger = Ledger.in_memory()
         self.source: Source = Secure() if seed is None else Seeded(seed, 1, 0, 1)
+        self._rows_per_unit = rows_per_unit
         self._like, self._rehearsing = like, rehearsing
         self._noises = {} if noises is None else noises
         self.scored: float | None = None
@@ -96,7 +100,8 @@ class Candidate:
         """Score this trial by the sum of `values`, one for each held-out record of the same private data, plus noise.
 
         A value is in [0, 1], such as 1 where the prediction is right; more is better. What is outside is clipped, and
-        what is no number counts 0. The noise was charged for with the trial; a trial is scored once.
+        what is no number counts 0. Where a unit has several records their sum is divided by the most that one
+        may have, `rows_per_unit`. The noise was charged for with the trial; a trial is scored once.
         """
         if self._rehearsing:
             raise Rehearsed
@@ -104,7 +109,7 @@ class Candidate:
             raise InvalidInput("scores were declared public: use trial.score_publicly(number)")
         self._require_unscored()
         given = torch.as_tensor(np.asarray(values, np.float64)).flatten()
-        total = torch.nan_to_num(given, nan=0.0).clamp(0.0, 1.0).sum().reshape(1)
+        total = torch.nan_to_num(given, nan=0.0).clamp(0.0, 1.0).sum().reshape(1) / self._rows_per_unit
         receipt = self.ledger.charge(GaussianDpEvent(self.cost.score_noise), "score")
         self.scored = float(add_noise(self.source, receipt, total, self.cost.score_noise)[0])
 
@@ -228,14 +233,46 @@ def _keep(result: Any) -> Any:
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Nothing that a trial prints, logs or warns of leaves it."""
+    """Nothing that a trial prints, logs or warns of leaves it, also by code that is not Python."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):  # noqa: PTH123
+        with (
+            open(os.devnull, "w") as nowhere,  # noqa: PTH123
+            _close_outputs(nowhere.fileno()),
+            redirect_stdout(nowhere),
+            redirect_stderr(nowhere),
+        ):
             yield
     finally:
         logging.disable(before)
+
+
+@contextmanager
+def _close_outputs(nowhere: int) -> Iterator[None]:
+    """The process's own outputs lead `nowhere`, as far as it has any."""
+    _flush()
+    kept: dict[int, int] = {}
+    try:
+        for output in (1, 2):
+            with suppress(OSError):
+                kept[output] = os.dup(output)
+                os.dup2(nowhere, output)
+        yield
+    finally:
+        _flush()  # what a trial wrote and C or Python still hold goes nowhere too
+        for output, copy in kept.items():
+            os.dup2(copy, output)
+            os.close(copy)
+
+
+def _flush() -> None:
+    """Write out what Python's and C's outputs hold back."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).fflush(None)
 
 
 @contextmanager
