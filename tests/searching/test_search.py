@@ -324,12 +324,12 @@ def test_which_trial_won_does_not_follow_from_the_callers_seed(
 ) -> None:
     """Drawn from generators that the caller seeded, the winner would tell its number, and their states K."""
     count(monkeypatch, 3)
-    options: dict[str, Any] = {"one": {}, "many": {"jobs": 2}, "suggested": {"suggest": lambda seen: seen[0][0]}}[way]
+    ways: dict[str, Any] = {"one": {}, "many": {"jobs": 2}, "suggested": {"suggest": lambda seen: seen[0][0]}}
     drawn: set[float] = set()
     for _ in range(2):
         seed_everything()
         before = read_states()
-        found = Search(draw_everywhere, SPACE, cost, **options)
+        found = Search(draw_everywhere, SPACE, cost, **ways[way])
         found.rehearse()
         drawn.update(found.run().state["drawn"])
         assert read_states() == before
