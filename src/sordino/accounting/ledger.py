@@ -408,6 +408,12 @@ def refuse_files(path: Path) -> None:
         raise InvalidInput(f"a trial of a search leaves no files, and {path} would be one: leave out the folder")
 
 
+def refuse_in_trials(what: str) -> None:
+    """Within `collect_ledgers`, refuse `what`."""
+    if _opened.get() is not None:
+        raise InvalidInput(f"{what} has no place in a trial of a search: give it to the search, which is paid as one")
+
+
 def _require_new(file: Path) -> Path:
     if file.exists():
         raise LedgerError(f"ledger {file} exists already: open it to go on with its run, or choose another directory")
