@@ -38,7 +38,6 @@ def check(directory: Path, kills: int) -> None:
     check_draws(directory, killed.STEPS)
 
 
-@pytest.mark.slow
 def test_killed_anywhere_the_run_finishes_and_nothing_is_under_counted(tmp_path: Path) -> None:
     launch(sys.executable, "-m", killed.__name__, str(tmp_path), "4")
     check(tmp_path, 4)
