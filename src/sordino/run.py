@@ -21,7 +21,7 @@ from sordino.accounting import plans
 from sordino.accounting.budget import Allowance, Prepaid, Unlimited
 from sordino.accounting.events import Events
 from sordino.accounting.guarantee import CONDITION, UNPROTECTED, Guarantee
-from sordino.accounting.ledger import ASSUMPTION, Ledger, Receipt
+from sordino.accounting.ledger import ASSUMPTION, Ledger, Receipt, refuse_files, refuse_in_trials
 from sordino.accounting.pricing import Basis, require_accountant
 from sordino.distributed.team import Team, mirror_ledger
 from sordino.errors import CheckpointError, InvalidInput, LedgerError
@@ -106,6 +106,7 @@ class Run:
         self._charged = 0
         self.claim: RunClaim | None = None
         if vault is not None:
+            refuse_in_trials("vault=")
             repeatable = seed is not None or isinstance(source, Seeded)
             self.claim = vault.claim(unit=unit, basis=recipe.basis, rdp_filter=recipe.rdp_filter, repeatable=repeatable)
 
@@ -222,6 +223,7 @@ class Run:
         self.folder = folder
 
     def _move_to(self, folder: Path) -> None:
+        refuse_files(folder)
         books.require_fresh(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)

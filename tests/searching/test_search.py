@@ -5,15 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import random
+import shutil
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from dp_accounting import PoissonSampledDpEvent
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
@@ -21,7 +26,9 @@ from torch.utils.data import TensorDataset
 from sordino import Budget, Private, recipes, tune
 from sordino.accounting import Ledger, epsilon
 from sordino.accounting.events import GaussianDpEvent, SelfComposedDpEvent
-from sordino.accounting.selection import Selection
+from sordino.accounting.guarantee import CONDITION, UNPROTECTED
+from sordino.accounting.ledger import ASSUMPTION
+from sordino.accounting.selection import Selection, expect_trials
 from sordino.books import LEDGER
 from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.noise import Secure
@@ -230,8 +237,6 @@ def test_losers_that_are_logged_are_seen(
     tmp_path: Path, cost: Cost, capfd: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A search that lets its trials talk."""
-    from contextlib import nullcontext
-
     count(monkeypatch, 5)
     monkeypatch.setattr(trials, "silence", nullcontext)
     told, level = watch_search(cost, tmp_path, capfd, caplog)
@@ -294,6 +299,59 @@ def test_one_record_moves_a_score_by_at_most_one(cost: Cost, monkeypatch: pytest
         trial = Candidate({}, cost)
         trial.score([0.25, value])
         assert trial.scored == pytest.approx(0.25 + counted)
+
+
+def draw_everywhere(trial: Candidate) -> Any:
+    """A trial that draws from every global generator, as the first weights of a model do."""
+    drawn = (float(torch.rand(1)), float(np.random.rand()), random.random())  # noqa: NPY002
+    return {**spend(trial), "drawn": drawn}
+
+
+def seed_everything() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    random.seed(0)
+
+
+def read_states() -> list[bytes]:
+    """Of the generators that everybody shares."""
+    return [pickle.dumps(state) for state in (torch.get_rng_state().numpy(), np.random.get_state(), random.getstate())]  # noqa: NPY002
+
+
+@pytest.mark.parametrize("way", ["one", "suggested", "many"])
+def test_which_trial_won_does_not_follow_from_the_callers_seed(
+    cost: Cost, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Drawn from generators that the caller seeded, the winner would tell its number, and their states K."""
+    count(monkeypatch, 3)
+    ways: dict[str, Any] = {"one": {}, "many": {"jobs": 2}, "suggested": {"suggest": lambda seen: seen[0][0]}}
+    drawn: set[float] = set()
+    for _ in range(2):
+        seed_everything()
+        before = read_states()
+        found = Search(draw_everywhere, SPACE, cost, **ways[way])
+        found.rehearse()
+        drawn.update(found.run().state["drawn"])
+        assert read_states() == before
+    seed_everything()
+    follows = {float(value) for value in (*torch.rand(9), *np.random.rand(9), *(random.random() for _ in range(9)))}  # noqa: NPY002
+    assert len(drawn) == 6
+    assert not drawn & follows
+
+
+def test_first_weights_from_the_callers_generator_are_seen(cost: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the shield the winner's draws are those of its number."""
+    monkeypatch.setattr(trials, "shield_chance", lambda seed: nullcontext())
+    count(monkeypatch, 1)
+    seed_everything()
+    drawn = Search(draw_everywhere, SPACE, cost).run().state["drawn"]
+    seed_everything()
+    assert drawn[0] == float(torch.rand(1))
+
+
+def test_a_seeded_search_is_repeatable(cost: Cost) -> None:
+    found = [Search(draw_everywhere, SPACE, cost, seed=5).run().state for _ in range(2)]
+    assert found[0] == found[1]
 
 
 # -- going on ---------------------------------------------------------------------------------------------------------
@@ -544,3 +602,189 @@ def test_a_recipe_that_chooses_its_own_noise_is_refused() -> None:
 
     with pytest.raises(InvalidInput, match=r"chooses its own noise|not calibrated"):
         tune(objective, SPACE, Budget(3, 1e-4), expected_trials=5)
+
+
+# -- every ledger of a trial counts -----------------------------------------------------------------------------------
+
+LIKE: dict[str, Any] = {"like": recipes.dpsgd(batch_size=100, steps=4), "records": RECORDS, "expected_trials": 2}
+
+
+def train_more(trial: Candidate, **options: Any) -> Private:
+    """A training beside that of `train`, whose run the objective keeps to itself."""
+    recipe = trial.calibrate(recipes.dpsgd(batch_size=100, steps=4, lr=1.0), records=RECORDS)
+    model = nn.Linear(4, 2)
+    private = Private(
+        *(model, recipe.optimizer.build(model.parameters()), TensorDataset(INPUTS[:RECORDS], CLASSES[:RECORDS])),
+        lambda model, batch: cross_entropy(model(batch[0]), batch[1], reduction="none"),
+        recipe,
+        **options,
+    )
+    for _ in private.steps():
+        pass
+    return private
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_second_run_of_a_trial_counts(closed: bool) -> None:
+    def objective(trial: Candidate) -> Any:
+        first = train_more(trial)
+        if closed:
+            first.close()
+        return train(trial)
+
+    words = "cannot be counted" if closed else "released more than was charged"
+    with pytest.raises(InvalidInput, match=words):
+        tune(objective, {"lr": [1.0]}, Budget(3, 1e-4), **LIKE)
+
+
+def test_a_ledger_that_is_not_the_trials_is_not_charged() -> None:
+    with Ledger.in_memory() as outside:
+
+        def objective(trial: Candidate) -> Any:
+            train_more(trial, ledger=outside)
+            return train(trial)
+
+        with pytest.raises(InvalidInput, match="opened outside of the trial"):
+            tune(objective, {"lr": [1.0]}, Budget(3, 1e-4), **LIKE)
+        assert len(outside) == 0
+
+
+def test_a_trial_leaves_no_folder(tmp_path: Path) -> None:
+    def objective(trial: Candidate) -> Any:
+        return train_more(trial, run=tmp_path / "loser")
+
+    with pytest.raises(InvalidInput, match="leaves no files"):
+        tune(objective, {"lr": [1.0]}, Budget(3, 1e-4), **LIKE)
+    assert not (tmp_path / "loser").exists()
+
+    def create(trial: Candidate) -> Any:
+        return Ledger.create(tmp_path / "loser.db")
+
+    with pytest.raises(InvalidInput, match="leaves no files"):
+        tune(create, {"lr": [1.0]}, Budget(3, 1e-4), rehearse=False, **LIKE)
+    assert not list(tmp_path.iterdir())
+
+
+# -- what a run says of itself ----------------------------------------------------------------------------------------
+
+
+def finish(trial: Candidate, private: Private) -> Private:
+    trial.score([1.0])
+    return private
+
+
+@pytest.mark.parametrize(
+    ("options", "wishes", "words"),
+    [
+        ({"seed": 1}, {}, "is SEEDED, the search is not"),
+        ({}, {"unit": "user", "public_score": True}, "protects every record, the search every user"),
+    ],
+)
+def test_a_run_that_says_other_than_its_search_is_refused(
+    options: dict[str, Any], wishes: dict[str, Any], words: str
+) -> None:
+    def objective(trial: Candidate) -> Any:
+        private = train_more(trial, **options)
+        if trial.cost.score_noise is None:
+            trial.score_publicly(1.0)
+            return private
+        return finish(trial, private)
+
+    with pytest.raises(InvalidInput, match=words):
+        tune(objective, {"lr": [1.0]}, Budget(3, 1e-4), **LIKE, **wishes)
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [({"basis": "published"}, "is published"), ({"unit": "user"}, "every user, the search every record")],
+)
+def test_a_ledger_of_another_kind_is_refused(cost: Cost, header: dict[str, str], words: str) -> None:
+    def objective(trial: Candidate) -> Any:
+        Ledger.in_memory(header=header).charge(GaussianDpEvent(trial.cost.training_noise))
+        trial.score([1.0])
+
+    with pytest.raises(InvalidInput, match=words):
+        Search(objective, SPACE, cost).run()
+
+
+def test_what_the_winner_says_is_said_of_the_search(tmp_path: Path) -> None:
+    def objective(trial: Candidate) -> Any:
+        private = train_more(trial)
+        private.declare(ASSUMPTION, "an assumption of its own")
+        private.declare(CONDITION, "a condition of its own")
+        private.declare(UNPROTECTED, "the labels")
+        return finish(trial, private)
+
+    winner = tune(objective, {"lr": [1.0]}, Budget(3, 1e-4), run=tmp_path / "run", **LIKE)
+    assert "an assumption of its own" in winner.guarantee.assumptions
+    assert winner.guarantee.conditions == ("a condition of its own",)
+    assert winner.guarantee.unprotected == ("the labels",)
+    assert FIXED_IN_ADVANCE not in winner.guarantee.assumptions
+    assert len(set(winner.guarantee.assumptions)) == len(winner.guarantee.assumptions)
+    with Ledger.read(tmp_path / "run" / LEDGER) as ledger:
+        assert ledger.declared(CONDITION) == ["a condition of its own"]
+        assert FIXED_IN_ADVANCE not in ledger.declared(ASSUMPTION)
+
+
+# -- prices and scores ------------------------------------------------------------------------------------------------
+
+
+def test_a_composition_has_no_slack_that_nobody_pays() -> None:
+    cost = plan_search(BUDGET, trials=4, ways=("composition",))
+    assert cost.slack == 0
+    tiny = PoissonSampledDpEvent(1e-9, GaussianDpEvent(0.02))
+    training = GaussianDpEvent(cost.training_noise * 1.00001)
+    assert not cost.covers_trial([(training, 1), (tiny, 1), *cost.score_event])
+
+
+def test_a_unit_of_many_records_moves_a_score_by_at_most_one(cost: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidInput, match="rows_per_unit is missing"):
+        tune(spend, SPACE, BUDGET, expected_trials=5, unit="user")
+    with pytest.raises(InvalidInput, match="rows_per_unit=0"):
+        tune(spend, SPACE, BUDGET, expected_trials=5, unit="user", rows_per_unit=0)
+    monkeypatch.setattr(trials, "add_noise", lambda source, receipt, value, std: value)
+    trial = Candidate({}, cost, unit="user", rows_per_unit=4)
+    trial.score([5.0, 1.0, 1.0, 1.0])
+    assert trial.scored == 1
+    winner = tune(spend, SPACE, BUDGET, expected_trials=5, unit="user", rows_per_unit=4)
+    assert winner.score == pytest.approx(250 * float(winner.settings["level"]))
+    assert winner.guarantee.unit == "user"
+
+
+def test_what_is_written_past_python_goes_nowhere(cost: Cost, capfd: Any) -> None:
+    def objective(trial: Candidate) -> Any:
+        os.write(1, b"told")
+        os.write(2, b"told")
+        subprocess.run(["/bin/echo", "told"], check=True)
+        return spend(trial)
+
+    print("before")
+    Search(objective, SPACE, cost).run()
+    print("after")
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err) == ("before\nafter\n", "")
+
+
+def test_k_follows_its_law_where_one_trial_hardly_ever_happens() -> None:
+    """P[K = 1] is about 1e-65 here, and far less for a larger mean: too small to begin a sum with."""
+    for mean in (50.0, 5000.0):
+        event = expect_trials([(GaussianDpEvent(10.0), 1)], mean, 50.0, 0.0)
+        cost = Cost(BUDGET, "selection", event, event.event, mean, 0.0, None, 10.0)
+        source = Quantiles(500)
+        counts = np.array([search.draw_count(cost, source) for _ in range(500)])  # type: ignore[arg-type]
+        assert counts.mean() == pytest.approx(mean, rel=0.01)
+        assert counts.std() == pytest.approx(np.sqrt(mean + mean**2 / 50), rel=0.05)
+
+
+def test_a_copy_of_a_search_does_not_go_on(tmp_path: Path, cost: Cost) -> None:
+    """Its trials would be made twice, and paid for once."""
+
+    def stop(trial: Candidate) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Search(stop, SPACE, cost).run(tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    with pytest.raises(BudgetExhausted, match="begun in another folder"):
+        Search(spend, SPACE, cost).run(tmp_path / "two")
+    Search(spend, SPACE, cost).run(tmp_path / "one")

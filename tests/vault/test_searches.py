@@ -8,9 +8,10 @@ import pytest
 
 from sordino import Budget, tune
 from sordino.errors import BudgetExhausted, InvalidInput, LedgerError
-from sordino.searching import make_space, search, uniform
+from sordino.searching import Candidate, make_space, search, uniform
 from sordino.searching.of_tables import plan_table_search, tune_table
 from sordino.vault import DatasetBudget, Vault, open_budget
+from tests.helpers import calibrated, private
 from tests.searching.test_of_tables import get_ready
 from tests.searching.test_search import spend
 from tests.vault.ledgers import make_vault
@@ -72,3 +73,14 @@ def test_a_table_and_its_search_draw_on_the_budget(vault: Vault, tmp_path: Path)
     state = vault.state("patients")
     assert sum(state.held.values()) == sum(count for _, count in planned.cost.beside) + 1
     assert state.total <= 12
+
+
+def test_a_trial_draws_on_no_budget_of_its_own(vault: Vault) -> None:
+    """Each one's reservation would stay in the vault, and tell how many there were."""
+
+    def objective(trial: Candidate) -> object:
+        return private(calibrated(steps=2), vault=open_patients(vault))
+
+    with pytest.raises(InvalidInput, match="vault= has no place in a trial"):
+        tune(objective, SPACE, Budget(3, 1e-5), expected_trials=8, rehearse=False)
+    assert vault.state("patients").held == {}

@@ -21,7 +21,8 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,6 +43,9 @@ Signature = Literal["none", "checked", "unchecked", "missing"]
 _SPENT = "sequence <= (SELECT COALESCE(MAX(sequence), 0) FROM charges) - ?"
 """Reserved charges are always the last ones: a charge that is none of them forfeits the rest."""
 COPIED = "this run was continued from a copy of its folder; the original must not be continued"
+
+_opened: ContextVar[list[Ledger] | None] = ContextVar("_opened", default=None)
+"""Within `collect_ledgers`: the ledgers that may be charged."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class Ledger:
         self._reserved: deque[tuple[int, str]] = deque()
         self._said = 0
         self.forfeits = 0  # how often a reservation was in vain
+        self.charged = False  # by this object
         with self.snapshot():
             self.header: Mapping[str, str] = self._check_header()
             self._chain = Chain(connection, path, self.header, self._key_for(key))
@@ -119,7 +124,10 @@ class Ledger:
         """A ledger that dies with the process: for experiments, and until `copy_to`."""
         connection, key = store.connect(None), find_key()
         _fill(connection, None, _full_header(run_id, header, key))
-        return cls(connection, None, None, key)
+        ledger, opened = cls(connection, None, None, key), _opened.get()
+        if opened is not None:
+            opened.append(ledger)
+        return ledger
 
     def copy_to(self, path: str | Path) -> Ledger:
         """Move on to a file: copies everything to `path`, closes this ledger and returns the writer from now on."""
@@ -132,6 +140,7 @@ class Ledger:
 
     @classmethod
     def _writer(cls, file: Path, key: Key | None, fill: Callable[[sqlite3.Connection], None] | None = None) -> Ledger:
+        refuse_files(file)
         if fill is not None:
             _require_new(file)
         with store.one_line_errors(file), store.close_on_error(WriterLock(file)) as lock:
@@ -187,7 +196,10 @@ class Ledger:
         If it is the next one of the reservation it is on disk already. If not, what is left of that is forfeited, and
         what `ahead` says will follow is reserved along with it.
         """
-        text = to_json(event)
+        opened = _opened.get()
+        if opened is not None and not any(each is self for each in opened):
+            raise InvalidInput("this ledger was opened outside of the trial: charge trial.ledger, or one made in it")
+        text, self.charged = to_json(event), True
         if not note and self.holds(event):
             return Receipt(self._reserved.popleft()[0], event)  # whatever interrupts from here on: it is spent
         following = [to_json(each) for each in ahead()]
@@ -374,6 +386,32 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def collect_ledgers(*given: Ledger) -> Iterator[list[Ledger]]:
+    """A block, as a trial of a search, in whose thread only `given` ledgers and those made in it can be charged.
+
+    Hands out the list of them. None may be on disk: what did not win would leave it behind.
+    """
+    opened = list(given)
+    token = _opened.set(opened)
+    try:
+        yield opened
+    finally:
+        _opened.reset(token)
+
+
+def refuse_files(path: Path) -> None:
+    """Within `collect_ledgers`, refuse what would leave a ledger or its folder on disk."""
+    if _opened.get() is not None:
+        raise InvalidInput(f"a trial of a search leaves no files, and {path} would be one: leave out the folder")
+
+
+def refuse_in_trials(what: str) -> None:
+    """Within `collect_ledgers`, refuse `what`."""
+    if _opened.get() is not None:
+        raise InvalidInput(f"{what} has no place in a trial of a search: give it to the search, which is paid as one")
 
 
 def _require_new(file: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def _search_table(flags: Flags, base: Config, space: Space | None) -> None:
     except OSError as error:
         raise InvalidInput(f"cannot write to run directory {directory}: {error.strerror}") from None
     config.write(directory)
-    with watch_clock():
+    with watch_clock(flags.jobs or 1):
         fitted, winner = tune_table(planned, directory)
     told = tabular._to_plain(fitted, directory, 0)  # how long it took tells of the number of trials
     told.update(steps=told["events"], total=told["events"], search=describe(winner))
@@ -97,9 +98,16 @@ def hide_times(directory: Path) -> None:
         os.utime(path, (begun, begun))
 
 
-def watch_clock() -> Any:
-    """What is shown meanwhile: that time passes, and nothing else."""
-    return messages().status("searching; nothing of the trials is shown, not even how many there are")
+def watch_clock(jobs: int) -> Any:
+    """What is shown meanwhile: that time passes, and nothing else.
+
+    Trials in this process stop everything else that is written, so that a moving sign would show where one ends.
+    """
+    words = "searching; nothing of the trials is shown, not even how many there are"
+    if jobs > 1:
+        return messages().status(words)
+    messages().print(words)
+    return nullcontext()
 
 
 def announce(cost: Cost, space: Space) -> None:

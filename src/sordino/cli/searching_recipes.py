@@ -57,7 +57,7 @@ def search_recipe(flags: Flags, space: Space | None) -> None:
     if (directory / OUTCOME).exists():
         raise InvalidInput(f"{directory} holds a run already: choose another")
     objective = make_objective(config, data, plain, public=flags.public_held_out)
-    with searching.watch_clock():
+    with searching.watch_clock(flags.jobs or 1):
         winner = tune(
             objective,
             space,

@@ -114,7 +114,10 @@ class Cost:
         while not fits(high):
             low, high = high, high * 1.1
             if high > MOST_NOISE:
-                raise InvalidInput("no noise makes this trial as cheap as was charged: it releases something else too")
+                raise InvalidInput(
+                    "no noise makes this trial as cheap as was charged: it releases something else too, or its plan "
+                    "is to be given as like="
+                )
         while low > 1e-3 and fits(low):
             low, high = low / 1.3, low
         while high / low > CLOSE:
@@ -150,6 +153,8 @@ def plan_search(
         )
     allowed = SLACK * budget.delta / math.ceil(trials) if slack is None else slack
     way, noise = _choose_way(ways, budget, trials, eta, allowed, beside)
+    if way == "composition":
+        allowed = 0.0  # the event of a composition does not charge for it
     shared = disjoint or not score
     score_noise = (noise if disjoint else noise / math.sqrt(SCORE_SHARE)) if score else None
     training = noise if shared else noise / math.sqrt(1 - SCORE_SHARE)

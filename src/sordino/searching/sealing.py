@@ -5,7 +5,8 @@ reads them learns what the guarantee takes for unknown. They are one file in the
 readable by its owner alone. The key is another file, of 32 bytes, in memory where the system has a file system for that
 (`XDG_RUNTIME_DIR`, /dev/shm), so that it is on no disk and in no backup; else beside the state. At the end both are
 removed, the key first, and without the key the state is noise. After a restart of the machine a search whose key was
-in memory cannot go on: what it spent stays spent (ADR 29).
+in memory cannot go on: what it spent stays spent (ADR 29). The folder's path is sealed too: a copy, in which the trials
+could be made a second time, cannot go on.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Seal:
 
     def __init__(self, folder: Path, keys: Path | None = None) -> None:
         self.path = folder / STATE
-        name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+        self._home = str(folder.resolve()).encode()
+        name = hashlib.sha256(self._home).hexdigest()[:16]
         self.key_path = folder / KEY if keys is None else keys / f"sordino-{name}.key"
 
     def __bool__(self) -> bool:
@@ -40,7 +42,7 @@ class Seal:
 
     def write(self, content: bytes) -> None:
         """Seal `content` in place of what was sealed before: after a crash it is the one or the other."""
-        nonce = secrets.token_bytes(_NONCE)
+        nonce, content = secrets.token_bytes(_NONCE), len(self._home).to_bytes(_LENGTH, "big") + self._home + content
         size = max(LEAST, 1 << (len(content) + _LENGTH - 1).bit_length())
         padded = len(content).to_bytes(_LENGTH, "big") + content
         sealed = nonce + AESGCM(self._find_key(make=True)).encrypt(nonce, padded.ljust(size, b"\0"), None)
@@ -53,7 +55,10 @@ class Seal:
             padded = AESGCM(self._find_key(make=False)).decrypt(sealed[:_NONCE], sealed[_NONCE:], None)
         except InvalidTag:
             raise _lost(self.path, "its key is another one") from None
-        return padded[_LENGTH : _LENGTH + int.from_bytes(padded[:_LENGTH], "big")]
+        home, content = _split(_split(padded)[0])
+        if home != self._home:
+            raise _lost(self.path, "it was begun in another folder, of which this is a copy")
+        return content
 
     def destroy(self) -> None:
         """Remove key and state: what is left on the disk of the state is noise."""
@@ -79,6 +84,12 @@ def find_memory() -> Path | None:
         if name and Path(name).is_dir() and os.access(name, os.W_OK):
             return Path(name)
     return None
+
+
+def _split(packed: bytes) -> tuple[bytes, bytes]:
+    """What a length stands before, and the rest."""
+    end = _LENGTH + int.from_bytes(packed[:_LENGTH], "big")
+    return packed[_LENGTH:end], packed[end:]
 
 
 def _write_secretly(path: Path, content: bytes) -> None:

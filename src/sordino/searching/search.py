@@ -12,7 +12,6 @@ import math
 import multiprocessing
 import os
 import pickle
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -24,7 +23,7 @@ import torch
 from sordino.accounting import plans
 from sordino.accounting.budget import Budget
 from sordino.accounting.events import Events
-from sordino.accounting.guarantee import UNPROTECTED, Guarantee
+from sordino.accounting.guarantee import CONDITION, UNPROTECTED, Guarantee
 from sordino.accounting.ledger import ASSUMPTION, Ledger
 from sordino.accounting.pricing import require_accountant
 from sordino.accounting.selection import GEOMETRIC, Selection
@@ -32,17 +31,19 @@ from sordino.books import LEDGER, reopen, require_fresh
 from sordino.errors import BudgetExhausted, InvalidInput, SordinoError, locate_error
 from sordino.noise import Secure, Seeded, Source
 from sordino.recipe import Recipe
-from sordino.run import FLOATING_POINT, HELD_OUT, ROUNDING_IS_SMALL, SEARCHED, assemble, weaken
+from sordino.run import FIXED_IN_ADVANCE, FLOATING_POINT, HELD_OUT, ROUNDING_IS_SMALL, SEARCHED, assemble, weaken
 from sordino.searching.costs import Cost, Way, plan_search
 from sordino.searching.sealing import Seal, find_memory
 from sordino.searching.spaces import Space, Value, make_space
-from sordino.searching.trials import Candidate, KeptRun, Rehearsed, Tried, attempt, silence
+from sordino.searching.trials import Candidate, KeptRun, Rehearsed, Tried, attempt, shield_chance, silence
 from sordino.vault.claims import DatasetBudget, RunClaim, require_untied
 
 EXPECTED = 20.0
 UNQUOTED = "which is no guarantee of the winner: it was chosen because of these records"
 SECRET = "nobody measured how long the search took, or otherwise learnt how many trials it made"
 """Of a search by selection."""
+LEAST_SHARE = math.log(1e-18)
+"""Beyond its mode the law of K ends where a number of trials has this probability."""
 Objective = Callable[[Candidate], Any]
 Suggest = Callable[[Sequence[tuple[dict[str, Value], float]]], dict[str, Value]]
 
@@ -115,6 +116,7 @@ def tune(
     suggest: Suggest | None = None,
     run: str | Path | None = None,
     unit: str = "record",
+    rows_per_unit: int | None = None,
     jobs: int = 1,
     seed: int | None = None,
     vault: DatasetBudget | None = None,
@@ -135,6 +137,9 @@ def tune(
 
     `way` is how the search is paid: "selection" or "composition"; by default the cheaper one. `suggest(seen)` makes
     settings from earlier ones and their scores: such a search has no proof as selection, and is paid by composition.
+    `unit` is what is protected. If that is no record, private scores need `rows_per_unit`, the most held-out records
+    that one unit has: it divides their values, so that a unit moves their sum by at most 1.
+
     `run` is a folder for the ledger; a search that was killed there goes on when it is called again with the same
     arguments. `jobs` trials are made at a time. `seed` makes everything repeatable, which protects nobody. `vault` is
     the dataset's own budget (`sordino.vault.open_budget`), in which the whole search is reserved before it begins; give
@@ -145,6 +150,13 @@ def tune(
     found = make_space(space)
     if jobs < 1:
         raise InvalidInput(f"jobs={jobs} must be >= 1: so many trials are made at a time")
+    if rows_per_unit is not None and rows_per_unit < 1:
+        raise InvalidInput(f"rows_per_unit={rows_per_unit} must be >= 1: the most held-out records that a unit has")
+    if unit != "record" and not public_score and rows_per_unit is None:
+        raise InvalidInput(
+            f"rows_per_unit is missing: a {unit} with many held-out records moves a score by more than its noise is "
+            "made for; give the most that one has, a public number"
+        )
     if suggest is not None and way == "selection":
         raise InvalidInput(
             "suggest= makes settings because of scores, for which selection has no proof: leave out way, and the "
@@ -165,7 +177,18 @@ def tune(
         slack=None if vault is None else 0.0,  # a dataset's budget adds up divergences, which know no slack
         disjoint=disjoint,
     )
-    search = Search(objective, found, cost, like=like, unit=unit, jobs=jobs, seed=seed, suggest=suggest, vault=vault)
+    search = Search(
+        objective,
+        found,
+        cost,
+        like=like,
+        unit=unit,
+        rows_per_unit=rows_per_unit or 1,
+        jobs=jobs,
+        seed=seed,
+        suggest=suggest,
+        vault=vault,
+    )
     if rehearse:
         search.rehearse()
     return search.run(None if run is None else Path(run))
@@ -201,6 +224,7 @@ class Search:
         *,
         like: Recipe | None = None,
         unit: str = "record",
+        rows_per_unit: int = 1,
         jobs: int = 1,
         seed: int | None = None,
         suggest: Suggest | None = None,
@@ -209,7 +233,7 @@ class Search:
     ) -> None:
         self.objective, self.space, self.cost, self.like = objective, space, cost, like
         self.unit, self.jobs, self.seed, self.suggest = unit, jobs, seed, suggest
-        self.assumptions = assumptions
+        self.assumptions, self.rows_per_unit = assumptions, rows_per_unit
         self._claim = None if vault is None else self._claim_from(vault)
         self._noises: dict[str, float] = {}
 
@@ -217,7 +241,7 @@ class Search:
         """Run the objective up to where it asks for noise, so that what is wrong with it costs nothing."""
         trial = self._make_trial(self.space.draw(Secure().uniform), None, rehearsing=True)
         try:
-            with silence():
+            with silence(), shield_chance(None):
                 self.objective(trial)
         except Rehearsed:
             pass
@@ -337,7 +361,16 @@ class Search:
         return _Secret(settings, set(), seeds=list(seeds))
 
     def _make_trial(self, settings: dict[str, Value], seed: int | None, *, rehearsing: bool = False) -> Candidate:
-        return Candidate(settings, self.cost, like=self.like, seed=seed, noises=self._noises, rehearsing=rehearsing)
+        return Candidate(
+            settings,
+            self.cost,
+            like=self.like,
+            unit=self.unit,
+            rows_per_unit=self.rows_per_unit,
+            seed=seed,
+            noises=self._noises,
+            rehearsing=rehearsing,
+        )
 
     def _take(self, secret: _Secret, number: int, outcome: Tried, seal: Seal | None) -> None:
         """The better one of two is kept; the other is forgotten."""
@@ -414,6 +447,9 @@ class Search:
             raise InvalidInput(
                 f"no trial came to its end, and the search is spent; the last word of one: {best.failure}"
             )
+        for kind, text in best.said:
+            if text != FIXED_IN_ADVANCE:
+                ledger.declare(kind, text)  # a line that the search says itself stays one
         return Winner(
             *(best.settings, best.score, best.result, self.guarantee(ledger), self.cost, self.space, tuple(secret.seen))
         )
@@ -430,7 +466,7 @@ class Search:
             basis="proven",
             assumptions=(*ledger.declared(ASSUMPTION), *bill.notes),
             unprotected=ledger.declared(UNPROTECTED),
-            conditions=(),
+            conditions=ledger.declared(CONDITION),
         )
 
 
@@ -441,13 +477,15 @@ def draw_count(cost: Cost, source: Source) -> int:
         return math.ceil(cost.trials)
     eta, gamma = event.eta, event.gamma
     chance, count = float(source.uniform(1)[0]), 1
-    decay = -math.expm1(eta * math.log(gamma))
-    share = (1 - gamma) * (eta * gamma**eta / decay if decay > 0 else 1 / -math.log(gamma))
-    reached = share
-    while reached < chance and share > 1e-18:
-        share *= (1 - gamma) * (count + eta) / (count + 1)
+    scale = -eta * math.log(gamma)  # γ^(−η) is e^scale
+    first = math.log(eta) - scale - math.log(-math.expm1(-scale)) if scale > 0 else -math.log(-math.log(gamma))
+    share = math.log1p(-gamma) + first  # in logs: where η is large it starts below what a number can hold
+    reached, growth = math.exp(share), 1.0
+    while reached < chance and (growth >= 1 or share > LEAST_SHARE):
+        growth = (1 - gamma) * (count + eta) / (count + 1)
+        share += math.log(growth)
         count += 1
-        reached += share
+        reached += math.exp(share)
     return count
 
 
@@ -457,6 +495,5 @@ def _work(pipe: Connection, search: Search, settings: dict[str, Value], seed: in
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     torch.set_num_threads(1)
-    torch.manual_seed(secrets.randbits(63) if seed is None else seed)
     pipe.send_bytes(pickle.dumps(attempt(search.objective, search._make_trial(settings, seed))))
     pipe.close()

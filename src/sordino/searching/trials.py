@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import os
+import random
+import secrets
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +18,15 @@ import numpy as np
 import torch
 
 from sordino.accounting import plans
-from sordino.accounting.events import DpEvent, Events, GaussianDpEvent, tally
-from sordino.accounting.ledger import Ledger
-from sordino.errors import InvalidInput, SordinoError, locate_error
+from sordino.accounting.events import Events, GaussianDpEvent, tally
+from sordino.accounting.guarantee import CONDITION, UNPROTECTED
+from sordino.accounting.ledger import ASSUMPTION, Ledger, collect_ledgers
+from sordino.accounting.pricing import require_accountant
+from sordino.errors import InvalidInput, LedgerError, SordinoError, locate_error
 from sordino.noise import Secure, Seeded, Source, add_noise
 from sordino.private import Private
 from sordino.recipe import Recipe
+from sordino.run import FLOATING_POINT, list_assumptions, weaken
 from sordino.searching.costs import Cost
 from sordino.searching.spaces import Value
 
@@ -44,13 +51,16 @@ class Candidate:
         cost: Cost,
         *,
         like: Recipe | None = None,
+        unit: str = "record",
+        rows_per_unit: int = 1,
         seed: int | None = None,
         noises: dict[str, float] | None = None,
         rehearsing: bool = False,
     ) -> None:
-        self.settings, self.cost, self.seed = settings, cost, seed
+        self.settings, self.cost, self.unit, self.seed = settings, cost, unit, seed
         self.ledger = Ledger.in_memory()
         self.source: Source = Secure() if seed is None else Seeded(seed, 1, 0, 1)
+        self._rows_per_unit = rows_per_unit
         self._like, self._rehearsing = like, rehearsing
         self._noises = {} if noises is None else noises
         self.scored: float | None = None
@@ -90,7 +100,8 @@ class Candidate:
         """Score this trial by the sum of `values`, one for each held-out record of the same private data, plus noise.
 
         A value is in [0, 1], such as 1 where the prediction is right; more is better. What is outside is clipped, and
-        what is no number counts 0. The noise was charged for with the trial; a trial is scored once.
+        what is no number counts 0. Where a unit has several records their sum is divided by the most that one
+        may have, `rows_per_unit`. The noise was charged for with the trial; a trial is scored once.
         """
         if self._rehearsing:
             raise Rehearsed
@@ -98,7 +109,7 @@ class Candidate:
             raise InvalidInput("scores were declared public: use trial.score_publicly(number)")
         self._require_unscored()
         given = torch.as_tensor(np.asarray(values, np.float64)).flatten()
-        total = torch.nan_to_num(given, nan=0.0).clamp(0.0, 1.0).sum().reshape(1)
+        total = torch.nan_to_num(given, nan=0.0).clamp(0.0, 1.0).sum().reshape(1) / self._rows_per_unit
         receipt = self.ledger.charge(GaussianDpEvent(self.cost.score_noise), "score")
         self.scored = float(add_noise(self.source, receipt, total, self.cost.score_noise)[0])
 
@@ -121,13 +132,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Tried:
-    """What a trial leaves: everything of it, which is thrown away unless it wins."""
+    """What a trial leaves: everything of it, which is thrown away unless it wins.
+
+    `said` are the lines, each with its kind, that every guarantee about it must state.
+    """
 
     settings: dict[str, Value]
     score: float
     tie: float
     result: Any = None
     failure: str = ""
+    said: tuple[tuple[str, str], ...] = ()
 
     def beats(self, other: Tried | None) -> bool:
         return other is None or (self.score, self.tie) > (other.score, other.tie)
@@ -144,44 +159,138 @@ class KeptRun:
 
 def attempt(objective: Callable[[Candidate], Any], candidate: Candidate) -> Tried:
     """Make one trial in silence. One that fails, or that costs more than was charged, has the worst score of all."""
-    tie = float(candidate.source.uniform(1)[0])
+    tie, opened = float(candidate.source.uniform(1)[0]), [candidate.ledger]
     try:
-        with silence():
+        with silence(), shield_chance(candidate.seed), collect_ledgers(candidate.ledger) as opened:
             result = objective(candidate)
-            kept, extra = _keep(result)
-            events = [*plans.bill_ledger(candidate.ledger).events, *extra]
+            ledgers = _find_charged(result, opened)
+            events = [pair for ledger in ledgers for pair in _bill(ledger)]
+            said = tuple(line for ledger in ledgers for line in _examine(ledger, candidate))
+            if isinstance(result, Private):
+                said += tuple(
+                    (ASSUMPTION, text) for text in list_assumptions(result.run.recipe, FLOATING_POINT, result.run.unit)
+                )
+            kept = _keep(result)
         if candidate.scored is None:
             raise InvalidInput("the objective gave no score: call trial.score(values) before it returns")
         if not candidate.cost.covers_trial(events):
             raise InvalidInput(
                 "the objective released more than was charged for a trial, or kept its charges to itself: use "
-                "trial.calibrate(recipe), and return the Private run or charge trial.ledger"
+                "trial.calibrate(recipe) for one run, and return it or charge trial.ledger; every run of a trial counts"
             )
-        return Tried(candidate.settings, candidate.scored, tie, kept)
+        return Tried(candidate.settings, candidate.scored, tie, kept, said=said)
     except SordinoError as error:
         return Tried(candidate.settings, WORST, tie, failure=str(error))
     except Exception as error:  # noqa: BLE001 - whatever it was, it is a trial that came to nothing
         return Tried(candidate.settings, WORST, tie, failure=locate_error(error))
     finally:
-        candidate.ledger.close()
+        for ledger in opened:
+            ledger.close()
 
 
-def _keep(result: Any) -> tuple[Any, list[tuple[DpEvent, int]]]:
+def _find_charged(result: Any, opened: list[Ledger]) -> list[Ledger]:
+    """Every ledger that a trial charged, whatever the objective returned of them; and that of the run it returned."""
+    found = [ledger for ledger in opened if ledger.charged]
+    own = result.run.ledger if isinstance(result, Private) else None
+    return found if own is None or any(ledger is own for ledger in found) else [*found, own]
+
+
+def _bill(ledger: Ledger) -> Events:
+    try:
+        return plans.bill_ledger(ledger).events
+    except LedgerError as error:
+        raise InvalidInput(
+            f"a ledger of the trial cannot be counted ({error}): close no run that was charged in a trial"
+        ) from None
+
+
+def _examine(ledger: Ledger, candidate: Candidate) -> list[tuple[str, str]]:
+    """What the ledger of a trial says of itself, which the search has to say too; refuses what it cannot say."""
+    header, budget = ledger.header, candidate.cost.budget
+    promised = weaken("proven", require_accountant(budget.accountant).basis)
+    if (unit := header.get("unit", candidate.unit)) != candidate.unit:
+        raise InvalidInput(f"the trial's run protects every {unit}, the search every {candidate.unit}: give tune unit=")
+    basis = header.get("basis", promised)
+    if basis not in (promised, "proven"):
+        raise InvalidInput(f"the trial's run is {basis}, the search would be called {promised}: use a proven recipe")
+    told = {plan.budget.adjacency for plan in plans.declared(ledger) if plan.budget is not None}
+    if other := next(iter(told - {budget.adjacency}), None):
+        raise InvalidInput(f"the trial's run has {other} adjacency, the search {budget.adjacency}: use one of them")
+    said = [(kind, text) for kind in (ASSUMPTION, CONDITION, UNPROTECTED) for text in ledger.declared(kind)]
+    seeded = [(kind, text) for kind, text in said if kind == ASSUMPTION and "SEEDED" in text]
+    if seeded and candidate.seed is None:
+        raise InvalidInput("the trial's run is SEEDED, the search is not: use seed=trial.seed, or leave the seed out")
+    return [line for line in said if line not in seeded]
+
+
+def _keep(result: Any) -> Any:
     if not isinstance(result, Private):
-        return result, []
-    events = list(plans.bill_ledger(result.run.ledger).events)
+        return result
     kept = KeptRun(result.bench.recipe, result.state_dict(), result.position)
     result.close()
-    return kept, events
+    return kept
 
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Nothing that a trial prints, logs or warns of leaves it."""
+    """Nothing that a trial prints, logs or warns of leaves it, also by code that is not Python."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):  # noqa: PTH123
+        with (
+            open(os.devnull, "w") as nowhere,  # noqa: PTH123
+            _close_outputs(nowhere.fileno()),
+            redirect_stdout(nowhere),
+            redirect_stderr(nowhere),
+        ):
             yield
     finally:
         logging.disable(before)
+
+
+@contextmanager
+def _close_outputs(nowhere: int) -> Iterator[None]:
+    """The process's own outputs lead `nowhere`, as far as it has any."""
+    _flush()
+    kept: dict[int, int] = {}
+    try:
+        for output in (1, 2):
+            with suppress(OSError):
+                kept[output] = os.dup(output)
+                os.dup2(nowhere, output)
+        yield
+    finally:
+        _flush()  # what a trial wrote and C or Python still hold goes nowhere too
+        for output, copy in kept.items():
+            os.dup2(copy, output)
+            os.close(copy)
+
+
+def _flush() -> None:
+    """Write out what Python's and C's outputs hold back."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).fflush(None)
+
+
+@contextmanager
+def shield_chance(seed: int | None) -> Iterator[None]:
+    """What a trial draws from the generators of torch, numpy and Python is its own; the caller's stay as they were.
+
+    Drawn from the caller's, which anybody may have seeded, a trial's first weights would tell how many came before it.
+    CUDA's generators are given back where CUDA was in use before.
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
+    start = secrets.randbits(63) if seed is None else seed % 2**63
+    try:
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(start)
+            np.random.seed(secrets.randbits(32) if seed is None else seed % 2**32)  # noqa: NPY002
+            random.seed(secrets.randbits(256) if seed is None else seed)
+            yield
+    finally:
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        random.setstate(of_python)

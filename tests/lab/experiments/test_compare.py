@@ -80,6 +80,7 @@ def stand_in() -> PaperTable:
     )
 
 
+@pytest.mark.slow
 def test_a_table_is_reproduced(tmp_path, monkeypatch):
     tables = {"digits:table": stand_in()}
     monkeypatch.setattr(papers, "paper_tables", lambda: tables)
