@@ -295,7 +295,8 @@ def _print(fitted: Fitted, directory: Path, told: dict[str, Any]) -> None:
     out.print(f"\nSaved in {directory}. Next:", markup=False)
     out.print(f"  sordino predict {run} --data new.csv --out predictions.csv", markup=False)
     out.print(f"  sordino report {run}", markup=False)
-    out.print(f"  sordino audit {run}", markup=False)
+    if "search" not in told:  # whose trials are forgotten
+        out.print(f"  sordino audit {run}", markup=False)
 
 
 def _describe_figures(figures: Figures | None) -> str:
