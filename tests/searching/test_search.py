@@ -788,3 +788,8 @@ def test_a_copy_of_a_search_does_not_go_on(tmp_path: Path, cost: Cost) -> None:
     with pytest.raises(BudgetExhausted, match="begun in another folder"):
         Search(spend, SPACE, cost).run(tmp_path / "two")
     Search(spend, SPACE, cost).run(tmp_path / "one")
+
+
+def test_a_recipe_without_a_plan_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="search with another recipe"):
+        plan_search(Budget(3.0, 1e-5, "rdp-filter"), trials=4)

@@ -145,6 +145,11 @@ def plan_search(
     """
     if not trials > 1:
         raise InvalidInput(f"expected trials={trials:g} must be > 1: one trial needs no search")
+    if budget.accountant == "rdp-filter" or (like is not None and like.rdp_filter is not None):
+        raise InvalidInput(
+            "a recipe that chooses its noise as it goes, as dpis does, has no plan that every trial could follow: "
+            "search with another recipe"
+        )
     find_gamma(eta, trials)
     if disjoint and budget.adjacency != "add-or-remove-one":
         raise InvalidInput(
