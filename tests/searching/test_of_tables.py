@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from sordino.accounting import Ledger
+from sordino.accounting.events import GaussianDpEvent
+from sordino.accounting.ledger import Receipt
 from sordino.accounting.plans import bill_ledger
 from sordino.accounting.selection import Selection
 from sordino.books import LEDGER
 from sordino.errors import BudgetExhausted, InvalidInput
-from sordino.searching import of_tables, search
+from sordino.noise import Secure
+from sordino.searching import of_tables, search, trials
 from sordino.searching.of_tables import ENCODER, plan_table_search, plan_trial, rate_records, tune_table
 from sordino.tables.encoder import Encoder
 from sordino.tables.learning import fit_encoded
@@ -125,6 +129,44 @@ def test_figures_cost_their_part_and_public_scores_protect_nobody() -> None:
     assert public.figures is not None
     assert not public.figures.released
     assert public.guarantee.unprotected == ("the held-out records",)
+
+
+class Listening(Secure):
+    """A source that notes what was charged for each release, and the deviation that was drawn."""
+
+    heard: ClassVar[list[tuple[float, float]]] = []
+
+    def gaussian(self, receipt: Receipt, size: int, std: float) -> Tensor:
+        if isinstance(receipt.event, GaussianDpEvent):
+            self.heard.append((receipt.event.noise_multiplier, std))
+        return super().gaussian(receipt, size, std)
+
+
+def test_figures_and_scores_of_units_have_the_noise_that_was_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit of three records moves the figures by 3, and the score, which divides by 3, by 1."""
+    owners = [f"person {place // 3}" for place in range(RECORDS)]
+    table = Table("people", {**make_table().columns, "person": owners})
+    wishes = Wishes("outcome", 8.0, metrics_epsilon=2.0, unit="person", per_unit=3)
+    planned = plan_table_search(prepare_table(table, wishes), expected_trials=8)
+    monkeypatch.setattr(of_tables, "Secure", Listening)
+    monkeypatch.setattr(trials, "Secure", Listening)
+    sums: list[float] = []
+    add = trials.add_noise
+
+    def note(source: Any, receipt: Receipt, value: Tensor, std: float) -> Tensor:
+        sums.append(float(value.sum()))
+        return add(source, receipt, value, std)
+
+    monkeypatch.setattr(trials, "add_noise", note)
+    Listening.heard.clear()
+    tune_table(planned)
+    figures, score = planned.base.figures_noise, planned.cost.score_noise
+    assert figures is not None
+    assert score is not None
+    assert Listening.heard[-1] == (figures, pytest.approx(3 * figures))
+    assert [pair for pair in Listening.heard if pair[0] == score] == [(score, pytest.approx(score))] * 3
+    held = len(planned.ready.sheet.held_out)
+    assert all(held / 9 < total < held / 3 for total in sums)
 
 
 @pytest.mark.parametrize(

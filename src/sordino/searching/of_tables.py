@@ -118,6 +118,7 @@ def plan_table_search(
         jobs=jobs,
         seed=ready.wishes.seed,
         assumptions=(PUBLIC,),
+        rows_per_unit=ready.rows_per_unit,
         vault=None if vault is None else vault.over(lambda: digest_table(ready.sheet.train), "table"),
     )
     plan_trial(base, cost, _middle(found))
@@ -186,7 +187,7 @@ def tune_table(planned: TableSearch, folder: Path | None = None) -> tuple[Fitted
             plan = plan_trial(base, trial.cost, trial.settings)
             fitted = fit_encoded(sheet.train, encoder, plan, trial.ledger, trial.source, lambda done, steps: None)
             scores = score(build_model(fitted), encoder, sheet.held_out)[known]
-            values = rate_records(scores, targets[known], encoder) / ready.rows_per_unit
+            values = rate_records(scores, targets[known], encoder)
             if trial.cost.score_noise is None:
                 trial.score_publicly(float(values.mean()) if len(values) else 0.0)
             else:
