@@ -152,10 +152,11 @@ class Private:
         """
         while self.position < self.total:
             try:
-                yield self.step()
+                step = self.step()
             except BudgetExhausted as ended:
                 _log.info("%s", ended)
                 break
+            yield step  # outside the try: a loop left by `break` ends here when Python shuts down, without its globals
         finish(self.bench.optimizer)
 
     def step(self) -> Step:
@@ -170,9 +171,8 @@ class Private:
         if self.position >= self.total:
             raise BudgetExhausted(f"all {self.total} steps of the recipe are taken: calibrate a longer one for more")
         sharding.reshard(self.bench.objective)
-        with (
-            torch.enable_grad()
-        ):  # an interrupt in torch's own code may have left it off, in this step or in an earlier one
+        # An interrupt in torch's own code may have left gradients off, in this step or in an earlier one.
+        with torch.enable_grad():
             self._loop.take()
         return Step(self.position, self.total)
 
