@@ -18,6 +18,7 @@ from sordino.accounting.ledger import Ledger
 from sordino.distributed import Team, form_team, join
 from tests.distributed import crew, scenarios
 from tests.helpers import mlp
+from tests.sharing import make_once
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="ranks are forked")
 
@@ -29,12 +30,14 @@ CREWS = "tests.distributed.crews"
 @pytest.fixture(scope="module")
 def crews(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory in which every rank of every crew left what it found."""
-    root = tmp_path_factory.mktemp("crews")
+    return make_once(tmp_path_factory, "crews", send_crews)
+
+
+def send_crews(root: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     command = [sys.executable, "-m", "tests.distributed.crew", str(root), CREWS]
     result = subprocess.run(command, env=environment, timeout=1800, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    return root
 
 
 def ranks(crews: Path, size: str, name: str) -> list[Any]:
