@@ -309,6 +309,7 @@ def read_notes(path: Path = store.NOTES) -> dict[str, str]:
 def list_conditions(results: Results) -> str:
     """Where and when, from the results themselves."""
     taken = [result["taken"] for result in results.values()]
+    taken += [result["double"] for result in results.values() if "double" in result]
     machines = sorted({f"{t['machine']['processor']}, {t['machine']['cores']} cores" for t in taken})
     versions = sorted({", ".join(f"{name} {number}" for name, number in t["versions"].items()) for t in taken})
     sources = {t["sources"] for t in taken}
@@ -316,7 +317,8 @@ def list_conditions(results: Results) -> str:
     one = "one state of the sources" if len(sources) == 1 else f"{len(sources)} states of the sources"
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     cpu = sum(result.get("clock") == "cpu" for result in results.values())
-    clock = f" {cpu} of {len(results)} by processor time instead of the wall clock, on a busy machine." if cpu else ""
+    few = f" One thread of {cpu} of {len(results)} networks by processor time, not by the wall clock: the machine was busy."
+    clock = few if cpu else ""
     loads = [t["machine"]["load"][1] for t in taken]
     total = sum(result["took"] for result in results.values()) / 60
     return (

@@ -15,8 +15,10 @@ from scipy import integrate, stats
 from sordino import InvalidInput, bits
 from sordino.accounting.ledger import Receipt
 from sordino.audit.conformance.checking import check_source
-from sordino.noise import FEW, PIECE, STORE, THREADED, Secure, Seeded, add_noise, perturb
+from sordino.gradients.engine import add_widely
+from sordino.noise import FEW, PIECE, STORE, Secure, Seeded, add_noise, perturb
 
+MANY = 20 * PIECE + 5
 PAID = Receipt(1, GaussianDpEvent(1.0))
 TABLES = bits.make_tables()
 SHARES = np.bincount(TABLES.place, minlength=bits.TAIL + 1)
@@ -284,8 +286,7 @@ def two_threads() -> object:
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("two_threads")
-def test_a_large_model_is_noised_by_threads_each_entry_once() -> None:
+def test_a_large_model_is_noised_in_pieces_each_entry_once() -> None:
     """Every piece is asked for once, and every entry has a noise of its own."""
     asked = []
 
@@ -294,7 +295,7 @@ def test_a_large_model_is_noised_by_threads_each_entry_once() -> None:
             asked.append(size)
             return super().gaussian(receipt, size, std)
 
-    tensors = [torch.zeros(2 * THREADED + 5, dtype=torch.float64), torch.zeros(3, 7, dtype=torch.float64)]
+    tensors = [torch.zeros(MANY, dtype=torch.float64), torch.zeros(3, 7, dtype=torch.float64)]
     perturb(Counting(), PAID, tensors, 2.0)
     flat = torch.cat([tensor.view(-1) for tensor in tensors]).numpy()
     assert sum(asked) == len(flat)
@@ -303,9 +304,29 @@ def test_a_large_model_is_noised_by_threads_each_entry_once() -> None:
     assert fits(flat[:: len(flat) // 100_000], 2.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_value_and_noise_are_added_in_doubles_and_rounded_once(dtype: torch.dtype) -> None:
+    values = torch.randn(PIECE + 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    noised = values.clone()
+    perturb(Seeded(3), PAID, [noised], 1e-3)
+    noise = np.concatenate([(same := Seeded(3)).gaussian(PAID, PIECE, 1e-3), same.gaussian(PAID, 3, 1e-3)])
+    assert torch.equal(noised, (values.double() + torch.from_numpy(noise)).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("shape", [(), (3, 5)])
+def test_sums_of_parts_add_up_in_doubles(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    parts = [torch.full(shape, each, dtype=dtype) for each in (1.0, 2.0**-40, 2.0**-40)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = add_widely(total, part)
+    assert total.dtype == torch.float64
+    assert torch.equal(total, torch.full(shape, 1.0 + 2.0**-39, dtype=torch.float64))
+
+
 @pytest.mark.usefixtures("two_threads")
 def test_a_seeded_run_draws_the_same_with_any_number_of_threads() -> None:
-    one, other = torch.zeros(2 * THREADED + 5), torch.zeros(2 * THREADED + 5)
+    one, other = torch.zeros(MANY), torch.zeros(MANY)
     perturb(Seeded(3), PAID, [one], 1.0)
     torch.set_num_threads(1)
     perturb(Seeded(3), PAID, [other], 1.0)

@@ -4,6 +4,7 @@ python -m benchmarks.speed                       # what was not yet measured on 
 python -m benchmarks.speed --again               # everything anew
 python -m benchmarks.speed --only "BERT"         # networks whose name contains this, anew
 python -m benchmarks.speed --only BERT --methods "SGD,Sordino,Opacus hooks"   # printed, not stored
+python -m benchmarks.speed --double              # two threads alone, beside what is stored of one
 python -m benchmarks.speed --part page           # networks, scale or page
 python -m benchmarks.speed --quick               # a few networks and methods; printed, not stored
 
@@ -43,6 +44,7 @@ def main(
     starts: Annotated[int, typer.Option(help="fresh starts of each network")] = measuring.STARTS,
     again: Annotated[bool, typer.Option(help="also what was measured on these sources")] = False,
     cpu: Annotated[bool, typer.Option(help="processor time, on one thread alone: for a busy machine")] = False,
+    double: Annotated[bool, typer.Option(help="two threads alone, beside what is stored of one")] = False,
     quick: Annotated[bool, typer.Option(help="a few networks and methods in five minutes; nothing is stored")] = False,
 ) -> None:
     """Measure, store, and write docs/performance.md and the README's figures."""
@@ -62,6 +64,9 @@ def main(
         print(f"\n{page.tabulate_times(found)}\n\n{page.tabulate_memory(found)}")
         return
     try:
+        if double:
+            measure_double(only, min(starts, measuring.FEW))
+            return
         if part in ("", "networks"):
             measure_networks(only, how, again)
         if part == "scale" or (not part and not only):
@@ -94,6 +99,18 @@ def measure_networks(only: str, how: How, again: bool) -> None:
             continue
         store.keep(case.name, result)
         print(f"{said} {page.tell(result)}", flush=True)
+
+
+def measure_double(only: str, starts: int) -> None:
+    """Each network that is wanted and stored, on two threads, one progress line each."""
+    for case in ready([name for name in CASES if only in name]):
+        kept = store.read(case.name)
+        if kept is None:
+            print(f"{case.name}: measure one thread first, without --double", flush=True)
+            continue
+        result = measuring.measure_double(case, kept, starts)
+        store.keep(case.name, result)
+        print(f"{time.strftime('%H:%M')} {page.tell(result)}", flush=True)
 
 
 def measure_scale(how: How, again: bool) -> None:

@@ -16,6 +16,8 @@ from benchmarks.speed.starts import LONG, Steps, Wish, begin, split
 STARTS, FEW = 3, 2
 LENGTHY = 60.0
 """A network whose first start takes so many seconds has fewer starts."""
+DOUBLE_TURNS = 4
+"""Turns of every method where two threads are measured alone."""
 SLOW = 3.0
 """A peer that takes so many times Sordino's step is measured in the first start alone."""
 PEAKS, WATCHED = 2, 1.5
@@ -60,6 +62,18 @@ def measure(
         "took": round(time.perf_counter() - begun, 1),
         "taken": store.describe(),
     }
+
+
+def measure_double(case: Case, kept: store.Result, starts: int = FEW) -> store.Result:
+    """What is stored of a network, with the wall clock's time on two threads measured anew."""
+    begun, alone = time.perf_counter(), kept["times"]["1"]
+    near = [method for method, row in alone.items() if row["seconds"] <= SLOW * alone["Sordino"]["seconds"]]
+    methods = [method for method in METHODS if method == "SGD" or (method in near and method not in OURS[1:])]
+    validate = kept["setups"].get("Sordino", 0.0) <= LONG
+    wish = Wish(case.name, methods, threads=2, turns=DOUBLE_TURNS, validate=validate)
+    double = summarise([begin(wish)["found"] for _ in range(starts)], case)
+    took = round(time.perf_counter() - begun, 1)
+    return {**kept, "times": {"1": alone, "2": double}, "double": {**store.describe(), "took": took}}
 
 
 def find_quick(found: Found, batch: int, wanted: list[str]) -> list[str]:

@@ -12,7 +12,6 @@ import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -32,8 +31,6 @@ from sordino.errors import InvalidInput
 
 PIECE = 2**16
 """Entries of noise at a time: they stay in the processor's cache, and a large model needs no second copy."""
-THREADED = 2**20
-"""For so many entries one more thread is worth its start."""
 STORE = 2**14
 FEW = 2**12
 """Fewer normals than this are taken from a store: the fixed price of making some is that of making thousands."""
@@ -294,27 +291,26 @@ def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: fl
     """
     held = list(tensors)
     before = _flat(held) if isinstance(source, Settling) else None
-
-    def add(pieces: list[Tensor]) -> None:
+    for pieces in _groups(held):  # by one thread: two of Python's wait for each other longer than they work
         sizes = [piece.numel() for piece in pieces]
         noise = source.gaussian(receipt, sum(sizes), std)
         for piece, drawn in zip(pieces, noise.split(sizes), strict=True):
-            if piece.dtype == torch.float64 or piece.device.type == "mps":  # which has no doubles
-                piece += drawn.to(device=piece.device, dtype=piece.dtype)
-            else:
-                piece.copy_(drawn.to(piece.device) + piece)
-
-    threads = min(torch.get_num_threads(), sum(tensor.numel() for tensor in held) // THREADED)
-    if threads > 1 and isinstance(source, Secure):  # the numbers of other sources have an order to keep
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(add, _groups(held)))
-    else:
-        for pieces in _groups(held):
-            add(pieces)
+            _add(piece, drawn)
     if before is not None:
         released = settle(source, receipt, before, _flat(held))
         for tensor, piece in zip(held, released.split([tensor.numel() for tensor in held]), strict=True):
             tensor.copy_(piece.view(tensor.shape))
+
+
+def _add(piece: Tensor, drawn: Tensor) -> None:
+    """``piece += drawn`` in double precision, of which only the result is rounded."""
+    if piece.device.type == "cpu" and piece.dtype in (torch.float32, torch.float64):
+        held = piece.numpy()  # numpy adds mixed precisions without a copy of either
+        np.add(drawn.numpy(), held, out=held, casting="same_kind", dtype=np.float64)
+    elif piece.device.type == "mps":  # which has no doubles
+        piece += drawn.to(device=piece.device, dtype=piece.dtype)
+    else:
+        piece.copy_(drawn.to(piece.device) + piece)
 
 
 def settle(source: Gaussians, receipt: Receipt, value: Tensor, released: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from sordino.gradients.engine import (
     Engine,
     Objective,
     accumulation_dtype,
+    add_widely,
     total_dtype,
 )
 from sordino.noise import Source
@@ -174,8 +175,7 @@ class Attempt:
             self.total = [x.to(x.dtype if alone else total_dtype(x), copy=True, memory_format=plain) for x in parts]
         else:
             for place, total in enumerate(self.total):
-                self.total[place] = total.to(total_dtype(total))
-                self.total[place] += next(sums)  # zip would hold one sum while the next is formed
+                self.total[place] = add_widely(total, next(sums))  # zip would hold one sum while the next is formed
         assert next(sums, None) is None, "an engine has exactly one sum for every parameter"
 
 

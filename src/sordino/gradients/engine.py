@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -287,3 +288,14 @@ def accumulation_dtype(tensor: Tensor) -> torch.dtype:
 def total_dtype(tensor: Tensor) -> torch.dtype:
     """Sums over many microbatches are in double precision, where the device has it."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64
+
+
+def add_widely(total: Tensor, some: Tensor) -> Tensor:
+    """``total + some`` in double precision where the device has it, and in place where `total` has it already."""
+    wide = total_dtype(total)
+    held = total if total.dtype == wide else torch.empty(total.shape, dtype=wide, device=total.device)
+    if total.device.type == "cpu" and some.dtype in (torch.float32, torch.float64):
+        # numpy adds mixed precisions without a copy of either, which for a large model takes longer than to add.
+        np.add(total.numpy(), some.detach().numpy(), out=held.numpy(), dtype=np.float64)
+        return held
+    return torch.add(total.to(wide), some, out=held)

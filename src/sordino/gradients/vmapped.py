@@ -20,8 +20,8 @@ from sordino.gradients.engine import (
     Groups,
     Objective,
     accumulation_dtype,
+    add_widely,
     choose_weights,
-    total_dtype,
 )
 
 MEMORY_TARGET = 256 * 2**20
@@ -84,7 +84,7 @@ class InChunks:
         total: list[Tensor] = []
         for chunk in self._chunks:
             sums = self._measure(chunk).weighted_sum(weights[chunk.start : chunk.stop])
-            total = [one.to(total_dtype(one)) + more for one, more in zip(total, sums, strict=True)] if total else sums
+            total = [add_widely(*pair) for pair in zip(total, sums, strict=True)] if total else sums
         return total
 
 
