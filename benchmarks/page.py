@@ -317,7 +317,7 @@ def list_conditions(results: Results) -> str:
     one = "one state of the sources" if len(sources) == 1 else f"{len(sources)} states of the sources"
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     cpu = sum(result.get("clock") == "cpu" for result in results.values())
-    few = f" One thread of {cpu} of {len(results)} networks by processor time, not by the wall clock: the machine was busy."
+    few = f" One thread of {cpu} of {len(results)} networks by processor time, as the machine was busy."
     clock = few if cpu else ""
     loads = [t["machine"]["load"][1] for t in taken]
     total = sum(result["took"] for result in results.values()) / 60
