@@ -61,8 +61,8 @@ SETTINGS: dict[str, tuple[Needs, ...]] = {
     "federated": (
         Needs(
             "sampler",
-            "sampler={part!r} must be Poisson, or that of recipes.banded: the server draws users, who come and go, and "
-            "sees no records; leave sampler out",
+            "sampler={part!r} must be Poisson, or another that is proven for users who come and go: the server draws "
+            "users and sees no records; leave sampler out",
             says="knows_users",
         ),
         Needs(

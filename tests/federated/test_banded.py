@@ -146,5 +146,5 @@ def test_other_samplers_are_still_refused() -> None:
         """A subclass that says nothing may do anything."""
 
     recipe = replace(recipes.dpsgd(batch_size=5, steps=4, noise_multiplier=1.0), sampler=Mine(1, 0.1), records=60)
-    with pytest.raises(InvalidInput, match="must be Poisson, or that of"):
+    with pytest.raises(InvalidInput, match="proven for users who come and go"):
         mechanism(recipe)
