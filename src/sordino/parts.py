@@ -137,6 +137,8 @@ class Sampler(Protocol):
     """Whether each record joins by coins of its own, whatever others do: audits may then try many records at once."""
     knows_users: ClassVar[bool] = False
     """Whether it is proven for users who come and go (`draw_among`); a subclass has to say so again."""
+    chooses_noise: ClassVar[bool] = False
+    """Whether it finds its noise as it goes, so that its recipe needs a budget and cannot be given a noise."""
 
     def start(self) -> Any:
         """What it remembers at the beginning of a run; most samplers need nothing."""
@@ -150,6 +152,11 @@ class Sampler(Protocol):
     def covers(self) -> int:
         """How many steps in a row one event pays for: 1, or an epoch's where a record is in one batch of it."""
         return 1
+
+    @property
+    def moves_clip(self) -> bool:
+        """Whether the clipping bound follows values that it releases, and is among those that a checkpoint holds."""
+        return False
 
     def calibrate(self, recipe: Recipe, budget: Budget) -> Recipe | None:
         """`recipe` made ready for `budget` in this sampler's own way; None to have its plan priced as usual."""

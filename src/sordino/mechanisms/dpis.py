@@ -149,6 +149,7 @@ class Importance(Sampler):
     release_noise: float | None = None
     records: int | None = None
     refresh: int = field(default=1, metadata=names.UNWRITTEN)
+    chooses_noise: ClassVar[bool] = True
     needs: ClassVar[tuple[Needs, ...]] = (
         _unproven("norms", Exact, "estimated norms would make contributions longer than their bound"),
         _unproven("weighing", ImportanceWeights, "only its weights undo the sampling"),
@@ -182,6 +183,10 @@ class Importance(Sampler):
     def calibrate(self, recipe: Recipe, budget: Budget) -> Recipe:
         """Fix the filter, the noise of K̃ and Ñ, and the σ_G that the worst case would need."""
         return _calibrate(self, recipe, budget)
+
+    @property
+    def moves_clip(self) -> bool:
+        return self.external is not None
 
     @property
     def releases_per_epoch(self) -> int:
