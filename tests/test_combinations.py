@@ -27,7 +27,7 @@ def rules() -> list[tuple[str, Needs]]:
 @pytest.mark.parametrize(("owner", "rule"), rules(), ids=lambda value: value if isinstance(value, str) else value.slot)
 def test_every_rule_is_about_a_slot_and_says_in_one_line_what_is_wrong(owner: str, rule: Needs) -> None:
     assert rule.slot in {field.name for field in fields(Recipe)}
-    assert bool(rule.proven) != bool(rule.refused)
+    assert sum(map(bool, (rule.proven, rule.refused, rule.says))) == 1
     said = rule.refusal.format(slot=rule.slot, part=Always(), kind="Kind", owner=owner, **FACTS)
     assert "\n" not in said
     assert "{" not in said
@@ -52,7 +52,7 @@ def test_a_subclass_is_another_part_unless_the_rule_says_otherwise() -> None:
         replace(selective, sampler=Rarer(0.5))
     plain = recipes.dpsgd(batch_size=4, steps=4, noise_multiplier=1.0, sampler=Rarer(0.5))
     plain.require("loop with workers", **FACTS)
-    with pytest.raises(InvalidInput, match="must be Poisson: the server draws users"):
+    with pytest.raises(InvalidInput, match="must be Poisson, or another that is proven for users"):
         plain.require("federated")
 
 

@@ -30,7 +30,7 @@ from sordino.gradients.bookkeeping.book import Book
 from sordino.gradients.engine import Groups
 from sordino.mechanisms.shuffled import Shuffled, ShuffledLoader
 from sordino.noise import Seeded
-from sordino.parts import Draw, Foreign
+from sordino.parts import Draw, Foreign, Terms
 from sordino.report import facts
 from sordino.units import Units, mark
 from tests import test_step_audit as attack
@@ -707,6 +707,15 @@ def test_nothing_depends_on_one_user_but_what_is_paid_for(pair: Neighbours) -> N
 def test_replays_find_records_that_are_clipped_one_by_one() -> None:
     found = replay(_program(_clip_records), _neighbours()[1])
     assert any("a sum moved by" in finding for finding in found.findings)
+
+
+def test_replays_find_a_divisor_that_counts_users_and_too_little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_count(run: Private) -> None:
+        run.bench.recipe = replace(run.bench.recipe, batch_size=max(1, run.bench.records.count // 2))
+
+    assert replay(_program(by_count), _neighbours()[0]).findings
+    monkeypatch.setattr(Terms, "noise_std", property(lambda terms: terms.noise_multiplier * terms.clip / 2))
+    assert replay(_program(), _neighbours()[1]).findings
 
 
 def test_replays_find_a_choice_that_others_have_a_part_in() -> None:

@@ -27,7 +27,8 @@ class Needs:
 
     `refusal` is the message, with ``{part}`` for what stands in the slot, ``{kind}`` for its class and ``{owner}`` for
     the class whose rule this is. A subclass may do something else than what was proven and counts as another part,
-    unless `subclasses` is set. `alike` names a field that must have the same value in both parts.
+    unless `subclasses` is set. `alike` names a field that must have the same value in both parts, and `says` an
+    attribute that the part's own class must have set to true.
     """
 
     slot: str
@@ -36,10 +37,13 @@ class Needs:
     refused: tuple[type, ...] = ()
     subclasses: bool = False
     alike: str = ""
+    says: str = ""
 
     def allows(self, part: object, owner: object = None) -> bool:
         """Whether the rule, which is that of `owner`, lets `part` stand in its slot."""
         if self.alike and getattr(part, self.alike, None) != getattr(owner, self.alike, None):
+            return False
+        if self.says and not vars(type(part)).get(self.says, False):
             return False
         if self.refused and isinstance(part, self.refused):
             return False
@@ -57,8 +61,9 @@ SETTINGS: dict[str, tuple[Needs, ...]] = {
     "federated": (
         Needs(
             "sampler",
-            "sampler={part!r} must be Poisson: the server draws users and sees no records; leave sampler out",
-            proven=(Poisson,),
+            "sampler={part!r} must be Poisson, or another that is proven for users who come and go: the server draws "
+            "users and sees no records; leave sampler out",
+            says="knows_users",
         ),
         Needs(
             "norms",

@@ -135,6 +135,10 @@ class Sampler(Protocol):
 
     apart: ClassVar[bool] = False
     """Whether each record joins by coins of its own, whatever others do: audits may then try many records at once."""
+    knows_users: ClassVar[bool] = False
+    """Whether it is proven for users who come and go (`draw_among`); a subclass has to say so again."""
+    chooses_noise: ClassVar[bool] = False
+    """Whether it finds its noise as it goes, so that its recipe needs a budget and cannot be given a noise."""
 
     def start(self) -> Any:
         """What it remembers at the beginning of a run; most samplers need nothing."""
@@ -148,6 +152,11 @@ class Sampler(Protocol):
     def covers(self) -> int:
         """How many steps in a row one event pays for: 1, or an epoch's where a record is in one batch of it."""
         return 1
+
+    @property
+    def moves_clip(self) -> bool:
+        """Whether the clipping bound follows values that it releases, and is among those that a checkpoint holds."""
+        return False
 
     def calibrate(self, recipe: Recipe, budget: Budget) -> Recipe | None:
         """`recipe` made ready for `budget` in this sampler's own way; None to have its plan priced as usual."""
@@ -168,6 +177,10 @@ class Sampler(Protocol):
         """The indices of this step's records; the data itself is not touched."""
         ...
 
+    def draw_among(self, users: Sequence[int], source: Source, state: Any) -> list[int]:
+        """Whom of the `users` that are there now a round asks; they have lasting numbers, and others may come later."""
+        return [users[place] for place in self.draw(len(users), source, state).indices.tolist()]
+
     def observe(self, draw: Draw, norms: Tensor, state: Any) -> None:
         """Learn from the norms of the drawn records; most samplers do not."""
         return
@@ -184,6 +197,7 @@ class Poisson(Sampler):
     """
 
     rate: float
+    knows_users: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:

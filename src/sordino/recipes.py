@@ -11,6 +11,7 @@ from sordino import mechanisms
 
 if TYPE_CHECKING:
     from sordino.mechanisms.adam_bc import adam_bc
+    from sordino.mechanisms.allocation import allocation
     from sordino.mechanisms.averaging import averaged
     from sordino.mechanisms.banded import banded
     from sordino.mechanisms.blockwise import blockwise
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     __all__ = [
         "adam_bc",
+        "allocation",
         "automatic",
         "averaged",
         "banded",

@@ -14,7 +14,7 @@ from sordino import BudgetExhausted, InvalidInput, Recipe, SordinoError, recipes
 from sordino.accounting.ledger import Receipt
 from sordino.federated.rounds import Round, Rounds
 from sordino.noise import Seeded
-from sordino.parts import Draw, Foreign
+from sordino.parts import Draw, Foreign, Sampler
 from tests.federated.common import QUIET_NOISE, mechanism, released, rounds, vector
 
 SIZE = 20_000
@@ -62,7 +62,7 @@ def test_noise_added_by_the_clients_too_is_noticed() -> None:
 # -- sampling --------------------------------------------------------------------------------------------------------
 
 
-class FixedSize:
+class FixedSize(Sampler):
     """As many users in every round: what most federated samplers do, and what amplification does not cover."""
 
     def __init__(self, size: int) -> None:

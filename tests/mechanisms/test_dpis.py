@@ -251,6 +251,24 @@ def test_the_ledger_holds_equations_13_18_and_19_as_corrected(adaptive: bool) ->
         trained.guarantee(accountant="pld")
 
 
+def test_all_norms_are_measured_and_k_is_released_every_few_epochs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    monkeypatch.setattr(plan, "measure", lambda bench: passes.append(1) or measure(bench))
+    for refresh, measured in ((1, 4), (2, 2), (3, 2)):
+        passes.clear()
+        chosen = recipe(epochs=4, refresh=refresh)
+        made = run(chosen)
+        taken = sum(1 for _ in made.steps())
+        assert taken == 40
+        assert len(passes) == measured
+        events = [event.event for event, count in made.bench.ledger.events() for _ in range(count)]
+        assert sum(isinstance(event, GaussianDpEvent) for event in events) == 1 + measured
+        assert made.guarantee().epsilon <= BUDGET.epsilon
+        assert Recipe.from_toml(chosen.to_toml()) == chosen
+    with pytest.raises(InvalidInput, match="refresh=0 must be a whole number"):
+        recipes.dpis(refresh=0)
+
+
 def test_noise_falls_where_the_norms_fall() -> None:
     chosen = recipe(1000, Budget(2.0, 1e-5), batch_size=50, epochs=10, divider=0.5)
     sampler, rdp_filter, sigma, left = chosen.sampler, chosen.rdp_filter, [], chosen.rdp_filter.limit

@@ -32,6 +32,7 @@ from sordino.accounting.events import (
 )
 from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.accounting.pld import pld
+from sordino.accounting.random_allocation import RandomAllocation
 from sordino.errors import InvalidInput
 
 Events = list[tuple[DpEvent, int]]
@@ -274,7 +275,7 @@ def scale_noise(event: DpEvent, scale: float) -> DpEvent | None:
         return None if None in parts else ComposedDpEvent([_require_event(part) for part in parts])
     if isinstance(event, GaussianDpEvent):
         return GaussianDpEvent(event.noise_multiplier * scale)
-    if isinstance(event, ProjectedGaussian):
+    if isinstance(event, ProjectedGaussian | RandomAllocation):
         return replace(event, noise_multiplier=event.noise_multiplier * scale)
     return None
 

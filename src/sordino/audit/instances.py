@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from sordino.accounting.budget import Budget
 from sordino.errors import InvalidInput
-from sordino.mechanisms.dpis import Importance
 from sordino.parts import Always, Poisson, Selector
 from sordino.recipe import Recipe
 
@@ -108,7 +107,7 @@ def shrink(recipe: Recipe, count: int, batch: int, steps: int, *, tested: int) -
     """`recipe` with all its parts for `count` records, `batch` of them in a draw and at most `tested` in a test."""
     selection = _limit_tests(recipe.selection, tested)
     small = replace(recipe, batch_size=batch, steps=steps, epochs=None, records=None, selection=selection)
-    if isinstance(recipe.sampler, Importance):
+    if getattr(recipe.sampler, "chooses_noise", False):
         open_again = replace(small, noise_multiplier=None, budget=None, rdp_filter=None)
         return open_again.calibrate(replace(recipe.budget or BUDGET, accountant="pld"), records=count)
     return replace(small, budget=None).for_records(count)

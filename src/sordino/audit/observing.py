@@ -32,6 +32,7 @@ from sordino.accounting.filtered import Filtered
 from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.accounting.paid_by_epoch import PaidByEpoch
+from sordino.accounting.random_allocation import RandomAllocation
 from sordino.audit.bounds import Claim, Events
 from sordino.audit.instances import LOSSES, Instance
 from sordino.bits import Tossed
@@ -359,7 +360,9 @@ def _read_noise(event: DpEvent | None) -> float | None:
         return _read_noise(event.events[0])
     return (
         event.noise_multiplier
-        if isinstance(event, GaussianDpEvent | PaidByEpoch | ProjectedGaussian | Erasure | AnnealedErasure)
+        if isinstance(
+            event, GaussianDpEvent | PaidByEpoch | RandomAllocation | ProjectedGaussian | Erasure | AnnealedErasure
+        )
         else None
     )
 

@@ -21,7 +21,6 @@ from sordino.cli.choosing import Chosen
 from sordino.cli.config import Config
 from sordino.cli.terminal import caution
 from sordino.errors import InvalidInput
-from sordino.mechanisms.dpis import Importance
 from sordino.private import Private, Step
 from sordino.proposals import hold_final
 from sordino.run import FIXED_IN_ADVANCE, HELD_OUT
@@ -70,9 +69,9 @@ class Session:
             return measure(self.model, self.data.test)
 
     def find_released_clip(self) -> float | None:
-        """The clipping bound in force where DPIS adapts it, made from released values alone; else None."""
+        """The clipping bound in force where the sampler moves it, made from released values alone; else None."""
         bench = self.private.bench
-        if not isinstance(bench.recipe.sampler, Importance) or bench.recipe.sampler.external is None:
+        if not getattr(bench.recipe.sampler, "moves_clip", False):
             return None
         return float(bench.states.save()["clip"])
 

@@ -6,7 +6,7 @@
                           \\_________ one event, recorded before anybody is asked _________/
 
 The parts are those of the private step (`sordino.step`), with a user where it has a record: the same recipes,
-schedules, Poisson draws, weighings, noise sources and runs. `Quantile` lets the clipping bound find itself. Nothing in
+schedules, draws, weighings, noise and runs. `Quantile` lets the clipping bound find itself. Nothing in
 here knows of Flower.
 """
 
@@ -82,11 +82,11 @@ class Rounds:
 
     def terms(self) -> Terms:
         """The public terms of the next round."""
-        whole = self.recipe.terms(self.run.position)
+        whole = self.recipe.terms(self.run.position, self.states)
         return whole if self.adaptive is None else self.adaptive.share(whole, self.clip)
 
     def _count_noise(self) -> float:
-        whole = self.recipe.terms(self.run.position)
+        whole = self.recipe.terms(self.run.position, self.states)
         return 0.0 if self.adaptive is None else self.adaptive.deviation(whole)
 
     def begin(self, users: Sequence[int]) -> Round:
@@ -95,12 +95,12 @@ class Rounds:
             raise BudgetExhausted(
                 f"all {self.recipe.steps} rounds of the recipe are taken: calibrate a longer one for more"
             )
+        sampler = self.recipe.sampler
+        assert sampler is not None
+        sampler.prepare(self, self.run.position)  # type: ignore[arg-type]  # those for users ask for the states alone
         terms, count_noise = self.terms(), self._count_noise()
         receipt = self.run.charge(terms.event)
-        population = sorted(set(users))
-        assert self.recipe.sampler is not None
-        draw = self.recipe.sampler.draw(len(population), self.run.source, self.states.sampler)
-        drawn = tuple(population[i] for i in draw.indices.tolist())
+        drawn = tuple(sampler.draw_among(sorted(set(users)), self.run.source, self.states.sampler))
         total = {
             n: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for n, p in find_trainable(self.model).items()
         }
@@ -137,8 +137,8 @@ class Rounds:
         totals = [current.total[name] for name in parameters]
         self.recipe.noise.add(self.run.source, current.receipt, totals, terms.noise_std, self.states.noise)
         self.optimizer.zero_grad(set_to_none=True)
-        for name, parameter in parameters.items():
-            parameter.grad = (current.total[name] / terms.divisor).to(parameter.dtype)
+        for parameter, noisy in zip(parameters.values(), totals, strict=True):
+            parameter.grad = (noisy / terms.divisor).to(parameter.dtype)
         tell_noise(self.optimizer, terms.noise_std / terms.divisor)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -17,6 +17,7 @@ More bands cancel more noise and amplify less; at b = 1 it *is* DP-SGD.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Unpack
@@ -56,9 +57,10 @@ DIGITS = 8
 
 @dataclass
 class _Cycle(State):
-    """The group of every record, whose turn it is, and whether that group was drawn. Private."""
+    """The group of every record, or of every user seen so far, whose turn it is, whether it was drawn. Private."""
 
     groups: Tensor | None = None
+    users: dict[int, int] = field(default_factory=dict)
     turn: int = 0
     drawn: bool = False
 
@@ -79,6 +81,7 @@ class Cyclic(Sampler):
     bands: int = 1
     rate: float | None = None
     apart: ClassVar[bool] = True
+    knows_users: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _require_bands(self.bands)
@@ -126,11 +129,24 @@ class Cyclic(Sampler):
 
     def draw(self, records: int, source: Source, state: _Cycle) -> Draw:
         if state.groups is None and self.bands > 1:
-            coins = np.floor(source.uniform(records) * self.bands).clip(max=self.bands - 1)
-            state.groups = torch.from_numpy(coins.astype(np.int64))
+            state.groups = torch.from_numpy(self._deal(records, source))
         joined = torch.from_numpy(source.toss(records, self.joins).indices)
         state.drawn = True
         return Draw(joined if state.groups is None else joined[state.groups[joined] == state.turn])
+
+    def draw_among(self, users: Sequence[int], source: Source, state: _Cycle) -> list[int]:
+        """A user picks a group when it is first seen and keeps it, however often it leaves and returns."""
+        new = [user for user in users if user not in state.users]
+        if self.bands > 1:
+            state.users.update(zip(new, self._deal(len(new), source).tolist(), strict=True))
+        joined = [users[place] for place in source.toss(len(users), self.joins).indices.tolist()]
+        state.drawn = True
+        return [user for user in joined if state.users.get(user, 0) == state.turn]
+
+    def _deal(self, count: int, source: Source) -> NDArray[np.int64]:
+        """A group for each of so many, by a coin of its own."""
+        coins = np.floor(source.uniform(count) * self.bands).clip(max=self.bands - 1)
+        return coins.astype(np.int64)
 
 
 # -- the noise --------------------------------------------------------------------------------------------------------

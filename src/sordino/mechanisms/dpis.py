@@ -23,6 +23,7 @@ import torch
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 from torch import Tensor
 
+from sordino import names
 from sordino.accounting import filtered as filters
 from sordino.accounting.budget import Budget
 from sordino.accounting.filtered import Filter, Filtering, find_least_noise
@@ -132,10 +133,11 @@ class Importance(Sampler):
     which all gradients count alike; `divider` is a_E, the share of epochs that save for a later K̃ as bad as Ñ·C
     (Sec. 4.2). `external` is C*/C_1 and turns the adaptive clipping bound on, C_e = `quantile`·K̃*/Ñ (Eqs. 16-17).
     `release_noise` is σ_N = σ_K: noise over sensitivity of Ñ, K̃ and K̃*. It and the public number of `records` are set
-    by `calibrate`.
+    by `calibrate`. With `refresh`=k all norms are measured, and K̃ is released, every k-th epoch only: what is called an
+    epoch here lasts k passes over the data.
 
-    Guarantees: given Ñ, K̃ and C, one step is SGM(b·C/K̃, σ_G·Ñ·C/K̃). Bounds depend on a record's own past coins; those
-    only change at which length it is clipped, so that they average out.
+    Guarantees: given Ñ, K̃ and C, one step is SGM(b·C/K̃, σ_G·Ñ·C/K̃), whatever K̃ has to do with today's norms. Bounds
+    depend on a record's own past coins; those only change at which length it is clipped, so that they average out.
     Edge cases: a gradient that is not finite counts as 0; a draw may be empty.
     """
 
@@ -146,6 +148,8 @@ class Importance(Sampler):
     quantile: float = 1.0
     release_noise: float | None = None
     records: int | None = None
+    refresh: int = field(default=1, metadata=names.UNWRITTEN)
+    chooses_noise: ClassVar[bool] = True
     needs: ClassVar[tuple[Needs, ...]] = (
         _unproven("norms", Exact, "estimated norms would make contributions longer than their bound"),
         _unproven("weighing", ImportanceWeights, "only its weights undo the sampling"),
@@ -159,6 +163,10 @@ class Importance(Sampler):
         _require(self.multiplier >= 1, f"multiplier={self.multiplier} must be >= 1: norms would be clipped at once")
         _require(0 < self.floor <= 1, f"floor={self.floor} must lie in (0, 1]: a share of the clipping bound; try 0.01")
         _require(0 <= self.divider <= 1, f"divider={self.divider} must lie in [0, 1]: a share of the epochs; try 0.8")
+        _require(
+            isinstance(self.refresh, int) and self.refresh >= 1,
+            f"refresh={self.refresh} must be a whole number >= 1: so many epochs share one pass over all norms",
+        )
         _require(self.quantile > 0, f"quantile={self.quantile} must be > 0: the mean norm is multiplied by it")
         _require(
             self.external is None or self.external >= 1,
@@ -177,13 +185,17 @@ class Importance(Sampler):
         return _calibrate(self, recipe, budget)
 
     @property
+    def moves_clip(self) -> bool:
+        return self.external is not None
+
+    @property
     def releases_per_epoch(self) -> int:
         return 1 if self.external is None else 2
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """From the public number of records, never from the true one."""
+        """From one measurement of all norms to the next; by the public number of records, never by the true one."""
         assert self.records is not None
-        return max(1, round(self.records / batch_size))
+        return max(1, round(self.refresh * self.records / batch_size))
 
     def worst(self, clip: float, batch_size: float) -> Epoch:
         """The epoch whose every gradient is long: K̃ = Ñ·C, which is DP-SGD."""
@@ -403,14 +415,16 @@ def dpis(
     external: float = 4.0,
     quantile: float = 1.0,
     release_noise: float | None = None,
+    refresh: int = 1,
     **common: Unpack[Common],
 ) -> Recipe:
     """Draw records in proportion to their gradient norms, weigh them so that all are equally long (DPIS, Alg. 1).
 
     The noise follows the mean norm: where that falls during training, so does σ_G, which is chosen anew for every epoch
-    within a budget that a filter guards. An epoch costs (1 + `multiplier`) epochs of gradients at most. `adaptive` lets
-    the clipping bound follow `quantile` times the mean norm, at most `external`·`clip`. `lr` is 0.5 for SGD and 0.001
-    for Adam unless given.
+    within a budget that a filter guards. An epoch costs (1/`refresh` + `multiplier`) epochs of gradients at most: all
+    norms are measured every `refresh`-th epoch, in between those of drawn records alone. `adaptive` lets the clipping
+    bound follow `quantile` times the mean norm, at most `external`·`clip`. `lr` is 0.5 for SGD and 0.001 for Adam
+    unless given.
 
     >>> from sordino import Budget, recipes
     >>> recipe = recipes.dpis(batch_size=256, epochs=5).calibrate(Budget(epsilon=3, delta=1e-5), records=60_000)
@@ -419,7 +433,8 @@ def dpis(
     """
     rate = lr if lr is not None else {"sgd": 0.5}.get(optimizer, 1e-3)
     proposer = Optimizer(optimizer, lr=rate, momentum=momentum if optimizer == "sgd" else 0.0)
-    sampler = Importance(multiplier, floor, divider, external if adaptive else None, quantile, release_noise)
+    outer = external if adaptive else None
+    sampler = Importance(multiplier, floor, divider, outer, quantile, release_noise, refresh=refresh)
     recipe = Recipe(name="dpis", clip=clip, weighing=ImportanceWeights(), optimizer=proposer, **common)
     if recipe.sampler is not None:
         raise InvalidInput(f"sampler={recipe.sampler!r} cannot be given: DPIS is a way to sample; use recipes.dpsgd")

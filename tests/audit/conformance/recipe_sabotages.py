@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sordino import Private, Recipe, mechanisms, recipes, step
-from sordino.accounting import erasure, grids, jl_gaussian
+from sordino.accounting import erasure, grids, jl_gaussian, random_allocation
 from sordino.accounting.pld import PrivacyLossDistribution
 from sordino.audit import conformance
 from sordino.gradients import Engine
@@ -35,7 +35,9 @@ from sordino.mechanisms.low_pass import LowPass
 from sordino.mechanisms.noisy_test import NoisyTest, difference, losses
 from sordino.mechanisms.rejecting import Rollback
 from sordino.mechanisms.screening import Annealing
+from sordino.mechanisms.shuffled import Shuffled
 from sordino.noise import Source, perturb
+from sordino.optimizers import DistanceOverGradients
 from sordino.parts import Always, Draw, Flat, Poisson, Snapshot, Terms
 from sordino.recipe import States
 from sordino.step import Attempt, Bench
@@ -530,6 +532,62 @@ def averages_full(own: Callable[..., Any], self: Any, parameter: Any, remembered
         own(self, parameter, remembered)
 
 
+def steps_by_size(own: Callable[..., Any], self: Any, *given: Any) -> Any:
+    """A larger draw is trusted more."""
+    for parameter in self.seen[1]:
+        parameter.grad = parameter.grad * (self.seen[0] / 8)
+    return own(self, *given)
+
+
+def steps_after_full_draws(own: Callable[..., Any], self: Any, *given: Any) -> Any:
+    """A draw without records is no reason to move."""
+    return own(self, *given) if self.seen[0] else None
+
+
+def squares_before_noise(own: Callable[..., Any], self: Any, *given: Any) -> Any:
+    """The length of a step comes from gradients before their noise, which are shorter."""
+    found = own(self, *given)
+    for parameter, clean in self.seen[1].items():
+        self.state[parameter]["squares"] = float(clean.double().square().sum())
+    return found
+
+
+# -- epochs that deal every record once -----------------------------------------------------------------------------
+
+dealt = Shuffled.draw
+
+
+def dealt_twice(self: Shuffled, records: int, source: Source, state: Any) -> Draw:
+    """The last record is in every batch."""
+    drawn = dealt(self, records, source, state).indices
+    return Draw(torch.cat([drawn, torch.tensor([records - 1])]).unique())
+
+
+def dealt_in_turn(self: Shuffled, records: int, source: Source, state: Any) -> Draw:
+    """Records are dealt out from the last one on, so that one more shifts the others."""
+    dealt(self, records, source, state)
+    return Draw(torch.arange(records)[(records - torch.arange(records)) % self.covers == state.dealt.number])
+
+
+def refilled(self: Shuffled, records: int, source: Source, state: Any) -> Draw:
+    """Batches of one size: who is missing is taken from the next batch, and is in both."""
+    drawn = dealt(self, records, source, state).indices
+    others = torch.tensor([i for i in range(records) if i not in drawn.tolist()], dtype=torch.int64)
+    return Draw(torch.cat([drawn, others[: max(0, 8 - len(drawn))]]))
+
+
+def batches_by_the_records(private: Private) -> None:
+    """As many batches as the records that there are make, in place of a public number."""
+    bench = private.bench
+    count = max(1, bench.records.count // 4)
+    bench.recipe = replace(bench.recipe, sampler=replace(bench.recipe.sampler, batches=count))  # type: ignore[type-var]
+
+
+def at_twice_the_noise(patch: Patch) -> None:
+    healthy = random_allocation.find_sum
+    patch.setattr(random_allocation, "find_sum", lambda terms, noise: healthy(terms, 2 * noise))
+
+
 # -- correlated noise -----------------------------------------------------------------------------------------------
 
 
@@ -636,6 +694,8 @@ HEALTHY: dict[str, Recipe] = {
     "dpagd": DPAGD,
     "dpis, adaptive": recipes.dpis(adaptive=True, **OPEN),
     "blockwise, adaptive": recipes.blockwise(adaptive=True, vote_noise=1.0, **COMMON),
+    "dpis, refreshed": recipes.dpis(refresh=2, **OPEN),
+    "shuffled": recipes.dpsgd(sampler=Shuffled(), **COMMON),
 }
 
 
@@ -774,6 +834,25 @@ BROKEN: dict[str, dict[str, Twist]] = {
         "tests on everybody": Twist(patch=on_everybody),
         "tests on the training draw": Twist(patch=on_the_training_draw),
         "half the noise of a step": Twist(patch=halving_noise),
+    },
+    "allocation": {
+        "a record in every step": patched(Shuffled, "draw", dealt_twice),
+        "steps shift with a record": patched(Shuffled, "draw", dealt_in_turn),
+        "steps by the records there are": Twist(arrange=batches_by_the_records),
+        "priced at twice the noise": Twist(patch=at_twice_the_noise),
+        "half the noise": Twist(patch=halving_noise),
+    },
+    "shuffled": {
+        "a record in every batch": patched(Shuffled, "draw", dealt_twice),
+        "batches shift with a record": patched(Shuffled, "draw", dealt_in_turn),
+        "batches of one size": patched(Shuffled, "draw", refilled),
+        "half the noise": Twist(patch=halving_noise),
+    },
+    "rate_free": {
+        "steps by the size of the draw": peeking(DistanceOverGradients, "step", steps_by_size),
+        "no step after an empty draw": peeking(DistanceOverGradients, "step", steps_after_full_draws),
+        "lengths before their noise": peeking(DistanceOverGradients, "step", squares_before_noise),
+        "normalised to twice the bound": weighed(lambda n, c: torch.where(n.isfinite(), 2 * c / (n + 0.01), 0 * n)),
     },
     "banded": {
         "anybody joins any draw": patched(Cyclic, "draw", everybody_in_turn),

@@ -26,7 +26,6 @@ from sordino.audit.conformance.tape import Extra, Tape
 from sordino.audit.instances import shrink
 from sordino.errors import InvalidInput
 from sordino.gradients.engine import Loss
-from sordino.mechanisms.screening import Annealing, Public
 from sordino.noise import Seeded, Source
 from sordino.private import Private
 from sordino.recipe import Recipe
@@ -236,12 +235,13 @@ def make_few_records(count: int = 14) -> Columns:
 
 def _replace_public(recipe: Recipe) -> Recipe:
     """Public records of the shape that the suite's own model takes."""
-    selection = recipe.selection
-    if not isinstance(selection, Annealing) or selection.public is None:
+    selection: Any = recipe.selection
+    public = getattr(selection, "public", None)
+    if public is None:
         return recipe
     inputs, labels = make_few_records()
-    public = Public.of(selection.public.name, (inputs[:4].flip(1), labels[:4]))
-    return replace(recipe, selection=replace(selection, public=public))
+    others = type(public).of(public.name, (inputs[:4].flip(1), labels[:4]))
+    return replace(recipe, selection=replace(selection, public=others))
 
 
 # -- sources of noise -------------------------------------------------------------------------------------------------

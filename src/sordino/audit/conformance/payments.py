@@ -38,6 +38,7 @@ from sordino.accounting.filtered import Filtered
 from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.accounting.noisy_minimum import NoisyMinimum
 from sordino.accounting.pld import pld
+from sordino.accounting.random_allocation import RandomAllocation
 from sordino.accounting.rdp import rdp_curve
 from sordino.accounting.unlisted import Unlisted
 from sordino.errors import InvalidInput
@@ -122,6 +123,11 @@ def _(event: NoOpDpEvent) -> list[Answer]:
 @answers.register
 def _(event: GaussianDpEvent) -> list[Answer]:
     return [Noised(multiplier=float(event.noise_multiplier))]
+
+
+@answers.register
+def _(event: RandomAllocation) -> list[Answer]:
+    return [Noised(multiplier=event.noise_multiplier)]
 
 
 @answers.register
@@ -223,6 +229,20 @@ def _(event: GaussianDpEvent, rate: float = 1.0) -> Iterator[Outputs]:
 @list_worst.register
 def _(event: PoissonSampledDpEvent, rate: float = 1.0) -> Iterator[Outputs]:
     yield from list_worst(event.event, rate * float(event.sampling_probability))
+
+
+@list_worst.register
+def _(event: RandomAllocation, rate: float = 1.0) -> Iterator[Outputs]:
+    """Epochs of which only the first step is looked at, or the sums over its halves: of two steps, all there is."""
+    yield _sample_gaussian(event.noise_multiplier, rate / event.steps)
+    present, without = np.zeros((1, 1)), np.ones((1, 1))
+    for half in (event.steps // 2, event.steps - event.steps // 2):
+        if half:
+            side = _sample_gaussian(event.noise_multiplier * math.sqrt(half), 1.0, grid=GRID[::40])
+            here = rate * half / event.steps * np.outer(without, side.present)
+            present = (np.outer(present, side.without) + here).reshape(1, -1)
+            without = np.outer(without, side.without).reshape(1, -1)
+    yield Outputs(present.ravel() + (1 - rate) * without.ravel(), without.ravel())
 
 
 @list_worst.register
