@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from sordino.recipe import Recipe
 
 Setting = Literal[
-    "federated", "units", "sharded", "several processes", "loop", "loop over a foreign loader", "loop with workers"
+    "federated",
+    "units",
+    "augmented",
+    "sharded",
+    "several processes",
+    "loop",
+    "loop over a foreign loader",
+    "loop with workers",
 ]
 
 
@@ -93,6 +100,14 @@ SETTINGS: dict[str, tuple[Needs, ...]] = {
             "sampler",
             "sampler={kind}() cannot be used with unit=: a loader of your own deals records, not {name}s, and how many "
             "of one {name} are in a batch cannot be seen; leave sampler out to have Poisson draws of {name}s",
+            refused=(Foreign,),
+        ),
+    ),
+    "augmented": (
+        Needs(
+            "sampler",
+            "sampler={kind}() cannot be used with augment=: a loader of your own deals batches, and which of its rows "
+            "are views of one record cannot be seen; leave sampler out to have Poisson draws",
             refused=(Foreign,),
         ),
     ),

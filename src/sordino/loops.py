@@ -124,6 +124,7 @@ class UserLoop:
 
     def _prefetch(self, num_workers: int) -> Iterator[tuple[Draw, Callable[[Draw], Batch]]]:
         bench = self.bench
+        bench.records.prepare(bench.source)  # workers have copies of the records from before the first draw
         coins = (bench.draw() for _ in iter(int, 1))
         loader = DataLoader(
             _ByDraw(bench.records), batch_size=None, sampler=coins, num_workers=num_workers, collate_fn=_leave
@@ -244,7 +245,7 @@ class _ByDraw(Dataset[Any]):
 
     def __getitem__(self, draw: Draw) -> tuple[Draw, Any]:
         rows, _ = self.records.group(draw.indices, draw.choice)
-        return draw, self.records.load(rows) if len(rows) else None
+        return draw, self.records.load(rows, draw.choice) if len(rows) else None
 
 
 def _leave(loaded: Any) -> Any:

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from sordino import books, checkpoint, validation
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger
+from sordino.augmentation import UNTRIED, Augmentation, require_views
 from sordino.distributed import agreement, form_team, sharding
 from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.gradients import Objective
@@ -27,7 +28,7 @@ from sordino.noise import Source
 from sordino.parts import evaluating
 from sordino.proposals import finish
 from sordino.recipe import Recipe
-from sordino.records import Collate, Records
+from sordino.records import Collate, Records, find_tensors
 from sordino.run import ROUNDING_IS_SMALL, Run, Stopped
 from sordino.step import Bench
 from sordino.units import Unit, Units, describe_units, name_unit
@@ -66,6 +67,10 @@ class Private:
     drawn, clipped and protected, and the recipe's `records` counts them. An owner brings at most `per_unit` of its
     records to a draw. `unit_name` is what the guarantee calls it, "user" by default (`sordino.units`).
 
+    `augment` is how many random views of a record a draw uses, which `augmentation` makes one at a time, or else the
+    dataset, whenever it is asked. Their gradients are averaged before clipping, so that the price stays
+    (`sordino.augmentation`).
+
     Nothing wraps the model and nothing subclasses the optimizer; `close` takes the optimizer's hooks off again.
     The attribute `run` is the `sordino.run.Run` that pays for the steps: its ledger, its folder, its team.
     """
@@ -84,6 +89,8 @@ class Private:
         unit: Unit | None = None,
         per_unit: int | None = None,
         unit_name: str | None = None,
+        augment: int | None = None,
+        augmentation: Augmentation | None = None,
         seed: int | None = None,
         source: Source | None = None,
         engine: str = "auto",
@@ -98,21 +105,27 @@ class Private:
         name = name_unit(unit, per_unit, unit_name)
         if unit is not None:
             recipe.require("units", name=name)
+        views = require_views(augment, augmentation, find_tensors(dataset) is not None)
+        if views is not None:
+            recipe.require("augmented")
         records = (
-            Records(dataset, collate) if unit is None else Units(dataset, unit, per_unit=per_unit, collate=collate)
+            Records(dataset, collate, views)
+            if unit is None
+            else Units(dataset, unit, per_unit=per_unit, collate=collate, views=views)
         )
         check_length(records.count, recipe.records, name)
         check_optimizer(model, optimizer, recipe.selection)
         check_ledger(recipe.basis, ledger, name)
         objective = Objective(model, loss)
         team, self._engine, self._validated = form_team(group), engine, validate
+        mixable = views is not None and validate and not records.sees_alone()
         said = (*(() if unit is None else (ROUNDING_IS_SMALL,)), *(() if validate else UNPROBED))
         self.run = Run(
             recipe,
             unit=name,
             population=records.count,
             assumptions=(*said, *agreement.list_assumptions(team)),
-            conditions=() if validate else ALONE,
+            conditions=(*(() if validate else ALONE), *((UNTRIED,) if mixable else ())),
             setting=f"the model was {'' if validate else 'NOT '}probed{records.describe(name)}",
             ledger=ledger,
             seed=seed,
@@ -338,7 +351,9 @@ class Private:
         self._renew_engine()
 
     def _renew_engine(self) -> None:
-        """Some engines draw from the run's source, which is another one after every opening."""
+        """Some engines draw from the run's source, which is another one after every opening; so do views of records."""
+        if self.bench.records.views is not None:
+            self.bench.records.views.forget()
         self.bench.engine = self.bench.recipe.norms.engine(self._engine, self.run.source)
 
     def _restore(self, state: dict[str, Any], folder: Path) -> None:
@@ -376,6 +391,7 @@ def _shared_by_all(bench: Bench, validate: bool) -> dict[str, str]:
         "number of records": str(bench.records.length),
         "records": agreement.digest_records(bench.records.length, bench.records.raw),
         **describe_units(bench.records),
+        "augment": "none" if bench.records.views is None else str(bench.records.views.count),
         **agreement.describe_settings(bench.optimizer, bench.schedulers),
         "validate": str(validate),
         "parameters": agreement.digest_weights(bench.objective),

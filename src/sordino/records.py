@@ -15,8 +15,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
+from sordino.augmentation import Views
 from sordino.errors import InvalidInput
 from sordino.gradients.engine import Batch, Groups, counts_examples
+from sordino.noise import Source
 
 Collate = Callable[[list[Any]], Any]
 
@@ -24,13 +26,15 @@ Collate = Callable[[list[Any]], Any]
 class Records:
     """A dataset whose length must not change while it is trained on.
 
-    `count` is how many units there are to draw, `length` how many records.
+    `count` is how many units there are to draw, `length` how many records. With `views` every record that is drawn is
+    seen in several random views, which belong to its unit.
     """
 
-    def __init__(self, dataset: Any, collate: Collate | None = None) -> None:
+    def __init__(self, dataset: Any, collate: Collate | None = None, views: Views | None = None) -> None:
         self.dataset = dataset
         self.collate = collate
-        self._tensors = None if collate else _find_tensors(dataset)
+        self.views = views
+        self._tensors = None if collate else find_tensors(dataset)
         self.count = self.length = self._length()
         self.by_rows = collate is None or self._collates_rows()
 
@@ -43,7 +47,10 @@ class Records:
 
     def _collates_rows(self) -> bool:
         """Whether the user's collate function puts examples first, asked at two sizes so that no accident can tell."""
-        return all(counts_examples(self.raw(torch.zeros(n, dtype=torch.int64)), n) for n in (2, 3))
+        if self.views is None:
+            return all(counts_examples(self.raw(torch.zeros(n, dtype=torch.int64)), n) for n in (2, 3))
+        view = self._see(torch.zeros(1, dtype=torch.int64))[0]
+        return all(counts_examples(self._collate([copy.deepcopy(view) for _ in range(n)]), n) for n in (2, 3))
 
     def check_unchanged(self) -> None:
         """The sampling rate was fixed for a number of records; a dataset that grew or shrank is a different one."""
@@ -53,24 +60,41 @@ class Records:
     # -- what is drawn: here a record is its own unit of protection, `sordino.units` has others ----------------
 
     def group(self, indices: Tensor, choice: int = 0) -> tuple[Tensor, Groups | None]:
-        """The records of the units at `indices`, and whose each is unless everybody has one.
+        """The rows of the units at `indices`, each a record or a view of one, and whose each is unless all have one.
 
         Where a unit has more records than are used, `choice` says which.
         """
-        return indices, None
+        rows, groups = self.list_owned(indices, choice)
+        return (rows, groups) if self.views is None else self.views.spread(rows, groups)
 
     def weigh(self, indices: Tensor) -> Tensor | None:
+        """How many rows each unit brings along, or None for one each."""
+        counts = self.count_owned(indices)
+        if self.views is None:
+            return counts
+        return self.views.count * (torch.ones_like(indices) if counts is None else counts)
+
+    def list_owned(self, indices: Tensor, choice: int) -> tuple[Tensor, Groups | None]:
+        """The records of the units at `indices`."""
+        return indices, None
+
+    def count_owned(self, indices: Tensor) -> Tensor | None:
         """How many records each unit brings along, or None for one each."""
         return None
 
+    def prepare(self, source: Source) -> None:
+        """Make ready for a draw: views have coins of the run's."""
+        if self.views is not None:
+            self.views.prepare(source)
+
     def describe(self, unit: str) -> str:
         """What the ledger notes of how they are drawn, after other words."""
-        return ""
+        return "" if self.views is None else f", {self.views.count} random views of each record are averaged"
 
     def fetch(self, indices: Tensor | Sequence[int], device: torch.device, choice: int = 0) -> Batch:
         """Collate the records of the units at `indices`, in that order."""
         where, groups = self.group(torch.as_tensor(indices, dtype=torch.int64), choice)
-        batch = self.gather(where, device)
+        batch = self.gather(where, device) if self.views is None else self._gather_views(where, device, choice)
         return batch if groups is None else replace(batch, groups=groups.to(device))
 
     # -- records ------------------------------------------------------------------------------------------------
@@ -85,6 +109,31 @@ class Records:
             self._items(where), device
         )  # kept, as an augmentation would give others the next time
 
+    def _gather_views(self, where: Tensor, device: torch.device, choice: int) -> Batch:
+        """The views in rows that hold each record as often as it is seen."""
+        items = self._see(where, choice)
+        if not self.by_rows:
+            return self.collate_items(items, device)
+        data = _move(self._collate(items), device)
+        return Batch(data, len(items), lambda i: _move(self._collate(items[i : i + 1]), device))
+
+    def _see(self, rows: Tensor, choice: int = 0) -> list[Any]:
+        """A view for each of `rows`, made one record at a time."""
+        assert self.views is not None
+        return self.views.make(self._load_one, rows, choice)
+
+    def sees_alone(self) -> bool:
+        """Whether views were seen to depend on their record and on its coins alone."""
+        return self.views is None or self.views.is_alone(self._load_one, self.length)
+
+    def _load_one(self, row: int) -> Any:
+        """One record as the dataset gives it."""
+        if self._tensors is None:
+            (item,) = self._items(torch.tensor([row]))
+            return item
+        picked = tuple(t[row] for t in self._tensors)
+        return picked[0] if isinstance(self.dataset, Tensor) else picked
+
     def collate_items(self, items: Sequence[Any], device: torch.device) -> Batch:
         """Records that were loaded already, collated in a way that does not put examples first."""
 
@@ -93,8 +142,11 @@ class Records:
 
         return Batch(_move(self._collate(items), device), len(items), lambda i: regroup([i]), False, regroup)
 
-    def load(self, indices: Tensor) -> Any:
+    def load(self, indices: Tensor, choice: int = 0) -> Any:
         """What a loader's worker sends: a batch that can be cut by rows, else the records one by one."""
+        if self.views is not None:
+            items = self._see(indices, choice)
+            return self._collate(items) if self.by_rows else items
         return self.raw(indices) if self.by_rows else self._items(indices)
 
     def raw(self, indices: Tensor) -> Any:
@@ -118,14 +170,15 @@ class Records:
         Without it a dataset with a generator of its own could not be probed. One that fetches several records at once
         by a method of its own may mix them there, so it is asked for all of them each time.
         """
-        if self._tensors is not None or _fetches_several(self.dataset):
+        if self.views is None and (self._tensors is not None or _fetches_several(self.dataset)):
             return lambda indices: self.gather(indices, device)
         loaded: dict[int, Any] = {}
 
         def fetch(indices: Sequence[int]) -> Batch:
             for i in indices:
                 if i not in loaded:
-                    (loaded[i],) = self._items(torch.tensor([i]))
+                    where = torch.tensor([i])
+                    (loaded[i], *_) = self._items(where) if self.views is None else self._see(where)
 
             def regroup(places: Sequence[int]) -> Any:
                 # Copies, because a collate function may change in place what it is given.
@@ -181,7 +234,7 @@ def rows(tensor: Tensor, indices: Tensor) -> Tensor:
     return picked.permute(0, *(1 + inner.index(d) for d in range(1, tensor.dim())))
 
 
-def _find_tensors(dataset: Any) -> tuple[Tensor, ...] | None:
+def find_tensors(dataset: Any) -> tuple[Tensor, ...] | None:
     """Plain tensors are indexed at once instead of record by record."""
     if isinstance(dataset, Tensor):
         return (dataset,)

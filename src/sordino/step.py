@@ -207,6 +207,7 @@ def begin(bench: Bench, step: int, draw: Draw | None = None) -> Attempt:
     recipe, parameters = bench.recipe, bench.parameters()
     assert recipe.sampler is not None
     blocks = bench.find_blocks(parameters)
+    bench.records.prepare(bench.source)
     recipe.norms.prepare(bench.engine)
     recipe.sampler.prepare(bench, step)
     terms = bench.team.lead(lambda: recipe.terms(step, bench.states))  # one bound and one price for all processes

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Subset
 
+from sordino.augmentation import Views
 from sordino.errors import InvalidInput
 from sordino.gradients.engine import Groups
 from sordino.records import Collate, Records
@@ -44,22 +45,29 @@ class Units(Records):
     `unit` says who owns which record, `per_unit` how many records of a unit are used in a draw at most.
     """
 
-    def __init__(self, dataset: Any, unit: Unit, per_unit: int | None = None, collate: Collate | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        unit: Unit,
+        per_unit: int | None = None,
+        collate: Collate | None = None,
+        views: Views | None = None,
+    ) -> None:
         self.per_unit = PER_UNIT if per_unit is None else per_unit
         if not (isinstance(self.per_unit, int) and self.per_unit >= 1):
             raise InvalidInput(f"per_unit={per_unit} must be a whole number >= 1: so many records of a unit are used")
         self._column = unit if isinstance(unit, str) else None
-        super().__init__(dataset, collate)
+        super().__init__(dataset, collate, views)
         owners, self._names = number_owners(find_owners(dataset, unit, self.length), self.length)
         self._order = owners.argsort(stable=True)
         self._counts = torch.bincount(owners)
         self._starts = self._counts.cumsum(0) - self._counts
         self.count = len(self._counts)
 
-    def weigh(self, indices: Tensor) -> Tensor:
+    def count_owned(self, indices: Tensor) -> Tensor:
         return self._counts[indices].clamp(max=self.per_unit)
 
-    def group(self, indices: Tensor, choice: int = 0) -> tuple[Tensor, Groups | None]:
+    def list_owned(self, indices: Tensor, choice: int) -> tuple[Tensor, Groups | None]:
         counts = self._counts[indices]
         owners = torch.arange(len(indices)).repeat_interleave(counts)
         ranks = torch.arange(len(owners)) - (counts.cumsum(0) - counts)[owners]
@@ -71,7 +79,7 @@ class Units(Records):
         return rows, None if len(rows) == len(indices) else Groups(owners, len(indices))
 
     def describe(self, unit: str) -> str:
-        return f", at most {self.per_unit} records of a {unit} are used in a draw"
+        return f", at most {self.per_unit} records of a {unit} are used in a draw{super().describe(unit)}"
 
     def digest_owners(self) -> str:
         """Whose each record is, in so few words that several processes can compare them."""

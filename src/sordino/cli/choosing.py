@@ -30,6 +30,10 @@ _SPELLED = ("header", "separator", "encoding", "decimal")
 _BUDGET = ("epsilon", "delta", "accountant", "adjacency")
 
 
+RUNNING = ("seed", "engine", "microbatch", "save_every", "dataset_budget", "augment", "mirror")
+"""Options that stand in the configuration's table `run`."""
+
+
 @dataclass(frozen=True, eq=False)
 class Chosen:
     """A configuration, the records that it names, and what has to be released before they can be encoded."""
@@ -51,7 +55,7 @@ def choose(flags: Flags) -> Chosen:
     config = Config(
         data=data,
         model=ModelChoice(flags.model) if flags.model else base.model,
-        run=replace(base.run, **flags.given("seed", "engine", "microbatch", "save_every", "dataset_budget")),
+        run=replace(base.run, **flags.given(*RUNNING)),
     )
     plan = None
     if isinstance(records, Sheet):

@@ -74,15 +74,24 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class RunChoice:
-    """How to run it: nothing here changes what is learnt, except that a seed makes it repeatable."""
+    """How to run it: nothing here changes what is learnt, but a seed, which makes it repeatable, and views of images.
+
+    `augment` is how many random views of an image are averaged; with `mirror` some are mirrored.
+    """
 
     seed: int | None = None
     engine: str = "auto"
     microbatch: int | None = None
     save_every: int | None = None
     dataset_budget: str | None = None
+    augment: int | None = None
+    mirror: bool | None = None
 
     def __post_init__(self) -> None:
+        if self.mirror is not None and self.augment is None:
+            raise InvalidInput(
+                "mirror is how views of an image are made: give --augment with their number, or leave it"
+            )
         if self.save_every is not None and self.save_every < 1:
             raise InvalidInput(f"save-every={self.save_every} must be >= 1: it counts the steps between checkpoints")
         if self.seed is not None and not abs(self.seed) < 2**63:

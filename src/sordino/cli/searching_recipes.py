@@ -16,7 +16,7 @@ from sordino.cli import lookup, searching, session
 from sordino.cli.announcing import Outcome, report
 from sordino.cli.choosing import choose
 from sordino.cli.config import Config
-from sordino.cli.session import choose_directory, compute_losses
+from sordino.cli.session import choose_directory, compute_losses, make_views
 from sordino.cli.terminal import save_json
 from sordino.cli.train import Flags
 from sordino.errors import InvalidInput
@@ -118,6 +118,7 @@ def make_objective(config: Config, data: Data, recipe: Recipe, *, public: bool) 
             seed=trial.seed,
             engine=config.run.engine,
             microbatch=config.run.microbatch,
+            **make_views(config, data),
         )
         for _ in private.steps():
             pass

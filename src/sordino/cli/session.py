@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from sordino.accounting import Guarantee
 from sordino.accounting.guarantee import UNPROTECTED
+from sordino.augmentation import ShiftAndMirror
 from sordino.books import LEDGER, require_fresh, write_durably
 from sordino.cli import config, lookup
 from sordino.cli.choosing import Chosen
@@ -293,8 +294,22 @@ def _build(chosen: Config, data: Data, run: Path | None) -> Private:
         seed=chosen.run.seed,
         engine=chosen.run.engine,
         microbatch=chosen.run.microbatch,
+        **make_views(chosen, data),
         vault=open_budget(chosen.run.dataset_budget) if chosen.run.dataset_budget else None,
     )
+
+
+def make_views(chosen: Config, data: Data) -> dict[str, Any]:
+    """The options of `Private` for random views of images: shifted by up to an eighth of a side, mirrored if asked."""
+    count = chosen.run.augment
+    if count is None:
+        return {}
+    shape = tuple(data.train_set[0][0].shape)
+    if len(shape) != 3:
+        raise InvalidInput(
+            f"augment={count} makes views of images, and the records of {chosen.data.source} are none: leave it out"
+        )
+    return {"augment": count, "augmentation": ShiftAndMirror(min(shape[1:]) // 8, bool(chosen.run.mirror))}
 
 
 def _require_classes(chosen: Config, data: Data) -> None:

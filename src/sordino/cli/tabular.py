@@ -47,7 +47,7 @@ ADDITIVE = "additive"
 """The name of the model of a table, in configurations."""
 _OF_NETWORKS = (
     *("model", "recipe", "noise_multiplier", "epochs", "steps", "batch_size", "clip", "lr", "momentum", "optimizer"),
-    *("engine", "microbatch", "save_every", "prepare"),
+    *("engine", "microbatch", "save_every", "prepare", "augment", "mirror"),
 )
 _OF_TABLES = ("task", "metrics_epsilon", "unit", "per_unit")
 _MANY = 12

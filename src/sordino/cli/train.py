@@ -126,6 +126,10 @@ class Flags(options.OptionFields):
     optimizer: Annotated[
         str | None, _learning("sgd, adam, adamw or dog, which has no rate.", among=options.OPTIMIZERS)
     ] = None
+    augment: Annotated[
+        int | None, _learning("Random views of an image, shifted, that are averaged before clipping; costs no epsilon.")
+    ] = None
+    mirror: Annotated[bool | None, _learning("Views of an image are also mirrored left to right.", "--mirror")] = None
     tune: Annotated[
         bool, _tuning("Search for settings; epsilon includes the search. The same as sordino tune.", "--tune")
     ] = False

@@ -1,6 +1,7 @@
 """What a case trains on: records, features, held-out records, and the network.
 
-Of the kinds of features, all but one treat each record alone, which is free; their options are those of the function:
+Of the kinds of features, all but the last two treat each record alone, which is free; their options are those of the
+function:
 
 - ``{kind = "scatter", groups = 27}``: `sordino.lab.features.scatter`;
 - ``{kind = "white-scatter", ridge = 0.03}``: the same, whitened, with the options of `WhiteScattering`;
@@ -10,7 +11,9 @@ Of the kinds of features, all but one treat each record alone, which is free; th
 - ``{kind = "joined", parts = [{kind = ...}, {kind = ...}]}``: several of these side by side.
 
 ``{kind = "scatter", noise = 8.0, clip = ..., square_clip = ...}`` normalises by statistics over the records, which are
-released and charged (the papers' data normalisation, with a public bound instead of their median).
+released and charged (the papers' data normalisation, with a public bound instead of their median). So are the counts
+of ``{kind = "counted-words", noise = 20.0}``: `sordino.lab.features.counted`, with the options of `CountedWords`, on
+texts of ``vocabulary = "hashed"``.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from sordino.lab.data.imdb import glove_embedding
 from sordino.lab.data.infinite_mnist import InfiniteMnist
 from sordino.lab.experiments.cases import Case
 from sordino.lab.features import ChannelNorm, scatter
+from sordino.lab.features.counted import CountedWords, describe_counted
 from sordino.lab.features.handwriting import Handwriting, describe_handwriting
 from sordino.lab.features.patches import Patches, describe_patches
 from sordino.lab.features.scattering import WhiteScattering, scatter_white
@@ -41,7 +45,7 @@ from sordino.lab.features.texts import describe_letters, describe_words
 from sordino.tables.dataset import Pairs, tensors
 
 Split = tuple[Tensor, Tensor]
-DEFORMED = "infinite-mnist"
+DEFORMED, COUNTED = "infinite-mnist", "counted-words"
 _JOINED_VERSION, _JOINED_CHUNK = 1, 500
 _SCATTER = {"groups", "dtype", "noise", "clip", "square_clip"}
 
@@ -86,7 +90,31 @@ def normalise(problem: Problem, norm: ChannelNorm) -> Problem:
 def released_first(case: Case) -> list[tuple[DpEvent, int]]:
     """What the case's normalisation costs before training begins."""
     noise = case.features.get("noise")
-    return [] if noise is None else [(GaussianDpEvent(float(noise)), 2)]
+    return [] if noise is None else [(GaussianDpEvent(float(noise)), 1 if is_counted(case) else 2)]
+
+
+def is_counted(case: Case) -> bool:
+    """Whether the features of a case are words that are counted privately."""
+    return case.features.get("kind") == COUNTED
+
+
+def counted_words(case: Case) -> CountedWords:
+    """How the words of a case are counted."""
+    if case.data.get("vocabulary") != "hashed":
+        raise InvalidInput(f'features kind={COUNTED} need [data] vocabulary = "hashed": other lists of words are known')
+    try:
+        return CountedWords(**{key: value for key, value in case.features.items() if key != "kind"})
+    except TypeError as error:
+        raise InvalidInput(f"features kind={COUNTED} have other options: {error}") from error
+
+
+def describe_by(problem: Problem, shares: Tensor, choice: CountedWords) -> Problem:
+    """The same texts by the released shares of their words."""
+    train, test, public = (
+        (describe_counted(tokens, shares, choice), classes)
+        for tokens, classes in (problem.train, problem.test, problem.public)
+    )
+    return Problem(train, test, public, problem.caveats)
 
 
 def model_of(case: Case, shape: tuple[int, ...] = ()) -> nn.Module:
@@ -144,6 +172,7 @@ def _make_kind(inputs: Tensor, options: dict[str, Any], case: Case) -> Tensor:
         "joined": lambda x, parts: _join(x, parts, case),
         "words": lambda x, **chosen: describe_words(x, glove_embedding(**_vocabulary_of(case)), **chosen),
         "letters": describe_letters,
+        COUNTED: lambda x, **_: x,  # they are described when the counts are released
     }
     if kind not in makers:
         raise InvalidInput(f"features kind={kind!r} must be one of {', '.join(makers)}, or leave the table out")

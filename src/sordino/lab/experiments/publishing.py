@@ -41,7 +41,7 @@ def publish(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 def draw_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
     """All figures of every dataset in `rows`, as ``<dataset>-<what>.svg``."""
-    pyplot = _load_pyplot()
+    pyplot = load_pyplot()
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for dataset in sorted({row["dataset"] for row in rows}):
@@ -119,7 +119,8 @@ _FIGURES: dict[str, Callable[[Any, Sequence[Row]], None]] = {
 }
 
 
-def _load_pyplot() -> Any:
+def load_pyplot() -> Any:
+    """Matplotlib without a window, and with pictures that are the same each time."""
     try:
         import matplotlib as mpl
     except ImportError as error:

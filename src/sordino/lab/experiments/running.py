@@ -15,15 +15,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino import books
-from sordino.accounting.events import GaussianDpEvent
 from sordino.accounting.ledger import Ledger
 from sordino.books import write_durably
 from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.lab.experiments import results
 from sordino.lab.experiments.cases import EVALUATIONS, Case
 from sordino.lab.experiments.methods import MOST_STEPS, recipe_of
-from sordino.lab.experiments.problem import Problem, Split, model_of, normalise, problem_of
+from sordino.lab.experiments.problem import (
+    Problem,
+    Split,
+    counted_words,
+    describe_by,
+    is_counted,
+    model_of,
+    normalise,
+    problem_of,
+    released_first,
+)
 from sordino.lab.features import ChannelNorm, private_normalisation
+from sordino.lab.features.counted import count_words
 from sordino.mechanisms.dpis import Importance
 from sordino.noise import Secure
 from sordino.parts import Constant
@@ -31,6 +41,8 @@ from sordino.private import Private
 from sordino.run import FIXED_IN_ADVANCE, announce_together
 
 STATISTICS = "statistics.pt"
+WORDS = 20_000
+"""How many token ids texts have where a configuration does not say."""
 CHOSEN = "hyperparameters are those of a configuration: what choosing them on these records may have cost is not in ε"
 """Said instead of `FIXED_IN_ADVANCE`: the configurations were tuned on the benchmarks that they run on."""
 Report = Callable[[int, int, float], None]
@@ -125,33 +137,41 @@ def _go_on_counting(private: Private, counted: dict[str, int]) -> None:
 
 
 def _prepare(case: Case, place: Path, problem: Problem) -> tuple[Problem, Ledger | None]:
-    """Normalise by released statistics where the case asks for it: once per run, charged to the run's ledger."""
-    options = case.features
-    if "noise" not in options:
+    """Make features by released statistics where the case asks for it: once per run, charged to the run's ledger."""
+    if "noise" not in case.features:
         return problem, None
     if (place / books.LEDGER).exists():
-        stored = torch.load(place / STATISTICS, weights_only=True)
-        return normalise(problem, ChannelNorm(stored["mean"], stored["std"])), None
-    if not {"clip", "square_clip"} <= set(options):
-        raise InvalidInput("features with noise need clip and square_clip: public bounds on a record's statistics")
+        return _apply(case, problem, torch.load(place / STATISTICS, weights_only=True)), None
     ledger = Ledger.in_memory()
     recipe = recipe_of(case, len(problem.train[1]), problem.public)
-    announce_together(ledger, recipe, [(GaussianDpEvent(options["noise"]), 2)])
-    norm = private_normalisation(
-        problem.train[0],
-        records=len(problem.train[1]),
-        clip=options["clip"],
-        square_clip=options["square_clip"],
-        noise_multiplier=options["noise"],
-        ledger=ledger,
-        source=Secure(),
-    )
+    announce_together(ledger, recipe, released_first(case))
+    released = _release(case, problem, ledger)
     place.mkdir(parents=True, exist_ok=True)
     beside = place / (STATISTICS + ".new")
-    torch.save({"mean": norm.mean, "std": norm.std}, beside)
+    torch.save(released, beside)
     write_durably(place / STATISTICS, beside.read_bytes())
     beside.unlink()
-    return normalise(problem, norm), ledger
+    return _apply(case, problem, released), ledger
+
+
+def _release(case: Case, problem: Problem, ledger: Ledger) -> dict[str, Tensor]:
+    """The statistics that a case's features need, with noise."""
+    options, (inputs, classes) = case.features, problem.train
+    records, source = len(classes), Secure()
+    if is_counted(case):
+        buckets, choice = int(case.data.get("words", WORDS)), counted_words(case)
+        return {"shares": count_words(inputs, buckets, choice, records=records, ledger=ledger, source=source)}
+    if not {"clip", "square_clip"} <= set(options):
+        raise InvalidInput("features with noise need clip and square_clip: public bounds on a record's statistics")
+    bounds = {"clip": options["clip"], "square_clip": options["square_clip"], "noise_multiplier": options["noise"]}
+    norm = private_normalisation(inputs, records=records, ledger=ledger, source=source, **bounds)
+    return {"mean": norm.mean, "std": norm.std}
+
+
+def _apply(case: Case, problem: Problem, released: dict[str, Tensor]) -> Problem:
+    if is_counted(case):
+        return describe_by(problem, released["shares"], counted_words(case))
+    return normalise(problem, ChannelNorm(released["mean"], released["std"]))
 
 
 def _train_epochs(

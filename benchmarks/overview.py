@@ -1,0 +1,111 @@
+"""The first page of the results: one picture and one table per dataset, ours beside what papers print.
+
+Figures of the papers that we rerun are in papers.toml of the laboratory, those of others in results/outside.toml here.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from sordino.lab.experiments.papers import best_printed
+from sordino.lab.experiments.publishing import load_pyplot
+from sordino.lab.experiments.summaries import Summary, write_markdown
+
+OUTSIDE = Path(__file__).parent / "results" / "outside.toml"
+EPSILONS = (0.5, 1.0, 2.0, 3.0, 4.0, 8.0)
+MARGIN = 0.3
+Best = Mapping[tuple[str, float], Summary]
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A printed figure of a paper whose tables we do not rerun; `public` is what it used besides the records."""
+
+    dataset: str
+    paper: str
+    epsilon: float
+    accuracy: float
+    public: str
+    basis: str
+
+
+@cache
+def read_outside() -> tuple[Outside, ...]:
+    """All of them, as the file has them."""
+    return tuple(Outside(**figure) for figure in tomllib.loads(OUTSIDE.read_text("utf-8"))["figure"])
+
+
+def tabulate_best(dataset: str, best: Best, deltas: str) -> str:
+    """A line for each ε: what the papers that we rerun print at most, and our best proven result."""
+    lines = []
+    for epsilon in EPSILONS:
+        printed, ours = best_printed(dataset, epsilon), best.get((dataset, epsilon))
+        if printed is None and ours is None:
+            continue
+        difference = f"{ours.mean - printed[0]:+.2f}" if printed and ours else ""
+        reached = "" if not (printed and ours) else "yes" if ours.mean >= printed[0] + MARGIN else "no"
+        shown = f"{printed[0]:.2f} ({printed[1]})" if printed else "none"
+        row = [f"{epsilon:g}", shown, ours.text if ours else "not run", ours.method if ours else ""]
+        lines.append([*row, difference, reached])
+    return write_markdown(["ε", "best printed", f"ours, proven (δ = {deltas})", "method", "difference", "goal"], lines)
+
+
+def tabulate_outside(dataset: str, best: Best) -> str:
+    """Figures of other papers beside ours at the same ε or, where there is none, at the largest that is smaller."""
+    lines = []
+    for figure in (each for each in read_outside() if each.dataset == dataset):
+        smaller = [epsilon for name, epsilon in best if name == dataset and epsilon <= figure.epsilon]
+        ours = best[dataset, max(smaller)] if smaller else None
+        told = [figure.paper, f"{figure.epsilon:g}", f"{figure.accuracy:.1f}"]
+        lines.append([*told, f"{ours.text} at {ours.epsilon:g}" if ours else "not run", figure.public, figure.basis])
+    return write_markdown(["paper", "ε", "printed", "ours, proven", "public data", "basis"], lines) if lines else ""
+
+
+def list_short(best: Best) -> Iterator[str]:
+    """Plain words for every cell that does not reach the goal, or that others print more for."""
+    for (dataset, epsilon), ours in sorted(best.items()):
+        printed = best_printed(dataset, epsilon)
+        if printed and epsilon in EPSILONS and ours.mean < printed[0] + MARGIN:
+            gap = printed[0] + MARGIN - ours.mean
+            yield f"- {dataset} at ε = {epsilon:g} falls {gap:.2f} points short of the goal with `{ours.method}`."
+        for figure in read_outside():
+            if (figure.dataset, figure.epsilon) == (dataset, epsilon) and ours.mean < figure.accuracy:
+                yield (
+                    f"- {dataset} at ε = {epsilon:g}: {figure.paper} prints {figure.accuracy:.1f}, "
+                    f"{figure.accuracy - ours.mean:.1f} points more than ours."
+                )
+
+
+def draw_overview(datasets: Sequence[str], best: Best, folder: Path) -> list[Path]:
+    """``<dataset>-overview.svg``: our best line, the best of the papers that we rerun, figures of others as points."""
+    pyplot = load_pyplot()
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for dataset in datasets:
+        figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+        ours = [best[dataset, epsilon] for epsilon in EPSILONS if (dataset, epsilon) in best]
+        heights, bars = [each.mean for each in ours], [each.spread or 0.0 for each in ours]
+        axes.errorbar([each.epsilon for each in ours], heights, yerr=bars, marker="o", capsize=3, label="ours, proven")
+        printed = [(epsilon, found[0]) for epsilon in EPSILONS if (found := best_printed(dataset, epsilon))]
+        if printed:
+            axes.plot(*zip(*printed, strict=True), "--s", color="grey", label="best of the papers that we rerun")
+        others = [each for each in read_outside() if each.dataset == dataset]
+        for each in others:
+            axes.plot(each.epsilon, each.accuracy, "x", color="tab:red")
+            axes.annotate(
+                each.paper, (each.epsilon, each.accuracy), fontsize=7, textcoords="offset points", xytext=(4, 4)
+            )
+        if others:
+            axes.plot([], [], "x", color="tab:red", label="printed elsewhere")
+        axes.set(xscale="log", xlabel="ε", ylabel="test accuracy, %", title=dataset)
+        axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+        axes.minorticks_off()
+        axes.legend(fontsize="small", loc="lower right")
+        paths.append(folder / f"{dataset}-overview.svg")
+        figure.savefig(paths[-1], metadata={"Date": None})
+        pyplot.close(figure)
+    return paths

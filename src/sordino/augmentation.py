@@ -1,0 +1,183 @@
+"""Augmentation multiplicity: several random views of every record, averaged before its gradient is clipped.
+
+De et al. (2022) show K views of each record in a step, such as shifted and mirrored copies of an image, and clip the
+mean of their K gradients. A record still moves the sum by one vector within the clipping bound, so that the price is
+the same, while the vector is a steadier one. Views are rows that belong to one unit of protection, as the records of a
+user are (`sordino.units`): the engines measure the mean's length without forming K gradients.
+
+What the price needs of the views: those of a record are a function of that record and of randomness that no record has
+a part in. So every record has coins of its own. They are seeded by a keyed hash of the record's place in the dataset
+and of the number of the draw; the key is drawn from the run's source at every opening and told to nobody. Without the
+key, or with a common stream that one record more would shift, other records' views would depend on who is in the draw.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
+
+from sordino.errors import InvalidInput, SordinoError, locate_error
+from sordino.gradients.engine import Groups
+from sordino.noise import Source
+
+Augmentation = Callable[[Any], Any]
+"""``augmentation(record)`` returns one random view of a record, as the dataset gives it: an image with its class, say.
+
+It may draw from torch, NumPy's global generator and Python's ``random``, all of which are seeded for the record.
+"""
+
+UNTRIED = "the augmentation looks at nothing but the record that it is given (it draws random numbers of its own)"
+"""What must hold where it could not be tried: the guarantee says so in its headline."""
+
+KEY_BYTES = 16
+
+
+class Views:
+    """`count` views of every record, made by `augmentation`, or by a dataset that answers differently each time."""
+
+    def __init__(self, count: int, augmentation: Augmentation | None = None) -> None:
+        self.count, self.augmentation = count, augmentation
+        self._key: bytes | None = None
+
+    def forget(self) -> None:
+        """Let go of the key: every opening of a run has one of its own."""
+        self._key = None
+
+    def prepare(self, source: Source) -> None:
+        """Draw a key from the randomness of the run, unless there is one: before the first draw of an opening."""
+        if self._key is None:
+            self._key = (source.uniform(KEY_BYTES) * 256).astype(np.uint8).tobytes()
+
+    def spread(self, rows: Tensor, groups: Groups | None) -> tuple[Tensor, Groups | None]:
+        """Every row `count` times, one after the other, all of them its unit's."""
+        if self.count == 1:
+            return rows, groups
+        owners = torch.arange(len(rows)) if groups is None else groups.owners
+        size = len(rows) if groups is None else groups.size
+        return rows.repeat_interleave(self.count), Groups(owners.repeat_interleave(self.count), size)
+
+    def make(self, load: Callable[[int], Any], rows: Tensor, choice: int) -> list[Any]:
+        """A view for each of `rows`, which hold every record `count` times; `load` gives the record of a row."""
+        views: list[Any] = []
+        with seeded_randomness() as seed:
+            for row in rows[:: self.count].tolist():
+                seed(self._hash(row, choice))
+                views += self._see(load, row)
+        return views
+
+    def _see(self, load: Callable[[int], Any], row: int) -> list[Any]:
+        """The views of one record; with an augmentation the record is loaded once, and a view may change its copy."""
+        if self.augmentation is None:
+            return [load(row) for _ in range(self.count)]
+        record = load(row)
+        try:
+            return [self.augmentation(copy.deepcopy(record)) for _ in range(self.count)]
+        except SordinoError:
+            raise
+        except Exception as error:  # its words may tell a private value
+            raise InvalidInput(
+                f"augmentation failed on a record ({locate_error(error)}): it is given one record as the dataset "
+                "gives it, such as (image, class), and returns another"
+            ) from error
+
+    def _hash(self, row: int, choice: int) -> int:
+        """A seed for the record at `row`; what is seen before the first draw, to probe a model, needs no secret."""
+        words = row.to_bytes(8, "little") + choice.to_bytes(8, "little")
+        return int.from_bytes(hashlib.blake2b(words, digest_size=8, key=self._key or b"").digest(), "little")
+
+    def is_alone(self, load: Callable[[int], Any], length: int) -> bool:
+        """Whether a record has the same views again after another one was seen, given the same coins."""
+        some = [torch.tensor([row]).repeat_interleave(self.count) for row in (0, length - 1, 0)]
+        first, _, again = (self.make(load, rows, 0) for rows in some)
+        return all(map(_is_same, tree_leaves(first), tree_leaves(again)))
+
+
+def require_views(augment: int | None, augmentation: Augmentation | None, plain: bool) -> Views | None:
+    """The views that are asked for, None where there are none; `plain` says that the records are tensors."""
+    if augment is None:
+        if augmentation is not None:
+            raise InvalidInput("augmentation= needs the number of views of a record: augment=8, or 1 for a single one")
+        return None
+    if isinstance(augment, bool) or not isinstance(augment, int) or augment < 1:
+        raise InvalidInput(f"augment={augment!r} must be a whole number >= 1: so many views of a record are averaged")
+    if augmentation is not None and not callable(augmentation):
+        raise InvalidInput(f"augmentation is a {type(augmentation).__name__}, must be a function from record to record")
+    if augmentation is None and plain:
+        raise InvalidInput(
+            f"augment={augment} of plain tensors would be {augment} equal copies: give augmentation=, a function from "
+            "a record to a random view of it, such as sordino.augmentation.ShiftAndMirror()"
+        )
+    return Views(augment, augmentation)
+
+
+@contextmanager
+def seeded_randomness() -> Iterator[Callable[[int], None]]:
+    """Hand out a function that seeds torch, NumPy and Python alike; put their generators back at the end."""
+    ours, theirs, python = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+
+    def seed(value: int) -> None:
+        torch.default_generator.manual_seed(value)
+        np.random.seed(value & 0xFFFFFFFF)  # noqa: NPY002 - users draw from it
+        random.seed(value)
+
+    try:
+        yield seed
+    finally:
+        torch.set_rng_state(ours)
+        np.random.set_state(theirs)  # noqa: NPY002
+        random.setstate(python)
+
+
+def _is_same(one: object, other: object) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.shape == other.shape and one.tobytes() == other.tobytes()
+    try:
+        return bool(one == other)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+@dataclass(frozen=True)
+class ShiftAndMirror:
+    """The usual augmentation of small images: a shift by up to `pixels` in each direction, mirrored by a fair coin.
+
+    A record is an image [channels, height, width], or a tuple or list that begins with one. What a shift uncovers is
+    filled with the image's mirror image at that edge. Leave `mirror` off where left and right differ, as in writing.
+    """
+
+    pixels: int = 4
+    mirror: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pixels, int) or self.pixels < 0:
+            raise InvalidInput(f"pixels={self.pixels!r} must be a whole number >= 0: how far an image is shifted")
+
+    def __call__(self, record: Any) -> Any:
+        if isinstance(record, tuple | list) and record:
+            return type(record)((self._move(record[0]), *record[1:]))
+        return self._move(record)
+
+    def _move(self, image: Any) -> Tensor:
+        if not isinstance(image, Tensor) or image.dim() != 3 or min(image.shape[1:]) <= self.pixels:
+            raise InvalidInput(f"a record must begin with an image [channels, H, W] with sides > {self.pixels}")
+        height, width = image.shape[1:]
+        if self.mirror and bool(torch.rand(()) < 0.5):
+            image = image.flip(2)
+        if self.pixels == 0:
+            return image
+        wide = F.pad(image[None], (self.pixels,) * 4, mode="reflect")[0]
+        down, right = torch.randint(2 * self.pixels + 1, (2,)).tolist()
+        return wide[:, down : down + height, right : right + width].contiguous()
