@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,11 +81,10 @@ class Task:
 
 
 def build_cnn(channels: int) -> nn.Module:
-    """Two convolutions and two layers, for 28 × 28 and 32 × 32; 22,426 parameters on grey images."""
+    """Two convolutions and a layer on images of half the size, from 28 or 32 pixels; 10,186 parameters on grey ones."""
     return nn.Sequential(
-        *(nn.Conv2d(channels, 16, 8, stride=4, padding=2), nn.Tanh()),
-        *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.Tanh()),
-        *(nn.Flatten(), nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10)),
+        *(nn.AvgPool2d(2), nn.Conv2d(channels, 16, 5, stride=2, padding=2), nn.Tanh()),
+        *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(512, 10)),
     )
 
 
@@ -134,16 +133,17 @@ def compute_losses(model: nn.Module, batch: Split) -> Tensor:
 
 
 @cache
-def calibrate(method: str, rate: float, epsilon: float, records: int) -> Recipe:
-    """The recipe of a run."""
+def calibrate(method: str, epsilon: float, records: int) -> Recipe:
+    """The recipe of a run but for its learning rate, on which the noise does not depend."""
     chosen = METHODS[method]
-    recipe = chosen.recipe(batch_size=BATCH, steps=STEPS, clip=chosen.clip, lr=rate, **chosen.options)
+    recipe = chosen.recipe(batch_size=BATCH, steps=STEPS, clip=chosen.clip, **chosen.options)
     return recipe.calibrate(Budget(epsilon, DELTA), records=records)
 
 
 def train(task: Task, method: str, rate: float, epsilon: float, seed: int) -> tuple[nn.Module, dict[str, Any]]:
     """A model, and what the run says of itself."""
-    recipe = calibrate(method, rate, epsilon, len(task.train[1]))
+    recipe = calibrate(method, epsilon, len(task.train[1]))
+    recipe = replace(recipe, optimizer=replace(recipe.optimizer, lr=rate))
     model = task.build(seed)
     optimizer = recipe.optimizer.build(model.parameters())
     begun = time.process_time()

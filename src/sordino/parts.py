@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from sordino.errors import InvalidInput
 from sordino.gradients import Engine, find_engine
-from sordino.gradients.stretch import Stretches
+from sordino.gradients.stretch import Stretches, StretchingEngine
 from sordino.noise import Source
 
 if TYPE_CHECKING:
@@ -307,16 +307,16 @@ class Stretching(Norms):
         return find_engine(name)
 
     def survey(self, bench: Bench, step: int) -> None:
-        known: Stretches | None = bench.engine.stretches  # type: ignore[attr-defined]  # exact engines have them
-        if known is None or self.is_due(step) or not known.fit(bench.parameters()):
+        engine: StretchingEngine = bench.engine  # type: ignore[assignment]  # those of exact norms are
+        if engine.stretches is None or self.is_due(step) or not engine.stretches.fit(bench.parameters()):
             found = bench.team.lead(lambda: self.probe(bench, step).maps)  # the same bits for all processes
-            bench.engine.stretches = Stretches(bench.parameters(), found)  # type: ignore[attr-defined]
+            engine.stretches = Stretches(bench.parameters(), found)
 
     def finish(self, bench: Bench, released: list[Tensor]) -> list[Tensor]:
         """`natural` maps stretch once more: L L M R R follows the inverse of the moments."""
-        stretches: Stretches | None = bench.engine.stretches  # type: ignore[attr-defined]
-        assert stretches is not None
-        return stretches.apply(released) if self.natural else released
+        engine: StretchingEngine = bench.engine  # type: ignore[assignment]
+        assert engine.stretches is not None
+        return engine.stretches.apply(released) if self.natural else released
 
 
 # -- weigh ------------------------------------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ class Side:
 
     def add(self, rows: Tensor) -> None:
         """The moments of [..., length]."""
-        flat = rows.reshape(-1, self.length).double().cpu()
-        self.add_moments(flat.square().sum(0) if self.diagonal else flat.T @ flat)
+        flat = precise(rows).reshape(-1, self.length)
+        self.add_moments((flat.square().sum(0) if self.diagonal else flat.T @ flat).double().cpu())
 
     def add_moments(self, moments: Tensor) -> None:
         """A matrix of moments, or mean squares; zeros, and what is not finite, say nothing."""

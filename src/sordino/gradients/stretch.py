@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from sordino.gradients.engine import FullPrecision
+from sordino.gradients.engine import Engine, FullPrecision
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,3 +72,9 @@ class Stretches:
         with FullPrecision(gradients[0].device):
             pairs = zip(gradients, self.maps, strict=True)
             return [each if found is None else found.apply(each) for each, found in pairs]
+
+
+class StretchingEngine(Engine, Protocol):
+    """An engine that measures and sums stretched gradients where it is given maps: all that know exact norms."""
+
+    stretches: Stretches | None

@@ -14,8 +14,9 @@ it is now (Molina Van den Bosch et al., ICML 2026). No record is looked at, so t
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -38,6 +39,8 @@ from sordino.recipe import Common, Optimizer, Recipe
 
 if TYPE_CHECKING:
     from sordino.step import Bench
+
+_log = logging.getLogger("sordino")
 
 CHUNK = 32
 """Synthetic records that go through the model together."""
@@ -95,6 +98,8 @@ class Leaf:
             pink = inputs == "pink" or (inputs == "auto" and len(self.shape) == 4)
             make = make_pink if pink and len(self.shape) > 2 else _make_white
             return make(self.shape, generator).to(self.dtype)
+        if self.dtype == torch.uint8 and len(self.shape) > 2:  # an image, before somebody scales it
+            return (128 + 64 * make_pink(self.shape, generator)).clamp(0, 255).to(torch.uint8)
         if self.within is None:
             return torch.ones(self.shape, dtype=self.dtype)
         if self.classes:
@@ -111,8 +116,9 @@ def describe_leaves(bench: Bench, length: int) -> tuple[list[Leaf], Any]:
 
     Where a collate function of the user's own decides, it may pad texts to the longest: then sequences have `length`.
     """
-    once, structure = tree_flatten(bench.records.gather([0], torch.device("cpu")).data)
-    twice, _ = tree_flatten(bench.records.gather([0, 0], torch.device("cpu")).data)
+    batches = (bench.records.gather([0] * count, torch.device("cpu")).data for count in (1, 2))
+    plain = (dict(each) if isinstance(each, Mapping) else each for each in batches)
+    (once, structure), (twice, _) = map(tree_flatten, plain)
     leaves = []
     for one, two in zip(once, twice, strict=True):
         if not isinstance(one, Tensor) or one.is_complex() or one.dim() != two.dim():
@@ -231,7 +237,8 @@ class Probed(Stretching):
                 batch = synthetic.make()
                 try:
                     engine.watch(bench.objective, parameters, batch, moments)
-                except NoRule:  # nothing is stretched: it is then plain DP-SGD, which the page says
+                except NoRule as reason:
+                    _log.warning("this model cannot be probed (%s): its gradients are not stretched", reason)
                     return Stretches(parameters, [None] * len(parameters))
         return Stretches(parameters, moments.find_stretches(self.damping))
 
@@ -320,5 +327,6 @@ MECHANISMS = (
         "ICML 2026",
         recipe=preconditioned,
         parts={"Norms": {"probed": Probed}},
+        example={"probes": 32},
     ),
 )

@@ -110,8 +110,5 @@ class StretchedForms(PerExample):
     def form(self, start: int, stop: int) -> Tensor:
         return self.by.apply(self.plain.form(start, stop)) if self.formed is None else self.formed.form(start, stop)
 
-    def mass(self) -> Tensor:
-        return self.by.gain * self.plain.mass() if self.formed is None else self.formed.mass()
-
     def without(self, bad: Tensor) -> PerExample:
         return StretchedForms(self.plain.without(bad), self.by) if self.formed is None else self.formed.without(bad)
