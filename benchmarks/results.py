@@ -124,9 +124,9 @@ def _case(settings: Settings, row: Row) -> Case:
     return settings.case(row["epsilon"], row["seed"], row["accounting"])
 
 
-def put(path: Path, text: str, part: str = "") -> None:
-    """Write `text` between the marks of a page that say it is written here."""
-    mark = BEGIN.format(f"benchmarks.results{part}")
+def put(path: Path, text: str, part: str = "", by: str = "benchmarks.results") -> None:
+    """Write `text` between the marks of a page that say it is written by this program."""
+    mark = BEGIN.format(f"{by}{part}")
     before, begin, rest = path.read_text().partition(mark)
     if not begin:
         raise InvalidInput(f"{path} has no line {mark}: put it, and {END} below, where the text belongs")

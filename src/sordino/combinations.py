@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sordino.errors import InvalidInput
-from sordino.parts import Always, Blockwise, Exact, Foreign, Poisson
+from sordino.parts import Always, Blockwise, Exact, Foreign, Poisson, Stretching
 
 if TYPE_CHECKING:
     from sordino.recipe import Recipe
@@ -112,6 +112,12 @@ SETTINGS: dict[str, tuple[Needs, ...]] = {
         ),
     ),
     "sharded": (
+        Needs(
+            "norms",
+            "norms={kind} cannot be used on a sharded model: it is probed between steps, "
+            "when no process holds it whole; give the bare model",
+            refused=(Stretching,),
+        ),
         Needs(
             "selection",
             "selection={kind} cannot be used on a sharded model: it compares losses "

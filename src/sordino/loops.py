@@ -154,7 +154,8 @@ class UserLoop:
     def _start_recording(self, attempt: steps.Attempt, batch: Batch) -> Recorder | None:
         """Watch the user's forward pass, for engines that can, so that one backward pass is enough."""
         engine = self.bench.engine
-        if not isinstance(engine, BookKeeping) or attempt.blocks is not None:
+        whole = isinstance(self.bench.recipe.norms, Exact) and attempt.blocks is None
+        if not (whole and isinstance(engine, BookKeeping)):
             return None
         return engine.record(self.bench.objective, attempt.parameters, batch).__enter__()
 
@@ -199,7 +200,7 @@ class UserLoop:
 
     def _differentiate(self, current: _Open, losses: Tensor, recorder: Recorder | None) -> Differentiated:
         assert current.batch is not None
-        exact = isinstance(self.bench.recipe.norms, Exact)  # else the event is priced for estimated norms
+        exact = isinstance(self.bench.recipe.norms, Exact)  # else they are not those of the losses' gradients
         if not exact or current.attempt.blocks is not None:
             return current.attempt.differentiate(current.attempt.parameters, current.batch)
         groups = current.batch.groups

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from sordino.errors import InvalidInput
 from sordino.gradients import Engine, find_engine
+from sordino.gradients.stretch import Stretches, StretchingEngine
 from sordino.noise import Source
 
 if TYPE_CHECKING:
@@ -270,6 +271,14 @@ class Norms(Protocol):
         """Called once before every draw, for engines that need fresh randomness."""
         return
 
+    def survey(self, bench: Bench, step: int) -> None:
+        """Look at the model, never at a record, before a step is charged; most norms need not."""
+        return
+
+    def finish(self, bench: Bench, released: list[Tensor]) -> list[Tensor]:
+        """What the optimizer is given for the noised sums, one for each parameter: most leave them as they are."""
+        return released
+
     def calibrate(self, recipe: Recipe, budget: Budget) -> Recipe | None:
         """The recipe with its noise found by these norms themselves; None where the ordinary search will do."""
         return None
@@ -284,6 +293,44 @@ class Exact(Norms):
 
     def engine(self, name: str, source: Source) -> Engine:
         return find_engine(name)
+
+
+class Stretching(Norms):
+    """Exact norms in another geometry: of gradients that a public linear map has stretched (`gradients.stretch`).
+
+    The map may depend on the model, whose weights were released, and on nothing else of the records: not on the draw,
+    and not on the data. Every sum, its noise and what is released is of stretched gradients.
+    """
+
+    natural: bool
+
+    @abstractmethod
+    def is_due(self, step: int) -> bool:
+        """Whether a map that is at hand has to be found anew before this step."""
+        ...
+
+    @abstractmethod
+    def probe(self, bench: Bench, step: int) -> Stretches:
+        """Find the map of each of the parameters that are trained now."""
+        ...
+
+    def event(self, noise_multiplier: float) -> DpEvent:
+        return GaussianDpEvent(noise_multiplier)
+
+    def engine(self, name: str, source: Source) -> Engine:
+        return find_engine(name)
+
+    def survey(self, bench: Bench, step: int) -> None:
+        engine: StretchingEngine = bench.engine  # type: ignore[assignment]  # those of exact norms are
+        if engine.stretches is None or self.is_due(step) or not engine.stretches.fit(bench.parameters()):
+            found = bench.team.lead(lambda: self.probe(bench, step).maps)  # the same bits for all processes
+            engine.stretches = Stretches(bench.parameters(), found)
+
+    def finish(self, bench: Bench, released: list[Tensor]) -> list[Tensor]:
+        """`natural` maps stretch once more: L L M R R follows the inverse of the moments."""
+        engine: StretchingEngine = bench.engine  # type: ignore[assignment]
+        assert engine.stretches is not None
+        return engine.stretches.apply(released) if self.natural else released
 
 
 # -- weigh ------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sordino.mechanisms.jl import jl
     from sordino.mechanisms.kalman import kalman
     from sordino.mechanisms.low_pass import low_pass
+    from sordino.mechanisms.preconditioned import preconditioned
     from sordino.mechanisms.rate_free import rate_free
     from sordino.mechanisms.screening import screening
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         "kalman",
         "low_pass",
         "noise_decay",
+        "preconditioned",
         "rate_free",
         "screening",
         "sensitivity_decay",

@@ -208,6 +208,7 @@ def begin(bench: Bench, step: int, draw: Draw | None = None) -> Attempt:
     assert recipe.sampler is not None
     blocks = bench.find_blocks(parameters)
     bench.records.prepare(bench.source)
+    recipe.norms.survey(bench, step)
     recipe.norms.prepare(bench.engine)
     recipe.sampler.prepare(bench, step)
     terms = bench.team.lead(lambda: recipe.terms(step, bench.states))  # one bound and one price for all processes
@@ -252,7 +253,8 @@ def propose(attempt: Attempt) -> None:
     if team.leads:  # exactly one process adds the noise, to its own part of the sum
         noise, secret = bench.recipe.noise, team.secret(bench.source)
         noise.add(secret, attempt.receipt, attempt.total, terms.noise_std, bench.states.noise)
-    for parameter, noisy in zip(attempt.parameters, team.sum(attempt.total), strict=True):
+    sums = bench.recipe.norms.finish(bench, team.sum(attempt.total))
+    for parameter, noisy in zip(attempt.parameters, sums, strict=True):
         # However many parts there were, which is private, the noised sum is rounded in the same way.
         released = noisy.to(accumulation_dtype(parameter)).div_(terms.divisor)
         parameter.grad = shard_like(released.to(parameter.dtype), parameter)

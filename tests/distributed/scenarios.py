@@ -63,6 +63,7 @@ EVERY_RECIPE: dict[str, Callable[[], Recipe]] = {
     "blockwise": lambda: recipes.blockwise(**COMMON, **SIGMA),
     "blockwise adaptive": lambda: recipes.blockwise(**COMMON, **SIGMA, adaptive=True, rate=1.0),
     "kalman": lambda: recipes.kalman(**COMMON, **SIGMA),
+    "preconditioned": lambda: recipes.preconditioned(**COMMON, **SIGMA, probes=32, every=2),
     "low_pass": lambda: recipes.low_pass(**COMMON, **SIGMA),
     "dpadam": lambda: recipes.dpadam(**COMMON, **SIGMA),
     "dpagd": lambda: recipes.dpagd(**COMMON, **SIGMA, **TEST, choice_epsilon=1.0),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sordino.errors import UnsupportedModel
 from sordino.gradients.engine import Batch, Objective
+from sordino.gradients.stretch import Stretches
 from sordino.gradients.vmapped import InChunks, Materialised, choose_microbatch
 
 
@@ -22,14 +23,15 @@ class Looped:
     """A plain loop over single examples."""
 
     name = "loop"
+    stretches: Stretches | None = None
 
     def differentiate(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Materialised:
-        return Materialised.of(self._compute(objective, parameters, batch), batch.groups)
+        return Materialised.of(self._compute(objective, parameters, batch), batch.groups, None, self.stretches)
 
     def differentiate_blocks(
         self, objective: Objective, parameters: list[nn.Parameter], batch: Batch, blocks: Sequence[int]
     ) -> Materialised:
-        return Materialised.of(self._compute(objective, parameters, batch), batch.groups, blocks)
+        return Materialised.of(self._compute(objective, parameters, batch), batch.groups, blocks, self.stretches)
 
     def _compute(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[Tensor]:
         """[size, *shape] for each parameter."""

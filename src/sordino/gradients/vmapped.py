@@ -23,6 +23,7 @@ from sordino.gradients.engine import (
     add_widely,
     choose_weights,
 )
+from sordino.gradients.stretch import Stretches
 
 MEMORY_TARGET = 256 * 2**20
 """Bytes that materialised per-example gradients may take by default."""
@@ -38,11 +39,18 @@ class Materialised:
     blocks: Sequence[int] | None = None
 
     @staticmethod
-    def of(gradients: list[Tensor], groups: Groups | None = None, blocks: Sequence[int] | None = None) -> Materialised:
+    def of(
+        gradients: list[Tensor],
+        groups: Groups | None = None,
+        blocks: Sequence[int] | None = None,
+        stretches: Stretches | None = None,
+    ) -> Materialised:
         """Measure the gradients, or their means by unit, and blank those whose norm is not finite (law 6)."""
         gradients = [g.to(accumulation_dtype(g)) for g in gradients]
         if groups is not None:
             gradients = [groups.mean(g) for g in gradients]
+        if stretches is not None:
+            gradients = stretches.apply(gradients)
         squares = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients])
         norms = squares.sum(0).sqrt()
         bad = ~torch.isfinite(norms)
@@ -118,14 +126,15 @@ class Vmapped:
     """``vmap(grad(loss))`` over the examples of a batch."""
 
     name = "vmap"
+    stretches: Stretches | None = None
 
     def differentiate(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Materialised:
-        return Materialised.of(self._compute(objective, parameters, batch), batch.groups)
+        return Materialised.of(self._compute(objective, parameters, batch), batch.groups, None, self.stretches)
 
     def differentiate_blocks(
         self, objective: Objective, parameters: list[nn.Parameter], batch: Batch, blocks: Sequence[int]
     ) -> Materialised:
-        return Materialised.of(self._compute(objective, parameters, batch), batch.groups, blocks)
+        return Materialised.of(self._compute(objective, parameters, batch), batch.groups, blocks, self.stretches)
 
     def _compute(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[Tensor]:
         """[size, *shape] for each parameter."""

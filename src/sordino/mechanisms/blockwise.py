@@ -28,7 +28,19 @@ from sordino.combinations import Needs
 from sordino.errors import InvalidInput
 from sordino.mechanisms import Mechanism
 from sordino.noise import Independent, add_noise
-from sordino.parts import ROUNDING, Always, Blockwise, Constant, Draw, Exact, Poisson, State, Terms, factor_at
+from sordino.parts import (
+    ROUNDING,
+    Always,
+    Blockwise,
+    Constant,
+    Draw,
+    Exact,
+    Poisson,
+    State,
+    Stretching,
+    Terms,
+    factor_at,
+)
 from sordino.recipe import Common, Optimizer, Recipe
 
 if TYPE_CHECKING:
@@ -77,7 +89,12 @@ class PerBlock(Blockwise):
 
     by: str = "layer"
     needs: ClassVar[tuple[Needs, ...]] = (
-        Needs("norms", "norms={part!r} are of whole gradients: clipping by blocks needs Exact()", (Exact,)),
+        Needs(
+            "norms",
+            "norms={part!r} are of whole gradients: clipping by blocks needs Exact()",
+            (Exact, Stretching),
+            subclasses=True,
+        ),
     )
 
     def __post_init__(self) -> None:

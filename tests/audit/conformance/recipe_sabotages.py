@@ -20,8 +20,9 @@ from sordino import Private, Recipe, mechanisms, recipes, step
 from sordino.accounting import erasure, grids, jl_gaussian, random_allocation
 from sordino.accounting.pld import PrivacyLossDistribution
 from sordino.audit import conformance
-from sordino.gradients import Engine
+from sordino.gradients import BookKeeping, Engine
 from sordino.gradients import projected as projected_engine
+from sordino.gradients.stretch import Stretch, Stretches
 from sordino.mechanisms import noisy_test as noisy_tests
 from sordino.mechanisms.adam_bc import AdamBC
 from sordino.mechanisms.averaging import Averaged
@@ -33,6 +34,7 @@ from sordino.mechanisms.jl import ProjectedNorms
 from sordino.mechanisms.kalman import Kalman
 from sordino.mechanisms.low_pass import LowPass
 from sordino.mechanisms.noisy_test import NoisyTest, difference, losses
+from sordino.mechanisms.preconditioned import Probed
 from sordino.mechanisms.rejecting import Rollback
 from sordino.mechanisms.screening import Annealing
 from sordino.mechanisms.shuffled import Shuffled
@@ -625,6 +627,57 @@ def noise_alone(self: Banded, source: Source, receipt: Any, sums: list[Tensor], 
 # -- blocks ---------------------------------------------------------------------------------------------------------
 
 
+def lengthened(bench: Bench, factor: float) -> Stretches:
+    """A public map that makes every gradient longer."""
+    parameters = bench.parameters()
+    return Stretches(parameters, [Stretch(p.shape, torch.full((len(p),), factor)) for p in parameters])
+
+
+def maps_of_records(self: Probed, bench: Bench, step: int) -> Stretches:
+    records = bench.records.gather(torch.arange(bench.records.count), bench.device)
+    power = float(torch.nan_to_num(records.data[0]).double().abs().sum() % 5)
+    maps = [Stretch(p.shape, torch.linspace(0.1, 1.0, len(p)) ** power) for p in bench.parameters()]
+    return Stretches(bench.parameters(), maps)
+
+
+def clipping_first(patch: Patch) -> None:
+    """The norms are of gradients as they were, the sum is of stretched ones."""
+    healthy = BookKeeping.differentiate
+
+    def differentiate(self: BookKeeping, objective: Any, parameters: Any, batch: Any) -> Any:
+        found, stretches = healthy(self, objective, parameters, batch), self.stretches
+        self.stretches = None
+        found.squares = healthy(self, objective, parameters, batch).squares  # type: ignore[attr-defined]
+        self.stretches = stretches
+        return found
+
+    patch.setattr(Probed, "probe", lambda self, bench, step: lengthened(bench, 3.0))
+    patch.setattr(BookKeeping, "differentiate", differentiate)
+
+
+def stretching_twice(patch: Patch) -> None:
+    """What belongs after the noise comes before it."""
+    healthy = step.Attempt.add
+
+    def add(self: Attempt, some: Any) -> None:
+        healthy(self, self.bench.engine.stretches.apply(list(some)))  # type: ignore[attr-defined]
+
+    patch.setattr(Probed, "probe", lambda self, bench, step: lengthened(bench, 3.0))
+    patch.setattr(step.Attempt, "add", add)
+
+
+def following_the_draw(patch: Patch) -> None:
+    """Norm and sum agree, but one record more changes what all others are stretched by."""
+    healthy = BookKeeping.differentiate
+
+    def differentiate(self: BookKeeping, objective: Any, parameters: Any, batch: Any) -> Any:
+        maps = [Stretch(p.shape, torch.linspace(1.0, 0.1, len(p)) ** (batch.size % 3)) for p in parameters]
+        self.stretches = Stretches(parameters, maps)
+        return healthy(self, objective, parameters, batch)
+
+    patch.setattr(BookKeeping, "differentiate", differentiate)
+
+
 def each_to_the_whole(self: PerBlock, norms: Tensor, clip: float, draw: Draw, state: Any) -> Tensor:
     """Every block may be as long as the whole, and a little longer."""
     return clip_blocks(norms, norms.new_full((len(norms), 1), 1.2 * clip))
@@ -871,6 +924,13 @@ BROKEN: dict[str, dict[str, Twist]] = {
         "votes without noise": patched(QuantileBlocks, "release", unnoised_votes),
         "votes cost nothing": patched(QuantileBlocks, "terms", votes_for_free),
         "votes by length": patched(QuantileBlocks, "weigh", votes_by_length),
+        "half the noise": Twist(patch=halving_noise),
+    },
+    "preconditioned": {
+        "the map is found on the records": patched(Probed, "probe", maps_of_records),
+        "clipped before it is stretched": Twist(patch=clipping_first),
+        "stretched again before the noise": Twist(patch=stretching_twice),
+        "the map follows the draw": Twist(patch=following_the_draw),
         "half the noise": Twist(patch=halving_noise),
     },
     "low_pass": {

@@ -17,6 +17,8 @@ from sordino.gradients.rules.base import Examples, Kind, Layout, NoRule, PerExam
 from sordino.gradients.rules.combined import Summed, combine
 from sordino.gradients.rules.pulled import WayBack, pull_back
 from sordino.gradients.rules.recurrent import OVER_TIME
+from sordino.gradients.rules.stretched import stretch_kept
+from sordino.gradients.stretch import Stretches
 from sordino.gradients.vmapped import InChunks, choose_microbatch
 
 
@@ -25,7 +27,8 @@ class Book:
 
     A parameter with one use is measured as soon as its gradient arrives, so that what is no longer needed is freed
     during the backward pass; parameters with several uses are measured at the end, with their cross terms, and so are
-    all where `blocks` are measured apart. `layout` overrules what was found about the uses.
+    all where `blocks` are measured apart. Gradients that `stretches` has maps for are stretched first. `layout`
+    overrules what was found about the uses.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class Book:
         size: int,
         layout: Layout | None = None,
         blocks: Sequence[int] | None = None,
+        stretches: Stretches | None = None,
     ) -> None:
         self.parameters, self.recording, self.size, self.layout = parameters, recording, size, layout
         precise = any(p.dtype == torch.float64 for p in parameters)
@@ -45,6 +49,8 @@ class Book:
         self.precisely = FullPrecision(self.squares.device)
         self.kept: dict[int, list[PerExample]] = defaultdict(list)
         self.wanted = {id(p) for p in parameters}
+        maps = [None] * len(parameters) if stretches is None else stretches.maps
+        self.maps = {id(p): by for p, by in zip(parameters, maps, strict=True) if by is not None}
         self.single = self._find_single() if blocks is None else set()
         self.totals: list[PerExample | None] = []
         self.unseen: dict[int, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
@@ -58,7 +64,9 @@ class Book:
             for share in use.shares:
                 uses[id(share.parameter)] += 1
         alone: set[int] = set()
-        for made in self.made_from(uses):
+        for parameter, made in zip(self.parameters, self.made_from(uses), strict=True):
+            if id(parameter) in self.maps and any(each.handle is not parameter for each in made):
+                continue  # what was made from it must be put together before it can be stretched
             if are_apart(made) and all(uses[id(each.handle)] == 1 for each in made):
                 alone.update(id(each.handle) for each in made)
         return alone
@@ -95,6 +103,9 @@ class Book:
                     whole = kept.weighted_sum(torch.ones_like(self.squares))
                     self.unseen[id(share.parameter)] = self.unseen[id(share.parameter)] + whole
                 if id(share.parameter) in self.single:
+                    if (by := self.maps.get(id(share.parameter))) is not None:
+                        kept = stretch_kept(kept, by)
+                        self.kept[id(share.parameter)] = [kept]
                     self.squares += kept.squared_norms()
         if not self.recording.lenient:
             use.shares, use.versions = [], []
@@ -107,8 +118,11 @@ class Book:
             pairs = zip(self.parameters, self.made_from(combined), strict=True)
             for place, (parameter, made) in enumerate(pairs):
                 total = combine_pieces(parameter, made, combined, ways)
+                measured = all(id(each.handle) in self.single for each in made)
+                if total is not None and not measured and (by := self.maps.get(id(parameter))) is not None:
+                    total = stretch_kept(total, by)
                 self.totals.append(total)
-                if total is not None and not all(id(each.handle) in self.single for each in made):
+                if total is not None and not measured:
                     found = total.squared_norms()
                     self.squares += found
                     if self.blocks is not None:

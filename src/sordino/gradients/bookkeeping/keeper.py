@@ -27,6 +27,7 @@ from sordino.gradients.bookkeeping.unseen import Bypassed, compare_sums
 from sordino.gradients.engine import Batch, Blocked, Differentiated, Groups, Objective
 from sordino.gradients.looped import Looped, require_graph
 from sordino.gradients.rules.base import NoRule, PerExample, Unproven
+from sordino.gradients.stretch import Stretches
 from sordino.gradients.vmapped import Materialised, Vmapped
 
 _log = logging.getLogger("sordino")
@@ -55,6 +56,7 @@ class BookKeeping:
     name = "bookkeeping"
 
     def __init__(self) -> None:
+        self.stretches: Stretches | None = None
         self._knowledge: WeakKeyDictionary[Objective, Knowledge] = WeakKeyDictionary()
         self._vmapped, self._looped = Vmapped(), Looped()
         self._bytes_per_example = self._input_bytes = 0
@@ -77,7 +79,9 @@ class BookKeeping:
     ) -> Book | Materialised:
         knowledge = self._knowledge.setdefault(objective, Knowledge())
         if batch.size == 0:
-            return Book(parameters, prepare_recording(objective, batch, knowledge), 0, blocks=blocks).close()
+            return Book(
+                parameters, prepare_recording(objective, batch, knowledge), 0, None, blocks, self.stretches
+            ).close()
         if not knowledge.refused:
             try:
                 return self._keep(objective, parameters, batch, knowledge, blocks=blocks)
@@ -86,6 +90,7 @@ class BookKeeping:
             except NoRule as reason:
                 knowledge.refused = str(reason)
                 knowledge.tell(f"book-keeping cannot run this model ({reason}): using vmap")
+        self._vmapped.stretches = self._looped.stretches = self.stretches
         try:
             return _use(self._vmapped, objective, parameters, batch, blocks)
         except (RuntimeError, NotImplementedError, TypeError, UnsupportedModel) as error:
@@ -110,7 +115,7 @@ class BookKeeping:
         finally:
             recording.leave()  # also where an interrupt came in between
         try:
-            book = run_backward(recording, losses, parameters, knowledge, batch.groups, watch, blocks)
+            book = run_backward(recording, losses, parameters, knowledge, batch.groups, watch, blocks, self.stretches)
             # Inputs and whatever activations need are about twice what the output gradients take.
             self._bytes_per_example = 3 * book.bytes // max(1, batch.size)
             self._input_bytes = batch.bytes // max(1, batch.size)
@@ -150,6 +155,10 @@ class BookKeeping:
         enough = 512 if self._recurrent else max(128, min(512, inputs)) if table else 128
         return 1 << (int(min(2048, max(8, min(enough, fitting), small))).bit_length() - 1)
 
+    def watch(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch, watch: OnUse) -> None:
+        """Show every use of a parameter and its gradients before they are measured; `NoRule` where it cannot."""
+        self._keep(objective, parameters, batch, self._knowledge.setdefault(objective, Knowledge()), watch)
+
     def describe(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[UseCost]:
         """One row for each use of a parameter: how its gradients are measured and what that costs."""
         knowledge = self._knowledge.setdefault(objective, Knowledge())
@@ -160,7 +169,7 @@ class BookKeeping:
             rows.append(UseCost.of(names.get(id(parameter), "(made from parameters)"), use.name, kept))
 
         try:
-            self._keep(objective, parameters, batch, knowledge, watch)
+            self.watch(objective, parameters, batch, watch)
         except NoRule as reason:
             knowledge.refused = str(reason)
             return [UseCost("(whole model)", str(reason), "vmap, or a loop", 0, 0.0)]
@@ -197,6 +206,7 @@ def run_backward(
     groups: Groups | None = None,
     watch: OnUse | None = None,
     blocks: Sequence[int] | None = None,
+    stretches: Stretches | None = None,
 ) -> Book:
     """Find the examples in what was recorded, put those of a unit together, then run the one backward pass."""
     if recording.failure is not None:
@@ -208,7 +218,8 @@ def run_backward(
     if groups is not None:
         regroup(recording.uses, groups)
         losses = groups.spread(losses.new_ones(groups.size)) * losses
-    book = Book(parameters, recording, len(losses) if groups is None else groups.size, blocks=blocks)
+    size = len(losses) if groups is None else groups.size
+    book = Book(parameters, recording, size, None, blocks, stretches)
     book.watch = watch or book.watch
     recording.on_gradient, recording.final = book.receive, not recording.lenient
     recording.backward(losses.sum(), retain_graph=recording.lenient)

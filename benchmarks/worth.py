@@ -1,0 +1,316 @@
+"""What the newer mechanisms are worth at equal proven ε: short runs, one search of settings for all, three seeds.
+
+``python -m benchmarks.worth run`` takes the runs that are not stored yet, in an order in which whole columns of the
+table are finished first; ``write`` puts the table into docs/which-method.md. Everything goes through the public API.
+
+Each method has the same search: three learning rates, one run each, judged on 5,000 training records that no run sees
+(fewer where there are few). The best is then run with three other seeds and measured on the test set. The sizes below
+are far from what is best: they are what two shared cores can do for all methods alike.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks import units
+from benchmarks.results import CHOICE, put
+from sordino import Budget, Private, Recipe, recipes
+from sordino.lab import data
+from sordino.lab.experiments import catalogue
+from sordino.lab.experiments.problem import model_of, problem_of
+from sordino.lab.experiments.results import Row, keep_lines, read_lines
+from sordino.lab.experiments.running import measure_accuracy
+from sordino.lab.experiments.summaries import write_markdown
+from sordino.tables.dataset import tensors
+
+STORED = Path(__file__).parent / "results" / "worth.jsonl"
+PAGE = CHOICE.parent / "mechanisms" / "preconditioned.md"
+DELTA, EPSILONS, SEEDS = 1e-5, (1.0, 3.0), (0, 1, 2)
+STEPS, BATCH, HELD_OUT, SEARCHED = 100, 512, 5_000, 100
+"""Length of a run, expected size of a draw, training records that judge settings, and the seed of the search."""
+
+Split = tuple[Tensor, Tensor]
+app = typer.Typer(add_completion=False, help=__doc__)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table: a recipe, its own options, and the learning rates that are tried."""
+
+    recipe: Callable[..., Recipe]
+    rates: tuple[float, ...] = (1.0, 2.0, 4.0)
+    options: dict[str, Any] = field(default_factory=dict)
+    clip: float = 0.5
+
+
+SLOW = (0.1, 0.2, 0.4)
+METHODS = {
+    "dpsgd": Method(recipes.dpsgd),
+    "dpsgd, momentum": Method(recipes.dpsgd, SLOW, {"momentum": 0.9}),
+    "banded": Method(recipes.banded, options={"bands": 4}),
+    "blockwise": Method(recipes.blockwise),
+    "preconditioned": Method(recipes.preconditioned),
+    "low_pass": Method(recipes.low_pass),
+    "kalman": Method(recipes.kalman),
+    "averaged": Method(recipes.averaged),
+    "adam_bc": Method(recipes.adam_bc, (0.003, 0.01, 0.03)),
+}
+YARDSTICK = ("dpsgd", "dpsgd, momentum")
+"""DP-SGD at its best is the better of these."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Records to train on, to choose settings by and to measure on, and a way to build a network."""
+
+    train: Split
+    choose: Split
+    test: Split
+    build: Callable[[int], nn.Module]
+
+
+def build_cnn(channels: int) -> nn.Module:
+    """Two convolutions and a layer on images of half the size, from 28 or 32 pixels; 10,186 parameters on grey ones."""
+    return nn.Sequential(
+        *(nn.AvgPool2d(2), nn.Conv2d(channels, 16, 5, stride=2, padding=2), nn.Tanh()),
+        *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(512, 10)),
+    )
+
+
+@cache
+def load_pictures(name: str) -> Task:
+    """A dataset of images; its pixels in [0, 1]."""
+    loaded = data.load(name)
+    channels = loaded.test[0].shape[1]
+    return divide(tensors(loaded.train_set), loaded.test, lambda seed: seeded(seed, lambda: build_cnn(channels)))
+
+
+@cache
+def load_features(name: str) -> Task:
+    """The fixed features of the `linear` footing, and its linear layer."""
+    case = catalogue()[name, "linear-dpsgd"].case(1.0)
+    found = problem_of(case)
+    shape = tuple(found.train[0].shape[1:])
+    return divide(found.train, found.test, lambda seed: seeded(seed, lambda: model_of(case, shape)))
+
+
+def divide(train: Split, test: Split, build: Callable[[int], nn.Module]) -> Task:
+    """Put the last training records aside."""
+    kept = len(train[1]) - min(HELD_OUT, len(train[1]) // 5)
+    return Task((train[0][:kept], train[1][:kept]), (train[0][kept:], train[1][kept:]), test, build)
+
+
+def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
+    """A network that starts from a seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make()
+
+
+TASKS: dict[str, Callable[[], Task]] = {
+    "mnist": lambda: load_pictures("mnist"),
+    "fashion-mnist": lambda: load_pictures("fashion-mnist"),
+    "cifar10": lambda: load_pictures("cifar10"),
+    "imdb": lambda: load_features("imdb"),
+    "names": lambda: load_features("names"),
+}
+
+
+def compute_losses(model: nn.Module, batch: Split) -> Tensor:
+    """Cross-entropy of each example."""
+    return F.cross_entropy(model(batch[0].float()), batch[1], reduction="none")
+
+
+@cache
+def calibrate(method: str, epsilon: float, records: int) -> Recipe:
+    """The recipe of a run but for its learning rate, on which the noise does not depend."""
+    chosen = METHODS[method]
+    recipe = chosen.recipe(batch_size=BATCH, steps=STEPS, clip=chosen.clip, **chosen.options)
+    return recipe.calibrate(Budget(epsilon, DELTA), records=records)
+
+
+def train(task: Task, method: str, rate: float, epsilon: float, seed: int) -> tuple[nn.Module, dict[str, Any]]:
+    """A model, and what the run says of itself."""
+    recipe = calibrate(method, epsilon, len(task.train[1]))
+    recipe = replace(recipe, optimizer=replace(recipe.optimizer, lr=rate))
+    model = task.build(seed)
+    optimizer = recipe.optimizer.build(model.parameters())
+    begun = time.process_time()
+    private = Private(model, optimizer, task.train, compute_losses, recipe)
+    for _ in private.steps():
+        pass
+    guarantee = private.guarantee()
+    return model, {
+        "epsilon_spent": guarantee.epsilon,
+        "basis": guarantee.basis,
+        "noise": recipe.noise_multiplier,
+        "seconds": round(time.process_time() - begun, 2),
+    }
+
+
+# -- what is stored ----------------------------------------------------------------------------------------------------
+
+
+def name_run(task: str, epsilon: float, method: str, rate: float, seed: int) -> str:
+    """What a run is known by."""
+    return f"{task}/eps{epsilon:g}/{method}/{rate:g}/seed{seed}"
+
+
+def choose_rate(rows: dict[str, Row], task: str, epsilon: float, method: str) -> float | None:
+    """The learning rate that did best on the records put aside; None while one of the runs is missing."""
+    found = {rate: rows.get(name_run(task, epsilon, method, rate, SEARCHED)) for rate in METHODS[method].rates}
+    scores = {rate: row["accuracy"] for rate, row in found.items() if row is not None}
+    return max(scores, key=lambda rate: scores[rate]) if len(scores) == len(found) else None
+
+
+def list_missing(rows: dict[str, Row], tasks: list[str]) -> Iterator[tuple[str, float, str, float, int]]:
+    """The next runs, column by column; those of the report wait for their search."""
+    for epsilon in EPSILONS:
+        for task in tasks:
+            for method, settings in METHODS.items():
+                for rate in settings.rates:
+                    if name_run(task, epsilon, method, rate, SEARCHED) not in rows:
+                        yield task, epsilon, method, rate, SEARCHED
+                chosen = choose_rate(rows, task, epsilon, method)
+                for seed in SEEDS:
+                    if chosen is not None and name_run(task, epsilon, method, chosen, seed) not in rows:
+                        yield task, epsilon, method, chosen, seed
+
+
+@app.command()
+def run(
+    tasks: Annotated[list[str] | None, typer.Argument(help="Tasks, in order; all unless given.")] = None,
+    minutes: Annotated[float, typer.Option(help="Processor time to spend at most.")] = 50.0,
+    stored: Annotated[Path, typer.Option(help="Where results are kept.")] = STORED,
+) -> None:
+    """Take the runs that are missing, one after the other; each is stored when it ends."""
+    torch.set_num_threads(1)
+    begun = time.process_time()
+    while (time.process_time() - begun) / 60 < minutes:
+        rows = {row["label"]: row for row in read_lines(stored)}
+        following = next(list_missing(rows, tasks or list(TASKS)), None)
+        if following is None:
+            break
+        name, epsilon, method, rate, seed = following
+        task = TASKS[name]()
+        model, told = train(task, method, rate, epsilon, seed)
+        accuracy = measure_accuracy(model, task.choose if seed == SEARCHED else task.test)
+        row = {"label": name_run(*following), "task": name, "epsilon": epsilon, "method": method, "rate": rate}
+        keep_lines(stored, {**row, "seed": seed, "accuracy": accuracy, **told})
+        print(row["label"], f"{100 * accuracy:.2f}", f"{told['seconds']:.1f} s", flush=True)
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def collect(rows: dict[str, Row], task: str, epsilon: float, method: str) -> list[float]:
+    """Test accuracies of the chosen settings, in per cent."""
+    chosen = choose_rate(rows, task, epsilon, method)
+    if chosen is None:
+        return []
+    found = (rows.get(name_run(task, epsilon, method, chosen, seed)) for seed in SEEDS)
+    return [100 * row["accuracy"] for row in found if row is not None]
+
+
+def judge(ours: list[float], theirs: list[float]) -> str:
+    """A difference of means in words, where twice its standard error tells the two apart."""
+    if len(ours) < 2 or len(theirs) < 2:
+        return "too few runs"
+    difference = statistics.mean(ours) - statistics.mean(theirs)
+    error = sum(statistics.variance(each) / len(each) for each in (ours, theirs)) ** 0.5
+    if abs(difference) <= 2 * error:
+        return f"{difference:+.1f}, within the noise"
+    return f"{difference:+.1f}, {'worth it' if difference > 0 else 'not worth it'}"
+
+
+def tabulate(rows: dict[str, Row]) -> str:
+    """A line for each method, a pair of columns for each ε: accuracy, and the difference to DP-SGD at its best."""
+    tables = []
+    for task in TASKS:
+        best: dict[float, list[float]] = {}
+        for epsilon in EPSILONS:
+            found = [collect(rows, task, epsilon, method) for method in YARDSTICK]
+            best[epsilon] = max((each for each in found if each), key=statistics.mean, default=[])
+        lines = []
+        for method in METHODS:
+            cells = [method]
+            for epsilon in EPSILONS:
+                scores = collect(rows, task, epsilon, method)
+                cells += [_show(scores), _compare(scores, best[epsilon])]
+            if any(cells[1:]):
+                lines.append(cells)
+        if lines:
+            heads = ["method", *(head for e in EPSILONS for head in (f"ε = {e:g}", "against DP-SGD at its best"))]
+            tables.append(f"**{task}**\n\n{write_markdown(heads, lines)}")
+    return "\n".join(tables)
+
+
+def _show(scores: list[float]) -> str:
+    if len(scores) < 2:
+        return f"{scores[0]:.1f} (1)" if scores else ""
+    return f"{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f} ({len(scores)})"
+
+
+def _compare(scores: list[float], best: list[float]) -> str:
+    if not scores or not best:
+        return ""
+    return "the yardstick" if scores == best else judge(scores, best)
+
+
+@app.command()
+def write(stored: Annotated[Path, typer.Option(help="Where results are kept.")] = STORED) -> None:
+    """Put the table into docs/which-method.md."""
+    rows = {row["label"]: row for row in read_lines(stored)}
+    if unproven := sorted(label for label, row in rows.items() if row["basis"] != "proven"):
+        raise SystemExit(f"{unproven[0]} is not proven: it has no place in this table")
+    put(CHOICE, tabulate(rows), by="benchmarks.worth")
+    print(f"{len(rows)} runs, {sum(row['seconds'] for row in rows.values()) / 60:.0f} minutes of one core: {CHOICE}")
+
+
+# -- what stretching costs ---------------------------------------------------------------------------------------------
+
+
+@app.command()
+def cost(turns: int = 7) -> None:
+    """Processor time of a step beside DP-SGD's, by turns, and of probing; into docs/mechanisms/preconditioned.md."""
+    torch.set_num_threads(1)
+    lines = []
+    for name, (make, text) in units.NETWORKS.items():
+        runs = [_bind(make, text, recipe) for recipe in (recipes.dpsgd, recipes.preconditioned)]
+        begun = time.process_time()
+        norms = runs[1].bench.recipe.norms
+        norms.survey(runs[1].bench, 0)
+        probing = time.process_time() - begun
+        for each in runs:
+            units.measure(each)
+        measured = [[units.measure(each) for each in runs] for _ in range(turns)]
+        plain, stretched = (statistics.median(column) * 1000 for column in zip(*measured, strict=True))
+        lines.append([name, f"{plain:.0f} ms", f"{stretched:.0f} ms", f"{stretched / plain:.2f}", f"{probing:.1f} s"])
+        print(lines[-1], flush=True)
+    heads = ["network, 256 records", "DP-SGD", "preconditioned", "ratio", "probing, once"]
+    put(PAGE, write_markdown(heads, lines), part=" cost", by="benchmarks.worth")
+
+
+def _bind(make: Callable[[], nn.Module], text: bool, recipe: Callable[..., Recipe]) -> Private:
+    """A run that takes all records at every step."""
+    torch.manual_seed(0)
+    model, count = make(), units.RECORDS
+    inputs = torch.randint(0, units.WORDS, (count, units.LENGTH)) if text else torch.randn(count, 1, 28, 28)
+    settled = recipe(batch_size=count, steps=10_000, noise_multiplier=1.0).for_records(count)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return Private(model, optimizer, (inputs, torch.randint(0, 10, (count,))), units.loss, settled, validate=False)
+
+
+if __name__ == "__main__":
+    app()
