@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sordino import validation
-from sordino.cli.lookup import import_function
+from sordino.lab.importing import import_function
 from sordino.errors import InvalidInput, UnsupportedModel
 from sordino.gradients import Batch, BookKeeping, Objective, Vmapped, find_engine
 from sordino.gradients.bookkeeping.book import Book

@@ -69,7 +69,7 @@ def wants_learning(flags: Flags, base: Config) -> bool:
     """Whether a table is to be learnt from in the way of tables, and not by a network."""
     source = flags.data or base.data.source
     network = [*flags.given(*_OF_NETWORKS), *(["non_private_twin"] if flags.non_private_twin else [])]
-    other = base.recipe is not None or base.model.name not in (None, ADDITIVE)
+    other = base.recipe is not None or base.own is not None or base.model.name not in (None, ADDITIVE)
     if not is_benchmark(source) and is_table(source) and not network and not other:
         return True
     if mine := flags.given(*_OF_TABLES):

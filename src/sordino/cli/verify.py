@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.cli import options
+from sordino.cli import early, options
 from sordino.cli.terminal import FOUND, UNSURE, caution, console, print_json
 from sordino.errors import InvalidInput, LedgerForged, LedgerForked, LedgerRolledBack
 
@@ -35,6 +35,7 @@ _Key = Annotated[Path | None, typer.Option("--key", help="File with the key. Def
 
 def verify(run: _Run, head: _Head = None, key: _Key = None, json: options.Json = False) -> None:
     """Say whether a run's ledger is intact, rolled back, forked or forged, and print a receipt to keep elsewhere."""
+    early.require_run(run)
     from sordino.accounting.chain import find_key, read_key
 
     kept = None if head is None else _read_receipt(head)

@@ -90,6 +90,8 @@ class Case:
     model: Options = field(default_factory=dict)
     optimizer: Options = field(default_factory=dict)
     recipe: Options = field(default_factory=dict)
+    short: bool = False
+    """Whether it was made smaller for a try: no figure of such a run is one of its method's."""
 
     def __post_init__(self) -> None:
         if self.accounting not in ACCOUNTINGS:
@@ -121,7 +123,7 @@ class Case:
             recipe["steps"] = steps
             if "validation_noise" in recipe:  # few records make a test dear: it must leave something for training
                 recipe["validation_noise"] = max(float(recipe["validation_noise"]), SHORT_TEST_NOISE)
-        return replace(self, records=records or self.records, recipe=recipe)
+        return replace(self, records=records or self.records, recipe=recipe, short=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sordino import books
+from sordino import books, checkpoint
 from sordino.accounting.events import GaussianDpEvent
 from sordino.accounting.ledger import Ledger
 from sordino.books import write_durably
@@ -28,9 +29,10 @@ from sordino.mechanisms.dpis import Importance
 from sordino.noise import Secure
 from sordino.parts import Constant
 from sordino.private import Private
+from sordino.report.run_folder import is_regular
 from sordino.run import FIXED_IN_ADVANCE, announce_together
 
-STATISTICS = "statistics.pt"
+STATISTICS, AVERAGED = "statistics.pt", "averaged.pt"
 CHOSEN = "hyperparameters are those of a configuration: what choosing them on these records may have cost is not in ε"
 """Said instead of `FIXED_IN_ADVANCE`: the configurations were tuned on the benchmarks that they run on."""
 Report = Callable[[int, int, float], None]
@@ -71,12 +73,41 @@ def run(
         stored = results.find(folder, case.label)
         if stored is not None:
             return stored
-        row = _run(case, folder, problem_of(case), report or _say_nothing, most or MOST_STEPS, evaluations)
+        place = folder / "runs" / case.label
+        row = _run(case, place, problem_of(case), report or _say_nothing, most or MOST_STEPS, evaluations)
         if most is None:
             results.write(folder, row)
             if not keep:
                 results.drop_checkpoints(folder / "runs" / case.label)
         return row
+
+
+def run_in(
+    case: Case,
+    place: Path,
+    report: Report | None = None,
+    *,
+    evaluations: int = EVALUATIONS,
+    begun: Callable[[Private], None] = lambda private: None,
+) -> dict[str, Any]:
+    """Train a case in a folder of its own, or go on there: ledger from the first step on, checkpoints, and the model.
+
+    What is kept is the model that the row's accuracy is of, the mean of the last iterates included (`AVERAGED`).
+    `begun` is called with the run before its first step.
+    """
+    problem = problem_of(case)
+    return _run(case, place, problem, report or _say_nothing, MOST_STEPS, evaluations, begun, alone=True)
+
+
+def load_averaged(case: Case, place: Path) -> nn.Module:
+    """The model that `run_in` kept, in eval mode."""
+    model = model_of(case)
+    path = place / AVERAGED
+    if not is_regular(path):
+        raise InvalidInput(f"{place} holds no {AVERAGED}: sordino resume {place} goes on with it")
+    with checkpoint.one_line(f"{path} does not fit the network of its case"):
+        model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    return model.eval()
 
 
 def compute_losses(model: nn.Module, batch: Split) -> Tensor:
@@ -97,26 +128,47 @@ def measure_accuracy(model: nn.Module, records: Split) -> float:
     return right / len(records[1])
 
 
-def _run(case: Case, folder: Path, problem: Problem, report: Report, most: int, evaluations: int) -> dict[str, Any]:
-    place = folder / "runs" / case.label
+def _run(
+    case: Case,
+    place: Path,
+    problem: Problem,
+    report: Report,
+    most: int,
+    evaluations: int,
+    begun: Callable[[Private], None] = lambda private: None,
+    *,
+    alone: bool = False,
+) -> dict[str, Any]:
     problem, ledger = _prepare(case, place, problem)
     records = len(problem.train[1])
     model = model_of(case, tuple(problem.train[0].shape[1:]))
     recipe = recipe_of(case, records, problem.public)
     trained = (p for p in model.parameters() if p.requires_grad)
-    private = Private(model, recipe.optimizer.build(trained), problem.train, compute_losses, recipe, ledger=ledger)
+    fresh = place if alone and ledger is None and not (place / books.LEDGER).exists() else None
+    optimizer = recipe.optimizer.build(trained)
+    private = Private(model, optimizer, problem.train, compute_losses, recipe, ledger=ledger, run=fresh)
     with private:
         progress, average = Progress(), Average(case.average, private.total)
-        if (place / books.LEDGER).exists():
+        if fresh is None and (place / books.LEDGER).exists():
             extra = private.load(place)
             if extra:
                 progress = Progress(**extra["progress"])
                 average.restore(extra["average"])
                 _go_on_counting(private, progress.memory)
+        begun(private)
         for reached in _train_epochs(case, private, progress, average, problem.test, most, evaluations):
             private.save(place, {"progress": vars(progress), "average": average.state()})
             report(private.position, private.total, reached)
+        if alone:
+            with average.installed(model):
+                _keep_model(model, place)
         return _make_row(case, private, progress, average, problem)
+
+
+def _keep_model(model: nn.Module, place: Path) -> None:
+    content = io.BytesIO()
+    torch.save(model.state_dict(), content)
+    write_durably(place / AVERAGED, content.getvalue())
 
 
 def _go_on_counting(private: Private, counted: dict[str, int]) -> None:
