@@ -32,7 +32,7 @@ sordino compare --config comparison.toml --out runs/fashion (dataset, methods, e
 
 sordino compare --dataset digits --method dpsgd --recipe mine.py:softened --epsilon 3 (a mechanism of your own)
 
-sordino compare --dataset patients.csv --target outcome --epsilon 2 --seeds 1 (a table of your own: every run costs epsilon)
+sordino compare --dataset patients.csv --target outcome --epsilon 2 --seeds 1 (your own table: every run costs)
 
 The same command again goes on where it was killed; finished runs are not repeated.
 """
@@ -230,7 +230,9 @@ def _configure_own(code: str, dataset: str, known: Mapping[str, Settings]) -> Se
 
     base = known.get("dpsgd")
     if base is None:
-        raise InvalidInput(f"recipe={code}: dpsgd is not configured for {dataset}, whose model and length it would take")
+        raise InvalidInput(
+            f"recipe={code}: dpsgd is not configured for {dataset}, whose model and length it would take"
+        )
     place = locate(code)
     name = code.rpartition(":")[2]
     if name in known:

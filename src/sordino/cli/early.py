@@ -105,8 +105,8 @@ def _check_data(flags: Flags, source: str) -> None:
         near = get_close_matches(source.replace("_", "-"), options.DATA, n=1, cutoff=0.6)
         meant = f"; did you mean {near[0]!r}?" if near else ""
         raise InvalidInput(
-            f"data={path.resolve()} does not exist: give a table (.csv, .tsv, .csv.gz, .parquet, .xlsx), a .npz file, a "
-            f"folder of images by class, or one of {', '.join(options.DATA)}{meant}"
+            f"data={path.resolve()} does not exist: give a table (.csv, .tsv, .csv.gz, .parquet, .xlsx), a .npz file, "
+            f"a folder of images by class, or one of {', '.join(options.DATA)}{meant}"
         )
     if flags.target is not None and path.suffix.lower() in _TABLES and path.is_file():
         _check_target(path, flags.target, flags.given("header", "separator", "encoding", "decimal"))

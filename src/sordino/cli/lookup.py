@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from sordino.cli.config import Config, ModelChoice
-from sordino.lab.importing import import_function
 from sordino.cli.own_recipes import rebuild
 from sordino.errors import InvalidInput
 from sordino.lab import data as benchmarks
+from sordino.lab.importing import import_function
 from sordino.lab.networks import ARCHITECTURES
 from sordino.recipe import Recipe
 from sordino.tables import reading

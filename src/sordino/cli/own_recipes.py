@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sordino.accounting import Budget
-from sordino.lab.importing import call_recipe
 from sordino.errors import InvalidInput
+from sordino.lab.importing import call_recipe
 from sordino.recipe import Optimizer, Recipe
 
 _NUMBERS = ("batch_size", "epochs", "steps", "clip", "noise_multiplier", "records")

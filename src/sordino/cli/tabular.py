@@ -184,6 +184,7 @@ def audit(directory: Path, config: Config, *, as_json: bool) -> bool:
             bar.advance(task)
     passed = not findings
     told = {"run": str(directory), "passed": passed, "records": len(removed), "releases": releases}
+    save_json(directory / "audit.json", told)  # for the report; findings may speak of records, and stay here
     if as_json:
         print_json({**told, "findings": findings})
         return passed

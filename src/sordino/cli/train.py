@@ -118,7 +118,7 @@ class Flags(options.OptionFields):
     preset: Annotated[
         str | None,
         _learning(
-            "best: the features, model and settings of our best figures, for mnist, fashion-mnist, cifar10, imdb, names.",
+            "best: the settings of our best figures for mnist, fashion-mnist, cifar10, imdb or names.",
             among=options.PRESETS,
         ),
     ] = None
