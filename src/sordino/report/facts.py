@@ -93,6 +93,8 @@ class Facts:
     cautions: tuple[str, ...] = ()
     dataset: Mapping[str, Any] | None = None
     """Where the dataset's own budget stood when this run reserved from it."""
+    ended: bool = False
+    """Whether a run without a recipe, as on a table, says that it is finished."""
     used: Used = field(default_factory=Used)
     about: About = field(default_factory=About)
 
@@ -106,7 +108,9 @@ class Facts:
 
     @property
     def finished(self) -> bool:
-        """Whether the last step of the recipe is saved."""
+        """Whether the last step of the recipe is saved; without a recipe, whether the run says so."""
+        if self.recipe is None:
+            return self.ended
         return self.total_steps is not None and (self.saved_step or 0) >= self.total_steps
 
 
@@ -161,6 +165,7 @@ def gather(
         trained_with=_read_versions(outcome),
         cautions=_find_cautions(recipe, booked),
         dataset=booked.dataset,
+        ended=(outcome or {}).get("status") == "finished",
         used=read_used(tables, outcome, () if brief else _price_notes(booked, tariff)),
         about=about if about is not None else read_about(folder),
     )

@@ -127,8 +127,8 @@ def answer_nist(facts: Facts) -> list[Answer]:
         ),
         Answer(
             "Which algorithm was run, and why is its price right?",
-            f"{_name_algorithm(facts)} Its {proof.events:,} events were written down before they happened, and priced by "
-            f"{g.accountant}; the proofs are in Sordino’s documentation.",
+            f"{_name_algorithm(facts)} Its {proof.events:,} events were written down before they happened, and priced "
+            f"by {g.accountant}; the proofs are in Sordino’s documentation.",
             "algorithms and correctness; machine learning",
         ),
         Answer(
@@ -203,8 +203,8 @@ def answer_edpb(facts: Facts) -> list[Answer]:
         ),
         Answer(
             "Was the model analysed, and by whom?",
-            f"This page was computed from the ledger ({facts.proof.fingerprint[:16]}…). An internal or external audit of "
-            "the engineering is for the owner to arrange.",
+            f"This page was computed from the ledger ({facts.proof.fingerprint[:16]}…). An audit of the engineering, "
+            "internal or external, is for the owner to arrange.",
             "analysis of the model",
         ),
         Answer(

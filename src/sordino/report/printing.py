@@ -1,4 +1,4 @@
-"""A page as PDF, by the print of a browser that is on this machine: headless, without network, in a profile of its own."""
+"""A page as PDF, by the print of a browser on this machine: headless, without network, in a profile of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def find_browser() -> str:
     if found is None:
         where = f"{BROWSER}={named} is no program" if named else f"none of {', '.join(BROWSERS)} is installed"
         raise InvalidInput(
-            f"a PDF needs a browser: {where}; install chromium, set {BROWSER}, or print the page from a browser of yours"
+            f"a PDF needs a browser: {where}; install chromium, set {BROWSER}, or print the page by hand"
         )
     return found
 
