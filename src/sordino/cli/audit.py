@@ -26,6 +26,11 @@ sordino audit --recipe dpsgd --noise-multiplier 1.0
 
 sordino audit runs/20260101-120000 --json
 """
+EXPLAINED = (
+    "claimed: what the ledger of the attacked case says, a few steps with these parts, not the ε of a whole run;",
+    "certain: what the attacker's error rates prove, whatever else is true (99.9 % confidence by default);",
+    "implied: the ε of these events at the noise that the error rates speak for; above the claim means broken.",
+)
 _Run = Annotated[Path | None, typer.Argument(help="A run of `sordino train`.")]
 _Recipe = Annotated[
     str | None,
@@ -117,8 +122,13 @@ def _audit_run(run: Path, trials: int, seed: int | None, trust_code: bool, as_js
         print_json(result)
         return found.mechanism.passed
     out = console()
-    out.print(f"{run}: ε = {round_up(found.epsilon, 3)} claimed at δ = {round_up_digits(found.delta, 3)}", markup=False)
+    out.print(
+        f"{run} claims ε = {round_up(found.epsilon, 3)} at δ = {round_up_digits(found.delta, 3)} for the whole run. "
+        "Attacked is its mechanism on small worst cases, each of which claims an ε of its own:",
+        markup=False,
+    )
     _print_audit(found.mechanism)
+    out.print(f"Kept in {run / 'audit.json'}: the next `sordino report {run}` shows it.", markup=False)
     for attack in found.membership:
         out.print(str(attack), markup=False)
     return found.mechanism.passed
@@ -136,6 +146,8 @@ def _print_audit(found: Audit) -> None:
         )
     out = console()
     out.print(table)
+    for line in EXPLAINED:
+        out.print(line, markup=False)
     for finding in found.findings:
         out.print(f"✗ {finding}", markup=False)
     out.print(

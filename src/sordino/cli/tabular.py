@@ -192,6 +192,7 @@ def audit(directory: Path, config: Config, *, as_json: bool) -> bool:
     console().print(f"{directory}: {releases:,} releases, with and without each of {len(removed)} records: {verdict}")
     for finding in findings:
         console().print(f"✗ {finding}", markup=False)
+    console().print(f"Kept in {directory / 'audit.json'}: `sordino report {directory}` shows it.", markup=False)
     return passed
 
 

@@ -14,6 +14,7 @@ from sordino.lab.experiments.results import Row, export
 from sordino.lab.experiments.summaries import (
     Summary,
     accuracy_table,
+    describe_settings,
     epsilon_table,
     epsilon_to_reach,
     levels_for,
@@ -36,8 +37,12 @@ def publish(rows: Sequence[Row], folder: Path) -> list[Path]:
     if importlib.util.find_spec("matplotlib"):
         paths += draw_figures(rows, folder / "figures")
     paths.append(folder / "comparison.html")
-    comparison(rows, paths[-1], title="Methods at equal ε")
+    comparison([{**row, **_tell_settings(row)} for row in rows], paths[-1], title="Methods at equal ε")
     return paths
+
+
+def _tell_settings(row: Row) -> dict[str, str]:
+    return dict(zip(("model", "features", "length"), describe_settings([row]), strict=True))
 
 
 def draw_figures(rows: Sequence[Row], folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino import books, checkpoint
+from sordino.accounting import Guarantee, pricing
 from sordino.accounting.events import GaussianDpEvent
 from sordino.accounting.ledger import Ledger
 from sordino.books import write_durably
@@ -23,7 +24,7 @@ from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.lab.experiments import results
 from sordino.lab.experiments.cases import EVALUATIONS, Case
 from sordino.lab.experiments.methods import MOST_STEPS, recipe_of
-from sordino.lab.experiments.problem import Problem, Split, model_of, normalise, problem_of
+from sordino.lab.experiments.problem import Problem, Split, model_of, normalise, problem_of, released_first
 from sordino.lab.features import ChannelNorm, private_normalisation
 from sordino.mechanisms.dpis import Importance
 from sordino.noise import Secure
@@ -32,7 +33,8 @@ from sordino.private import Private
 from sordino.report.run_folder import is_regular
 from sordino.run import FIXED_IN_ADVANCE, announce_together
 
-STATISTICS, AVERAGED = "statistics.pt", "averaged.pt"
+STATISTICS, AVERAGED, APART = "statistics.pt", "averaged.pt", "statistics.sqlite"
+TOGETHER = "epsilon includes statistics of the features, which stand in a ledger of their own"
 CHOSEN = "hyperparameters are those of a configuration: what choosing them on these records may have cost is not in ε"
 """Said instead of `FIXED_IN_ADVANCE`: the configurations were tuned on the benchmarks that they run on."""
 Report = Callable[[int, int, float], None]
@@ -181,14 +183,16 @@ def _prepare(case: Case, place: Path, problem: Problem) -> tuple[Problem, Ledger
     options = case.features
     if "noise" not in options:
         return problem, None
-    if (place / books.LEDGER).exists():
+    if (place / books.LEDGER).exists() or (place / APART).exists():
         stored = torch.load(place / STATISTICS, weights_only=True)
         return normalise(problem, ChannelNorm(stored["mean"], stored["std"])), None
     if not {"clip", "square_clip"} <= set(options):
         raise InvalidInput("features with noise need clip and square_clip: public bounds on a record's statistics")
     ledger = Ledger.in_memory()
     recipe = recipe_of(case, len(problem.train[1]), problem.public)
-    announce_together(ledger, recipe, [(GaussianDpEvent(options["noise"]), 2)])
+    apart = recipe.basis == "published"  # whose ledger may hold nothing else: it leaves out what it rejects
+    if not apart:
+        announce_together(ledger, recipe, [(GaussianDpEvent(options["noise"]), 2)])
     norm = private_normalisation(
         problem.train[0],
         records=len(problem.train[1]),
@@ -203,6 +207,9 @@ def _prepare(case: Case, place: Path, problem: Problem) -> tuple[Problem, Ledger
     torch.save({"mean": norm.mean, "std": norm.std}, beside)
     write_durably(place / STATISTICS, beside.read_bytes())
     beside.unlink()
+    if apart:
+        ledger.copy_to(place / APART).close()
+        return normalise(problem, norm), None
     return normalise(problem, norm), ledger
 
 
@@ -287,7 +294,7 @@ def _price_so_far(case: Case, private: Private) -> dict[str, float]:
 
 def _make_row(case: Case, private: Private, progress: Progress, average: Average, problem: Problem) -> dict[str, Any]:
     model = private.bench.objective.model
-    guarantee = private.guarantee(case.delta).to_dict()
+    guarantee = _include_apart(case, private).to_dict()
     said = (CHOSEN if line == FIXED_IN_ADVANCE else line for line in guarantee["assumptions"])
     guarantee["assumptions"] = [*said, *problem.caveats]
     with average.installed(model):
@@ -313,6 +320,16 @@ def _make_row(case: Case, private: Private, progress: Progress, average: Average
         "clip": [point["clip"] for point in progress.curve],
         "case": case.to_dict(),
     }
+
+
+def _include_apart(case: Case, private: Private) -> Guarantee:
+    """The run's guarantee, priced with the statistics that were released into a ledger of their own, if they were."""
+    spent, found = released_first(case), private.guarantee(case.delta)
+    if not spent or private.bench.recipe.basis != "published":
+        return found
+    events = [*spent, *private.bench.ledger.events()]
+    together = pricing.epsilon(events, found.delta, found.accountant, found.adjacency)
+    return replace(found, epsilon=together, assumptions=(*found.assumptions, TOGETHER))
 
 
 def _say_nothing(step: int, steps: int, reached: float) -> None:
