@@ -187,9 +187,10 @@ def test_what_no_ledger_knows_is_asked_for(run):
     refused = sordino("report", run, "--for", "registry")
     assert refused.exit_code == 2
     assert "the registry needs owner, owner_kind, purpose, region" in refused.stderr
+    facts = gather(run, about=ABOUT)
+    unproven = replace(facts, guarantee=replace(facts.guarantee, basis="published"))
     with pytest.raises(InvalidInput, match="only a proven and finite guarantee"):
-        facts = gather(run, about=ABOUT)
-        describe_deployment(replace(facts, guarantee=replace(facts.guarantee, basis="published")))
+        describe_deployment(unproven)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +348,8 @@ def test_everything_that_does_something_is_reached_by_the_keyboard(browser: Brow
 
 
 def test_text_on_top_of_text_would_be_seen(browser: Browser, tmp_path):
-    bad = "<p style='position:absolute;top:9px'>one line of words</p><p style='position:absolute;top:12px'>and another</p>"
+    style = "position:absolute;top:{}px"
+    bad = "".join(f"<p style='{style.format(top)}'>words at {top}</p>" for top in (9, 12))
     (tmp_path / "bad.html").write_text(f"<!doctype html><body>{bad}</body>")
     page = browser.page((tmp_path / "bad.html").as_uri())
     assert page_checks.overlaps(page) != []

@@ -115,6 +115,9 @@ def _run_all(trials: Sequence[Trial], wanted: Any, folder: Path) -> tuple[list[r
             except SordinoError as error:
                 failed.append(f"{trial.label}: {error}")
                 continue
+            except KeyboardInterrupt:
+                complain("interrupted: the same command again goes on where this one stopped")
+                raise typer.Exit(INTERRUPTED) from None
             results.write(folder, row)
         rows.append(row)
         messages().print(f"{number}/{len(trials)} {trial.label} {row['accuracy']:.2%}", markup=False)
@@ -127,15 +130,14 @@ def _train(trial: Trial, wanted: Any, folder: Path) -> results.Row:
     from sordino.cli.resume import resume
 
     place = folder / "runs" / trial.label
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
             if (place / LEDGER).exists():
                 resume(place, trust_code=True, json=True)  # of the code that this very command names
             else:
                 train_and_report(replace(wanted, recipe=trial.recipe, epsilon=trial.epsilon, run=place))
         except (typer.Exit, KeyboardInterrupt):
-            complain("interrupted: the same command again goes on where this one stopped")
-            raise typer.Exit(INTERRUPTED) from None
+            raise KeyboardInterrupt from None
     return _make_row(trial, wanted, place)
 
 

@@ -54,6 +54,7 @@ from sordino.names import read_toml
 
 ACCOUNTINGS = ("proven", "published")
 SHORT_TEST_NOISE = 5.0
+SPARSE = 20
 EVALUATIONS = 60
 """How often a run looks at the test set, and saves itself, at most; it decides nothing, so it is in no case."""
 Options = Mapping[str, Any]
@@ -113,10 +114,11 @@ class Case:
     def shortened(self, records: int | None = None, steps: int | None = None) -> Case:
         """A small case of the same kind, for a try: fewer records, smaller draws, few steps and noise to match."""
         recipe = dict(self.recipe)
+        share = SPARSE if self.published == "tcdp" else 4  # whose theorem about sampling is for rates below a tenth
         if records is not None:
             for key in ("batch_size", "validation_size"):
                 if key in recipe:
-                    recipe[key] = max(1, min(int(recipe[key]), records // 4))
+                    recipe[key] = max(1, min(int(recipe[key]), records // share))
         if steps is not None:
             for key in ("noise_multiplier", "epochs"):
                 recipe.pop(key, None)
