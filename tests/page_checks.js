@@ -62,5 +62,25 @@ const checks = (() => {
     }
     return wrong;
   };
-  return { overflow, small, faint, charts };
+  // Leaves of text whose lines lie on those of another leaf, by more than the air around letters.
+  const overlaps = () => {
+    const lines = texts().flatMap((node) => {
+      const range = document.createRange();
+      return [...node.childNodes].filter((child) => child.nodeType === 3 && child.textContent.trim()).flatMap((child) => {
+        range.selectNodeContents(child);
+        return [...range.getClientRects()].filter((box) => box.width > 1).map((box) => ({ node, box }));
+      });
+    });
+    lines.sort((a, b) => a.box.top - b.box.top);
+    const wrong = [];
+    lines.forEach((a, k) => {
+      for (let i = k + 1; i < lines.length && lines[i].box.top < a.box.bottom - 4; i += 1) {
+        const b = lines[i];
+        if (a.node === b.node || a.node.contains(b.node) || b.node.contains(a.node)) continue;
+        if (a.box.left < b.box.right - 2 && b.box.left < a.box.right - 2) wrong.push(`${start(a.node)} on ${start(b.node)}`);
+      }
+    });
+    return wrong;
+  };
+  return { overflow, small, faint, charts, overlaps };
 })();

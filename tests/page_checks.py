@@ -34,6 +34,11 @@ def charts(page: Page) -> list[Any]:
     return _ask(page, "charts()")
 
 
+def overlaps(page: Page) -> list[Any]:
+    """Text that lies on other text, as print layouts are prone to."""
+    return _ask(page, "overlaps()")
+
+
 def _ask(page: Page, question: str) -> list[Any]:
     found = page.evaluate(f"(() => {{ {_CHECKS}; return checks.{question} }})()")
     assert isinstance(found, list)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -31,7 +32,8 @@ class Records:
     """
 
     def __init__(self, dataset: Any, collate: Collate | None = None, views: Views | None = None) -> None:
-        self.dataset = dataset
+        dataset = _read_arrays(dataset)
+        self.dataset = TensorDataset(*dataset) if collate and _is_rows(dataset) else dataset
         self.collate = collate
         self.views = views
         self._tensors = None if collate else find_tensors(dataset)
@@ -240,9 +242,32 @@ def find_tensors(dataset: Any) -> tuple[Tensor, ...] | None:
         return (dataset,)
     if isinstance(dataset, TensorDataset):
         return tuple(dataset.tensors)
-    if isinstance(dataset, tuple) and dataset and all(isinstance(x, Tensor) for x in dataset):
-        lengths = {len(x) for x in dataset}
-        if len(lengths) != 1:
-            raise InvalidInput(f"dataset tensors have lengths {sorted(lengths)}, must be equal: one row per record")
-        return dataset
-    return None
+    return dataset if _is_rows(dataset) else None
+
+
+def _is_rows(dataset: Any) -> bool:
+    """Whether this is a tuple of tensors, such as inputs and classes, with one row per record each."""
+    if not (isinstance(dataset, tuple) and dataset and all(isinstance(x, Tensor) for x in dataset)):
+        return False
+    lengths = {len(x) for x in dataset}
+    if len(lengths) != 1:
+        raise InvalidInput(f"dataset tensors have lengths {sorted(lengths)}, must be equal: one row per record")
+    return True
+
+
+def _read_arrays(dataset: Any) -> Any:
+    """The same dataset, in which numpy arrays are tensors that share their memory: as a tuple they were two records."""
+    if isinstance(dataset, np.ndarray):
+        return _to_tensor(dataset)
+    if isinstance(dataset, tuple) and any(isinstance(x, np.ndarray) for x in dataset):
+        return tuple(_to_tensor(x) if isinstance(x, np.ndarray) else x for x in dataset)
+    return dataset
+
+
+def _to_tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    if not array.ndim:
+        raise InvalidInput("dataset has an array without rows (a single number): give one row per record")
+    try:
+        return torch.as_tensor(array)
+    except TypeError:
+        raise InvalidInput(f"dataset has an array of {array.dtype}, must hold numbers: encode them first") from None

@@ -63,7 +63,11 @@ def test_words_end_with_guarantee_accuracy_and_directory(sordino, small, tmp_pat
     assert words.index("for every training record, but the held-out records are NOT protected") < words.index(
         "Held-out accuracy: "
     )
-    assert words.rstrip().endswith(f"Saved in {tmp_path / 'run'}")
+    _, _, ending = words.partition(f"Saved in {tmp_path / 'run'}\nNext:\n")
+    commands = [line.split() for line in ending.splitlines()]
+    assert [words[:3] for words in commands] == [
+        ["sordino", name, str(tmp_path / "run")] for name in ("predict", "report", "audit")
+    ]
     assert "ε 4.00 of 4.00 planned" in result.stderr
 
 

@@ -322,6 +322,14 @@ class Ledger:
         for sequence, text in self._all(query, (self.reserved,)):
             yield sequence, self._event(text)
 
+    def notes(self, most: int = 100) -> list[tuple[str, DpEvent]]:
+        """The first charges that say what they are for, such as the ranges of a table's columns, with their events."""
+        query = (
+            f"SELECT note, event FROM charges JOIN kinds USING (kind) WHERE note != '' AND {_SPENT} "
+            "ORDER BY sequence LIMIT ?"
+        )
+        return [(str(note), self._event(text)) for note, text in self._all(query, (self.reserved, most))]
+
     def head(self) -> Head:
         """Where the ledger stands now, with what is reserved."""
         with self.snapshot():

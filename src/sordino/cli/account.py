@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.cli import options
+from sordino.cli import early, options
 from sordino.cli.options import choose_delta, count_steps, find_rate
 from sordino.cli.terminal import UNSURE, caution, console, print_json
 from sordino.errors import InvalidInput
@@ -47,6 +47,7 @@ def account(
     if run is not None and any(value is not None for value in described):
         raise InvalidInput("a run and a description of steps are both given: use one of them")
     if run is not None:
+        early.require_run(run)
         from sordino.report.run_folder import expect_anything
 
         with expect_anything(run):
@@ -108,6 +109,8 @@ def _bill_run(run: Path, delta: float | None, adjacency: str | None) -> Statemen
     prefix = plans.bill(events, declared, unplanned, stopped_in_advance=True)
     if delta is None:
         delta = _read_delta(folder)
+    if delta is None:  # a table's plan, or that of a recipe whose parts have no name, is in the ledger alone
+        delta = next((plan.budget.delta for plan in declared if plan.budget is not None), None)
     if delta is None:
         raise InvalidInput(f"{run} has no budget that names a delta: use --delta")
     chosen = adjacency or header.get("adjacency", "add-or-remove-one")

@@ -24,7 +24,7 @@ from sordino.cli.session import Session
 from sordino.cli.terminal import INTERRUPTED, console, messages, print_json, save_json, say
 from sordino.figures import round_up, to_plain
 from sordino.tables.defaults import count_parameters
-from sordino.tables.reading import Sheet
+from sordino.tables.reading import Sheet, is_table
 from sordino.tables.schema import KINDS, Schema, Skip
 
 _MANY = 12
@@ -97,6 +97,8 @@ class Outcome:
     head: str
     runs_code: bool = False
     held_out_loss: float | None = None
+    next: tuple[str, ...] = ()
+    """Commands to go on with, most wanted first."""
 
     @property
     def interrupted(self) -> bool:
@@ -109,7 +111,7 @@ class Outcome:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, the guarantee's fields among the others."""
         plain = {**vars(self), **self.guarantee.to_dict(), "epsilon": to_plain(self.guarantee.epsilon)}
-        del plain["guarantee"], plain["runs_code"]
+        del plain["guarantee"], plain["runs_code"], plain["next"]
         return {**plain, "versions": read_versions()}
 
 
@@ -140,6 +142,22 @@ def _print(outcome: Outcome, twin_accuracy: float | None) -> None:
     if twin_accuracy is not None:
         out.print(f"The non-private twin: {twin_accuracy:.1%} (same model and steps, neither clipping nor noise)")
     out.print(f"Saved in {outcome.run}", markup=False)
+    if outcome.next and not outcome.interrupted:
+        out.print("Next:")
+        for command in outcome.next:
+            out.print(f"  {command}", markup=False)
+
+
+def list_next(run: Path, source: str, *, runs_code: bool) -> tuple[str, ...]:
+    """What can be done with a model that was trained on `source`."""
+    texts = source in ("imdb", "names")
+    new = "new.csv" if is_table(source) else "photos/" if Path(source).is_dir() else "new.txt" if texts else "new.npz"
+    name, trust = shlex.quote(str(run)), " --trust-code" if runs_code else ""
+    return (
+        f"sordino predict {name} --data {new} --out predictions.csv{trust}",
+        f"sordino report {name}",
+        f"sordino audit {name}{trust}",
+    )
 
 
 def _describe_held_out(outcome: Outcome) -> str:

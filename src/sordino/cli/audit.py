@@ -26,9 +26,17 @@ sordino audit --recipe dpsgd --noise-multiplier 1.0
 
 sordino audit runs/20260101-120000 --json
 """
+EXPLAINED = (
+    "claimed: what the ledger of the attacked case says, a few steps with these parts, not the ε of a whole run;",
+    "certain: what the attacker's error rates prove, whatever else is true (99.9 % confidence by default);",
+    "implied: the ε of these events at the noise that the error rates speak for; above the claim means broken.",
+)
 _Run = Annotated[Path | None, typer.Argument(help="A run of `sordino train`.")]
 _Recipe = Annotated[
-    str | None, typer.Option("--recipe", metavar="NAME|FILE.toml", help="A recipe by name, or a recipe.toml.")
+    str | None,
+    typer.Option(
+        "--recipe", metavar="NAME|FILE.toml|FILE.py:FUNCTION", help="A recipe by name, a recipe.toml, or code of yours."
+    ),
 ]
 _Trials = Annotated[int, typer.Option(min=20, help="Trials with and without the canary.")]
 _Confidence = Annotated[float, typer.Option(help="Chance that an honest recipe passes.")]
@@ -94,6 +102,10 @@ def _audit_run(run: Path, trials: int, seed: int | None, trust_code: bool, as_js
     if config is not None and config.learning is not None:
         return tabular.audit(run, config, as_json=as_json)
 
+    if config is not None and config.preset is not None:
+        raise InvalidInput(
+            f"{run} follows a preset: audit its recipe with `sordino audit --recipe {run / 'recipe.toml'}`"
+        )
     if (run / "audit.json").is_symlink():  # before minutes of work whose result could not be kept
         raise InvalidInput(f"cannot write {run / 'audit.json'}: it is a link, which could lead anywhere: remove it")
     session = reopen(run, trust_code=trust_code, prepare=False)
@@ -110,8 +122,13 @@ def _audit_run(run: Path, trials: int, seed: int | None, trust_code: bool, as_js
         print_json(result)
         return found.mechanism.passed
     out = console()
-    out.print(f"{run}: ε = {round_up(found.epsilon, 3)} claimed at δ = {round_up_digits(found.delta, 3)}", markup=False)
+    out.print(
+        f"{run} claims ε = {round_up(found.epsilon, 3)} at δ = {round_up_digits(found.delta, 3)} for the whole run. "
+        "Attacked is its mechanism on small worst cases, each of which claims an ε of its own:",
+        markup=False,
+    )
     _print_audit(found.mechanism)
+    out.print(f"Kept in {run / 'audit.json'}: the next `sordino report {run}` shows it.", markup=False)
     for attack in found.membership:
         out.print(str(attack), markup=False)
     return found.mechanism.passed
@@ -129,6 +146,8 @@ def _print_audit(found: Audit) -> None:
         )
     out = console()
     out.print(table)
+    for line in EXPLAINED:
+        out.print(line, markup=False)
     for finding in found.findings:
         out.print(f"✗ {finding}", markup=False)
     out.print(
@@ -147,9 +166,16 @@ def _find_recipe(name: str) -> Recipe:
             return Recipe.from_file(name)
         except OSError as error:
             raise InvalidInput(f"cannot read recipe {name}: {error.strerror}") from None
+    if ":" in name:
+        from sordino.lab.importing import call_recipe
+
+        return call_recipe(name, batch_size=4, epochs=4)
     known = mechanisms.find_all()
+    name = name.replace("-", "_")
     if name not in known:
-        raise InvalidInput(f"recipe={name} is unknown: use a .toml file or one of {', '.join(known)}")
+        raise InvalidInput(
+            f"recipe={name} is unknown: use a .toml file, file.py:function, or one of {', '.join(known)}"
+        )
     recipe = known[name].recipe(batch_size=4, epochs=4, **known[name].example)
     if getattr(recipe.sampler, "chooses_noise", False):  # it is found within a budget alone
         return recipe.calibrate(Budget(epsilon=8.0, delta=1e-5), records=64)

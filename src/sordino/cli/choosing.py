@@ -6,16 +6,19 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sordino import mechanisms
 from sordino.accounting import Budget
-from sordino.cli import lookup
+from sordino.cli import lookup, own_recipes
 from sordino.cli.config import Config, ModelChoice, name_classes, read_config
 from sordino.cli.finetune import FinetuneFlags
 from sordino.cli.options import choose_delta
+from sordino.cli.own_recipes import OwnRecipe
 from sordino.cli.terminal import caution, show_reading
 from sordino.cli.train import Flags
 from sordino.errors import InvalidInput
+from sordino.lab.importing import call_recipe
 from sordino.recipe import Recipe
 from sordino.tables.dataset import Data
 from sordino.tables.defaults import BENCHMARK, OPTIMIZERS, Defaults, choose_defaults
@@ -46,12 +49,16 @@ class Chosen:
 def choose(flags: Flags) -> Chosen:
     """Read the records, and settle everything that is public about the run."""
     base = read_config(flags.config) if flags.config else Config()
-    if flags.config is not None and flags.model is None:
-        lookup.require_trusted(base.model, flags.trust_code, flags.config)
+    if flags.config is not None:
+        named = base if flags.model is None else replace(base, model=ModelChoice())
+        lookup.require_trusted(named, flags.trust_code, flags.config)
     data = choose_data(base.data, flags)
     records = load(data)
     count = require_count(data, records)
     data = replace(data, records=count)
+    defaults = BENCHMARK if lookup.is_benchmark(data.source) else choose_defaults(records)
+    if base.own is not None:
+        base = replace(base, recipe=_call_own(base.own, count, defaults))
     config = Config(
         data=data,
         model=ModelChoice(flags.model) if flags.model else base.model,
@@ -67,9 +74,23 @@ def choose(flags: Flags) -> Chosen:
         plan = plan_release(schema, count, find_budget(base.recipe, flags, count), share, shared=shared)
         data = replace(data, prepare=share if plan else None, classes=None, bounds=None)  # the schema says it all
         config = replace(config, schema=schema, data=data)
-    defaults = BENCHMARK if lookup.is_benchmark(data.source) else choose_defaults(records)
+    code = base.recipe_code if flags.recipe is None else flags.recipe if ":" in flags.recipe else None
     shaped = _shape_recipe(base.recipe, flags, count, defaults)
-    return Chosen(replace(config, recipe=calibrate(shaped, flags, count, plan)), records, plan)
+    recipe = calibrate(shaped, flags, count, plan)
+    own = None if code is None else own_recipes.note(own_recipes.locate(code), recipe)
+    return Chosen(replace(config, recipe=recipe, own=own), records, plan)
+
+
+def _call_own(own: OwnRecipe, records: int, defaults: Defaults) -> Recipe:
+    """The recipe of a configuration's code; its numbers are settled anew, on top of those that the file names."""
+    if "noise_multiplier" in own.settings or "budget" in own.settings:
+        return own_recipes.rebuild(own)
+    return call_recipe(own.code, **_choose_size(own.settings, records, defaults))
+
+
+def _choose_size(settings: dict[str, Any], records: int, defaults: Defaults) -> dict[str, Any]:
+    usual = {"batch_size": defaults.batch_size(records), "epochs": defaults.epochs(records)}
+    return {name: settings.get(name, value) for name, value in usual.items()}
 
 
 def read_sheet(flags: Flags) -> Sheet:
@@ -182,8 +203,10 @@ def _shape_recipe(base: Recipe | None, flags: Flags, records: int, defaults: Def
 
 
 def _build_default(name: str, records: int, defaults: Defaults) -> Recipe:
-    mechanism = mechanisms.find(name)
-    recipe = mechanism.recipe(batch_size=defaults.batch_size(records), epochs=defaults.epochs(records))
+    size = _choose_size({}, records, defaults)
+    if ":" in name:
+        return call_recipe(name, **size)  # which knows its optimizer best
+    recipe = mechanisms.find(name).recipe(**size)
     optimizer = defaults.optimizer if recipe.optimizer.kind == "sgd" else OPTIMIZERS[recipe.optimizer.kind]
     return replace(recipe, optimizer=recipe.optimizer.adopt(optimizer))
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.cli import options
+from sordino.cli import early, options
 from sordino.cli.terminal import FOUND, INTERRUPTED, complain, console, messages, print_json
 from sordino.errors import InvalidInput
 
@@ -29,6 +30,10 @@ sordino compare --dataset digits --method dpsgd --method dpsur --epsilon 1 --eps
 
 sordino compare --config comparison.toml --out runs/fashion (dataset, methods, epsilons, seeds in a file)
 
+sordino compare --dataset digits --method dpsgd --recipe mine.py:softened --epsilon 3 (a mechanism of your own)
+
+sordino compare --dataset patients.csv --target outcome --epsilon 2 --seeds 1 (your own table: every run costs)
+
 The same command again goes on where it was killed; finished runs are not repeated.
 """
 DIED = "its process died twice: run again to go on"
@@ -46,11 +51,18 @@ class Comparison:
     records: int | None = None
     steps: int | None = None
     settings: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
 
 
 def compare(
-    dataset: Annotated[str | None, typer.Option(help="Such as fashion-mnist; `digits` needs no download.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Such as fashion-mnist; `digits` needs no download. Or a table of your own.")
+    ] = None,
     method: Annotated[list[str] | None, typer.Option(help="May be repeated. Default: all that are configured.")] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.py:FUNCTION", help="A mechanism of your own beside them; may be repeated."),
+    ] = None,
     epsilon: Annotated[list[float] | None, typer.Option(help="May be repeated. Default: those configured.")] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds. Default: 3.")] = None,
     accounting: Annotated[str | None, typer.Option(help="proven (default), published or both.")] = None,
@@ -63,6 +75,10 @@ def compare(
     evaluations: Annotated[
         int | None, typer.Option(min=1, help="Times that a run is evaluated and saved. Default: 60.")
     ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the checkpoints of finished runs.")] = False,
+    target: Annotated[str | None, typer.Option(help="The column of your table that is to be predicted.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="TOML with what is public about your table.")] = None,
+    delta: options.Delta = None,
     dataset_budget: options.NoDatasetBudget = None,
     json: options.Json = False,
 ) -> None:
@@ -81,34 +97,77 @@ def compare(
         "records": records,
         "steps": steps,
         "settings": tuple(str(path) for path in settings or ()) or None,
+        "recipes": tuple(recipe or ()) or None,
     }
+    _check_names(dataset, recipe or ())
     plan = replace(
         read_comparison(config) if config else Comparison(), **{k: v for k, v in given.items() if v is not None}
     )
+    if plan.dataset is not None and is_own(plan.dataset):
+        from sordino.cli.comparing_tables import compare_on_table
+
+        for name, value in (("records", plan.records), ("steps", plan.steps), ("settings", plan.settings or None)):
+            if value is not None:
+                raise InvalidInput(f"{name}={value} is for the datasets that Sordino knows: leave it out for a table")
+        compare_on_table(plan, target, schema, delta, out, as_json=json)
+        return
+    for name, own in (("target", target), ("schema", schema), ("delta", delta)):
+        if own is not None:
+            raise InvalidInput(f"{name}={own} is for a table of your own: leave it out for {plan.dataset}")
     cases = list_cases(plan)
     folder = out or Path("runs") / f"compare-{cases[0].dataset}"
-    run_and_publish(cases, folder, workers, evaluations, as_json=json)
+    run_and_publish(cases, folder, workers, evaluations, as_json=json, keep=keep)
+
+
+def is_own(dataset: str) -> bool:
+    """Whether this names a file of the user's, rather than one of the laboratory's datasets."""
+    return bool(Path(dataset).suffix) and dataset not in options.DATA
+
+
+def _check_names(dataset: str | None, recipes: Sequence[str]) -> None:
+    """What is mistyped is said before torch is loaded."""
+    for code in recipes:
+        if ":" not in code:
+            raise InvalidInput(f"recipe={code!r} must be file.py:function: give --method for those that Sordino has")
+    if dataset is not None and is_own(dataset) and not Path(dataset).exists():
+        raise InvalidInput(f"dataset={dataset} does not exist: give a table, or one of {', '.join(options.DATA)}")
+    if dataset is not None and not is_own(dataset) and "SORDINO_CONFIGS" not in os.environ:
+        early.require_known("dataset", dataset, options.DATA, ", or a table of yours", "is not configured: choose")
 
 
 def run_and_publish(
-    cases: list[Case], folder: Path, workers: int | None, evaluations: int | None, *, as_json: bool
+    cases: list[Case],
+    folder: Path,
+    workers: int | None,
+    evaluations: int | None,
+    *,
+    as_json: bool,
+    keep: bool = False,
 ) -> None:
     """Run all cases with a live table, publish what came out, and say what failed."""
     from sordino.lab.experiments import results, summaries
     from sordino.lab.experiments.publishing import publish
 
-    failed = run_cases(cases, folder, workers, evaluations)
+    failed = run_cases(cases, folder, workers, evaluations, keep=keep)
     rows = [row for case in cases if (row := results.find(folder, case.label)) is not None]
     paths = publish(rows, folder) if rows else []
     if as_json:
         print_json({"rows": rows, "files": [str(path) for path in paths]})
     elif rows:
-        console().print(summaries.accuracy_table(rows), markup=False)
-        console().print(f"{len(rows)} results in {folder}: {', '.join(path.name for path in paths[:3])}", markup=False)
+        console().print(summaries.accuracy_table(rows, settings=True), markup=False)
+        say_where(rows, folder, paths)
     for line in failed:
         complain(line)
     if failed:
         raise typer.Exit(FOUND)
+
+
+def say_where(rows: Sequence[Any], folder: Path, paths: Sequence[Path]) -> None:
+    """Where the results are, and the page to open."""
+    console().print(f"{len(rows)} results in {folder}: {', '.join(path.name for path in paths[:3])}", markup=False)
+    page = next((path for path in paths if path.suffix == ".html"), None)
+    if page is not None:
+        console().print(f"Open {page} in a browser", markup=False)
 
 
 def read_comparison(path: Path) -> Comparison:
@@ -156,28 +215,88 @@ def _choose_settings(plan: Comparison) -> list[Settings]:
     here = {method: settings for (name, method), settings in known.items() if name == dataset}
     here |= {settings.method: settings for settings in own if settings.dataset == dataset}
     usual = [method for method, settings in here.items() if settings.footing not in STUDIES]
-    methods = plan.methods or tuple(settings.method for settings in own) or tuple(usual)
+    mine = [_configure_own(code, dataset, here) for code in plan.recipes]
+    here |= {settings.method: settings for settings in mine}
+    named = tuple(settings.method for settings in (*own, *mine))
+    methods = tuple(dict.fromkeys((*plan.methods, *named))) or tuple(usual)
     if unknown := [method for method in methods if method not in here]:
         raise InvalidInput(f"method={unknown[0]!r} is not configured for {dataset}: choose one of {_join(here)}")
     return [here[method] for method in methods]
+
+
+def _configure_own(code: str, dataset: str, known: Mapping[str, Settings]) -> Settings:
+    """A function of the user's in place of DP-SGD: the same records, features, model, draws and length."""
+    from sordino.cli.own_recipes import locate
+
+    base = known.get("dpsgd")
+    if base is None:
+        raise InvalidInput(
+            f"recipe={code}: dpsgd is not configured for {dataset}, whose model and length it would take"
+        )
+    place = locate(code)
+    name = code.rpartition(":")[2]
+    if name in known:
+        raise InvalidInput(f"recipe={code}: there is a method {name!r} already: call the function otherwise")
+    sizes = {key: base.base["recipe"][key] for key in ("batch_size", "epochs", "steps") if key in base.base["recipe"]}
+    tables = {**base.base, "recipe": {"name": place, **sizes}}
+    return replace(base, method=name, footing="", provenance=f"the user's {code}", base=tables, by_epsilon={})
 
 
 def _join(names: Iterable[str]) -> str:
     return ", ".join(sorted(set(names)))
 
 
-def run_cases(cases: Sequence[Case], folder: Path, workers: int | None, evaluations: int | None = None) -> list[str]:
+def run_cases(
+    cases: Sequence[Case],
+    folder: Path,
+    workers: int | None,
+    evaluations: int | None = None,
+    *,
+    keep: bool = False,
+) -> list[str]:
     """Run all cases with a live table; what failed, one line each."""
     from sordino.lab.experiments.cases import EVALUATIONS
     from sordino.lab.experiments.pool import run_all
 
+    messages().print(foretell(cases, folder, workers), markup=False)
+    looks = EVALUATIONS if evaluations is None else evaluations
     try:
         with LiveTable(cases) as live:
-            outcomes = run_all(cases, folder, workers, live.tell, EVALUATIONS if evaluations is None else evaluations)
+            outcomes = run_all(cases, folder, workers, live.tell, looks, keep=keep)
     except KeyboardInterrupt:
         complain("interrupted: the same command again goes on where this one stopped")
         raise typer.Exit(INTERRUPTED) from None
     return [f"{told.case.label}: {told.error or DIED}" for told in outcomes if told.state == "failed"]
+
+
+def foretell(cases: Sequence[Case], folder: Path, workers: int | None) -> str:
+    """How many runs there are, and about how long they take, by those that came with Sordino."""
+    from sordino.lab.experiments import results
+    from sordino.lab.experiments.estimates import estimate_seconds
+    from sordino.lab.machine import cores
+
+    different = {case.label: case for case in cases}
+    waiting = [case for case in different.values() if results.find(folder, case.label) is None]
+    at_once = min(workers or cores(), max(1, len(waiting)))
+    count = f"{len(different)} runs" if len(different) > 1 else "1 run"
+    done = len(different) - len(waiting)
+    said = f"{count}{f', {done} of them finished already' if done else ''}, {at_once} at a time"
+    if not waiting:
+        return said
+    known = [estimate_seconds(case) for case in waiting]
+    priced = [seconds for seconds in known if seconds is not None]
+    if not priced:
+        return f"{said}; none like them came with Sordino, so that the time is known when the first has ended"
+    total = sum(priced) * len(waiting) / len(priced) / at_once
+    partly = "" if len(priced) == len(waiting) else f" (by {len(priced)} of them)"
+    return f"{said}: about {_describe_time(total)} by the runs that came with Sordino{partly}"
+
+
+def _describe_time(seconds: float) -> str:
+    """45 s, 14 min, 3.5 h."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class LiveTable:
@@ -209,18 +328,25 @@ class LiveTable:
         elif told.state in ("finished", "failed"):
             reached = "" if told.accuracy is None else f" {told.accuracy:.2%}"
             ended = sum(each.state in ("finished", "failed") for each in self._told.values())
-            line = f"{ended}/{len(self._told)} {told.state} {told.case.label}{reached} {told.error}"
+            short = " (shortened)" if told.case.short else ""
+            line = f"{ended}/{len(self._told)} {told.state} {told.case.label}{short}{reached} {told.error}"
             self._console.print(line.rstrip(), markup=False)
 
     def _tabulate(self) -> Table:
         from rich.table import Table
 
-        table = Table("dataset", "method", "accounting")
+        from sordino.lab.experiments.summaries import describe_features
+
+        table = Table("dataset", "method", "model", "features", "accounting")
         epsilons = sorted({case.epsilon for case in self._cases})
         for epsilon in epsilons:
             table.add_column(f"ε = {epsilon:g}", justify="right")
-        for line in dict.fromkeys((case.dataset, case.method, case.accounting) for case in self._cases):
-            table.add_row(*line, *(self._fill_cell(line, epsilon) for epsilon in epsilons))
+        for case in {(case.dataset, case.method, case.accounting): case for case in self._cases}.values():
+            line = (case.dataset, case.method, case.accounting)
+            name = f"{case.method} (shortened)" if case.short else case.method
+            model = (str(case.model["name"]), describe_features(case.features))
+            cells = (self._fill_cell(line, epsilon) for epsilon in epsilons)
+            table.add_row(case.dataset, name, *model, case.accounting, *cells)
         running = [told for told in self._told.values() if told.state == "running"]
         table.caption = "   ".join(
             f"{told.case.method} ε {told.case.epsilon:g} #{told.case.seed}: {told.step}/{told.steps or '?'}"

@@ -42,6 +42,7 @@ from typing import Any, TypeVar
 import tomli_w
 
 from sordino.books import write_durably
+from sordino.cli.own_recipes import OwnRecipe, parse_own
 from sordino.errors import InvalidInput
 from sordino.finetuning.choice import TextChoice
 from sordino.lab.data import LOADERS
@@ -53,6 +54,7 @@ from sordino.tables.schema import Schema, parse_schema
 
 FILE = "config.toml"
 MOST_STEPS = 10_000_000
+_NAMES = ("data", "schema", "model", "recipe", "learning", "run", "finetuning", "preset")
 _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int": (int,),
@@ -124,6 +126,15 @@ class Config:
     run: RunChoice = field(default_factory=RunChoice)
     learning: LearningChoice | None = None
     finetuning: TextChoice | None = None
+    preset: dict[str, Any] | None = None
+    """A case of the laboratory's (`sordino.lab.experiments.Case`) that a run follows, in place of a recipe."""
+    own: OwnRecipe | None = None
+    """The function of the user's that makes the recipe; read from a file, `recipe` is None until it may be run."""
+
+    @property
+    def recipe_code(self) -> str | None:
+        """The user's function that makes the recipe, if there is one."""
+        return None if self.own is None else self.own.code
 
     def to_toml(self) -> str:
         """A TOML document that `read_config` turns into an equal configuration."""
@@ -131,10 +142,14 @@ class Config:
         if self.schema is not None:
             tables["schema"] = self.schema.to_table()
         tables["model"] = {"name": self.model.name, **self.model.options} if self.model.name else {}
-        if self.recipe is not None:
+        if self.own is not None:
+            tables["recipe"] = self.own.to_table()
+        elif self.recipe is not None:
             tables["recipe"] = tomllib.loads(self.recipe.to_toml())
         if self.learning is not None:
             tables["learning"] = _list_given(self.learning)
+        if self.preset is not None:
+            tables["preset"] = {key: value for key, value in self.preset.items() if value is not None}
         tables["run"] = _list_given(self.run)
         if self.finetuning is not None:
             tables["finetuning"] = _list_given(self.finetuning)
@@ -161,16 +176,20 @@ def read_run_config(directory: Path, name: str = FILE) -> Config | None:
 
 
 def _parse(tables: dict[str, Any], path: Path) -> Config:
-    if unknown := sorted(set(tables) - {"data", "schema", "model", "recipe", "learning", "run", "finetuning"}):
-        known = "data, schema, model, recipe, learning, run and finetuning"
+    if unknown := sorted(set(tables) - set(_NAMES)):
+        known = ", ".join(_NAMES)
         raise InvalidInput(f"configuration {path} has no table [{unknown[0]}]: it has {known}")
     if wrong := [name for name, table in tables.items() if not isinstance(table, dict)]:
         raise InvalidInput(f"configuration {path}: {wrong[0]} must be a table, [{wrong[0]}]")
+    recipe = tables.get("recipe")
+    own = parse_own(recipe, path) if recipe is not None and "code" in recipe else None
     return Config(
         data=_parse_data(tables.get("data", {}), path.parent),
         schema=parse_schema(tables["schema"]) if "schema" in tables else None,
         model=_parse_model(tables.get("model", {})),
-        recipe=_parse_recipe(tables["recipe"]) if "recipe" in tables else None,
+        recipe=_parse_recipe(recipe) if recipe is not None and own is None else None,
+        own=own,
+        preset=tables.get("preset"),
         run=_fill(RunChoice, "run", tables.get("run", {})),
         finetuning=_fill(TextChoice, "finetuning", tables["finetuning"]) if "finetuning" in tables else None,
         learning=_parse_learning(tables["learning"]) if "learning" in tables else None,

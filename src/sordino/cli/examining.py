@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sordino import validation
-from sordino.cli.lookup import import_function
 from sordino.errors import InvalidInput, UnsupportedModel
 from sordino.gradients import Batch, BookKeeping, Objective, Vmapped, find_engine
 from sordino.gradients.bookkeeping.book import Book
 from sordino.gradients.bookkeeping.keeper import UseCost
 from sordino.gradients.engine import Loss
+from sordino.lab.importing import import_function
 from sordino.validation import fixing
 
 EXAMPLES, MEASURED = 4, 64

@@ -33,6 +33,11 @@ def train_and_report(flags: Flags) -> None:
         draft_schema(sheet.train, sheet.target, flags.draft_schema)
         console().print(f"Wrote {flags.draft_schema}. Make it say what is public, then: --schema {flags.draft_schema}")
         return
+    if flags.preset is not None:
+        from sordino.cli import presets  # which needs the laboratory
+
+        presets.train(flags)
+        return
     base = read_config(flags.config) if flags.config else Config()
     if flags.tune or flags.given(*searching.OPTIONS):
         searching.search(flags, base)
@@ -95,6 +100,9 @@ def _sum_up(session: Session, status: str, last: Evaluation, seconds: float) -> 
     noise = private.bench.recipe.noise_multiplier
     assert noise is not None
     head = private.bench.ledger.head()
+    runs_code = any(":" in (name or "") for name in (session.config.model.name, session.config.recipe_code))
+    tuned = session.config.finetuning is not None  # which says itself what is next
+    source = session.config.data.source
     return Outcome(
         status=status,
         run=str(session.run),
@@ -106,8 +114,9 @@ def _sum_up(session: Session, status: str, last: Evaluation, seconds: float) -> 
         seconds=round(seconds),
         events=head.events,
         head=head.chain.hex(),
-        runs_code=":" in (session.config.model.name or ""),
+        runs_code=runs_code,
         held_out_loss=last.loss,
+        next=() if tuned else announcing.list_next(session.run, source, runs_code=runs_code),
     )
 
 

@@ -7,7 +7,7 @@ says so.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,8 @@ class Loaded:
         if isinstance(inputs, ImageInputs):
             return (1 if inputs.grey else 3, inputs.size, inputs.size)
         assert self.config is not None
+        if self.config.preset is not None:  # its features
+            return (int(self.config.preset["model"]["features"]),)
         records = lookup.load_records(self.config.data)
         assert not isinstance(records, Sheet)
         return tuple(records.train_set[0][0].shape)
@@ -104,9 +106,13 @@ def open_run(run: Path, *, trust_code: bool = False) -> Loaded:
     if is_saved(run):
         return Loaded(load_model(run), config.read_run_config(run))
     found = config.read_run_config(run)
-    if found is None or found.recipe is None or found.model.name is None:
+    if found is not None and found.preset is not None:
+        from sordino.cli.presets import load_preset  # which needs the laboratory
+
+        return Loaded(load_preset(run, found.preset), found)
+    if found is None or (found.recipe is None and found.own is None) or found.model.name is None:
         raise InvalidInput(f"{run} holds no trained model: give the directory of a finished run of `sordino train`")
-    lookup.require_trusted(found.model, trust_code, run / config.FILE)
+    lookup.require_trusted(replace(found, own=None), trust_code, run / config.FILE)  # its recipe is not needed
     model = lookup.build_model(found.model, None)
     _fill(model, run)
     return Loaded(Trained(model.eval(), _find_inputs(found)), found)

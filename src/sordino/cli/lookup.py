@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from sordino.cli.config import ModelChoice
+from sordino.cli.config import Config, ModelChoice
+from sordino.cli.own_recipes import rebuild
 from sordino.errors import InvalidInput
 from sordino.lab import data as benchmarks
+from sordino.lab.importing import import_function
 from sordino.lab.networks import ARCHITECTURES
 from sordino.recipe import Recipe
 from sordino.tables import reading
@@ -96,13 +96,19 @@ def build_model(choice: ModelChoice, seed: int | None) -> nn.Module:
     return model
 
 
-def require_trusted(choice: ModelChoice, trusted: bool, where: Path) -> None:
+def require_trusted(found: Config, trusted: bool, where: Path) -> None:
     """Refuse to run code because a file names it: only the user can say that it may run."""
-    if choice.name is not None and ":" in choice.name and not trusted:
-        raise InvalidInput(
-            f"{where} has the model {choice.name[:100]!r}, which is code that would be run: "
-            "look at it, and give --trust-code if it may"
-        )
+    for what, name in (("model", found.model.name), ("recipe", found.recipe_code)):
+        if name is not None and ":" in name and not trusted:
+            raise InvalidInput(
+                f"{where} has the {what} {name[:100]!r}, which is code that would be run: "
+                "look at it, and give --trust-code if it may"
+            )
+
+
+def complete_recipe(found: Config) -> Config:
+    """The same with the recipe that its code makes, where there is one: after `require_trusted` alone."""
+    return found if found.own is None or found.recipe is not None else replace(found, recipe=rebuild(found.own))
 
 
 def _require_small(choice: ModelChoice) -> None:
@@ -127,40 +133,3 @@ def _find_builder(name: str) -> Callable[..., Any]:
         names = ", ".join(sorted(builders))
         raise InvalidInput(f"model={name!r} is not known: choose one of {names}, or give file.py:function")
     return found
-
-
-def import_function(name: str) -> Callable[..., Any]:
-    """The function that ``file.py:function`` or ``package.module:function`` names."""
-    where, _, function = name.rpartition(":")
-    module = _import_module(where) if where else None
-    found = getattr(module, function, None)
-    if not callable(found):
-        raise InvalidInput(f"{name!r} names no function: give file.py:function or package.module:function")
-    return found  # type: ignore[no-any-return]  # callable() is all that can be known about a user's function
-
-
-def _import_module(where: str) -> Any:
-    path = Path(where)
-    try:
-        if path.suffix != ".py":
-            return importlib.import_module(where)
-        if not path.is_file():
-            raise InvalidInput(f"{path} does not exist: give file.py:function")
-        return _run_file(path)
-    except (ImportError, SyntaxError) as error:
-        raise InvalidInput(f"cannot import {where}: {error}") from error
-
-
-def _run_file(path: Path) -> Any:
-    """Run a Python file as a module; it may import its neighbours, as `python file.py` would let it."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    neighbours = str(path.resolve().parent)
-    sys.path.insert(0, neighbours)
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(neighbours)
-    return module

@@ -47,6 +47,8 @@ MODELS = (
     *("jl-cifar", "linear", "mlp", "mnist-cnn", "names-lstm", "scatter-cnn", "scatter-linear", "small-cnn"),
     *("transformer", "vgg13"),
 )
+PRESETS = ("best",)
+OF_PRESETS = ("cifar10", "fashion-mnist", "imdb", "mnist", "names")
 OPTIMIZERS = ("adam", "adamw", "dog", "sgd")
 DTYPES = ("float32", "bfloat16", "int8")
 ACCOUNTANTS = ("gdp", "pld", "rdp", "rdp-classic", "rdp-filter", "tcdp", "zcdp", "zcdp-epoch")

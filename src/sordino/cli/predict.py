@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.cli import options
+from sordino.cli import early, options
 from sordino.cli.terminal import caution, console, print_json
 from sordino.errors import InvalidInput
 
@@ -52,6 +52,7 @@ def predict(
     json: options.Json = False,
 ) -> None:
     """Predict classes with their probabilities, or values, of new records by the model of a run."""
+    early.require_directory(run)
     import pyarrow as pa
     import pyarrow.csv
 

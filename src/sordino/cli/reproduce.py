@@ -14,6 +14,7 @@ from sordino.errors import InvalidInput
 
 if TYPE_CHECKING:
     from sordino.lab.experiments.papers import PaperTable
+    from sordino.lab.experiments.results import Row
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -46,7 +47,10 @@ class Wanted:
     workers: Annotated[int | None, typer.Option(help="Processes at once. Default: one per core.")] = None
     records: Annotated[int | None, typer.Option(help="Train on the first so many records alone, for a try.")] = None
     steps: Annotated[int | None, typer.Option(help="Take so few steps, for a try; the noise follows.")] = None
-    show: Annotated[bool, typer.Option("--show", help="Print what is finished; run and write nothing.")] = False
+    show: Annotated[
+        bool,
+        typer.Option("--show", help="Print what is finished here, or came with Sordino; run and write nothing."),
+    ] = False
     listed: Annotated[bool, typer.Option("--list", help="List the tables and where they stand.")] = False
 
 
@@ -105,8 +109,12 @@ def _train(table: PaperTable, datasets: list[str], wanted: Wanted) -> list[str]:
         steps=wanted.steps,
     )
     failed = [] if wanted.show else run_cases(cases_of(planned), wanted.out, wanted.workers)
-    rows = compare_side_by_side(table, planned, lambda label: results.find(wanted.out, label))
-    _save(rows, table, datasets, wanted)
+    shipped = wanted.show and not _list_limits(wanted)
+
+    def find(label: str) -> Row | None:
+        return results.find(wanted.out, label) or (results.find_shipped(label) if shipped else None)
+
+    _save(compare_side_by_side(table, planned, find), table, datasets, wanted)
     return failed
 
 
@@ -145,7 +153,7 @@ def _save(text: str, table: PaperTable, datasets: list[str], wanted: Wanted) -> 
 
 def _list_remarks(table: PaperTable, wanted: Wanted) -> list[str]:
     """What a reader must know who sees the table alone."""
-    remarks = []
+    remarks = ["Runs that are not in --out are those that came with Sordino."] if wanted.show else []
     if short := _list_limits(wanted):
         limits = " and ".join(f"{value} {name}" for name, value in short.items())
         remarks.append(f"SHORTENED to {limits} for a try: ours are not the paper's runs.")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sordino.cli import options
+from sordino.cli import early, options
 
 EPILOG = """
 [bold]Example[/bold]: sordino resume runs/20260101-120000
@@ -23,6 +23,8 @@ def resume(
 
     A run on a table that was killed while its ranges and classes were released is prepared again, at their price.
     """
+    if not run.is_dir() or not any(run.iterdir()):
+        early.require_run(run, early.CONFIG)
     from sordino.books import OUTCOME
     from sordino.cli.terminal import console
     from sordino.errors import InvalidInput
@@ -50,6 +52,11 @@ def resume(
     config = read_run_config(run)
     if config is not None and config.learning is not None:
         tabular.resume(run, config, as_json=json)
+        return
+    if config is not None and config.preset is not None:
+        from sordino.cli import presets
+
+        presets.resume(run, config, as_json=json)
         return
     session = reopen(run, trust_code=trust_code)
     try:

@@ -193,7 +193,8 @@ def prepare_records(public: Config, sheet: Sheet, plan: ReleasePlan, directory: 
     try:
         directory.mkdir(parents=True, exist_ok=True)
         public.write(directory, PREPARATION)
-        write_durably(directory / "recipe.toml", public.recipe.to_toml().encode())
+        if public.own is None:  # whose parts may have no name to write
+            write_durably(directory / "recipe.toml", public.recipe.to_toml().encode())
     except OSError as error:
         raise InvalidInput(f"cannot write to run directory {directory}: {error.strerror}") from error
     complete = complete_schema(sheet, public.schema, plan, public.recipe, directory, public.run.seed, budget)
@@ -214,7 +215,10 @@ def reopen(directory: Path, *, trust_code: bool = False, prepare: bool = True) -
     found = chosen or unprepared
     if found is None:
         raise InvalidInput(explain_missing(directory))
-    lookup.require_trusted(found.model, trust_code, directory / config.FILE)
+    lookup.require_trusted(found, trust_code, directory / config.FILE)
+    found = lookup.complete_recipe(found)
+    if chosen is not None:
+        chosen = found
     if found.recipe is None:
         raise InvalidInput(f"{directory / config.FILE} has no [recipe]: give the directory of a run of `sordino train`")
     records = lookup.load_records(found.data)

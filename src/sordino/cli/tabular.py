@@ -69,7 +69,7 @@ def wants_learning(flags: Flags, base: Config) -> bool:
     """Whether a table is to be learnt from in the way of tables, and not by a network."""
     source = flags.data or base.data.source
     network = [*flags.given(*_OF_NETWORKS), *(["non_private_twin"] if flags.non_private_twin else [])]
-    other = base.recipe is not None or base.model.name not in (None, ADDITIVE)
+    other = base.recipe is not None or base.own is not None or base.model.name not in (None, ADDITIVE)
     if not is_benchmark(source) and is_table(source) and not network and not other:
         return True
     if mine := flags.given(*_OF_TABLES):
@@ -184,6 +184,7 @@ def audit(directory: Path, config: Config, *, as_json: bool) -> bool:
             bar.advance(task)
     passed = not findings
     told = {"run": str(directory), "passed": passed, "records": len(removed), "releases": releases}
+    save_json(directory / "audit.json", told)  # for the report; findings may speak of records, and stay here
     if as_json:
         print_json({**told, "findings": findings})
         return passed
@@ -191,6 +192,7 @@ def audit(directory: Path, config: Config, *, as_json: bool) -> bool:
     console().print(f"{directory}: {releases:,} releases, with and without each of {len(removed)} records: {verdict}")
     for finding in findings:
         console().print(f"✗ {finding}", markup=False)
+    console().print(f"Kept in {directory / 'audit.json'}: `sordino report {directory}` shows it.", markup=False)
     return passed
 
 

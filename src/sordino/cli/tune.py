@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import typer
 
-from sordino.cli import options
+from sordino.cli import early, options
 from sordino.cli.terminal import INTERRUPTED, complain
 from sordino.cli.train import Flags
 
@@ -30,6 +30,7 @@ goes on when the command is given again with the same --run.
 @options.take_fields(Flags)
 def tune(flags: Flags) -> None:
     """Search for settings and train with them; epsilon is that of the whole search."""
+    early.check_training(flags, searching=True)
     try:
         from sordino.cli.launch import train_and_report
 

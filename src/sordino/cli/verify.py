@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.cli import options
+from sordino.cli import early, options
 from sordino.cli.terminal import FOUND, UNSURE, caution, console, print_json
 from sordino.errors import InvalidInput, LedgerForged, LedgerForked, LedgerRolledBack
 
@@ -24,7 +24,9 @@ sordino verify runs/a | tail -1 > receipt.txt (keep it where the run is not)
 
 sordino verify runs/a --head receipt.txt --key ledger.key
 
-[bold]Verdicts[/bold]: intact (exit 0); rolled back, forked or forged (exit 1)
+sordino verify runs/a --page report.html (whether a page says what the ledger says)
+
+[bold]Verdicts[/bold]: intact (exit 0); rolled back, forked or forged, and of a page: altered or outdated (exit 1)
 """
 RECEIPT = "sordino-receipt-1"
 _FORM = re.compile(RECEIPT + r" (\d{1,12}) ([0-9a-f]{64}) (\S.*)")
@@ -33,12 +35,19 @@ _Head = Annotated[str | None, typer.Option("--head", help="A receipt that this c
 _Key = Annotated[Path | None, typer.Option("--key", help="File with the key. Default: SORDINO_LEDGER_KEY.")]
 
 
-def verify(run: _Run, head: _Head = None, key: _Key = None, json: options.Json = False) -> None:
+_Page = Annotated[Path | None, typer.Option("--page", help="A page that `sordino report` made of this run.")]
+
+
+def verify(run: _Run, head: _Head = None, key: _Key = None, page: _Page = None, json: options.Json = False) -> None:
     """Say whether a run's ledger is intact, rolled back, forked or forged, and print a receipt to keep elsewhere."""
+    early.require_run(run)
     from sordino.accounting.chain import find_key, read_key
 
     kept = None if head is None else _read_receipt(head)
-    found = _examine(run, kept, find_key() if key is None else read_key(key))
+    secret = find_key() if key is None else read_key(key)
+    found = _examine(run, kept, secret)
+    if page is not None and found["verdict"] == "intact":
+        found = {**found, **_examine_page(run, page, secret)}
     if json:
         print_json(found)
     else:
@@ -90,6 +99,45 @@ def _examine(run: Path, kept: Kept | None, key: Key | None) -> dict[str, Any]:
             return {"verdict": "intact", "reason": told, **plain, "signature": ledger.signature, "receipt": receipt}
     except (LedgerForged, LedgerRolledBack, LedgerForked) as error:
         return {"verdict": verdicts[type(error)], "reason": str(error)}
+
+
+def _examine_page(run: Path, page: Path, key: Key | None) -> dict[str, Any]:
+    """Whether the page is the one that was made, of this ledger, and states what the ledger costs."""
+    from sordino import books
+    from sordino.report.facts import gather
+    from sordino.report.run_folder import expect_anything
+    from sordino.report.seals import find_contradiction, read_seal
+
+    seal = read_seal(page)
+    content = seal.content
+    altered = {"verdict": "altered", "page": str(page)}
+    if not seal.whole:
+        return {**altered, "reason": f"{page} is not the text that was sealed: somebody changed it"}
+    if key is not None and not seal.check(key):
+        by = f"by key {seal.signed_by}" if seal.signed_by else "not signed"
+        return {**altered, "reason": f"{page} is {by}, must be signed by key {key.name}; or verify it without a key"}
+    events, head = content.get("events"), content.get("head")
+    with books.reading(run, key) as ledger:
+        if ledger.run_id != content.get("run"):
+            return {**altered, "reason": f"{page} is of run {str(content.get('run'))[:80]}, not of {ledger.run_id}"}
+        if not isinstance(events, int) or not isinstance(head, str) or not re.fullmatch("[0-9a-f]{64}", head):
+            return {**altered, "reason": f"{page} does not say which state of the ledger it is of"}
+        held, passed = ledger.head(), events <= len(ledger) and ledger.passed(events, head)
+    if not passed:
+        return {**altered, "reason": f"{page} saw {events} events and another chain than the ledger had then"}
+    if held.chain.hex() != head:
+        return {
+            "verdict": "outdated",
+            "page": str(page),
+            "reason": f"the ledger went on after {page} was made, from {events} to {held.events} events: make another",
+        }
+    delta = content["guarantee"].get("delta") if isinstance(content.get("guarantee"), dict) else None
+    with expect_anything(run):
+        wrong = find_contradiction(seal, gather(run, brief=True, delta=delta if isinstance(delta, float) else None))
+    if wrong is not None:
+        return {**altered, "reason": f"{page} contradicts the ledger: {wrong}"}
+    how = f"signed by key {seal.signed_by}" if key is not None else "not signed" if not seal.signed_by else "unchecked"
+    return {"page": str(page), "reason": f"{page} states what the ledger costs; its signature: {how}"}
 
 
 def _require_signature(ledger: Ledger, key: Key | None) -> None:

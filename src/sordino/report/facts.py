@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, get_args
 
+from dp_accounting import DpEvent
+
 from sordino import books
 from sordino.accounting import Budget, Guarantee, plans
 from sordino.accounting.events import Events, fits
@@ -23,8 +25,10 @@ from sordino.noise import Secure, Seeded
 from sordino.parts import factor_at
 from sordino.recipe import Recipe
 from sordino.report import prices
+from sordino.report.about import About, read_about
 from sordino.report.prices import Opinion, Points, Runs, Tariff
 from sordino.report.run_folder import Folder
+from sordino.report.used import Used, read_used
 from sordino.run import FIXED_IN_ADVANCE, HELD_OUT, SEARCHED, assemble, list_assumptions, weaken
 from sordino.vault.claims import read_ties
 
@@ -57,6 +61,10 @@ class Proof:
     began: str
     last: str
     events: int
+    head: str = ""
+    """Where the chain of the ledger ends; `charged` counts the events up to there, those of unused reserves too."""
+    charged: int = 0
+    signature: str = "none"
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,10 @@ class Facts:
     cautions: tuple[str, ...] = ()
     dataset: Mapping[str, Any] | None = None
     """Where the dataset's own budget stood when this run reserved from it."""
+    ended: bool = False
+    """Whether a run without a recipe, as on a table, says that it is finished."""
+    used: Used = field(default_factory=Used)
+    about: About = field(default_factory=About)
 
     @property
     def budget(self) -> Budget | None:
@@ -96,7 +108,9 @@ class Facts:
 
     @property
     def finished(self) -> bool:
-        """Whether the last step of the recipe is saved."""
+        """Whether the last step of the recipe is saved; without a recipe, whether the run says so."""
+        if self.recipe is None:
+            return self.ended
         return self.total_steps is not None and (self.saved_step or 0) >= self.total_steps
 
 
@@ -107,13 +121,14 @@ def gather(
     audit: Mapping[str, Any] | None = None,
     outcome: Mapping[str, Any] | None = None,
     brief: bool = False,
+    about: About | None = None,
 ) -> Facts:
     """The facts of the run in folder `run`; nothing is written.
 
     `delta` is needed where the run has neither a budget nor a public number of records. `audit` is what
     ``sordino audit --json`` printed and `outcome` what ``sordino train --json`` did; without them, `audit.json` and
     `outcome.json` of the folder are used where they exist. `brief` prices the ledger once, and leaves out what only
-    charts show.
+    charts show. `about` says whose model it is and what for; without it, `about.toml` of the folder does.
     """
     folder = Folder(Path(run))
     booked = _read_ledger(folder)
@@ -150,7 +165,18 @@ def gather(
         trained_with=_read_versions(outcome),
         cautions=_find_cautions(recipe, booked),
         dataset=booked.dataset,
+        ended=(outcome or {}).get("status") == "finished",
+        used=read_used(tables, outcome, () if brief else _price_notes(booked, tariff)),
+        about=about if about is not None else read_about(folder),
     )
+
+
+def _price_notes(booked: Booked, tariff: Tariff) -> tuple[tuple[str, float], ...]:
+    """(what was released before training, its ε alone), the same words together."""
+    groups: dict[str, list[Any]] = {}
+    for note, event in booked.notes:
+        groups.setdefault(note, []).append((event, 1))
+    return tuple((note, tariff.price(events)) for note, events in groups.items())
 
 
 @dataclass(frozen=True)
@@ -165,6 +191,7 @@ class Booked:
     unplanned: Events
     signature: str
     dataset: Mapping[str, Any] | None = None
+    notes: tuple[tuple[str, DpEvent], ...] = ()
 
     def planned(self, recipe: Recipe | None) -> list[Plan]:
         """The declared plans, or that of the recipe it began with."""
@@ -182,13 +209,17 @@ def _read_ledger(folder: Folder) -> Booked:
             began=_cut_to_minute(ledger.header.get("created", "")),
             last=_cut_to_minute(openings[-1][1]) if openings else "",
             events=len(history),
+            head=ledger.head().chain.hex(),
+            charged=ledger.head().events,
+            signature=ledger.signature,
         )
         declared = {kind: tuple(ledger.declared(kind)) for kind in ("assumption", UNPROTECTED, CONDITION)}
         found, header, runs = plans.declared(ledger), dict(ledger.header), prices.count_repeats(history)
         unplanned = plans.list_unplanned(ledger, found)
         ties = [tie for tie in read_ties(ledger) if _is_total(tie)]
         dataset = ties[-1] if ties else None
-        return Booked(runs, header, proof, declared, found, unplanned, ledger.signature, dataset)
+        notes = tuple(ledger.notes())
+        return Booked(runs, header, proof, declared, found, unplanned, ledger.signature, dataset, notes)
 
 
 def _is_total(tie: Mapping[str, Any]) -> bool:
@@ -334,6 +365,8 @@ def _read_mechanism(audit: Mapping[str, Any] | None) -> Mapping[str, Any] | None
     if audit is None:
         return None
     found = audit.get("mechanism", audit)
+    if isinstance(found, dict) and fits(found.get("releases"), "int") and "passed" in found:  # of a table: replayed
+        return {"passed": found["passed"], "releases": found["releases"], "records": found.get("records")}
     if not (isinstance(found, dict) and isinstance(found.get("attacks"), list) and "passed" in found):
         raise InvalidInput("the audit has no attacks: give what `sordino audit --json` printed")
     return found

@@ -40,6 +40,7 @@ def comparison(results: Results, path: str | os.PathLike[str], *, title: str = "
     - `curve`: `[{"step": int, "accuracy": float}, ...]`, may be empty
     - `noise`: noise multipliers, one per step or a few evenly spread ones, may be empty
     - `clip`: clipping bounds, likewise
+    - `model`, `features`, `length`: what stands behind the figure, in words; shown where any run says so
 
     The first five keys are needed, the others may be missing. Everything is escaped; nothing is fetched.
     """
@@ -64,6 +65,7 @@ class _Row:
     curve: tuple[tuple[float, float], ...]
     noise: tuple[float, ...]
     clip: tuple[float, ...]
+    settings: tuple[str, str, str] = ("", "", "")
 
     @classmethod
     def of(cls, result: Mapping[str, Any]) -> _Row:
@@ -84,9 +86,14 @@ class _Row:
                 ),
                 noise=tuple(map(_require_finite, result.get("noise") or ())),
                 clip=tuple(map(_require_finite, result.get("clip") or ())),
+                settings=(_read_word(result, "model"), _read_word(result, "features"), _read_word(result, "length")),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidInput(f"a result of the comparison cannot be used: {error!r}") from None
+
+
+def _read_word(result: Mapping[str, Any], key: str) -> str:
+    return str(result.get(key) or "")
 
 
 def _require_finite(value: Any) -> float:
@@ -121,13 +128,36 @@ def _describe_dataset(number: int, dataset: str, rows: Sequence[_Row]) -> dict[s
         best[line["epsilon"]] = max(best.get(line["epsilon"], 0.0), line["mean"])
     for line in table:
         line["best"] = line in equal and line["mean"] == best[line["epsilon"]]
+    single = len({row.epsilon for row in rows if row.epsilon is not None}) == 1
     charts = [
-        _chart_against_epsilon(number, rows),
+        None if single else _chart_against_epsilon(number, rows),
         *(_chart_over_steps(number, epsilon, rows) for epsilon in _choose_epsilons(rows)),
         _chart_schedule(number, "noise", "Noise multiplier", rows),
         _chart_schedule(number, "clip", "Clipping bound", rows),
     ]
-    return {"dataset": dataset, "charts": [chart for chart in charts if chart], "table": table}
+    return {
+        "dataset": dataset,
+        "charts": [chart for chart in charts if chart],
+        "table": table,
+        "bars": _list_bars(table) if single else [],
+        "settled": any(any(row.settings) for row in rows),
+    }
+
+
+def _list_bars(table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A bar for every method where there is one ε: its mean from zero on, and from the worst to the best run."""
+    ordered = sorted(table, key=lambda line: -line["mean"])
+    return [
+        {
+            "name": line["method"] if line["epsilon"] is not None else f"{line['method']}, without privacy",
+            "width": f"{100 * min(max(line['mean'], 0.0), 1.0):.2f}%",
+            "low": f"{100 * min(max(line['least'], 0.0), 1.0):.2f}%",
+            "high": f"{100 * min(max(line['most'], 0.0), 1.0):.2f}%",
+            "value": line["accuracy"],
+            "free": line["epsilon"] is None,
+        }
+        for line in ordered
+    ]
 
 
 def _summarise(method: str, epsilon: float | None, group: Sequence[_Row]) -> dict[str, Any]:
@@ -141,6 +171,9 @@ def _summarise(method: str, epsilon: float | None, group: Sequence[_Row]) -> dic
         "stated": max(stated) if stated else None,
         "basis": " / ".join(sorted({row.basis for row in group if row.basis})) or "–",
         "mean": statistics.fmean(accuracies),
+        "least": min(accuracies),
+        "most": max(accuracies),
+        "settings": group[0].settings,
         "accuracy": _write_spread(accuracies),
         "runs": len(group),
         "seconds": whole(statistics.fmean(seconds)) if seconds else "–",

@@ -43,10 +43,10 @@ def render(template: str, *, live: bool = False, **facts: Any) -> Page:
 
 def _write_policy(style: str, script: str, connect: bool) -> str:
     """A Content-Security-Policy under which exactly this style and this script take effect."""
-    source = "'self'" if connect else "'none'"
+    source = "'self'" if connect else "'none'"  # a page of the server's has a form, which asks that server alone
     return (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-        f"connect-src {source}; base-uri 'none'; form-action 'none'"
+        f"connect-src {source}; base-uri 'none'; form-action {source}"
     )
 
 

@@ -17,10 +17,13 @@ from sordino.accounting.events import fits
 from sordino.parts import Always, Constant, Exact, Poisson
 from sordino.recipe import Recipe
 from sordino.report import page
+from sordino.report.about import About
 from sordino.report.charts import Axis, Chart, Mark, Series, percent, plain, power
 from sordino.report.facts import Facts, gather
 from sordino.report.prices import Points, bound_detection
 from sordino.report.run_folder import expect_anything
+from sordino.report.seals import seal_page
+from sordino.report.used import Figure
 
 STRONG, REASONABLE = 1.0, 10.0
 """The tiers of Ponomareva et al. 2023, "How to DP-fy ML", Sec. 5.2: strong up to 1, reasonable up to 10."""
@@ -50,21 +53,30 @@ def report(
     delta: float | None = None,
     audit: Mapping[str, Any] | None = None,
     outcome: Mapping[str, Any] | None = None,
+    about: About | None = None,
+    reader: str = "engineer",
 ) -> Facts:
     """Write the report of the run in folder `run` to the HTML file `path`, and return the facts it shows.
 
-    The file needs no network and no other file. See `gather` for the arguments.
+    The file needs no network and no other file. `reader` is "engineer", or "officer" for the page in plain words. See
+    `gather` for the other arguments. Where a ledger key is set the page is signed with it (`sordino.report.seals`).
     """
     with expect_anything(run):
-        facts = gather(run, delta=delta, audit=audit, outcome=outcome)
-        text = render_run(facts)
+        facts = gather(run, delta=delta, audit=audit, outcome=outcome, about=about)
+        text = render_run(facts, reader)
     page.write(path, text)
     return facts
 
 
-def render_run(facts: Facts) -> str:
-    """The page about `facts`."""
-    return page.render("run.html", **describe_run(facts)).html
+def render_run(facts: Facts, reader: str = "engineer") -> str:
+    """The page about `facts`, sealed."""
+    if reader == "officer":
+        from sordino.report.officer_page import describe_evidence  # which needs the words below
+
+        return seal_page(
+            page.render("officer.html", **describe_run(facts), **describe_evidence(facts)).html, facts, reader
+        )
+    return seal_page(page.render("run.html", **describe_run(facts)).html, facts, reader)
 
 
 def describe_run(facts: Facts) -> dict[str, Any]:
@@ -77,8 +89,33 @@ def describe_run(facts: Facts) -> dict[str, Any]:
         "neighbours": _name_neighbours(facts.guarantee),
         "attacks": _list_attacks(facts.curve),
         "mechanism": _name_mechanism(facts.recipe),
+        "glossary_terms": list_terms(facts),
         "view": _prepare_view(facts),
     }
+
+
+def list_terms(facts: Facts) -> list[tuple[str, str]]:
+    """The words that a page needs: those about figures only where it shows any."""
+    unit = facts.guarantee.unit
+    terms = [
+        (
+            "ε (epsilon)",
+            "How much one " + unit + " can change the chance of anything that was released. Smaller is better.",
+        ),
+        ("δ (delta)", "How likely it is, at most, that the bound by ε fails. It should be far below 1 / records."),
+        ("Unit", f"What is protected: here one {unit}. A person with several of them is protected less."),
+        ("Step, draw", "A step draws some of the records at random, by a coin for each, and learns from them once."),
+        ("Clipping bound", "The most that one " + unit + " may contribute to a step."),
+        ("Noise multiplier", "How much random noise is added to what a step learnt, over the clipping bound."),
+        ("Event, ledger", "Everything that was released is written down first, as an event, in the run’s ledger."),
+        ("Basis", "Proven: an upper bound with a proof. Anything else is no promise."),
+        ("Accountant", "The mathematics by which the events of a ledger add up to ε."),
+    ]
+    if facts.final_accuracy is not None or facts.used.figures:
+        terms.append(("Held-out records", "Records that the model never learnt from, kept aside to measure it on."))
+    if any(figure.name == "auc" for figure in facts.used.figures):
+        terms.append(("AUC", "How often the model ranks a positive record above a negative one; 0.5 is guessing."))
+    return terms
 
 
 def _prepare_view(facts: Facts) -> dict[str, Any]:
@@ -90,6 +127,11 @@ def _prepare_view(facts: Facts) -> dict[str, Any]:
         "place": f"{100 * Axis('ε', 0.1, 100.0, log=True).at(epsilon):.1f}%",
         "guarantee": _chart_guarantee(facts),
         "schedules": _chart_schedules(facts),
+        "constants": _list_constants(facts),
+        "figures": [_describe_figure(figure) for figure in facts.used.figures],
+        "prepared": [
+            (what, plain(epsilon) if math.isfinite(epsilon) else "∞") for what, epsilon in facts.used.prepared
+        ],
         "progress": _chart_progress(facts),
         "parameters": _list_parameters(facts.recipe, facts.guarantee.units) if facts.recipe else [],
         "accuracies": _list_accuracies(facts),
@@ -136,6 +178,20 @@ def _list_accuracies(facts: Facts) -> list[tuple[str, str]]:
     if facts.final_accuracy is not None and facts.twin_accuracy is not None:
         rows.append(("What privacy cost", f"{100 * (facts.twin_accuracy - facts.final_accuracy):.1f} points"))
     return rows
+
+
+def _describe_figure(figure: Figure) -> dict[str, str]:
+    def number(value: float | None) -> str:
+        return "–" if value is None else f"{value:.3f}"
+
+    between = "" if figure.low is None or figure.high is None else f"{number(figure.low)} to {number(figure.high)}"
+    words = {"auc": "AUC", "average_precision": "average precision", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
+    return {
+        "name": words.get(figure.name, figure.name),
+        "value": number(figure.value),
+        "between": between,
+        "guessing": number(figure.baseline),
+    }
 
 
 def _describe_attack(attack: Mapping[str, Any]) -> dict[str, str]:
@@ -284,7 +340,18 @@ def _chart_schedules(facts: Facts) -> list[Chart]:
     )
     note = f"The most that one {facts.guarantee.unit}’s gradient may weigh."
     clip = _chart_over_steps("clip", "Clipping bound", "step", "bound", facts.clip, note)
-    return [chart for chart in (noise, clip) if chart is not None]
+    shown = ((noise, facts.noise), (clip, facts.clip))
+    return [chart for chart, points in shown if chart is not None and not _is_constant(points)]
+
+
+def _is_constant(points: Points) -> bool:
+    return len({value for _, value in points}) == 1
+
+
+def _list_constants(facts: Facts) -> list[str]:
+    """What is the same at every step, as a line each in place of a flat chart."""
+    what = (("The noise over the sensitivity", facts.noise), ("The clipping bound", facts.clip))
+    return [f"{name} is {plain(points[0][1])} at every step." for name, points in what if _is_constant(points)]
 
 
 def _chart_over_steps(ident: str, title: str, x: str, y: str, points: Points, note: str) -> Chart | None:

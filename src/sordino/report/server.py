@@ -21,6 +21,7 @@ from sordino.report import page
 from sordino.report.page import Page
 from sordino.report.run_folder import Folder
 from sordino.report.run_page import describe_run
+from sordino.report.runs_page import SORTS, View, arrange, read_view, set_side_by_side
 from sordino.report.shelf import Listed, Shelf
 from sordino.report.vault_page import render_page
 from sordino.vault import Vault
@@ -73,7 +74,8 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, body: bool) -> None:
         self._deadline.cancel()
         self.server.note_heard(self.request)
-        found = find_page(self.server.shelf, self._find_route(), self.server.vault)
+        query = self.path.partition("?")[2]
+        found = find_page(self.server.shelf, self._find_route(), self.server.vault, query)
         if found is None:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
@@ -185,15 +187,15 @@ class Server(ThreadingHTTPServer):
 # -- pages ------------------------------------------------------------------------------------------------------------
 
 
-def find_page(shelf: Shelf, route: str | None, vault: Vault | None = None) -> Page | None:
+def find_page(shelf: Shelf, route: str | None, vault: Vault | None = None, query: str = "") -> Page | None:
     """The page at `route` below the token; None where there is none."""
     if route == "":
-        rows = [_describe_row(row) for row in shelf.list_runs(PATIENCE)]
-        facts = {"name": Folder(shelf.root).name, "root": str(shelf.root), "rows": rows, "vault": vault is not None}
-        return page.render("runs.html", live=True, **facts)
+        return _render_list(shelf, read_view(query), vault is not None)
+    if route == "compare":
+        return _render_two(shelf, read_view(query))
     if route == "vault" and vault is not None:
         listed = shelf.list_runs(PATIENCE)
-        links = {row.facts.proof.run_id: row.entry.ident for row in listed if row.facts is not None}
+        links = {row.facts.run_id: row.entry.ident for row in listed if row.facts is not None}
         ties = ((row.entry.name, row.facts.dataset) for row in listed if row.facts is not None)
         receipts = [(name, str(tie["dataset"]), str(tie["receipt"])) for name, tie in ties if tie is not None]
         return render_page(vault, links=links, receipts=receipts, live=True)
@@ -204,19 +206,41 @@ def find_page(shelf: Shelf, route: str | None, vault: Vault | None = None) -> Pa
     try:
         return page.render("live.html", live=True, **describe_run(shelf.read_facts(entry)))
     except InvalidInput as error:
-        return page.render("problem.html", live=True, name=entry.name, problem=str(error))
+        return page.render("problem.html", live=True, name=entry.name, problem=str(error), up="../")
     except Exception as error:  # noqa: BLE001  # a folder can hold anything, and its page must say so
         return page.render(
-            "problem.html", live=True, name=entry.name, problem=f"this run cannot be shown: {type(error).__name__}"
+            "problem.html",
+            live=True,
+            name=entry.name,
+            problem=f"this run cannot be shown: {type(error).__name__}",
+            up="../",
         )
 
 
+def _render_list(shelf: Shelf, view: View, vault: bool) -> Page:
+    listed = shelf.list_runs(PATIENCE)
+    groups = arrange(listed, view)
+    for group in groups:
+        group["rows"] = [_describe_row(row) for row in group["rows"]]
+    facts = {"name": Folder(shelf.root).name, "root": str(shelf.root), "count": len(listed), "vault": vault}
+    return page.render("runs.html", live=True, groups=groups, sorting=view, sorts=SORTS, **facts)
+
+
+def _render_two(shelf: Shelf, view: View) -> Page:
+    """Two runs of the list side by side, or what is missing for that."""
+    listed = {row.entry.ident: row for row in shelf.list_runs(PATIENCE)}
+    chosen = [listed[ident] for ident in dict.fromkeys(view.chosen) if ident in listed]
+    two = [(row.entry, row.facts) for row in chosen if row.facts is not None]
+    if len(two) != 2:
+        words = f"{len(two)} runs that can be read are chosen, must be 2: go back, and tick two of them"
+        return page.render("problem.html", live=True, name="two runs", problem=words, up="./")
+    lines = set_side_by_side(two[0], two[1])
+    return page.render("two.html", live=True, first=two[0][0], second=two[1][0], lines=lines)
+
+
 def _describe_row(row: Listed) -> dict[str, Any]:
-    facts = row.facts
-    spent = 0.0
-    if facts is not None and facts.budget is not None:
-        spent = min(1.0, facts.guarantee.epsilon / facts.budget.epsilon)
-    return {"run": row, "facts": facts, "spent": f"{100 * spent:.1f}%", "state": _name_state(row)}
+    spent = row.facts.spent if row.facts is not None else 0.0
+    return {"run": row, "facts": row.facts, "spent": f"{100 * spent:.1f}%", "state": _name_state(row)}
 
 
 def _name_state(row: Listed) -> str:

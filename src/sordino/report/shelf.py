@@ -13,7 +13,8 @@ from pathlib import Path
 
 from sordino.books import LEDGER
 from sordino.errors import InvalidInput
-from sordino.report import reader
+from sordino.report import briefs, reader
+from sordino.report.briefs import Brief
 from sordino.report.facts import Facts
 from sordino.report.reader import Reader, Reply
 from sordino.report.run_folder import Folder, is_regular
@@ -40,10 +41,10 @@ class Shelved:
 
 @dataclass(frozen=True)
 class Listed:
-    """A run as the list shows it: its facts, or why there are none, or neither until they are computed."""
+    """A run as the list shows it: its line, or why there is none, or neither until it is computed."""
 
     entry: Shelved
-    facts: Facts | None = None
+    facts: Brief | None = None
     problem: str = ""
     idle: float | None = None
 
@@ -126,9 +127,20 @@ class Shelf:
         """Every run, newest name first; what cannot be priced within `patience` seconds comes next time."""
         reader.start_for_lists().warm_up()
         end = time.monotonic() + patience
-        return [
-            _describe(entry, self._brief.get(entry, end - time.monotonic())) for entry in self.find_entries().values()
-        ]
+        return [self._list(entry, end) for entry in self.find_entries().values()]
+
+    def _list(self, entry: Shelved, end: float) -> Listed:
+        """The line that was kept of a run that has ended, or the one that is priced now."""
+        signature, idle = _read_signature(entry.path), _measure_idle(entry.path)
+        kept = briefs.recall(entry.path, signature)
+        if kept is not None:
+            return Listed(entry, facts=kept, idle=idle)
+        value = self._brief.get(entry, end - time.monotonic())
+        if value is None or isinstance(value, str):
+            return Listed(entry, problem=value or "", idle=idle)
+        line = briefs.summarise_facts(value)
+        briefs.remember(entry.path, signature, line)
+        return Listed(entry, facts=line, idle=idle)
 
     def read_facts(self, entry: Shelved) -> Facts:
         """Everything about one run."""
@@ -139,13 +151,6 @@ class Shelf:
         if isinstance(value, str):
             raise InvalidInput(value)
         return value
-
-
-def _describe(entry: Shelved, value: Reply | None) -> Listed:
-    idle = _measure_idle(entry.path)
-    if isinstance(value, str):
-        return Listed(entry, problem=value, idle=idle)
-    return Listed(entry, facts=value, idle=idle)
 
 
 def _read_signature(path: Path) -> object:

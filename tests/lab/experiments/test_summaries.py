@@ -105,3 +105,24 @@ def test_parquet_holds_the_same_rows(tmp_path):
     assert [each["seed"] for each in read] == [0, 1, 2]
     with pytest.raises(InvalidInput, match="csv or"):
         export(rows, tmp_path / "results.xls")
+
+
+def test_every_line_says_what_stands_behind_it() -> None:
+    def row(method: str, steps: int, **case: object) -> dict:
+        told = {"model": {"name": "mlp"}, "features": {}, **case}
+        plain = {"dataset": "d", "epsilon": 3.0, "accounting": "proven", "basis": "proven", "seconds": 1.0}
+        return {**plain, "method": method, "accuracy": 0.5, "steps": steps, "case": told}
+
+    parts = {"kind": "joined", "parts": [{"kind": "patches"}, {"kind": "scatter"}]}
+    rows = [
+        row("pixels", 10),
+        row("pixels", 20),
+        row("features", 7, features=parts),
+        row("try", 3, records=60, short=True),
+    ]
+    lines = summaries.accuracy_table(rows, settings=True).splitlines()
+    assert "| model | features | length |" in lines[0]
+    assert "| d | features | proven | mlp | patches + scatter | 7 steps |" in lines[2]
+    assert "| d | pixels | proven | mlp | none: the raw inputs | 10 to 20 steps |" in lines[3]
+    assert "3 steps on the first 60 records (SHORTENED)" in lines[4]
+    assert "model" not in summaries.accuracy_table(rows).splitlines()[0], "the documentation's tables are as they were"

@@ -54,6 +54,7 @@ from sordino.names import read_toml
 
 ACCOUNTINGS = ("proven", "published")
 SHORT_TEST_NOISE = 5.0
+SPARSE = 20
 EVALUATIONS = 60
 """How often a run looks at the test set, and saves itself, at most; it decides nothing, so it is in no case."""
 Options = Mapping[str, Any]
@@ -90,6 +91,8 @@ class Case:
     model: Options = field(default_factory=dict)
     optimizer: Options = field(default_factory=dict)
     recipe: Options = field(default_factory=dict)
+    short: bool = False
+    """Whether it was made smaller for a try: no figure of such a run is one of its method's."""
 
     def __post_init__(self) -> None:
         if self.accounting not in ACCOUNTINGS:
@@ -111,17 +114,18 @@ class Case:
     def shortened(self, records: int | None = None, steps: int | None = None) -> Case:
         """A small case of the same kind, for a try: fewer records, smaller draws, few steps and noise to match."""
         recipe = dict(self.recipe)
+        share = SPARSE if self.published == "tcdp" else 4  # whose theorem about sampling is for rates below a tenth
         if records is not None:
             for key in ("batch_size", "validation_size"):
                 if key in recipe:
-                    recipe[key] = max(1, min(int(recipe[key]), records // 4))
+                    recipe[key] = max(1, min(int(recipe[key]), records // share))
         if steps is not None:
             for key in ("noise_multiplier", "epochs"):
                 recipe.pop(key, None)
             recipe["steps"] = steps
             if "validation_noise" in recipe:  # few records make a test dear: it must leave something for training
                 recipe["validation_noise"] = max(float(recipe["validation_noise"]), SHORT_TEST_NOISE)
-        return replace(self, records=records or self.records, recipe=recipe)
+        return replace(self, records=records or self.records, recipe=recipe, short=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -14,6 +14,7 @@ from sordino.accounting import Budget, calibration, pricing
 from sordino.errors import InvalidInput
 from sordino.lab.experiments.cases import ACCOUNTINGS, Case, Options
 from sordino.lab.experiments.problem import Split, released_first
+from sordino.lab.importing import call_recipe
 from sordino.names import from_toml
 from sordino.parts import Constant, Flat
 from sordino.recipe import Optimizer, Recipe
@@ -105,6 +106,8 @@ def build_recipe(case: Case, table: Options, records: int, public: Split | None 
     """The recipe that `table` describes, with the case's optimizer, before anything is known of its price."""
     options = dict(table)
     name = str(options.pop("name"))
+    if ":" in name:
+        return _call_own(case, name, options, records)
     if name not in recipes.__all__:
         raise InvalidInput(f"recipe={name!r} is not known: choose one of {', '.join(recipes.__all__)}")
     builder: Callable[..., Recipe] = getattr(recipes, name)
@@ -124,6 +127,14 @@ def build_recipe(case: Case, table: Options, records: int, public: Split | None 
     except TypeError as error:
         raise InvalidInput(f"recipe {name} of method {case.method}: {error}") from error
     return replace(recipe, optimizer=optimizer_of(case), **parts)
+
+
+def _call_own(case: Case, code: str, options: dict[str, Any], records: int) -> Recipe:
+    """The recipe that a function of the user's makes; its own optimizer counts, where it chooses one."""
+    if "steps" in options and "epochs" not in options:
+        options["epochs"] = options.pop("steps") * options["batch_size"] / records
+    made = call_recipe(code, **options)
+    return made if made.optimizer != Optimizer() else replace(made, optimizer=optimizer_of(case))
 
 
 def optimizer_of(case: Case) -> Optimizer:

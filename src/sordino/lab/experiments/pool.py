@@ -64,8 +64,13 @@ def run_all(
     workers: int | None = None,
     tell: Listener = print,
     evaluations: int = EVALUATIONS,
+    *,
+    keep: bool = False,
 ) -> list[Told]:
-    """Run every case that has no result yet in `folder`; returns what became of each."""
+    """Run every case that has no result yet in `folder`; returns what became of each.
+
+    `keep` keeps the checkpoints of finished runs.
+    """
     if workers is not None and workers < 1:
         raise InvalidInput(f"workers={workers} must be >= 1: leave it out to use every core")
     ended: dict[str, Told] = {}
@@ -79,7 +84,7 @@ def run_all(
             while waiting and len(running) < (workers or cores()):
                 case = waiting.popleft()
                 tries[case.label] += 1
-                worker = _find_free(idle) or _start(case, folder, evaluations)
+                worker = _find_free(idle) or _start(case, folder, evaluations, keep)
                 worker.take(case)
                 running.append(worker)
                 tell(Told(case, "running"))
@@ -121,10 +126,10 @@ def _find_free(idle: list[_Worker]) -> _Worker | None:
     return None
 
 
-def _start(case: Case, folder: Path, evaluations: int) -> _Worker:
+def _start(case: Case, folder: Path, evaluations: int, keep: bool) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(folder, theirs, evaluations), daemon=True)
+    process = context.Process(target=_serve, args=(folder, theirs, evaluations, keep), daemon=True)
     with machine.large_pages():
         process.start()
     theirs.close()
@@ -149,7 +154,7 @@ def _hear(worker: _Worker, tell: Listener) -> Told | None:
     return None if alive else Told(worker.case, "failed")
 
 
-def _serve(folder: Path, pipe: Connection, evaluations: int) -> None:
+def _serve(folder: Path, pipe: Connection, evaluations: int, keep: bool) -> None:
     """In a worker: run one case after the other with one thread, and report."""
     import torch
 
@@ -163,7 +168,7 @@ def _serve(folder: Path, pipe: Connection, evaluations: int) -> None:
     while True:
         case = Case.from_dict(pipe.recv())
         try:
-            row = run(case, folder, lambda *point: pipe.send(("running", point)), evaluations=evaluations)
+            row = run(case, folder, lambda *point: pipe.send(("running", point)), evaluations=evaluations, keep=keep)
         except Exception as error:  # noqa: BLE001 - whatever it was, other runs go on
             pipe.send(("failed", (0, None, explain(error))))
         else:

@@ -76,6 +76,11 @@ def problem_of(case: Case) -> Problem:
     )
 
 
+def features_of(case: Case, inputs: Tensor) -> Tensor:
+    """The features of other records than the case's own: those that its model was trained on the like of."""
+    return _make_features(inputs, case)
+
+
 def normalise(problem: Problem, norm: ChannelNorm) -> Problem:
     """The same records by released statistics, a chunk at a time."""
 

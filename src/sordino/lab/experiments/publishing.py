@@ -14,6 +14,7 @@ from sordino.lab.experiments.results import Row, export
 from sordino.lab.experiments.summaries import (
     Summary,
     accuracy_table,
+    describe_settings,
     epsilon_table,
     epsilon_to_reach,
     levels_for,
@@ -28,15 +29,20 @@ def publish(rows: Sequence[Row], folder: Path) -> list[Path]:
     paths = [folder / "results.csv", folder / "table.md"]
     export(rows, paths[0])
     levels = levels_for(rows)
-    paths[1].write_text(f"{accuracy_table(rows)}\nε spent to reach an accuracy\n\n{epsilon_table(rows, levels)}")
+    table = accuracy_table(rows, settings=True)
+    paths[1].write_text(f"{table}\nε spent to reach an accuracy\n\n{epsilon_table(rows, levels)}")
     if importlib.util.find_spec("pyarrow"):
         paths.append(folder / "results.parquet")
         export(rows, paths[-1])
     if importlib.util.find_spec("matplotlib"):
         paths += draw_figures(rows, folder / "figures")
     paths.append(folder / "comparison.html")
-    comparison(rows, paths[-1], title="Methods at equal ε")
+    comparison([{**row, **_tell_settings(row)} for row in rows], paths[-1], title="Methods at equal ε")
     return paths
+
+
+def _tell_settings(row: Row) -> dict[str, str]:
+    return dict(zip(("model", "features", "length"), describe_settings([row]), strict=True))
 
 
 def draw_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -106,6 +112,8 @@ def plot_noise_and_clip(axes: Any, rows: Sequence[Row]) -> None:
     for row in _choose_runs(rows):
         label = _name_run(row)
         steps = [point["step"] for point in row["curve"]]
+        if not row["noise"] or not row["clip"]:
+            continue  # of a table, whose runs have no schedule
         (line,) = axes.plot(steps, row["noise"], label=label)
         axes.plot(steps, [bound / row["clip"][0] for bound in row["clip"]], ":", color=line.get_color())
     axes.set(xlabel="step", ylabel="σ (lines), C_t / C_0 (dotted)", yscale="log")

@@ -10,6 +10,7 @@ import csv
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,20 @@ def find(folder: Path, label: str) -> Row | None:
     """The row of a finished run."""
     path = folder / "results" / f"{label}.json"
     return _read(path) if path.exists() else None
+
+
+def find_shipped(label: str) -> Row | None:
+    """The row of a run that was made for the documentation, which came with the installation or the repository."""
+    return next((row for row in read_shipped() if row["label"] == label), None)
+
+
+@cache
+def read_shipped() -> tuple[Row, ...]:
+    """Every run that was made for the documentation; none where neither the package nor a clone holds them."""
+    here = Path(__file__).resolve()
+    places = (here.parents[1] / "shipped", here.parents[4] / "benchmarks" / "results" / "experiments")
+    folder = next((place for place in places if place.is_dir()), None)
+    return () if folder is None else tuple(row for path in sorted(folder.glob("*.jsonl")) for row in read_lines(path))
 
 
 def write(folder: Path, row: Row) -> Path:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sordino import books
+from sordino import books, checkpoint
+from sordino.accounting import Guarantee, pricing
 from sordino.accounting.ledger import Ledger
 from sordino.books import write_durably
 from sordino.errors import BudgetExhausted, InvalidInput
@@ -38,9 +40,11 @@ from sordino.mechanisms.dpis import Importance
 from sordino.noise import Secure
 from sordino.parts import Constant
 from sordino.private import Private
+from sordino.report.run_folder import is_regular
 from sordino.run import FIXED_IN_ADVANCE, announce_together
 
-STATISTICS = "statistics.pt"
+STATISTICS, AVERAGED, APART = "statistics.pt", "averaged.pt", "statistics.sqlite"
+TOGETHER = "epsilon includes statistics of the features, which stand in a ledger of their own"
 WORDS = 20_000
 """How many token ids texts have where a configuration does not say."""
 CHOSEN = "hyperparameters are those of a configuration: what choosing them on these records may have cost is not in ε"
@@ -83,12 +87,41 @@ def run(
         stored = results.find(folder, case.label)
         if stored is not None:
             return stored
-        row = _run(case, folder, problem_of(case), report or _say_nothing, most or MOST_STEPS, evaluations)
+        place = folder / "runs" / case.label
+        row = _run(case, place, problem_of(case), report or _say_nothing, most or MOST_STEPS, evaluations)
         if most is None:
             results.write(folder, row)
             if not keep:
                 results.drop_checkpoints(folder / "runs" / case.label)
         return row
+
+
+def run_in(
+    case: Case,
+    place: Path,
+    report: Report | None = None,
+    *,
+    evaluations: int = EVALUATIONS,
+    begun: Callable[[Private], None] = lambda private: None,
+) -> dict[str, Any]:
+    """Train a case in a folder of its own, or go on there: ledger from the first step on, checkpoints, and the model.
+
+    What is kept is the model that the row's accuracy is of, the mean of the last iterates included (`AVERAGED`).
+    `begun` is called with the run before its first step.
+    """
+    problem = problem_of(case)
+    return _run(case, place, problem, report or _say_nothing, MOST_STEPS, evaluations, begun, alone=True)
+
+
+def load_averaged(case: Case, place: Path) -> nn.Module:
+    """The model that `run_in` kept, in eval mode."""
+    model = model_of(case)
+    path = place / AVERAGED
+    if not is_regular(path):
+        raise InvalidInput(f"{place} holds no {AVERAGED}: sordino resume {place} goes on with it")
+    with checkpoint.one_line(f"{path} does not fit the network of its case"):
+        model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    return model.eval()
 
 
 def compute_losses(model: nn.Module, batch: Split) -> Tensor:
@@ -109,26 +142,47 @@ def measure_accuracy(model: nn.Module, records: Split) -> float:
     return right / len(records[1])
 
 
-def _run(case: Case, folder: Path, problem: Problem, report: Report, most: int, evaluations: int) -> dict[str, Any]:
-    place = folder / "runs" / case.label
+def _run(
+    case: Case,
+    place: Path,
+    problem: Problem,
+    report: Report,
+    most: int,
+    evaluations: int,
+    begun: Callable[[Private], None] = lambda private: None,
+    *,
+    alone: bool = False,
+) -> dict[str, Any]:
     problem, ledger = _prepare(case, place, problem)
     records = len(problem.train[1])
     model = model_of(case, tuple(problem.train[0].shape[1:]))
     recipe = recipe_of(case, records, problem.public)
     trained = (p for p in model.parameters() if p.requires_grad)
-    private = Private(model, recipe.optimizer.build(trained), problem.train, compute_losses, recipe, ledger=ledger)
+    fresh = place if alone and ledger is None and not (place / books.LEDGER).exists() else None
+    optimizer = recipe.optimizer.build(trained)
+    private = Private(model, optimizer, problem.train, compute_losses, recipe, ledger=ledger, run=fresh)
     with private:
         progress, average = Progress(), Average(case.average, private.total)
-        if (place / books.LEDGER).exists():
+        if fresh is None and (place / books.LEDGER).exists():
             extra = private.load(place)
             if extra:
                 progress = Progress(**extra["progress"])
                 average.restore(extra["average"])
                 _go_on_counting(private, progress.memory)
+        begun(private)
         for reached in _train_epochs(case, private, progress, average, problem.test, most, evaluations):
             private.save(place, {"progress": vars(progress), "average": average.state()})
             report(private.position, private.total, reached)
+        if alone:
+            with average.installed(model):
+                _keep_model(model, place)
         return _make_row(case, private, progress, average, problem)
+
+
+def _keep_model(model: nn.Module, place: Path) -> None:
+    content = io.BytesIO()
+    torch.save(model.state_dict(), content)
+    write_durably(place / AVERAGED, content.getvalue())
 
 
 def _go_on_counting(private: Private, counted: dict[str, int]) -> None:
@@ -140,18 +194,22 @@ def _prepare(case: Case, place: Path, problem: Problem) -> tuple[Problem, Ledger
     """Make features by released statistics where the case asks for it: once per run, charged to the run's ledger."""
     if "noise" not in case.features:
         return problem, None
-    if (place / books.LEDGER).exists():
+    if (place / books.LEDGER).exists() or (place / APART).exists():
         return _apply(case, problem, torch.load(place / STATISTICS, weights_only=True)), None
     ledger = Ledger.in_memory()
     recipe = recipe_of(case, len(problem.train[1]), problem.public)
-    announce_together(ledger, recipe, released_first(case))
+    apart = recipe.basis == "published"  # whose ledger may hold nothing else: it leaves out what it rejects
+    if not apart:
+        announce_together(ledger, recipe, released_first(case))
     released = _release(case, problem, ledger)
     place.mkdir(parents=True, exist_ok=True)
     beside = place / (STATISTICS + ".new")
     torch.save(released, beside)
     write_durably(place / STATISTICS, beside.read_bytes())
     beside.unlink()
-    return _apply(case, problem, released), ledger
+    if apart:
+        ledger.copy_to(place / APART).close()
+    return _apply(case, problem, released), None if apart else ledger
 
 
 def _release(case: Case, problem: Problem, ledger: Ledger) -> dict[str, Tensor]:
@@ -255,7 +313,7 @@ def _price_so_far(case: Case, private: Private) -> dict[str, float]:
 
 def _make_row(case: Case, private: Private, progress: Progress, average: Average, problem: Problem) -> dict[str, Any]:
     model = private.bench.objective.model
-    guarantee = private.guarantee(case.delta).to_dict()
+    guarantee = _include_apart(case, private).to_dict()
     said = (CHOSEN if line == FIXED_IN_ADVANCE else line for line in guarantee["assumptions"])
     guarantee["assumptions"] = [*said, *problem.caveats]
     with average.installed(model):
@@ -281,6 +339,16 @@ def _make_row(case: Case, private: Private, progress: Progress, average: Average
         "clip": [point["clip"] for point in progress.curve],
         "case": case.to_dict(),
     }
+
+
+def _include_apart(case: Case, private: Private) -> Guarantee:
+    """The run's guarantee, priced with the statistics that were released into a ledger of their own, if they were."""
+    spent, found = released_first(case), private.guarantee(case.delta)
+    if not spent or private.bench.recipe.basis != "published":
+        return found
+    events = [*spent, *private.bench.ledger.events()]
+    together = pricing.epsilon(events, found.delta, found.accountant, found.adjacency)
+    return replace(found, epsilon=together, assumptions=(*found.assumptions, TOGETHER))
 
 
 def _say_nothing(step: int, steps: int, reached: float) -> None:

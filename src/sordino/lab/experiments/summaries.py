@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sordino.accounting.guarantee import describe_basis
 from sordino.lab.experiments.results import Row
@@ -72,20 +73,58 @@ def write_markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
-def accuracy_table(rows: Iterable[Row]) -> str:
-    """Accuracy in per cent: a line per dataset, method and basis, a column per ε."""
+def accuracy_table(rows: Sequence[Row], *, settings: bool = False) -> str:
+    """Accuracy in per cent: a line per dataset, method and basis, a column per ε.
+
+    With `settings` each line says what stands behind it: which model, on which features, how long it trained.
+    """
     found = summarise(rows)
+    told = {key: describe_settings(group) for key, group in _group_lines(rows).items()} if settings else {}
     epsilons = sorted({each.epsilon for each in found})
     lines: dict[tuple[str, str, str], dict[float, Summary]] = defaultdict(dict)
     for each in found:
         lines[each.dataset, each.method, each.standing][each.epsilon] = each
+    more = ["model", "features", "length"] if settings else []
     return write_markdown(
-        ["dataset", "method", "basis", *(f"ε = {epsilon:g}" for epsilon in epsilons), "seconds"],
+        ["dataset", "method", "basis", *more, *(f"ε = {epsilon:g}" for epsilon in epsilons), "seconds"],
         (
-            [*key, *(cells[e].text if e in cells else "" for e in epsilons), _write_seconds(cells.values())]
+            [
+                *(*key, *told.get(key, ())),
+                *(cells[e].text if e in cells else "" for e in epsilons),
+                _write_seconds(cells.values()),
+            ]
             for key, cells in lines.items()
         ),
     )
+
+
+def describe_settings(rows: Sequence[Row]) -> tuple[str, str, str]:
+    """Model, features and length of the runs of one line; one that was shortened for a try says so."""
+    cases = [row.get("case", {}) for row in rows]
+    models = dict.fromkeys(str(case.get("model", {}).get("name", "not recorded")) for case in cases)
+    features = dict.fromkeys(describe_features(case.get("features", {})) for case in cases)
+    steps = sorted({int(row["steps"]) for row in rows if row.get("steps")})
+    length = f"{steps[0]:,}" + (f" to {steps[-1]:,}" if len(steps) > 1 else "") + " steps" if steps else "not recorded"
+    counts = sorted({case["records"] for case in cases if case.get("records")})
+    some = f" on the first {counts[0]:,} records" if counts else ""
+    short = " (SHORTENED)" if any(case.get("short") for case in cases) else ""
+    return ", ".join(models), ", ".join(features), f"{length}{some}{short}"
+
+
+def describe_features(features: Mapping[str, Any]) -> str:
+    """What a model is shown, in a word or two."""
+    if not features:
+        return "none: the raw inputs"
+    parts = features.get("parts")
+    kinds = [str(part.get("kind")) for part in parts] if parts else [str(features.get("kind"))]
+    return " + ".join(kinds)
+
+
+def _group_lines(rows: Iterable[Row]) -> dict[tuple[str, str, str], list[Row]]:
+    groups: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["dataset"], row["method"], describe_basis(row["basis"], row["accounting"])].append(row)
+    return groups
 
 
 def epsilon_to_reach(rows: Iterable[Row], level: float) -> dict[tuple[str, str, str], Reached]:
@@ -93,11 +132,9 @@ def epsilon_to_reach(rows: Iterable[Row], level: float) -> dict[tuple[str, str, 
 
     Of the runs with the largest ε, where they say what they had spent on the way: a filter, as of DPIS, does not.
     """
-    groups: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[row["dataset"], row["method"], describe_basis(row["basis"], row["accounting"])].append(row)
     longest = {
-        key: [row for row in group if row["epsilon"] == _largest_epsilon(group)] for key, group in groups.items()
+        key: [row for row in group if row["epsilon"] == _largest_epsilon(group)]
+        for key, group in _group_lines(rows).items()
     }
     return {key: _find_reached(group, level) for key, group in sorted(longest.items()) if all(map(_is_followed, group))}
 

@@ -1,0 +1,174 @@
+"""`sordino compare` on a table of the user's own: `sordino train` once for every method, ε and repetition.
+
+The records are private here. Every run spends its own ε on them, and whoever looks at all of the results has seen what
+all of the runs released: that is said before the first begins, and again beside the results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from sordino.books import LEDGER, OUTCOME
+from sordino.cli import early, options
+from sordino.cli.terminal import FOUND, INTERRUPTED, caution, complain, console, messages, print_json
+from sordino.errors import InvalidInput, SordinoError
+from sordino.lab.experiments import results
+
+if TYPE_CHECKING:
+    from sordino.cli.compare import Comparison
+
+ADDITIVE = "additive"
+"""What `sordino train` does with a table when no network is asked for."""
+METHODS = (ADDITIVE, "dpsgd", "automatic")
+EPSILONS = (1.0, 3.0)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run: how it is called, and what `sordino train` is told."""
+
+    label: str
+    method: str
+    epsilon: float
+    seed: int
+    recipe: str | None
+
+
+def compare_on_table(
+    plan: Comparison, target: str | None, schema: Path | None, delta: float | None, out: Path | None, *, as_json: bool
+) -> None:
+    """Train every method on the table, publish what came out, and say what all of it cost together."""
+    from sordino.cli.compare import say_where
+    from sordino.cli.train import Flags
+    from sordino.lab.experiments.publishing import publish
+    from sordino.lab.experiments.summaries import accuracy_table
+
+    assert plan.dataset is not None
+    if target is None:
+        raise InvalidInput(f"dataset={plan.dataset} is a table: give --target, the column that is to be predicted")
+    if plan.accounting != "proven":
+        raise InvalidInput(f"accounting={plan.accounting} is for the papers' datasets: a table's epsilon is proven")
+    trials = list_trials(plan)
+    folder = out or Path("runs") / f"compare-{Path(plan.dataset).stem}"
+    wanted = Flags(data=plan.dataset, target=target, schema=schema, delta=delta, json=True)
+    early.check_training(wanted)
+    together = describe_total(trials)
+    waiting = [trial for trial in trials if results.find(folder, trial.label) is None]
+    messages().print(f"{len(trials)} runs, {len(trials) - len(waiting)} of them finished already, one at a time")
+    caution(together)
+    rows, failed = _run_all(trials, wanted, folder)
+    paths = publish(rows, folder) if rows else []
+    if as_json:
+        print_json({"rows": rows, "files": [str(path) for path in paths], "together": together})
+    elif rows:
+        console().print(accuracy_table(rows, settings=True), markup=False)
+        console().print(f"{together[0].upper()}{together[1:]}.", markup=False)
+        say_where(rows, folder, paths)
+    for line in failed:
+        complain(line)
+    if failed:
+        raise typer.Exit(FOUND)
+
+
+def list_trials(plan: Comparison) -> list[Trial]:
+    """Seed by seed, so that a first table is there early."""
+    known = [ADDITIVE, *options.list_methods()]
+    for method in plan.methods:
+        early.require_known("method", method, known)
+    if plan.seeds < 1:
+        raise InvalidInput(f"seeds={plan.seeds} must be >= 1")
+    own = {code.rpartition(":")[2]: code for code in plan.recipes}
+    methods = {method: None if method == ADDITIVE else method for method in plan.methods or METHODS} | own
+    return [
+        Trial(f"{method}-eps{epsilon:g}-run{seed}", method, float(epsilon), seed, recipe)
+        for seed in range(plan.seeds)
+        for method, recipe in methods.items()
+        for epsilon in plan.epsilons or EPSILONS
+    ]
+
+
+def describe_total(trials: Sequence[Trial]) -> str:
+    """What the runs cost together, by adding up: true whatever they release and whoever chose them."""
+    total = sum(trial.epsilon for trial in trials)
+    return (
+        f"each of the {len(trials)} runs spends its epsilon on the same records: whoever sees all of them sees "
+        f"epsilon = {total:g} in all (by adding up), not that of the one that is kept"
+    )
+
+
+def _run_all(trials: Sequence[Trial], wanted: Any, folder: Path) -> tuple[list[results.Row], list[str]]:
+    rows: list[results.Row] = []
+    failed: list[str] = []
+    for number, trial in enumerate(trials, 1):
+        row = results.find(folder, trial.label)
+        if row is None:
+            try:
+                row = _train(trial, wanted, folder)
+            except SordinoError as error:
+                failed.append(f"{trial.label}: {error}")
+                continue
+            except KeyboardInterrupt:
+                complain("interrupted: the same command again goes on where this one stopped")
+                raise typer.Exit(INTERRUPTED) from None
+            results.write(folder, row)
+        rows.append(row)
+        messages().print(f"{number}/{len(trials)} {trial.label} {row['accuracy']:.2%}", markup=False)
+    return rows, failed
+
+
+def _train(trial: Trial, wanted: Any, folder: Path) -> results.Row:
+    """`sordino train`, or `resume` where a run was killed; its words are not shown, its row is returned."""
+    from sordino.cli.launch import train_and_report
+    from sordino.cli.resume import resume
+
+    place = folder / "runs" / trial.label
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            if (place / LEDGER).exists():
+                resume(place, trust_code=True, json=True)  # of the code that this very command names
+            else:
+                train_and_report(replace(wanted, recipe=trial.recipe, epsilon=trial.epsilon, run=place))
+        except (typer.Exit, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+    return _make_row(trial, wanted, place)
+
+
+def _make_row(trial: Trial, wanted: Any, place: Path) -> results.Row:
+    told: dict[str, Any] = json.loads((place / OUTCOME).read_text())
+    accuracy = told.get("held_out_accuracy")
+    if accuracy is None:
+        raise InvalidInput(f"{place} has no held-out accuracy to compare: a comparison takes a target with classes")
+    curve = _read_curve(place)
+    guarantee = {key: told[key] for key in ("epsilon", "delta", "basis", "unit", "adjacency", "accountant")}
+    model = ADDITIVE if trial.recipe is None else "a network by default"
+    return {
+        "label": trial.label,
+        "dataset": Path(str(wanted.data)).name,
+        "method": trial.method,
+        "epsilon": trial.epsilon,
+        "seed": trial.seed,
+        "accounting": "proven",
+        "accuracy": accuracy,
+        "seconds": told.get("seconds", 0),
+        "basis": told["basis"],
+        "guarantee": guarantee,
+        "steps": told.get("steps"),
+        "curve": curve,
+        "noise": [],
+        "clip": [],
+        "case": {"model": {"name": model}, "features": {"kind": "columns"}, "run": str(place)},
+    }
+
+
+def _read_curve(place: Path) -> list[dict[str, float]]:
+    from sordino.report.run_folder import Folder
+
+    return [{"step": step, "accuracy": accuracy} for step, accuracy in Folder(place).history()]

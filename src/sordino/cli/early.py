@@ -1,0 +1,124 @@
+"""What can be refused before anything large is loaded: a name that nobody has, a file or a run that is not there.
+
+Torch takes seconds to load; whoever mistyped a word should not wait for it. Nothing here decides anything else: what
+passes is examined again, in full, by those who use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sordino.cli import options
+from sordino.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from sordino.cli.train import Flags
+
+LEDGER, CONFIG = "ledger.sqlite", "config.toml"
+"""The files of a run; `books.LEDGER` and `config.FILE` are the same names, which a test holds to it."""
+SMALL = 5_000_000
+"""Bytes of a table that is read twice without anybody noticing: once for the name of its target."""
+_TABLES = (".csv", ".tsv")
+_BY_PRESET = (
+    *("model", "recipe", "noise_multiplier", "epochs", "steps", "batch_size", "clip", "lr", "momentum", "optimizer"),
+    *("config", "engine", "microbatch", "save_every", "adjacency", "dataset_budget", "seed"),
+)
+
+
+def require_run(run: Path, file: str = LEDGER) -> None:
+    """Refuse a path that is no folder of a run, or lacks the file that a command begins with."""
+    if not (run / file).exists() and not (run / file).is_symlink():
+        what = "folder" if file == LEDGER else "directory"
+        raise InvalidInput(f"{run} holds no {file}: give the {what} of a run of `sordino train`{_suggest_run(run)}")
+
+
+def _suggest_run(run: Path) -> str:
+    """The folder beside it whose name is nearly the same."""
+    try:
+        beside = [path.name for path in run.parent.iterdir() if path.is_dir() and path != run][:1000]
+    except OSError:
+        return ""
+    near = get_close_matches(run.name, beside, n=1, cutoff=0.8)
+    return f"; did you mean {run.parent / near[0]}?" if near and not run.exists() else ""
+
+
+def require_directory(run: Path) -> None:
+    """Refuse a path that is no folder at all, for commands that find out themselves what kind of run it holds."""
+    if not run.is_dir():
+        raise InvalidInput(f"{run} is no directory: give that of a run of `sordino train`{_suggest_run(run)}")
+
+
+def require_known(what: str, name: str | None, known: Iterable[str], more: str = "", words: str = "must be") -> None:
+    """Refuse a name that is none of `known`, and say which may have been meant; code of the user's own passes."""
+    if name is None or ":" in name:
+        return
+    names = sorted(set(known))
+    if name.replace("_", "-") in {each.replace("_", "-") for each in names}:
+        return
+    near = get_close_matches(name.replace("_", "-"), names, n=1, cutoff=0.6)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    raise InvalidInput(f"{what}={name!r} {words} one of {', '.join(names)}{more}{meant}")
+
+
+def check_training(flags: Flags, *, searching: bool = False) -> None:
+    """The names in the options of `sordino train` and `sordino tune`, and the column that is to be predicted."""
+    recipe = flags.recipe
+    if recipe is not None and ":" in recipe and (searching or flags.tune or flags.space is not None):
+        raise InvalidInput(f"recipe={recipe} is code of your own: a search takes recipes by name; use `sordino train`")
+    if recipe is not None and Path(recipe).suffix != ".toml":
+        require_known("recipe", recipe, options.list_methods(), ", or file.py:function")
+    require_known("model", flags.model, options.MODELS, ", or give file.py:function", "is not known: choose")
+    if flags.preset is not None:
+        _check_preset(flags, flags.preset)
+    require_known("optimizer", flags.optimizer, options.OPTIMIZERS)
+    require_known("accountant", flags.accountant, options.ACCOUNTANTS, words="is unknown: use")
+    require_known("adjacency", flags.adjacency, options.ADJACENCIES, words="is unknown: use")
+    for what, path in (("configuration", flags.config), ("schema", flags.schema), ("space", flags.space)):
+        if path is not None and not path.exists():
+            raise InvalidInput(f"cannot read {what} {path}: No such file or directory")
+    if flags.data is not None:
+        _check_data(flags, flags.data)
+
+
+def _check_preset(flags: Flags, preset: str) -> None:
+    require_known("preset", preset, options.PRESETS)
+    data = (flags.data or "none").replace("_", "-")
+    if data not in options.OF_PRESETS:
+        raise InvalidInput(f"preset={preset} has no settings for data={data}: use {', '.join(options.OF_PRESETS)}")
+    if decided := flags.given(*_BY_PRESET):
+        option = min(decided).replace("_", "-")
+        raise InvalidInput(f"--{option} and --preset {preset}, which decides it, are both given: leave one out")
+    if flags.epsilon is None:
+        raise InvalidInput("epsilon is missing: use --epsilon 3, what may be spent")
+    if flags.non_private_twin or flags.tune or flags.space is not None:
+        raise InvalidInput(f"--preset {preset} is settled: leave out --non-private-twin, --tune and --space")
+
+
+def _check_data(flags: Flags, source: str) -> None:
+    path = Path(source)
+    if source.replace("_", "-") in options.DATA:
+        return
+    if not path.exists():
+        near = get_close_matches(source.replace("_", "-"), options.DATA, n=1, cutoff=0.6)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise InvalidInput(
+            f"data={path.resolve()} does not exist: give a table (.csv, .tsv, .csv.gz, .parquet, .xlsx), a .npz file, "
+            f"a folder of images by class, or one of {', '.join(options.DATA)}{meant}"
+        )
+    if flags.target is not None and path.suffix.lower() in _TABLES and path.is_file():
+        _check_target(path, flags.target, flags.given("header", "separator", "encoding", "decimal"))
+
+
+def _check_target(path: Path, target: str, spelled: Mapping[str, Any]) -> None:
+    """Whether a small table has the column; its reader says which one may have been meant, and names no cell."""
+    if path.stat().st_size > SMALL:
+        return
+    from sordino.tables.delimited import Dialect
+    from sordino.tables.files import read_table
+
+    table = read_table(path, Dialect(**spelled))
+    if target not in table.columns:
+        raise InvalidInput(f"{path} has no column {target!r}: {table.suggest(target)}")

@@ -1,0 +1,64 @@
+"""Functions of the user's own, by ``file.py:function``: whoever names one on the command line wants it run."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sordino.errors import InvalidInput
+from sordino.recipe import Recipe
+
+
+def import_function(name: str) -> Callable[..., Any]:
+    """The function that ``file.py:function`` or ``package.module:function`` names."""
+    where, _, function = name.rpartition(":")
+    module = _import_module(where) if where else None
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise InvalidInput(f"{name!r} names no function: give file.py:function or package.module:function")
+    return found  # type: ignore[no-any-return]  # callable() is all that can be known about a user's function
+
+
+def call_recipe(code: str, **settings: Any) -> Recipe:
+    """The recipe that a function of the user's makes of these settings, as those of `sordino.recipes` do."""
+    try:
+        recipe = import_function(code)(**settings)
+    except TypeError as error:
+        given = ", ".join(settings)
+        raise InvalidInput(
+            f"recipe={code} cannot be called with {given}: {error}; let it take batch_size, epochs and **options"
+        ) from error
+    if not isinstance(recipe, Recipe):
+        raise InvalidInput(f"recipe={code} returned {type(recipe).__name__}, must return a sordino.Recipe")
+    return recipe
+
+
+def _import_module(where: str) -> Any:
+    path = Path(where)
+    try:
+        if path.suffix != ".py":
+            return importlib.import_module(where)
+        if not path.is_file():
+            raise InvalidInput(f"{path} does not exist: give file.py:function")
+        return _run_file(path)
+    except (ImportError, SyntaxError) as error:
+        raise InvalidInput(f"cannot import {where}: {error}") from error
+
+
+def _run_file(path: Path) -> Any:
+    """Run a Python file as a module; it may import its neighbours, as `python file.py` would let it."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    neighbours = str(path.resolve().parent)
+    sys.path.insert(0, neighbours)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(neighbours)
+    return module

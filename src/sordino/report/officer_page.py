@@ -1,0 +1,332 @@
+"""The page for whoever has to decide: what is protected and what is not, what is left of the risk, and two lists of
+questions answered as far as a run's folder can answer them.
+
+The lists follow NIST SP 800-226, "Guidelines for Evaluating Differential Privacy Guarantees" (March 2025,
+doi:10.6028/NIST.SP.800-226), and Opinion 28/2024 of the European Data Protection Board "on certain data protection
+aspects related to the processing of personal data in the context of AI models" (17 December 2024), Section 3.2. The
+questions are ours, by their topics; the answers come from the ledger and the files beside it, and say from which. What
+no folder can know is left open by name: a page that guessed there would be worth less than none.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from sordino.accounting import Guarantee
+from sordino.figures import round_up, round_up_digits
+from sordino.report.charts import percent, plain
+from sordino.report.facts import Facts
+from sordino.report.prices import bound_detection
+
+NIST, EDPB = "NIST SP 800-226", "EDPB Opinion 28/2024"
+LEDGER, FILES, OWNER = "the ledger", "the run’s files", "the owner"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question, what the run says to it, where in its source the question comes from, and who answers.
+
+    `evidence` is what the answer was read from; `OWNER` marks what no folder can know, and is left open.
+    """
+
+    question: str
+    answer: str
+    topic: str
+    evidence: str = LEDGER
+
+    @property
+    def open(self) -> bool:
+        return self.evidence == OWNER
+
+
+def describe_evidence(facts: Facts) -> dict[str, Any]:
+    """What the template of the officer's page shows beside the engineer's facts."""
+    return {
+        "protected": list_protected(facts),
+        "exposed": list_exposed(facts),
+        "risks": list_risks(facts),
+        "evaluations": [(NIST, answer_nist(facts)), (EDPB, answer_edpb(facts))],
+    }
+
+
+def list_protected(facts: Facts) -> list[str]:
+    """Whom the guarantee covers, in plain words; empty where it promises nothing."""
+    g = facts.guarantee
+    if not _promises(g):
+        return []
+    words = "training " if g.unprotected else ""
+    lines = [f"Every {words}{g.unit}: whether it was in the data, and everything that it says."]
+    lines.append("Against anybody, whatever else they know and however long they compute, now and later.")
+    lines.append(
+        "Whatever is done with the model afterwards: publishing it, asking it, changing it costs nothing more."
+    )
+    if facts.used.prepared:
+        lines.append("What was found out about the columns beforehand: it was released with noise, within the same ε.")
+    return lines
+
+
+def list_exposed(facts: Facts) -> list[str]:
+    """What the guarantee does not cover."""
+    g, lines = facts.guarantee, []
+    if not _promises(g):
+        lines.append(f"Any {g.unit}: no guarantee holds for this run.")
+    lines += [f"{what[0].upper()}{what[1:]}: what was measured on them is exact." for what in g.unprotected]
+    lines.append("What many people have in common. A model that learns that smoking harms says so of a smoker, too.")
+    if g.unit == "record":
+        lines.append("A person with several records, as a whole: with k of them ε is up to k times as large.")
+    lines.append("The records themselves, where they are stored: whoever can read the file needs no model.")
+    lines.append("The number of records and the names of columns, which are taken to be public.")
+    return lines
+
+
+def list_risks(facts: Facts) -> list[str]:
+    """What is left to worry about, most serious first; each follows from something in the folder."""
+    g, proof = facts.guarantee, facts.proof
+    refuted = facts.audit is not None and facts.audit.get("passed") is not True
+    candidates = [
+        (g.basis != "proven", f"ε is {g.basis}, not proven: the true one may be larger. Promise it to nobody."),
+        (math.isinf(g.epsilon), "ε is infinite: what was released may reveal any record."),
+        *((True, f"It holds only provided that {what}, which nobody has checked.") for what in g.conditions),
+        (refuted, "An audit REFUTED the claim: the run must not be used before that is explained."),
+        (10 < g.epsilon < math.inf, f"ε = {_write(g.epsilon)} is large: it promises little to any one {g.unit}."),
+        (_promises(g) and bool(facts.curve), f"{_bound_attacker(facts)} That much is left."),
+        (bool(g.unprotected), "Figures on held-out records are exact: published, they tell something about them."),
+        (
+            facts.dataset is None,
+            "Other models or figures from the same records add to ε; no total is kept for them.",
+        ),
+        (facts.setting.seed is not None, "The noise is repeatable: whoever knows the seed can take it away."),
+        (proof.signature != "checked", "No signature of the ledger was checked: whoever can write it can forge it."),
+        (facts.audit is None, "The run was not audited: nobody has tried to break it."),
+        (not facts.finished and bool(facts.total_steps), "It is not finished: more may be released, within its plan."),
+    ]
+    return [words for holds, words in candidates if holds]
+
+
+def _bound_attacker(facts: Facts) -> str:
+    found = percent(math.ceil(1000 * bound_detection(facts.curve, 0.01)) / 1000)
+    units = facts.guarantee.units
+    return f"Whoever wrongly accuses 1 in 100 absent {units} may find up to {found} of those present."
+
+
+def answer_nist(facts: Facts) -> list[Answer]:
+    """The components of the differential privacy pyramid of NIST SP 800-226, from the top down."""
+    g, proof = facts.guarantee, facts.proof
+    return [
+        Answer(
+            "What are the privacy parameters, and how strong are they?",
+            f"ε = {_write(g.epsilon)} at δ = {round_up_digits(g.delta, 3)}, {g.basis}. {_judge_delta(facts)}",
+            "privacy parameters and the variant of differential privacy",
+        ),
+        Answer(
+            "What is the unit of privacy?",
+            f"One {g.unit}; neighbouring data sets differ by {_name_difference(g)}. {_warn_of_records(g)}",
+            "unit of privacy; bounded and unbounded differential privacy",
+        ),
+        Answer(
+            "Which algorithm was run, and why is its price right?",
+            f"{_name_algorithm(facts)} Its {proof.events:,} events were written down before they happened, and priced "
+            f"by {g.accountant}; the proofs are in Sordino’s documentation.",
+            "algorithms and correctness; machine learning",
+        ),
+        Answer(
+            "Are other releases of the same data accounted for?",
+            _describe_total(facts),
+            "composition; mixing differential privacy with other releases",
+        ),
+        Answer("How useful is the result?", _describe_utility(facts), "utility and accuracy", FILES),
+        Answer(
+            "Does it treat groups of people differently?",
+            "Not measured by Sordino. Noise weighs more on small groups: compare the figures of those that matter.",
+            "bias",
+            OWNER,
+        ),
+        Answer(
+            "Who has to be trusted?",
+            "Whoever holds the records and trains (the central model). Nobody else: ε covers whoever sees every noisy "
+            "gradient, not only the final model.",
+            "trust and threat model",
+        ),
+        Answer(
+            "Is the mechanism implemented safely?",
+            f"Noise: {_find(g, 'noise', 'not recorded')}. Arithmetic: {_find(g, 'floating', 'not recorded')}. "
+            "Timing and other side channels of the machine are not covered; times in this page are cut to minutes.",
+            "mechanism implementation; floating point and side channels",
+        ),
+        Answer(
+            "Who can read the records, and how are they secured?",
+            "Not known to the run: differential privacy protects what is released, not what is stored.",
+            "data security and access control",
+            OWNER,
+        ),
+        Answer(
+            "What were people exposed to when their data were collected?",
+            "Not known to the run.",
+            "data collection exposure",
+            OWNER,
+        ),
+    ]
+
+
+def answer_edpb(facts: Facts) -> list[Answer]:
+    """What a claim that a model is anonymous rests on (Opinion 28/2024, Section 3.2), and its other questions."""
+    g = facts.guarantee
+    return [
+        Answer(
+            "How likely is it that personal data can be extracted from the model, or obtained by asking it?",
+            _describe_extraction(facts),
+            "whether an AI model is anonymous: likelihood of extraction, directly and through queries",
+        ),
+        Answer(
+            "From which sources do the training data come?",
+            f"{facts.setting.data}{_count(facts)}. Why these were chosen is for the owner to say.",
+            "design of the model: selection of sources",
+            FILES,
+        ),
+        Answer(
+            "Were the data prepared and minimised?",
+            _describe_minimisation(facts),
+            "design of the model: preparation and minimisation",
+            FILES,
+        ),
+        Answer(
+            "Which methods of training limit identifiability?",
+            f"Differential privacy. {_name_algorithm(facts)}",
+            "design of the model: methodological choices regarding the training",
+        ),
+        Answer(
+            "Are there measures on the outputs of the model?",
+            "None by Sordino, and none are needed for ε: it holds for the model itself, whatever it is asked.",
+            "design of the model: measures regarding outputs",
+        ),
+        Answer(
+            "Was the model analysed, and by whom?",
+            f"This page was computed from the ledger ({facts.proof.fingerprint[:16]}…). An audit of the engineering, "
+            "internal or external, is for the owner to arrange.",
+            "analysis of the model",
+        ),
+        Answer(
+            "Was it tested against attacks, such as membership inference and reconstruction?",
+            _describe_tests(facts),
+            "testing and resistance to attacks",
+            FILES,
+        ),
+        Answer(
+            "Is that documented?",
+            f"The ledger and its chain, the recipe, this page and its seal; `sordino verify` holds them together. "
+            f"{len(g.assumptions)} assumptions are listed in the engineer’s page.",
+            "documentation",
+        ),
+        Answer(
+            "On which legal basis are the data processed, and is the balance of interests documented?",
+            "Not known to the run.",
+            "legitimate interest in development and deployment",
+            OWNER,
+        ),
+        Answer(
+            "Were the data processed lawfully when the model was developed?",
+            "Not known to the run.",
+            "consequences of unlawful processing",
+            OWNER,
+        ),
+    ]
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def _promises(g: Guarantee) -> bool:
+    return g.basis == "proven" and math.isfinite(g.epsilon)
+
+
+def _write(epsilon: float) -> str:
+    return "∞" if math.isinf(epsilon) else round_up(epsilon)
+
+
+def _judge_delta(facts: Facts) -> str:
+    records, delta = facts.setting.records, facts.guarantee.delta
+    if not records:
+        return "The number of records is not known here; δ should be well below 1 / records."
+    verdict = "is" if delta < 0.5 / records else "is NOT"
+    return f"δ {verdict} well below 1 / records = {plain(1 / records)}."
+
+
+def _name_difference(g: Guarantee) -> str:
+    one = {"add-or-remove-one": f"one {g.unit} more or less", "replace-one": f"the content of one {g.unit}"}
+    return f"{one[g.adjacency]} ({g.adjacency})"
+
+
+def _warn_of_records(g: Guarantee) -> str:
+    if g.unit != "record":
+        return "All that one of them contributed is covered together."
+    return "If a person has several records, the ε of the person is larger: train with --unit to protect people."
+
+
+def _name_algorithm(facts: Facts) -> str:
+    if facts.recipe is None:
+        return "What each event is stands in the ledger; the recipe has no text."
+    recipe = facts.recipe
+    noise = "noise chosen on the way" if recipe.noise_multiplier is None else f"noise {recipe.noise_multiplier:.4g}"
+    return f"The recipe {recipe.name}: clipping at {recipe.clip:g}, {noise} times that, {recipe.steps or 'some'} steps."
+
+
+def _describe_total(facts: Facts) -> str:
+    if facts.dataset is None:
+        return (
+            "All that this run released is. Other runs on the same records are not known to it: "
+            "`sordino budget` keeps one total for a dataset."
+        )
+    told = facts.dataset
+    return (
+        f"Yes: when this run reserved its share, all runs on {told['dataset']} together cost ε = "
+        f"{round_up(float(told['epsilon']))} of {plain(float(told['budget']))}."
+    )
+
+
+def _describe_utility(facts: Facts) -> str:
+    figures = {figure.name: figure for figure in facts.used.figures}
+    if "auc" in figures:
+        auc = figures["auc"]
+        between = "" if auc.low is None or auc.high is None else f" ({auc.low:.3f} to {auc.high:.3f})"
+        return f"AUC {auc.value:.3f}{between} on held-out records; guessing reaches 0.5."
+    if facts.final_accuracy is not None:
+        twin = facts.twin_accuracy
+        beside = "" if twin is None else f", where the same model without privacy reaches {percent(twin)}"
+        return f"Accuracy {percent(facts.final_accuracy)} on held-out records{beside}."
+    return "Not measured: no record was held out, or no figure was kept."
+
+
+def _find(g: Guarantee, word: str, otherwise: str) -> str:
+    return next((line for line in g.assumptions if word in line), otherwise)
+
+
+def _describe_extraction(facts: Facts) -> str:
+    if not _promises(facts.guarantee):
+        return "No bound is proven for this run."
+    return (
+        f"Bounded by proof, for the model and all queries together. {_bound_attacker(facts)} "
+        "Whether that is insignificant is for the owner to judge."
+    )
+
+
+def _count(facts: Facts) -> str:
+    return "" if not facts.setting.records else f", {facts.setting.records:,} {facts.guarantee.units} to train on"
+
+
+def _describe_minimisation(facts: Facts) -> str:
+    used = facts.used
+    if not used.columns:
+        return "The run does not tell columns apart. Sordino keeps no records in its folder: numbers and names alone."
+    left = f"; {len(used.left_out)} were left out" if used.left_out else ""
+    return f"{len(used.columns)} columns were used{left}. No record is in the run’s folder."
+
+
+def _describe_tests(facts: Facts) -> str:
+    if facts.audit is None:
+        return "Not yet: `sordino audit` attacks the run, and the next page says what it found."
+    verdict = "not refuted" if facts.audit.get("passed") is True else "REFUTED"
+    if "releases" in facts.audit:
+        return f"Replayed with and without single records, {facts.audit['releases']} releases: {verdict}."
+    return f"{len(facts.audit.get('attacks', []))} attacks on its mechanism: {verdict}. Passing is no proof."

@@ -1,0 +1,87 @@
+"""What is mistyped is said at once: before torch is loaded, with the word that was probably meant."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sordino import books
+from sordino.cli import config, early
+from sordino.errors import InvalidInput
+
+TYPOS = [
+    (["train", "--data", "mnistt", "--epsilon", "3"], "did you mean 'mnist'?"),
+    (["train", "--data", "people.csv", "--target", "outcom", "--epsilon", "3"], "did you mean 'outcome'?"),
+    (["train", "--recipe", "dpsdg", "--epsilon", "3"], "did you mean 'dpsgd'?"),
+    (["train", "--model", "mlpp", "--epsilon", "3"], "did you mean 'mlp'?"),
+    (["train", "--optimizer", "adamm", "--epsilon", "3"], "did you mean 'adam'?"),
+    (["train", "--accountant", "pdl", "--epsilon", "3"], "did you mean 'pld'?"),
+    (["train", "--config", "nowhere.toml"], "cannot read configuration nowhere.toml"),
+    (["train", "--data", "mnist", "--preset", "bestt", "--epsilon", "3"], "did you mean 'best'?"),
+    (["train", "--data", "digits", "--preset", "best", "--epsilon", "3"], "has no settings for data=digits"),
+    (["train", "--data", "mnist", "--preset", "best"], "epsilon is missing"),
+    (["train", "--data", "mnist", "--preset", "best", "--epsilon", "3", "--lr", "1"], "--lr and --preset best"),
+    (["tune", "--data", "people.csv", "--target", "outcom", "--epsilon", "3"], "did you mean 'outcome'?"),
+    (["tune", "--data", "digits", "--method", "mine.py:make", "--epsilon", "3"], "is code of your own"),
+    (["report", "runs/frist"], "did you mean runs/first?"),
+    (["report", "runs/first", "--for", "oficer"], "did you mean 'officer'?"),
+    (["account", "runs/frist"], "runs/frist holds no ledger.sqlite"),
+    (["verify", "runs/frist"], "runs/frist holds no ledger.sqlite"),
+    (["resume", "runs/frist"], "runs/frist holds no config.toml"),
+    (["predict", "runs/frist", "--data", "people.csv"], "runs/frist is no directory"),
+    (["compare", "--dataset", "digts"], "did you mean 'digits'?"),
+    (["compare", "--dataset", "persons.csv"], "persons.csv does not exist"),
+    (["compare", "--dataset", "digits", "--recipe", "dpsgd"], "must be file.py:function"),
+]
+ASK = """
+import contextlib, io, json, sys
+from sordino.cli import app
+found = []
+for words in json.loads(sys.argv[1]):
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            app(words)
+    except SystemExit as end:
+        found.append((end.code, said.getvalue(), "torch" in sys.modules))
+print(json.dumps(found))
+"""
+
+
+def test_no_typing_error_waits_for_torch(tmp_path: Path):
+    (tmp_path / "people.csv").write_text("age,outcome\n" + "31,yes\n42,no\n" * 20)
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "ledger.sqlite").touch()
+    command = [sys.executable, "-c", ASK, json.dumps([words for words, _ in TYPOS])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for (words, expected), (code, said, loaded) in zip(TYPOS, json.loads(done.stdout), strict=True):
+        assert expected in said, words
+        assert (code, len(said.splitlines())) == (2, 1), words
+        assert not loaded, f"{words} loaded torch"
+
+
+def test_the_names_of_files_are_those_that_runs_have():
+    assert (early.LEDGER, early.CONFIG) == (books.LEDGER, config.FILE)
+
+
+def test_what_may_be_a_column_is_left_to_the_reader(tmp_path: Path):
+    """A first line that holds a record is never quoted, early or late."""
+    path = tmp_path / "records.csv"
+    path.write_text("31,secret-a\n42,secret-b\n" * 10)
+    with pytest.raises(InvalidInput) as caught:
+        early._check_target(path, "secret-c", {})
+    assert "secret-a" not in str(caught.value)
+    assert "secret-b" not in str(caught.value)
+
+
+def test_what_is_right_passes(tmp_path: Path):
+    early.require_known("recipe", "growing-mu", ["growing_mu"])
+    early.require_known("model", "lenet.py:build", ["mlp"])
+    early.require_known("model", None, ["mlp"])
+    (tmp_path / "ledger.sqlite").touch()
+    early.require_run(tmp_path)

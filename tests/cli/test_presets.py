@@ -1,0 +1,89 @@
+"""`sordino train --preset best`: the laboratory's best settings as an ordinary run, whose model predicts."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import sordino
+from sordino.cli import presets
+from sordino.cli.config import Config, ModelChoice
+from sordino.cli.options import OF_PRESETS
+from sordino.errors import InvalidInput
+from sordino.lab import data as benchmarks
+from sordino.lab.experiments.cases import catalogue
+from sordino.lab.experiments.results import read_shipped
+from sordino.tables.reading import DataChoice
+
+
+@pytest.fixture(scope="module")
+def names() -> None:
+    try:
+        benchmarks.load("names")
+    except benchmarks.DataUnavailable as error:
+        pytest.skip(str(error))
+
+
+def test_every_dataset_that_is_offered_has_settings():
+    known = catalogue()
+    for dataset in OF_PRESETS:
+        case = presets.choose_case(known[dataset, "best"], 3.0)
+        assert (case.epsilon, case.accounting) == (3.0, "proven")
+
+
+def test_an_epsilon_between_takes_the_nearest_settings():
+    settings = catalogue()["mnist", "best"]
+    rates = {epsilon: presets.choose_case(settings, epsilon).optimizer["lr"] for epsilon in (0.5, 1.0, 2.2, 20.0)}
+    assert rates == {0.5: 40.0, 1.0: 40.0, 2.2: 70.0, 20.0: 130.0}
+    assert presets.choose_case(settings, 2.2).epsilon == 2.2
+    with pytest.raises(InvalidInput, match="must be > 0"):
+        presets.choose_case(settings, -1.0)
+
+
+def test_a_run_is_kept_and_predicts(names, tmp_path: Path, sordino_command):
+    case = replace(presets.choose_case(catalogue()["names", "best"], 3.0).shortened(600, 4), average=0.5)
+    config = Config(data=DataChoice("names"), model=ModelChoice("linear"), preset=presets._to_table(case))
+    run = tmp_path / "run"
+    presets._train(case, config, run, as_json=True)
+    told = json.loads((run / "outcome.json").read_text())
+    assert told["epsilon"] <= 3.0
+    assert told["unprotected"] == ["the held-out records"]
+    (tmp_path / "new.txt").write_text("Rossi\nSmith\n")
+    predicted = sordino_command("predict", run, "--data", tmp_path / "new.txt")
+    assert predicted.exit_code == 0, predicted.stderr
+    assert len(predicted.stdout.splitlines()) == 3
+    page = sordino_command("report", run, "--json")
+    assert json.loads(page.stdout)["epsilon"] == told["epsilon"]
+    again = sordino_command("resume", run, "--json")
+    assert again.exit_code == 0, again.stderr
+    assert json.loads(again.stdout)["held_out_accuracy"] == told["held_out_accuracy"], (
+        "the same model, and no step more"
+    )
+    assert json.loads(again.stdout)["events"] == told["events"]
+    assert "audit --recipe" in sordino_command("audit", run).stderr
+    assert sordino.load(run).predict(["Rossi"]).shape == (1,)
+
+
+@pytest.fixture
+def sordino_command(request):
+    return request.getfixturevalue("sordino")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dataset", OF_PRESETS)
+def test_it_reaches_the_figures_of_the_documentation(dataset, tmp_path, sordino_command):
+    """The mean of the shipped runs at the same ε, within a point: noise is fresh every time."""
+    shipped = [
+        row["accuracy"]
+        for row in read_shipped()
+        if (row["dataset"], row["method"], row["epsilon"], row["accounting"]) == (dataset, "best", 3.0, "proven")
+    ]
+    made = sordino_command(
+        "train", "--data", dataset, "--preset", "best", "--epsilon", 3, "--run", tmp_path / "run", "--json"
+    )
+    assert made.exit_code == 0, made.stderr
+    assert json.loads(made.stdout)["held_out_accuracy"] >= statistics.mean(shipped) - 0.01

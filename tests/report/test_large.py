@@ -1,0 +1,52 @@
+"""A report of 100,000 events opens in under a second: what it draws does not grow with the ledger."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from sordino import Budget, recipes
+from sordino.accounting import Ledger
+from sordino.report import report
+from tests.browser import Browser
+from tests.runs import history, make_run
+
+EVENTS = 100_000
+
+
+def make_long(folder: Path, events: int) -> Path:
+    """A run whose ledger was charged so often, in one go: following charges share a transaction."""
+    recipe = recipes.dpsgd(batch_size=50, steps=events).calibrate(Budget(3.0, 1e-5), records=100_000)
+    run = make_run(folder, recipe, events=0, files={"history.jsonl": history(10_000)})
+    ((event, _),) = recipe.plan()
+    with Ledger.open(run / "ledger.sqlite") as ledger:
+        ledger.charge(event, "", ahead=lambda: [event] * (events - 1))
+        for _ in range(events - 1):
+            ledger.charge(event)
+    return run
+
+
+def test_what_a_page_draws_does_not_grow_with_its_ledger(tmp_path: Path):
+    sizes = {}
+    for events in (100, 2_000):
+        run = make_long(tmp_path / str(events), events)
+        report(run, tmp_path / "page.html")
+        sizes[events] = (tmp_path / "page.html").stat().st_size
+    assert sizes[2_000] < 1.2 * sizes[100]
+
+
+@pytest.mark.slow
+def test_a_report_of_a_hundred_thousand_events_opens_in_a_second(browser: Browser, tmp_path: Path):
+    """Measured by the browser itself, from the start of navigation to the end of loading; the best of three."""
+    run = make_long(tmp_path, EVENTS)
+    facts = report(run, tmp_path / "page.html")
+    assert facts.proof.events == EVENTS
+    took = []
+    for _ in range(3):
+        page = browser.page((tmp_path / "page.html").as_uri())
+        took.append(page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd"))
+        page.close()
+        time.sleep(0.1)
+    assert min(took) < 1000, f"milliseconds: {took}"
