@@ -37,6 +37,8 @@ THREADED = 2**20
 STORE = 2**14
 FEW = 2**12
 """Fewer normals than this are taken from a store: the fixed price of making some is that of making thousands."""
+WITHOUT_DOUBLES = {"mps"}
+"""Kinds of devices that have no double precision: what needs it is done in single precision there, or on the host."""
 ZEROS = memoryview(bytes(2**18))
 """What is encrypted: a counter stream is what comes out."""
 
@@ -281,8 +283,8 @@ class Independent(Noise):
 
 
 def add_noise(source: Gaussians, receipt: Receipt, value: Tensor, std: float) -> Tensor:
-    """`value` with one independent normal of deviation `std` on every entry, in float64."""
-    exact = value.double()
+    """`value` with one independent normal of deviation `std` on every entry, in float64; on the host if need be."""
+    exact = (value.cpu() if value.device.type in WITHOUT_DOUBLES else value).double()
     noise = source.gaussian(receipt, value.numel(), std).to(exact.device)
     return settle(source, receipt, exact, exact + noise.view(value.shape))
 
@@ -299,7 +301,7 @@ def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: fl
         sizes = [piece.numel() for piece in pieces]
         noise = source.gaussian(receipt, sum(sizes), std)
         for piece, drawn in zip(pieces, noise.split(sizes), strict=True):
-            if piece.dtype == torch.float64 or piece.device.type == "mps":  # which has no doubles
+            if piece.dtype == torch.float64 or piece.device.type in WITHOUT_DOUBLES:
                 piece += drawn.to(device=piece.device, dtype=piece.dtype)
             else:
                 piece.copy_(drawn.to(piece.device) + piece)
