@@ -300,6 +300,8 @@ def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: fl
     def add(pieces: list[Tensor]) -> None:
         sizes = [piece.numel() for piece in pieces]
         noise = source.gaussian(receipt, sum(sizes), std)
+        if all(piece.device == pieces[0].device for piece in pieces):
+            noise = _send(noise, pieces[0].device)
         for piece, drawn in zip(pieces, noise.split(sizes), strict=True):
             if piece.dtype == torch.float64 or piece.device.type in WITHOUT_DOUBLES:
                 piece += drawn.to(device=piece.device, dtype=piece.dtype)
@@ -317,6 +319,13 @@ def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: fl
         released = settle(source, receipt, before, _flat(held))
         for tensor, piece in zip(held, released.split([tensor.numel() for tensor in held]), strict=True):
             tensor.copy_(piece.view(tensor.shape))
+
+
+def _send(noise: Tensor, device: torch.device) -> Tensor:
+    """Noise of the host on the device of the sum, in one copy; from pinned memory the host need not wait for it."""
+    if device.type == "cuda":
+        return noise.pin_memory().to(device, non_blocking=True)
+    return noise.to(device, torch.float32 if device.type in WITHOUT_DOUBLES else noise.dtype)
 
 
 def settle(source: Gaussians, receipt: Receipt, value: Tensor, released: Tensor) -> Tensor:

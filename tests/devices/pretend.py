@@ -1,8 +1,7 @@
 """A device that is not there: its tensors lie in ordinary memory, but behave as those of a GPU do.
 
-Tensors on ``pretend:0`` report that device, refuse to work with tensors of the host, and run their backward passes in a
-thread of the device, as on CUDA. Everything that makes the host wait, or moves data between the two, is noted with the
-line of Sordino that asked for it. `import` registers a device with torch for good, so only processes of their own do.
+Tensors on ``pretend:0`` report that device and refuse to work with tensors of the host, as on CUDA. Everything that
+makes the host wait, or moves data between the two, is noted with the function of Sordino that asked for it. `import` registers a device with torch for good, so only processes of their own do.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Walk the rules, engines and mechanisms of Sordino over the pretended device and print what crossed, as JSON lines.
 
-``python -m tests.devices.walk rules|engines|steps [--without-doubles] [--share 4]``: each line is one case, with what the
-host waited for, the copies either way, and how far the numbers are from those of the host. With `--share 4` it is every
-fourth case, and all of those that were added here.
+``python -m tests.devices.walk rules|engines|steps [--without-doubles] [--share 4]``: each line is one case, with what
+the host waited for, the copies either way, and how far the numbers are from those of the host. With `--share 4` it is
+every fourth case, and all of those that were added here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 import sordino.noise
-from sordino import Private, mechanisms, recipes
+from sordino import Private, mechanisms
 from sordino.accounting import Budget
 from sordino.gradients import rules
 from sordino.gradients.bookkeeping import BookKeeping, following
@@ -199,22 +199,16 @@ def walk_engines() -> Iterator[dict[str, Any]]:
             yield {"case": f"{kind}: {name}", **attempt(make_engine, make, draw)}
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "dpsur": {"validation_size": 20},
-    "screening": {"energy": "noised"},
-}
-
-
 def walk_steps() -> Iterator[dict[str, Any]]:
     """The third step of every mechanism, which no probe looks at; the records lie on the host."""
-    for name in mechanisms.list_names():
+    for name, mechanism in mechanisms.find_all().items():
         try:
-            yield {"case": name, **step(name)}
+            yield {"case": name, **step(mechanism)}
         except Exception as error:  # noqa: BLE001
             yield {"case": name, "error": f"{type(error).__name__}: {error}"[:300]}
 
 
-def step(name: str) -> dict[str, Any]:
+def step(mechanism: mechanisms.Mechanism) -> dict[str, Any]:
     torch.manual_seed(1)
     records = torch.randn(40, 6), torch.randint(3, (40,))
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(DEVICE)
@@ -222,20 +216,13 @@ def step(name: str) -> dict[str, Any]:
     def classify(model: nn.Module, batch: Any) -> Tensor:
         return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
-    make = getattr(recipes, name)
-    try:
-        recipe = make(batch_size=10, steps=4, **OPTIONS.get(name, {}))
-    except TypeError:
-        recipe = make(batch_size=10, steps=4)
+    recipe = mechanism.recipe(batch_size=10, epochs=1, **mechanism.example)
     recipe = recipe.calibrate(Budget(epsilon=8, delta=1e-3), records=40)
-    optimizer = recipe.optimizer(model) if False else torch.optim.SGD(model.parameters(), lr=0.1)
-    private = Private(model, optimizer, records, classify, recipe, seed=3)
-    heard: list[pretend.Traffic] = []
-    steps = private.steps()
-    for number in range(3):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = Private(model, optimizer, records, classify, recipe, seed=3).steps()
+    for _ in range(3):
         with listen() as heard:
-            if next(steps, None) is None and number < 2:
-                break
+            next(steps)
     return count(heard)
 
 
@@ -248,7 +235,8 @@ def main() -> None:
     if "--without-doubles" in sys.argv:
         pretend.WATCH.doubles = False
         sordino.noise.WITHOUT_DOUBLES.add(DEVICE.type)
-    with Driver():
+    # In the thread that asks: torch calls a device written in Python from threads of its own without care.
+    with Driver(), torch.autograd.set_multithreading_enabled(False):
         for line in WALKS[sys.argv[1]]():
             print(json.dumps(line), flush=True)
 
