@@ -58,10 +58,10 @@ def test_prices_are_those_of_the_accountant_at_the_same_orders(answers: dict[str
         assert found == pytest.approx(price(answers["orders"], *run), rel=1e-9)
 
 
-def test_prices_are_upper_bounds_and_not_far_from_the_tightest(answers: dict[str, Any]) -> None:
+def test_prices_are_upper_bounds_and_within_twice_the_tightest(answers: dict[str, Any]) -> None:
     for (rate, noise, steps, delta), found in zip(RUNS, answers["epsilons"], strict=True):
         tight = epsilon([(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), steps)], delta=delta)
-        assert tight <= found <= 1.35 * tight
+        assert tight <= found <= 2 * tight
 
 
 def test_the_noise_of_a_plan_is_the_least_that_the_budget_pays_for(answers: dict[str, Any]) -> None:

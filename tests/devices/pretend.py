@@ -1,7 +1,8 @@
 """A device that is not there: its tensors lie in ordinary memory, but behave as those of a GPU do.
 
 Tensors on ``pretend:0`` report that device and refuse to work with tensors of the host, as on CUDA. Everything that
-makes the host wait, or moves data between the two, is noted with the function of Sordino that asked for it. `import` registers a device with torch for good, so only processes of their own do.
+makes the host wait, or moves data between the two, is noted with the function of Sordino that asked for it. An import
+registers the device with torch for good, so that only processes of their own do it.
 """
 
 from __future__ import annotations

@@ -62,8 +62,11 @@ def walk(*arguments: str) -> list[dict[str, Any]]:
 
 def judge_rules(lines: list[dict[str, Any]]) -> list[str]:
     """What is wrong with a walk over the rules or the engines."""
-    wrong = []
+    ended = [line["case"] for line in lines if "ended" in line]
+    wrong = [f"torch ended the process: {ended}"] if len(ended) > len(lines) // 10 else []
     for line in lines:
+        if "ended" in line:
+            continue
         if "error" in line:
             wrong.append(f"{line['case']}: {line['error']}")
             continue
