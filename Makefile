@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/pytest -n $(shell expr $$(nproc 2>/dev/null || echo 2) + 1) --maxprocesses=4 --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-faults test-integrations screenshots lint types bench bench-quick docs lock clean
+.PHONY: help demo test test-slow test-faults test-integrations screenshots lint types bench bench-quick docs lock hashes sbom dist clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-18s %s\n", $$1, $$2 }'
@@ -54,6 +54,15 @@ docs: .venv/dev ## Build the documentation into site/
 
 lock: .venv/base ## Resolve all dependencies anew and write requirements.lock
 	$(BIN)/python scripts/lock.py
+
+hashes: .venv/base ## Write requirements.hashes: the locked files of this platform, with their SHA-256
+	$(BIN)/python scripts/hashes.py
+
+sbom: .venv/base ## Write sbom.cdx.json, the bill of materials, from the locks
+	$(BIN)/python scripts/sbom.py
+
+dist: .venv/build sbom ## Build the wheel and the source distribution into dist/
+	$(BIN)/python -m hatchling build -d dist
 
 clean: ## Remove .venv, caches and what the build wrote
 	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist site

@@ -24,7 +24,7 @@ HEADER = """\
 # Every version that Sordino is tested with: the core, all extras and what these need in turn.
 # Written by `make lock`; do not edit. Used as constraints, so that pip still checks that all of it fits together:
 #     pip install -c requirements.lock torch '.[dev]'
-# There are no hashes on purpose: the same torch release comes as a CPU wheel or a CUDA wheel, with different files.
+# Hashes of the files of one platform are in requirements.hashes: torch alone comes as a CPU or a CUDA wheel.
 """
 
 

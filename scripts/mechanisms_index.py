@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from sordino import __version__
 from sordino.mechanisms import Mechanism, find_all
 
 TABLE, REFERENCE = "<!-- every mechanism: table -->", "<!-- every mechanism: reference -->"
@@ -26,8 +27,11 @@ def write_reference(mechanisms: Iterable[Mechanism]) -> str:
     return "\n".join(f"::: {file}\n{options}" for file in files)
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Called by mkdocs for every page."""
+def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
+    """Called by mkdocs for every page; those of the reference say of which version they are."""
+    if page is not None and page.file.src_uri.startswith("api/"):
+        title, _, rest = markdown.partition("\n")
+        markdown = f"{title}\n\n*Sordino {__version__}. Other versions: [upgrading](../upgrading.md).*\n{rest}"
     if TABLE not in markdown and REFERENCE not in markdown:
         return markdown
     found = list(find_all().values())

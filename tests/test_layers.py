@@ -35,6 +35,7 @@ LAYERS = (
     ("integrations",),
     ("lab",),
     ("cli",),
+    ("__main__",),
 )
 LAYER = {package: number for number, layer in enumerate(LAYERS) for package in layer}
 

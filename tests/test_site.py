@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -81,9 +82,8 @@ def fetched(site: Path) -> list[str]:
     return asked
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("built") / "site"
+def build_site(target: Path) -> Path:
+    """The site as `make docs` builds it, without a network."""
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(target)],
         cwd=ROOT,
@@ -94,6 +94,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert done.returncode == 0, done.stderr
     return target
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_site(tmp_path_factory.mktemp("built") / "site")
 
 
 def test_every_link_and_anchor_leads_somewhere(site: Path) -> None:
@@ -153,3 +158,56 @@ def test_doctests_become_code_and_literal_blocks_lose_their_colons() -> None:
     readable = runpy.run_path(str(ROOT / "scripts" / "docstrings.py"))["readable"]
     assert readable("Adds.\n\n>>> 1 + 1\n2\n\nMore.") == "Adds.\n\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
     assert readable("See:\n\n::\n\n    a = 1\n") == "See:\n\n\n    a = 1\n"
+
+
+@pytest.fixture(scope="module")
+def formulas() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "scripts" / "formulas.py"))
+
+
+@pytest.mark.parametrize(
+    ("tex", "mathml"),
+    [
+        ("x_i^2", "<msubsup><mi>x</mi><mi>i</mi><mn>2</mn></msubsup>"),
+        (r"\frac{1}{\sigma}", "<mfrac><mrow><mn>1</mn></mrow><mrow><mi>σ</mi></mrow></mfrac>"),
+        (r"a \le b - 1", "<mi>a</mi><mo>≤</mo><mi>b</mi><mo>−</mo><mn>1</mn>"),
+        (r"\text{a < b}", "<mtext>a &lt; b</mtext>"),
+        (r"\sum_{k=0}^n k", "<munderover><mo>∑</mo>"),
+    ],
+)
+def test_formulas_become_mathml(formulas: dict[str, Any], tex: str, mathml: str) -> None:
+    made = formulas["on_page_markdown"](f"Words.\n\n$${tex}$$\n")
+    assert mathml in made
+    assert "$$" not in made
+
+
+@pytest.mark.parametrize("tex", [r"\unknown", "x^", r"\frac{1}", "{x"])
+def test_a_formula_that_is_not_understood_ends_the_build(formulas: dict[str, Any], tex: str) -> None:
+    with pytest.raises(ValueError, match="formula"):
+        formulas["to_mathml"](tex)
+
+
+def test_the_front_page_shows_what_was_measured(site: Path) -> None:
+    text = (site / "index.html").read_text(encoding="utf-8")
+    assert text.count("<svg viewBox") + text.count('<svg class="chart"') + text.count('<svg class="diagram"') >= 3
+    assert all(name in text for name in ("CIFAR-10", "BERT-mini", "Your loop", "Your table", "Your transformer"))
+
+
+def test_every_mechanism_is_in_the_gallery(site: Path) -> None:
+    from sordino import mechanisms
+
+    assert set(mechanisms.list_names()) <= read(site / "mechanisms" / "index.html").anchors
+
+
+def test_the_reference_says_of_which_version_it_is(site: Path) -> None:
+    from sordino import __version__
+
+    for page in (site / "api").glob("*.html"):
+        assert f"Sordino {__version__}" in page.read_text(encoding="utf-8"), page.name
+
+
+def test_a_picture_without_its_table_ends_the_build() -> None:
+    pictures = runpy.run_path(str(ROOT / "scripts" / "pictures.py"))
+    with pytest.raises(LookupError, match="no table with the columns"):
+        pictures["read_table"]("| a | b |\n|---|---|\n| 1 | 2 |\n", "a", "c")
+    assert pictures["read_table"]("| a | b |\n|---|---|\n| 1 | 2 |\n\nx", "b") == [{"a": "1", "b": "2"}]

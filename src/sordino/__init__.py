@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sordino.tables.estimators import PrivateClassifier, PrivateRegressor
     from sordino.validation.fixing import fix
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Budget",

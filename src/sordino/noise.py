@@ -34,6 +34,8 @@ PIECE = 2**16
 STORE = 2**14
 FEW = 2**12
 """Fewer normals than this are taken from a store: the fixed price of making some is that of making thousands."""
+WITHOUT_DOUBLES = {"mps"}
+"""Kinds of devices that have no double precision: what needs it is done in single precision there, or on the host."""
 ZEROS = memoryview(bytes(2**18))
 """What is encrypted: a counter stream is what comes out."""
 
@@ -278,8 +280,8 @@ class Independent(Noise):
 
 
 def add_noise(source: Gaussians, receipt: Receipt, value: Tensor, std: float) -> Tensor:
-    """`value` with one independent normal of deviation `std` on every entry, in float64."""
-    exact = value.double()
+    """`value` with one independent normal of deviation `std` on every entry, in float64; on the host if need be."""
+    exact = (value.cpu() if value.device.type in WITHOUT_DOUBLES else value).double()
     noise = source.gaussian(receipt, value.numel(), std).to(exact.device)
     return settle(source, receipt, exact, exact + noise.view(value.shape))
 
@@ -294,6 +296,8 @@ def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: fl
     for pieces in _groups(held):  # by one thread: two of Python's wait for each other longer than they work
         sizes = [piece.numel() for piece in pieces]
         noise = source.gaussian(receipt, sum(sizes), std)
+        if all(piece.device == pieces[0].device for piece in pieces):
+            noise = _send(noise, pieces[0].device)
         for piece, drawn in zip(pieces, noise.split(sizes), strict=True):
             _add(piece, drawn)
     if before is not None:
@@ -307,10 +311,17 @@ def _add(piece: Tensor, drawn: Tensor) -> None:
     if piece.device.type == "cpu" and piece.dtype in (torch.float32, torch.float64):
         held = piece.numpy()  # numpy adds mixed precisions without a copy of either
         np.add(drawn.numpy(), held, out=held, casting="same_kind", dtype=np.float64)
-    elif piece.device.type == "mps":  # which has no doubles
+    elif piece.device.type in WITHOUT_DOUBLES:
         piece += drawn.to(device=piece.device, dtype=piece.dtype)
     else:
         piece.copy_(drawn.to(piece.device) + piece)
+
+
+def _send(noise: Tensor, device: torch.device) -> Tensor:
+    """Noise of the host on the device of the sum, in one copy; from pinned memory the host need not wait for it."""
+    if device.type == "cuda":
+        return noise.pin_memory().to(device, non_blocking=True)
+    return noise.to(device, torch.float32 if device.type in WITHOUT_DOUBLES else noise.dtype)
 
 
 def settle(source: Gaussians, receipt: Receipt, value: Tensor, released: Tensor) -> Tensor:

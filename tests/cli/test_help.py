@@ -22,7 +22,7 @@ def test_every_command_shows_an_example(sordino, command):
 
 
 def test_version(sordino):
-    assert sordino("--version").stdout.strip() == "0.1.0"
+    assert sordino("--version").stdout.strip() == "0.2.0"
 
 
 def test_unknown_command(sordino):

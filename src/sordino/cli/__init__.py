@@ -28,6 +28,7 @@ from sordino.cli import (
     report,
     reproduce,
     resume,
+    selftest,
     serve,
     train,
     tune,
@@ -46,7 +47,7 @@ EPILOG = """
 
 0 done
 
-1 check found something wrong, or an audit or verify did, or a release is lost in the noise
+1 check found something wrong, or an audit, verify or selftest did, or a release is lost in the noise
 
 2 bad input: the error is one line on stderr
 
@@ -99,7 +100,7 @@ app = typer.Typer(
 )
 _COMMANDS = (
     *(train, tune, finetune, resume, predict, generate, export, report, serve, compare, reproduce),
-    *(account, verify, calibrate, audit, check, demo),
+    *(account, verify, calibrate, audit, check, selftest, demo),
 )
 for module in _COMMANDS:
     command = getattr(module, module.__name__.rpartition(".")[2])  # a file has the name of its command

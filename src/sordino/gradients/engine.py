@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sordino.errors import UnsupportedModel
+from sordino.noise import WITHOUT_DOUBLES
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """``loss(model, batch)`` returns one loss per example of the batch, as a vector."""
@@ -46,7 +47,7 @@ class Groups:
     @cached_property
     def shares(self) -> Tensor:
         """What of its unit each example is: one over their number."""
-        return self.counts.double().reciprocal()[self.owners]
+        return self.counts.to(total_dtype(self.counts)).reciprocal()[self.owners]
 
     def to(self, device: torch.device) -> Groups:
         """The same on another device."""
@@ -287,7 +288,7 @@ def accumulation_dtype(tensor: Tensor) -> torch.dtype:
 
 def total_dtype(tensor: Tensor) -> torch.dtype:
     """Sums over many microbatches are in double precision, where the device has it."""
-    return torch.float32 if tensor.device.type == "mps" else torch.float64
+    return torch.float32 if tensor.device.type in WITHOUT_DOUBLES else torch.float64
 
 
 def add_widely(total: Tensor, some: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_map
 
 from sordino.errors import InvalidInput, UnsupportedModel, locate_error
 from sordino.gradients.bookkeeping.operations import find_tensors
-from sordino.gradients.engine import HALVES, Batch, Groups, Objective, accumulation_dtype
+from sordino.gradients.engine import HALVES, Batch, Groups, Objective, accumulation_dtype, total_dtype
 from sordino.gradients.looped import fill_unused, require_graph
 from sordino.gradients.rules.base import name_of
 from sordino.gradients.vmapped import MEMORY_TARGET, keep_tensors
@@ -81,12 +81,12 @@ class Coins:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._cpu = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        self._own = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
 
     def rewind(self) -> None:
         torch.set_rng_state(self._cpu)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(self._cuda, self._device)
+        if self._own is not None:
+            torch.get_device_module(self._device).set_rng_state(self._own, self._device)
 
 
 @dataclass(frozen=True)
@@ -163,10 +163,10 @@ class Estimated:
     def require_agreement(self, total: list[Tensor], weights: Tensor, rows: Tensor) -> None:
         """<sum_i w_i ∇L_i, v_1> = sum_i w_i <∇L_i, v_1>: v_1 is a fresh normal, so that another gradient would show."""
         first = next(iter(self.directions.over(self.task.parameters)))
-        found = sum(float((g.double() * v).sum()) for g, v in zip(total, first, strict=True))
-        shares = weights[rows].double()
+        found = sum(float((g.to(total_dtype(g)) * v).sum()) for g, v in zip(total, first, strict=True))
+        shares = weights[rows].to(total_dtype(weights))
         wanted = float((shares * self.along[rows]).sum())
-        lengths = float((shares * self.norms[rows].double()).sum())
+        lengths = float((shares * self.norms[rows].to(shares.dtype)).sum())
         if not abs(found - wanted) <= TOLERANCE * lengths:
             raise UnsupportedModel(
                 "estimated norms are not those of the summed gradients: torch.no_grad, backward hooks or random "
@@ -255,10 +255,11 @@ class ProjectedEngine:
     def _norms(self, task: _Pass, directions: Directions) -> tuple[Tensor, Tensor]:
         """Estimated norms, and the products with the first projection."""
         way, along = WAYS[self._ways[0]], None
-        squares, groups = torch.zeros((), dtype=torch.float64, device=task.parameters[0].device), task.batch.groups
+        device, dtype, groups = task.parameters[0].device, total_dtype(task.parameters[0]), task.batch.groups
+        squares = torch.zeros((), dtype=dtype, device=device)
         with use_plain_attention():
             for products in way(task, directions.over(task.parameters)):
-                each = products.detach().double() if groups is None else groups.mean(products.detach().double())
+                each = products.detach().to(dtype) if groups is None else groups.mean(products.detach().to(dtype))
                 along = each if along is None else along
                 squares = squares + each.square()
         assert along is not None

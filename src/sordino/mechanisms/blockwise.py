@@ -204,7 +204,7 @@ class QuantileBlocks(PerBlock):
         assert state.votes is not None
         shares = torch.tensor(state.bounds.shares, dtype=torch.float64) * (clip / state.bounds.length)
         bounds = shares.to(norms).unsqueeze(1)
-        within = (norms <= bounds).sum(1).double().cpu()
+        within = (norms <= bounds).sum(1).cpu().double()
         state.votes += within * VOTE - (norms.shape[1] - within) * VOTE
         return clip_blocks(norms, bounds)
 

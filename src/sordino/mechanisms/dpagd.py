@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from sordino.accounting.noisy_minimum import NoisyMinimum
 from sordino.errors import InvalidInput
+from sordino.gradients.engine import total_dtype
 from sordino.mechanisms import Mechanism
 from sordino.mechanisms.noisy_test import Array, losses, validation_draw
 from sordino.mechanisms.rejecting import (
@@ -93,7 +94,7 @@ class StepLength(Rejecting):
     def accepts(self, attempt: Attempt, before: Snapshot | None) -> bool:
         assert isinstance(before, Rollback)
         start, movement = before.movement(attempt.parameters)
-        norm = math.sqrt(sum(float(m.double().square().sum()) for m in movement))
+        norm = math.sqrt(sum(float(m.to(total_dtype(m)).square().sum()) for m in movement))
         if not 0 < norm < math.inf:
             return False
         lengths = np.linspace(0.0, self._longest(attempt), self.candidates)

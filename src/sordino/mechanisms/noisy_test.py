@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sordino.accounting.erasure import Erasure
 from sordino.errors import InvalidInput
-from sordino.gradients.engine import FullPrecision
+from sordino.gradients.engine import FullPrecision, total_dtype
 from sordino.mechanisms.rejecting import Rollback, proposal_noise, validation_rate
 from sordino.noise import settle
 from sordino.parts import Constant, Draw, Poisson, Schedule, evaluating, factor_at
@@ -164,7 +164,8 @@ def losses(bench: Bench, records: Records, indices: Tensor) -> Tensor:
     with torch.no_grad(), FullPrecision(bench.device), evaluating(bench.objective.model):
         for part in mine.split(size) if len(mine) else ():
             batch = records.fetch(indices[part], bench.device)
-            each = bench.objective.losses(batch.data, batch.size).double()
+            each = bench.objective.losses(batch.data, batch.size)
+            each = each.to(total_dtype(each))
             found[part] = (each if batch.groups is None else batch.groups.mean(each)).cpu()
     return bench.team.sum([found])[0]
 

@@ -296,8 +296,7 @@ class UseCost:
         """Measure one use by doing it once on the side; on a copy, as a measured one lets go of what it held."""
         manner, trial = kept.manner, copy.copy(kept)
         before = time.perf_counter()
-        trial.squared_norms()
-        trial.weighted_sum(torch.ones(kept.size))
+        trial.weighted_sum(torch.ones_like(trial.squared_norms()))
         spent = 1000 * (time.perf_counter() - before)
         return UseCost(parameter, operation, manner, tensor_bytes(kept) // max(1, kept.size), spent)
 

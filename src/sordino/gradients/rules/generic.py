@@ -37,6 +37,7 @@ from sordino.gradients.rules.base import (
     precise,
     zero_rows,
 )
+from sordino.noise import WITHOUT_DOUBLES
 
 STIR = 1e-2
 """How far, relative to their size, values are moved to see whether an operation treats examples alone."""
@@ -293,7 +294,7 @@ def alone_equals_together(moved: Operation, places: list[int], output: Tensor) -
     if together.dtype != torch.float64 or alone.shape != together.shape:
         return False
     finite = torch.isfinite(together)
-    if bool((torch.isfinite(output) & ~finite).any()):
+    if bool((torch.isfinite(output).to(finite.device) & ~finite).any()):
         return False  # the move left the domain of the operation, and with it what could have been seen
     largest = float(together[finite].abs().max()) if bool(finite.any()) else 0.0
     return torch.allclose(alone, together, rtol=1e-9, atol=1e-12 * largest, equal_nan=True)
@@ -301,10 +302,12 @@ def alone_equals_together(moved: Operation, places: list[int], output: Tensor) -
 
 def stir(tensor: Tensor, place: int) -> Tensor:
     """In double precision, with every entry moved by chance; numbers that count or choose as they are."""
+    if tensor.device.type in WITHOUT_DOUBLES:
+        tensor = tensor.cpu()
     if not tensor.is_floating_point():
         return tensor
-    chance = torch.Generator(tensor.device).manual_seed(place)
-    moves = torch.rand(tensor.shape, device=tensor.device, generator=chance).double().sub_(0.5)
+    chance = torch.Generator().manual_seed(place)  # the host's, so that every device sees the same moves
+    moves = torch.rand(tensor.shape, generator=chance).double().sub_(0.5).to(tensor.device)
     values = tensor.double()
     size = float(values.abs().nan_to_num(0, 0).mean()) if values.numel() else 0.0
     return moves.mul_(STIR * (size or 1.0)).add_(values)

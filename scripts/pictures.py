@@ -1,0 +1,215 @@
+"""A hook of mkdocs: the pictures of the front page and the gallery, drawn from what the pages and the registry say.
+
+``<!-- picture: accuracy -->`` becomes accuracy against ε beside the papers, from the tables that the stored runs wrote
+(docs/results*.md); ``<!-- picture: time -->`` the time of a step beside the quickest peer (docs/performance.md);
+``<!-- picture: step -->`` the one private step; ``<!-- every mechanism: gallery -->`` a card for each mechanism.
+Pictures are SVG within the page: they take its colours, by day and by night, and load nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from sordino.mechanisms import Mechanism, find_all
+
+DOCS = Path(__file__).parent.parent / "docs"
+TITLES = {"cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "imdb": "IMDb", "mnist": "MNIST", "names": "names"}
+SHOWN = ("cifar10", "fashion-mnist", "imdb", "mnist")
+NETWORKS = (
+    "MNIST CNN 26k, 256",
+    "CIFAR CNN 550k, 256",
+    "ResNet-18 GroupNorm at 32x32",
+    "BiLSTM64 trained embedding, 64x150",
+    "transformer 4x128, 128x64",
+    "BERT-mini 4x256",
+    "GPT-2 2x256, tied",
+)
+PEERS = ("Opacus hooks", "Opacus functorch", "Opacus ew", "Opacus ghost", "vmap")
+OWN_PAGES = {
+    "dpagd": "selection",
+    "screening": "selection",
+    "dpsur": "selection",
+    "jl": "jl",
+    "dpis": "dpis",
+    "banded": "banded",
+    "blockwise": "blockwise",
+    **dict.fromkeys(("dynamic", "growing_mu", "sensitivity_decay", "noise_decay"), "dynamic"),
+    **dict.fromkeys(("low_pass", "kalman", "adam_bc", "averaged"), "proposals"),
+    **dict.fromkeys(("dpsgd", "dpadam", "automatic", "rate_free"), "plain"),
+}
+
+
+def read_table(text: str, *columns: str) -> list[dict[str, str]]:
+    """The rows of the first table of a page whose head has all of these columns."""
+    lines = text.splitlines()
+    for at, line in enumerate(lines):
+        names = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if line.startswith("|") and set(columns) <= set(names):
+            rows = []
+            for row in lines[at + 2 :]:
+                if not row.startswith("|"):
+                    break
+                rows.append(dict(zip(names, (cell.strip() for cell in row.strip("|").split("|")), strict=False)))
+            return rows
+    raise LookupError(f"no table with the columns {', '.join(columns)}")
+
+
+def find_table(pattern: str, *columns: str) -> list[dict[str, str]]:
+    """The first such table of the pages of this name."""
+    for page in sorted(DOCS.glob(pattern)):
+        try:
+            return read_table(page.read_text(encoding="utf-8"), *columns)
+        except LookupError:
+            continue
+    raise LookupError(f"no page docs/{pattern} has a table with the columns {', '.join(columns)}")
+
+
+def first_number(cell: str) -> float | None:
+    """The number at the start of a cell."""
+    found = re.match(r"\d+(?:\.\d+)?", cell)
+    return float(found[0]) if found else None
+
+
+def write(x: float, y: float, words: str, anchor: str = "start") -> str:
+    """Words in a picture."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{words}</text>'
+
+
+def trace(kind: str, course: str) -> str:
+    """A line in a picture."""
+    return f'<path class="{kind}" d="{course}"/>'
+
+
+def box(x: float, y: float, words: str) -> str:
+    """A box of the diagram, with its words."""
+    return f'<rect x="{x}" y="{y}" width="108" height="40" rx="5"/>' + write(x + 54, y + 25, words, "middle")
+
+
+def frame(kind: str, width: float, height: float, words: str, parts: Iterable[str]) -> str:
+    """A whole picture; `words` are for those who do not see it."""
+    head = f'<svg class="{kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{words}">'
+    return head + "".join(parts) + "</svg>"
+
+
+def draw_accuracy() -> str:
+    """Small panels, one for each dataset: ours at proven ε, and the best figure that a paper prints."""
+    rows = find_table("results*.md", "dataset", "ε", "best printed", "best proven")
+    width, height = 290, 190
+    parts = []
+    for number, name in enumerate(SHOWN):
+        found = [(float(row["ε"]), row) for row in rows if row["dataset"] == name]
+        ours = [(e, v) for e, row in found if (v := first_number(row["best proven"])) is not None]
+        theirs = [(e, v) for e, row in found if (v := first_number(row["best printed"])) is not None]
+        parts.append(f'<g transform="translate({number % 2 * width},{number // 2 * height})">')
+        parts += [*draw_panel(TITLES[name], ours, theirs, width, height), "</g>"]
+    parts += [f'<g transform="translate(40,{2 * height + 14})">', trace("ours", "M0 0h26")]
+    parts.append(write(32, 4, "Sordino, proven ε"))
+    parts += [trace("theirs", "M200 0h26"), write(232, 4, "best of the papers, as printed"), "</g>"]
+    words = "Test accuracy against epsilon on four datasets: Sordino at a proven epsilon, and the best published figure"
+    return frame("chart", 2 * width, 2 * height + 30, words, parts)
+
+
+Points = list[tuple[float, float]]
+
+
+def draw_panel(title: str, ours: Points, theirs: Points, width: float, height: float) -> list[str]:
+    """One panel with two lines."""
+    values = [value for _, value in (*ours, *theirs)]
+    low, high = math.floor(min(values) - 0.3), math.ceil(max(values) + 0.3)
+    left, right, top, bottom = 44, width - 16, 30, height - 34
+
+    def place(epsilon: float, value: float) -> tuple[float, float]:
+        return left + (epsilon - 1) / 3 * (right - left), bottom - (value - low) / (high - low) * (bottom - top)
+
+    parts = [write(left, 18, title)]
+    for value in (low, high):
+        y = place(1, value)[1]
+        parts += [trace("grid-line", f"M{left} {y}H{right}"), write(left - 6, y + 4, f"{value}%", "end")]
+    parts += [write(place(e, low)[0], bottom + 18, f"ε = {e}", "middle") for e in (1, 2, 3, 4)]
+    for kind, points in (("theirs", theirs), ("ours", ours)):
+        placed = [place(*point) for point in points]
+        parts.append(trace(kind, "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in placed)))
+        parts += [f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in placed]
+    return parts
+
+
+def draw_time() -> str:
+    """One line for each network: a step of ours and of the quickest peer, in steps of SGD."""
+    rows = {row["time of a step ÷ SGD"]: row for row in find_table("performance.md", "time of a step ÷ SGD", *PEERS)}
+    shown = [(name, rows[name]) for name in NETWORKS if name in rows]
+    longest, left, step = 10.0, 210, 40
+    width, height = 580, step * len(shown) + 60
+
+    def place(times: float) -> float:
+        return left + math.log(min(times, longest) / 0.5) / math.log(longest / 0.5) * (width - left - 30)
+
+    parts = []
+    for times in (0.5, 1, 2, 5, 10):
+        parts.append(trace("grid-line", f"M{place(times):.1f} 8V{height - 46}"))
+        parts.append(write(place(times), height - 30, f"{times:g}×", "middle"))
+    for number, (name, row) in enumerate(shown):
+        y = 26 + number * step
+        ours = first_number(row["Sordino"])
+        peers = [value for peer in PEERS if (value := first_number(row[peer])) is not None]
+        parts.append(write(left - 12, y + 4, name.split(",")[0], "end"))
+        if peers:
+            parts.append(f'<rect class="theirs" x="{place(min(peers)) - 5:.1f}" y="{y - 5}" width="10" height="10"/>')
+        if ours is not None:
+            parts.append(f'<circle class="ours" cx="{place(ours):.1f}" cy="{y}" r="6"/>')
+    parts += [f'<g transform="translate(40,{height - 8})">', '<circle class="ours" cx="0" cy="-4" r="6"/>']
+    parts += [write(14, 0, "Sordino"), '<rect class="theirs" x="110" y="-9" width="10" height="10"/>']
+    parts += [write(130, 0, "quickest peer (Opacus or vmap); SGD is 1×"), "</g>"]
+    words = (
+        "Time of a private step over one of SGD, on one CPU thread: Sordino and the quickest peer, network by network"
+    )
+    return frame("chart", width, height + 6, words, parts)
+
+
+def draw_step() -> str:
+    """The one private step, as wide as the page allows."""
+    arrow = "m-6 -5 6 5 -6 5"
+    parts = [write(4, 44, "records"), trace("arrow", f"M62 40h18{arrow}")]
+    for lane, name in enumerate(("sample", "differentiate", "weigh", "sum + noise", "propose", "select")):
+        x = 82 + lane * 126
+        parts += [box(x, 20, name), trace("arrow", f"M{x + 108} 40h16{arrow}")]
+        if name != "propose":
+            parts.append(trace("arrow", f"M{x + 54} 60V96"))
+    parts += [write(842, 45, "model"), trace("arrow", "M136 96H766M451 96v20m-5 -6 5 6 5 -6")]
+    parts.append(write(466, 112, "events, before anything leaves"))
+    parts += [box(x, 120, name) for x, name in ((397, "ledger"), (529, "pricing"), (661, "guarantee"))]
+    parts.append(trace("arrow", f"M505 140h22{arrow}M637 140h22{arrow}"))
+    words = (
+        "Records are sampled, differentiated, weighed, summed and noised, proposed, selected; the ledger is told first"
+    )
+    return frame("diagram", 900, 170, words, parts)
+
+
+def draw_gallery(mechanisms: Iterable[Mechanism]) -> str:
+    """A card for each mechanism: its name, what it does, how to call it, and where to read on."""
+    cards = []
+    for each in mechanisms:
+        page = OWN_PAGES.get(each.name)
+        place, words = (f"{page}.html", f"More about {each.title}") if page else ("../api/recipes.html", "Reference")
+        summary = re.sub(r"`([^`]*)`", r"<code>\1</code>", each.summary)
+        lines = [summary, f"<code>recipes.{each.name}</code>", each.paper, f'<a href="{place}">{words}</a>']
+        text = "".join(f"<p>{line}</p>" for line in lines if line)
+        cards.append(f'<section id="{each.name}"><h3>{each.title}</h3>{text}</section>')
+    return '<div class="gallery" markdown="0">\n' + "\n".join(cards) + "\n</div>"
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Called by mkdocs for every page."""
+    makers = {
+        "<!-- picture: accuracy -->": draw_accuracy,
+        "<!-- picture: time -->": draw_time,
+        "<!-- picture: step -->": draw_step,
+        "<!-- every mechanism: gallery -->": lambda: draw_gallery(find_all().values()),
+    }
+    for mark, make in makers.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, make())
+    return markdown
