@@ -596,14 +596,6 @@ def test_trials_of_different_lengths_are_noised_to_one_price() -> None:
     assert epsilon([*plan, *winner.cost.score_event], 1e-4) <= winner.alone * 1.001
 
 
-def test_a_recipe_that_chooses_its_own_noise_is_refused() -> None:
-    def objective(trial: Candidate) -> Any:
-        return trial.calibrate(recipes.dpis(batch_size=100, epochs=1), records=RECORDS)
-
-    with pytest.raises(InvalidInput, match=r"chooses its own noise|not calibrated"):
-        tune(objective, SPACE, Budget(3, 1e-4), expected_trials=5)
-
-
 # -- every ledger of a trial counts -----------------------------------------------------------------------------------
 
 LIKE: dict[str, Any] = {"like": recipes.dpsgd(batch_size=100, steps=4), "records": RECORDS, "expected_trials": 2}
@@ -788,8 +780,3 @@ def test_a_copy_of_a_search_does_not_go_on(tmp_path: Path, cost: Cost) -> None:
     with pytest.raises(BudgetExhausted, match="begun in another folder"):
         Search(spend, SPACE, cost).run(tmp_path / "two")
     Search(spend, SPACE, cost).run(tmp_path / "one")
-
-
-def test_a_recipe_without_a_plan_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="search with another recipe"):
-        plan_search(Budget(3.0, 1e-5, "rdp-filter"), trials=4)

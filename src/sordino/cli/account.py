@@ -107,7 +107,7 @@ def _bill_run(run: Path, delta: float | None, adjacency: str | None) -> Statemen
     whole = plans.bill(events, declared, unplanned)
     prefix = plans.bill(events, declared, unplanned, stopped_in_advance=True)
     if delta is None:
-        delta = _read_delta(folder)
+        delta = _read_delta(folder) or next((plan.budget.delta for plan in declared if plan.budget), None)
     if delta is None:
         raise InvalidInput(f"{run} has no budget that names a delta: use --delta")
     chosen = adjacency or header.get("adjacency", "add-or-remove-one")

@@ -25,6 +25,7 @@ from sordino.cli.terminal import caution, console, messages, print_json, save_js
 from sordino.cli.train import Flags
 from sordino.errors import InvalidInput
 from sordino.figures import to_plain
+from sordino.searching.of_tables import recall_trial
 from sordino.tables.encoder import Binned, Named, Worded
 from sordino.tables.evaluation import Figures
 from sordino.tables.files import read_table
@@ -166,12 +167,10 @@ def audit(directory: Path, config: Config, *, as_json: bool) -> bool:
     from sordino.audit.conformance import Neighbours, replay
     from sordino.report.run_folder import Folder
 
-    if "search" in (Folder(directory).json(OUTCOME) or {}):
-        raise InvalidInput(
-            f"{directory} is the winner of a search, whose trials were forgotten: audit a run of `sordino train`"
-        )
     ready = prepare_again(config)
-    program, whole = build_program(ready), ready.sheet.train
+    searched = (Folder(directory).json(OUTCOME) or {}).get("search")
+    plan = None if searched is None else recall_trial(ready, searched)
+    program, whole = build_program(ready, plan), ready.sheet.train
     findings: list[str] = []
     releases, removed = 0, choose_records(whole)
     with open_bar("replaying") as bar:
@@ -189,6 +188,8 @@ def audit(directory: Path, config: Config, *, as_json: bool) -> bool:
         return passed
     verdict = "none moved by more than the ledger pays for" if passed else "NOT all of them are paid for"
     console().print(f"{directory}: {releases:,} releases, with and without each of {len(removed)} records: {verdict}")
+    if searched is not None:
+        console().print("These are those of one trial with the settings that won; trials that lost were forgotten.")
     for finding in findings:
         console().print(f"✗ {finding}", markup=False)
     return passed
