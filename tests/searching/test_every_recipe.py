@@ -44,7 +44,13 @@ def _two_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "draw_count", lambda cost, source: 2)
 
 
-@pytest.mark.parametrize("name", recipes.__all__)
+LONG = ("dpagd", "dynamic", "jl")
+"""Recipes whose prices take seconds."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in recipes.__all__]
+)
 def test_every_recipe_is_searched_or_refused_with_a_reason(name: str) -> None:
     like = make_recipe(name)
 

@@ -11,6 +11,7 @@ from sordino import mechanisms
 from sordino.accounting import Budget
 from sordino.cli import lookup
 from sordino.cli.config import Config, ModelChoice, name_classes, read_config
+from sordino.cli.describing import require_kind
 from sordino.cli.finetune import FinetuneFlags
 from sordino.cli.options import choose_delta
 from sordino.cli.terminal import caution, show_reading
@@ -96,6 +97,8 @@ def find_budget(recipe: Recipe | None, flags: Flags | FinetuneFlags, records: in
 def choose_data(base: DataChoice, flags: Flags) -> DataChoice:
     """The records that the user named, and how they are spelled and scaled."""
     choice = replace(base, **flags.given("target", "scale", "held_out", "prepare", "image_size", "grey", *_SPELLED))
+    if flags.features is not None:
+        choice = replace(choice, features=require_kind(flags.features))
     if flags.missing:
         choice = replace(choice, missing=tuple(flags.missing))
     if flags.data is not None:

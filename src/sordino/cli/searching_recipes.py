@@ -17,7 +17,7 @@ from sordino.cli.announcing import Outcome, report
 from sordino.cli.choosing import choose
 from sordino.cli.config import Config, read_config
 from sordino.cli.session import choose_directory, compute_losses
-from sordino.cli.terminal import save_json
+from sordino.cli.terminal import print_json, save_json
 from sordino.cli.train import Flags
 from sordino.errors import InvalidInput
 from sordino.mechanisms.dpis import Importance
@@ -74,11 +74,14 @@ def search_recipe(flags: Flags, space: Space | None) -> None:
             vault=open_budget(config.run.dataset_budget) if config.run.dataset_budget else None,
         )
     outcome = keep_winner(winner, config, directory)
-    told = searching.describe(winner)
-    report(outcome, as_json=flags.json)
-    save_json(directory / OUTCOME, {**outcome.to_dict(), "search": told})
-    hide_times(directory)
+    told = {**outcome.to_dict(), "search": searching.describe(winner)}
     if not flags.json:
+        report(outcome, as_json=False)
+    save_json(directory / OUTCOME, told)
+    hide_times(directory)
+    if flags.json:
+        print_json(told)
+    else:
         searching.present(winner)
 
 

@@ -48,7 +48,7 @@ ADDITIVE = "additive"
 """The name of the model of a table, in configurations."""
 _OF_NETWORKS = (
     *("model", "recipe", "noise_multiplier", "epochs", "steps", "batch_size", "clip", "lr", "momentum", "optimizer"),
-    *("engine", "microbatch", "save_every", "prepare"),
+    *("engine", "microbatch", "save_every", "prepare", "features"),
 )
 _OF_TABLES = ("task", "metrics_epsilon", "unit", "per_unit")
 _MANY = 12
@@ -296,8 +296,7 @@ def _print(fitted: Fitted, directory: Path, told: dict[str, Any]) -> None:
     out.print(f"\nSaved in {directory}. Next:", markup=False)
     out.print(f"  sordino predict {run} --data new.csv --out predictions.csv", markup=False)
     out.print(f"  sordino report {run}", markup=False)
-    if "search" not in told:  # whose trials are forgotten
-        out.print(f"  sordino audit {run}", markup=False)
+    out.print(f"  sordino audit {run}", markup=False)
 
 
 def _describe_figures(figures: Figures | None) -> str:

@@ -172,7 +172,9 @@ def plan_search(
         budget = replace(budget, accountant="pld")
     if like is not None and fit_filter(like, Filter.within(budget, MOST_ORDER), budget.delta) is not None:
         return _plan_under_filter(budget, trials, eta, like, score, ways, beside, disjoint)
-    allowed = SLACK * budget.delta / math.ceil(trials) if slack is None else slack
+    if slack is None:  # a difference of δ has no price by Rényi divergences, nor by limit theorems
+        slack = SLACK * budget.delta / math.ceil(trials) if budget.accountant == "pld" else 0.0
+    allowed = slack
     way, noise = _choose_way(ways, budget, trials, eta, allowed, beside)
     if way == "composition":
         allowed = 0.0  # the event of a composition does not charge for it

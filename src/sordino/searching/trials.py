@@ -172,8 +172,8 @@ def attempt(objective: Callable[[Candidate], Any], candidate: Candidate) -> Trie
         with silence(), shield_chance(candidate.seed), collect_ledgers(candidate.ledger) as opened:
             result = objective(candidate)
             ledgers = _find_charged(result, opened)
-            _require_announced(ledgers, candidate.cost)
             events = [pair for ledger in ledgers for pair in _bill(ledger)]
+            _require_announced(ledgers, candidate.cost)
             said = tuple(line for ledger in ledgers for line in _examine(ledger, candidate))
             if isinstance(result, Private):
                 said += tuple(
