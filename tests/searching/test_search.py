@@ -34,7 +34,7 @@ from sordino.accounting.ledger import ASSUMPTION
 from sordino.accounting.selection import Selection, expect_trials
 from sordino.books import LEDGER
 from sordino.errors import BudgetExhausted, InvalidInput
-from sordino.noise import Secure
+from sordino.noise import Secure, add_noise
 from sordino.run import FIXED_IN_ADVANCE, HELD_OUT, SEARCHED
 from sordino.searching import Candidate, Search, choices, log_uniform, make_space, search, trials, uniform
 from sordino.searching.costs import Cost, fit_filter, plan_search
@@ -954,6 +954,7 @@ def is_noised(cost: Cost, number: int = 200) -> bool:
     for _ in range(number):
         trial = Candidate({}, cost)
         trial.score(np.ones(100))
+        assert trial.scored is not None
         scores.append(trial.scored)
         trial.ledger.close()
     assert cost.score_noise is not None
@@ -961,9 +962,9 @@ def is_noised(cost: Cost, number: int = 200) -> bool:
 
 
 def test_a_score_without_noise_or_with_half_of_it_is_seen(cost: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
-    add = trials.add_noise
     assert is_noised(cost)
-    monkeypatch.setattr(trials, "add_noise", lambda source, receipt, value, std: add(source, receipt, value, std / 2))
+    half = lambda source, receipt, value, std: add_noise(source, receipt, value, std / 2)  # noqa: E731
+    monkeypatch.setattr(trials, "add_noise", half)
     assert not is_noised(cost)
     monkeypatch.setattr(trials, "add_noise", lambda source, receipt, value, std: value)
     assert not is_noised(cost)
@@ -973,3 +974,11 @@ def test_other_accountants_allow_for_no_slack() -> None:
     found = plan_search(Budget(3, 1e-5, "rdp"), trials=5, ways=("selection",))
     assert found.slack == 0
     assert 2.9 < found.epsilon <= 3
+
+
+def test_why_dpis_cannot_be_searched_is_said() -> None:
+    like = ADAPTIVE.for_records(RECORDS)
+    with pytest.raises(InvalidInput, match="has no proof with importance sampling"):
+        plan_search(Budget(6, 1e-4, adjacency="replace-one"), trials=3, like=like)
+    with pytest.raises(InvalidInput, match="leaves too little for each"):
+        plan_search(Budget(0.01, 1e-4), trials=3, like=like)

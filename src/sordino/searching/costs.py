@@ -13,8 +13,9 @@ have no plan; their reference is the limit of one Rényi filter, which each of t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 from scipy.optimize import brentq
@@ -55,7 +56,6 @@ SLACK = 1e-3
 WIDER = 1.1
 CLOSE = 1.002
 """The noise of a trial is found to this factor."""
-MOST_ORDER = 1024.0
 LEAST_LIMIT, LIMIT_CLOSE = 1e-6, 1e-3
 """Of a filter; and to which share its limit is found."""
 
@@ -170,7 +170,7 @@ def plan_search(
         )
     if budget.accountant == filtered.NAME:  # of a trial; the search itself has a price that is known in advance
         budget = replace(budget, accountant="pld")
-    if like is not None and fit_filter(like, Filter.within(budget, MOST_ORDER), budget.delta) is not None:
+    if like is not None and chooses_noise(like, budget):
         return _plan_under_filter(budget, trials, eta, like, score, ways, beside, disjoint)
     if slack is None:  # a difference of δ has no price by Rényi divergences, nor by limit theorems
         slack = SLACK * budget.delta / math.ceil(trials) if budget.accountant == "pld" else 0.0
@@ -256,6 +256,14 @@ def fit_filter(recipe: Recipe, rdp_filter: Filter, delta: float) -> Recipe | Non
     return recipe.sampler.calibrate(open_ended, budget)
 
 
+def chooses_noise(recipe: Recipe, budget: Budget) -> bool:
+    """Whether trials of `recipe` follow no plan, so that only a filter can price them."""
+    try:
+        return fit_filter(recipe, Filter(2.0, budget.epsilon, budget.adjacency), budget.delta) is not None
+    except InvalidInput:  # it asks for a filter, if not for this one
+        return True
+
+
 def _plan_under_filter(
     budget: Budget,
     trials: float,
@@ -287,10 +295,10 @@ def _plan_under_filter(
 
     found = [cost for order in filtered.CANDIDATES if (cost := fill(order)) is not None]
     noises = [cost.training_noise for cost in found]
-    place = (
-        _descend([lambda cost=cost: need_noise(cost) for cost in found], noises.index(min(noises))) if found else None
-    )
+    place = _descend(len(found), lambda where: need_noise(found[where]), noises.index(min(noises))) if found else None
     if place is None:
+        if found and (rest := found[noises.index(min(noises))].filter) is not None:
+            fit_filter(like, rest, budget.delta)  # which says why it cannot be
         raise InvalidInput(
             f"epsilon={budget.epsilon:g} leaves too little for each of {trials:g} expected trials of {like.name!r}: "
             "allow more, or fewer trials"
@@ -302,18 +310,11 @@ def _plan_under_filter(
     return whole
 
 
-def _descend(heights: Sequence[Callable[[], float]], place: int) -> int | None:
-    """Downhill from `place`, where no neighbour is lower; None where all that were seen are infinitely high."""
-    known: dict[int, float] = {}
-
-    def find(where: int) -> float:
-        if where not in known:
-            known[where] = heights[where]()
-        return known[where]
-
+def _descend(count: int, height: Callable[[int], float], place: int) -> int | None:
+    """Downhill from `place`, until no neighbour is lower; None where all that were seen are infinitely high."""
+    find = cache(height)
     while True:
-        beside = [where for where in (place - 1, place + 1) if 0 <= where < len(heights)]
-        lowest = min([place, *beside], key=find)
+        lowest = min([place, *(where for where in (place - 1, place + 1) if 0 <= where < count)], key=find)
         if find(lowest) >= find(place):
             return place if math.isfinite(find(place)) else None
         place = lowest

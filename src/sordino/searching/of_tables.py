@@ -243,11 +243,10 @@ def recall_trial(ready: Ready, told: object) -> LearningPlan:
     """The plan of the trial that won, by what `outcome.json` tells of its search: to be made again in an audit."""
     try:
         assert isinstance(told, dict)
-        law = {"eta": float(told["eta"])} if "eta" in told else {}
         planned = plan_table_search(
-            *(ready, None),
+            ready,
             expected_trials=float(told["expected_trials"]),
-            **law,
+            eta=float(told.get("eta", GEOMETRIC)),
             public_score=told["score_noise"] is None,
             way=told["paid_by"],
         )

@@ -132,9 +132,11 @@ def tune(
     `like` is a recipe whose plan all trials follow, as where the space has no batch size, length or schedule: then they
     are noised exactly. Without it a trial may be anything that costs no more than one Gaussian release, which
     ``trial.calibrate(recipe, records=N)`` sees to. A recipe that chooses its noise as it goes, as DPIS does, must be
-    given here: every trial may then be any such recipe, within one filter. `public_score` declares the held-out records public: they are not
-    protected. `disjoint` says that every record decides by itself, as by a hash of it, whether it is trained on or held
-    out: then no record is in both, and the score costs nothing beside the training.
+    given here; a trial may then be any such recipe, within one filter.
+
+    `public_score` declares the held-out records public: they are not protected. `disjoint` says that every record
+    decides by itself, as by a hash of it, whether it is trained on or held out: then no record is in both, and the
+    score costs nothing beside the training.
 
     `way` is how the search is paid: "selection" or "composition"; by default the cheaper one. `suggest(seen)` makes
     settings from earlier ones and their scores: such a search has no proof as selection, and is paid by composition.

@@ -20,7 +20,6 @@ import torch
 
 from sordino.accounting import plans
 from sordino.accounting.events import Events, GaussianDpEvent, count_alike, spell_out, tally, unroll
-from sordino.accounting.filtered import Filter
 from sordino.accounting.guarantee import CONDITION, UNPROTECTED
 from sordino.accounting.ledger import ASSUMPTION, Ledger, collect_ledgers
 from sordino.accounting.pricing import require_accountant
@@ -29,7 +28,7 @@ from sordino.noise import Secure, Seeded, Source, add_noise
 from sordino.private import Private
 from sordino.recipe import Recipe
 from sordino.run import FLOATING_POINT, list_assumptions, weaken
-from sordino.searching.costs import MOST_ORDER, Cost, fit_filter
+from sordino.searching.costs import Cost, chooses_noise, fit_filter
 from sordino.searching.spaces import Value
 
 WORST = -math.inf
@@ -78,17 +77,8 @@ class Candidate:
         if count is None:
             raise InvalidInput("records is missing: trial.calibrate(recipe, records=N), a public number")
         ready, start = replace(recipe.for_records(count), budget=None), self.cost.training_noise
-        whole, delta = self.cost.filter, self.cost.budget.delta
-        filtered = fit_filter(ready, whole or Filter.within(self.cost.budget, MOST_ORDER), delta)
-        if filtered is not None:
-            if whole is None:
-                raise InvalidInput(
-                    f"recipe {recipe.name!r} chooses its noise as it goes, which the search has not charged for: give "
-                    "tune such a recipe as like="
-                )
-            if self._rehearsing:
-                raise Rehearsed
-            return filtered
+        if chooses_noise(ready, self.cost.budget):
+            return self._keep_within_filter(ready)
 
         def make(noise: float) -> Events:
             return replace(ready, noise_multiplier=noise).plan()
@@ -103,6 +93,18 @@ class Candidate:
         if self._rehearsing:
             raise Rehearsed
         return replace(ready, noise_multiplier=noise)
+
+    def _keep_within_filter(self, recipe: Recipe) -> Recipe:
+        if self.cost.filter is None:
+            raise InvalidInput(
+                f"recipe {recipe.name!r} chooses its noise as it goes, which the search has not charged for: give "
+                "tune such a recipe as like="
+            )
+        ready = fit_filter(recipe, self.cost.filter, self.cost.budget.delta)
+        assert ready is not None
+        if self._rehearsing:
+            raise Rehearsed
+        return ready
 
     def score(self, values: Any) -> None:
         """Score this trial by the sum of `values`, one for each held-out record of the same private data, plus noise.
