@@ -14,6 +14,7 @@ import json
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -117,6 +118,11 @@ def read_stored() -> list[Row]:
     return [json.loads(line) for line in STORED.read_text().splitlines()] if STORED.exists() else []
 
 
+def choose_seeds(only: int | None) -> Iterable[int]:
+    """All of them, or the only one that is wanted now."""
+    return range(SEEDS) if only is None else [only]
+
+
 def keep(row: Row) -> None:
     """Write it down at once, and say it."""
     with STORED.open("a") as file:
@@ -125,11 +131,11 @@ def keep(row: Row) -> None:
 
 
 @app.command()
-def run(trials: float = 10.0, eta: float = GEOMETRIC) -> None:
+def run(trials: float = 5.0, eta: float = GEOMETRIC, only: int | None = None) -> None:
     """Adult and Default: settings that were searched against the defaults, at the same total ε."""
     done = {(row["data"], row["epsilon"], row["seed"], row["way"]) for row in read_stored()}
     cases = [case for case in CASES if case.name in ("adult", "default")]
-    for seed, case, epsilon, way in product(range(SEEDS), cases, MEASURED, ("defaults", "tuned")):
+    for seed, case, epsilon, way in product(choose_seeds(only), cases, MEASURED, ("defaults", "tuned")):
         if (case.name, epsilon, seed, way) not in done:
             found, settings = learn_table(case, epsilon, trials if way == "tuned" else None, eta)
             keep({"data": case.name, "epsilon": epsilon, "seed": seed, "way": way, **found, "settings": settings})
@@ -157,14 +163,14 @@ def learn_table(case: Case, epsilon: float, trials: float | None, eta: float) ->
 
 @app.command()
 def features(
-    trials: float = 10.0, eta: float = GEOMETRIC, records: int = 8_000, epochs: int = 10, seeds: int = SEEDS
+    trials: float = 10.0, eta: float = GEOMETRIC, records: int = 8_000, epochs: int = 10, only: int | None = None
 ) -> None:
     """Fashion-MNIST: a linear head by DP-SGD whose rate and bound are searched, or as they come."""
     images = ImageProblem.load(records)
     done = {(row["data"], row["epsilon"], row["seed"], row["way"]) for row in read_stored()}
     common: dict[str, Any] = {"batch_size": 256, "epochs": epochs}
     ways = {"defaults": recipes.dpsgd(**common), "no rate": recipes.rate_free(**common)}
-    for seed, epsilon, way in product(range(seeds), MEASURED, (*ways, "tuned")):
+    for seed, epsilon, way in product(choose_seeds(only), MEASURED, (*ways, "tuned")):
         if (images.name, epsilon, seed, way) in done:
             continue
         budget, settings = Budget(epsilon, DELTA), dict[str, Any]()
@@ -245,10 +251,14 @@ def write_comparison(rows: list[Row]) -> str:
         for figure in ("auc", "accuracy"):
             if figure in row:
                 found[row["data"], row["epsilon"], figure][row["way"]].append(row[figure])
-    lines = ["| data | total ε | figure | defaults | tuned | no rate to choose |", "|---|---:|---|---:|---:|---:|"]
+    lines = [
+        "| data | total ε | figure | runs | defaults | tuned | no rate to choose |",
+        "|---|---:|---|---:|---:|---:|---:|",
+    ]
     for (data, epsilon, figure), ways in sorted(found.items()):
         cells = [_spread(ways.get(way, [])) for way in ("defaults", "tuned", "no rate")]
-        lines.append(f"| {data} | {epsilon:g} | {figure} | {' | '.join(cells)} |")
+        runs = min(map(len, ways.values()))
+        lines.append(f"| {data} | {epsilon:g} | {figure} | {runs} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
