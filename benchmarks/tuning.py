@@ -2,7 +2,7 @@
 
 python -m benchmarks.tuning prices            # the table of prices, and docs/img/tuning.svg
 python -m benchmarks.tuning run               # Adult and Default: tuned against defaults at the same total ε
-python -m benchmarks.tuning features          # Fashion-MNIST pixels: the same for a linear model by DP-SGD
+python -m benchmarks.tuning features          # Fashion-MNIST: the same for a linear head on features, by DP-SGD
 python -m benchmarks.tuning write             # both tables into docs/tuning.md
 
 Results are in benchmarks/results/tuning.jsonl, one line for each run; what is there is not run again.
@@ -14,6 +14,8 @@ import json
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ import numpy as np
 import torch
 import typer
 from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
@@ -32,8 +35,11 @@ from sordino import Budget, Private, Recipe, recipes
 from sordino.accounting import epsilon as price
 from sordino.accounting.events import GaussianDpEvent
 from sordino.accounting.gaussian import gaussian_epsilon
-from sordino.accounting.selection import expect_trials
-from sordino.searching import Candidate, log_uniform, tune
+from sordino.accounting.selection import GEOMETRIC, expect_trials
+from sordino.lab.data import load
+from sordino.lab.features import scatter
+from sordino.lab.features.synthetic import scale_to_unit
+from sordino.searching import Candidate, Winner, log_uniform, tune
 from sordino.searching.costs import find_precision
 from sordino.searching.of_tables import plan_table_search, tune_table
 from sordino.tables.table import Table
@@ -45,7 +51,9 @@ STORED = ROOT / "results" / "tuning.jsonl"
 PAGE, FIGURE = ROOT.parent / "docs" / "tuning.md", ROOT.parent / "docs" / "img" / "tuning.svg"
 DELTA = 1e-5
 EPSILONS, TRIALS, SEEDS = (1.0, 3.0, 8.0), (3, 5, 10, 20, 50, 100), 3
-MEASURED = (1.0, 3.0)
+MEASURED = EPSILONS
+TESTED = 4_000
+"""Images of the test part that are looked at."""
 BEGIN, END = "<!-- written by python -m benchmarks.tuning write: {} -->", "<!-- end -->"
 Row = dict[str, Any]
 
@@ -78,7 +86,7 @@ def prices() -> None:
     rows = tabulate_prices()
     mpl.rcParams.update({"svg.hashsalt": "sordino", "svg.fonttype": "none"})
     figure, axes = plt.subplots(1, len(EPSILONS), figsize=(11, 3.6))
-    styles = {"logarithmic": "-", "logarithmic, Rényi": "--", "composition": ":"}
+    styles = {"geometric": "-", "geometric, Rényi": "--", "logarithmic": "-.", "composition": ":"}
     for axis, alone in zip(axes, EPSILONS, strict=True):
         mine = [row for row in rows if row["alone"] == alone]
         for name, style in styles.items():
@@ -110,6 +118,11 @@ def read_stored() -> list[Row]:
     return [json.loads(line) for line in STORED.read_text().splitlines()] if STORED.exists() else []
 
 
+def choose_seeds(only: int | None) -> Iterable[int]:
+    """All of them, or the only one that is wanted now."""
+    return range(SEEDS) if only is None else [only]
+
+
 def keep(row: Row) -> None:
     """Write it down at once, and say it."""
     with STORED.open("a") as file:
@@ -118,11 +131,11 @@ def keep(row: Row) -> None:
 
 
 @app.command()
-def run(trials: float = 10.0, eta: float = 0.0) -> None:
+def run(trials: float = 5.0, eta: float = GEOMETRIC, only: int | None = None) -> None:
     """Adult and Default: settings that were searched against the defaults, at the same total ε."""
     done = {(row["data"], row["epsilon"], row["seed"], row["way"]) for row in read_stored()}
     cases = [case for case in CASES if case.name in ("adult", "default")]
-    for seed, case, epsilon, way in product(range(SEEDS), cases, MEASURED, ("defaults", "tuned")):
+    for seed, case, epsilon, way in product(choose_seeds(only), cases, MEASURED, ("defaults", "tuned")):
         if (case.name, epsilon, seed, way) not in done:
             found, settings = learn_table(case, epsilon, trials if way == "tuned" else None, eta)
             keep({"data": case.name, "epsilon": epsilon, "seed": seed, "way": way, **found, "settings": settings})
@@ -150,25 +163,61 @@ def learn_table(case: Case, epsilon: float, trials: float | None, eta: float) ->
 
 @app.command()
 def features(
-    trials: float = 5.0, eta: float = 0.0, epsilon: float = 3.0, records: int = 10_000, epochs: int = 5
+    trials: float = 10.0, eta: float = GEOMETRIC, records: int = 8_000, epochs: int = 10, only: int | None = None
 ) -> None:
-    """Fashion-MNIST: a linear model by DP-SGD whose rate and bound are searched, or as they come."""
-    from sordino.lab.data import load
-
-    data = load("fashion-mnist")
-    first = [data.train_set[place] for place in range(records)]
-    inputs = torch.stack([record[0] for record in first]).flatten(1).float()
-    classes = torch.tensor([int(record[1]) for record in first])
-    test_inputs, test_classes = data.test[0].flatten(1).float(), data.test[1]
+    """Fashion-MNIST: a linear head by DP-SGD whose rate and bound are searched, or as they come."""
+    images = ImageProblem.load(records)
     done = {(row["data"], row["epsilon"], row["seed"], row["way"]) for row in read_stored()}
-    budget, count = Budget(epsilon, DELTA), records * 9 // 10
     common: dict[str, Any] = {"batch_size": 256, "epochs": epochs}
+    ways = {"defaults": recipes.dpsgd(**common), "no rate": recipes.rate_free(**common)}
+    for seed, epsilon, way in product(choose_seeds(only), MEASURED, (*ways, "tuned")):
+        if (images.name, epsilon, seed, way) in done:
+            continue
+        budget, settings = Budget(epsilon, DELTA), dict[str, Any]()
+        if way in ways:
+            weights = images.train(ways[way].calibrate(budget, records=records), records).state_dict()["model"]
+        else:
+            won = images.search(recipes.dpsgd(**common), budget, trials, eta)
+            weights = won.model
+            settings = {name: round(float(value), 4) for name, value in won.settings.items()}
+        accuracy = images.measure(weights)
+        row = {"data": images.name, "epsilon": epsilon, "seed": seed, "way": way, "accuracy": round(accuracy, 4)}
+        keep({**row, "settings": settings})
 
-    def train(recipe: Recipe, used: int) -> Private:
-        model = torch.nn.Linear(inputs.shape[1], 10)
-        optimizer = recipe.optimizer.build(model.parameters())
+
+@dataclass(frozen=True, eq=False)
+class ImageProblem:
+    """Scattering features of Fashion-MNIST, of norm 1: made once, for all trials."""
+
+    inputs: Tensor
+    classes: Tensor
+    test_inputs: Tensor
+    test_classes: Tensor
+    name = "fashion-mnist"
+
+    @classmethod
+    def load(cls, records: int) -> ImageProblem:
+        data = load("fashion-mnist")
+        first = [data.train_set[place] for place in range(records)]
+        images = torch.stack([record[0] for record in first]).float()
+        classes = torch.tensor([int(record[1]) for record in first])
+        inputs = scale_to_unit(scatter(images, groups=27, quiet=True).flatten(1))
+        seen, answers = data.test[0][:TESTED].float(), data.test[1][:TESTED]
+        return cls(inputs, classes, scale_to_unit(scatter(seen, groups=27, quiet=True).flatten(1)), answers)
+
+    @property
+    def kept(self) -> int:
+        """Records that a trial trains on; it is scored on the others."""
+        return len(self.classes) * 4 // 5
+
+    def build(self) -> nn.Linear:
+        return nn.Linear(self.inputs.shape[1], 10)
+
+    def train(self, recipe: Recipe, used: int) -> Private:
+        model = self.build()
         private = Private(
-            *(model, optimizer, TensorDataset(inputs[:used], classes[:used])),
+            *(model, recipe.optimizer.build(model.parameters())),
+            TensorDataset(self.inputs[:used], self.classes[:used]),
             lambda model, batch: cross_entropy(model(batch[0]), batch[1], reduction="none"),
             recipe,
         )
@@ -176,36 +225,23 @@ def features(
             pass
         return private
 
-    def objective(trial: Candidate) -> Private:
-        private = train(trial.calibrate(recipes.dpsgd(lr=trial["lr"], clip=trial["clip"], **common)), count)
-        with torch.no_grad():
-            trial.score(private.bench.objective.model(inputs[count:]).argmax(1) == classes[count:])
-        return private
+    def search(self, like: Recipe, budget: Budget, trials: float, eta: float) -> Winner:
+        def objective(trial: Candidate) -> Private:
+            wanted = replace(like, clip=trial["clip"], optimizer=replace(like.optimizer, lr=trial["lr"]))
+            private = self.train(trial.calibrate(wanted), self.kept)
+            with torch.no_grad():
+                found = private.bench.objective.model(self.inputs[self.kept :])
+            trial.score(found.argmax(1) == self.classes[self.kept :])
+            return private
 
-    ways = {"defaults": recipes.dpsgd(**common), "no rate": recipes.rate_free(**common)}
-    for seed, way in product(range(SEEDS), (*ways, "tuned")):
-        if ("fashion-mnist", epsilon, seed, way) in done:
-            continue
-        model = torch.nn.Linear(inputs.shape[1], 10)
-        settings: Row = {}
-        if way in ways:
-            private = train(ways[way].calibrate(budget, records=records), records)
-            model.load_state_dict(private.state_dict()["model"])
-        else:
-            space = {"lr": log_uniform(0.03, 10), "clip": log_uniform(0.1, 3)}
-            options: dict[str, Any] = {
-                "expected_trials": trials,
-                "like": recipes.dpsgd(**common),
-                "records": count,
-                "eta": eta,
-            }
-            won = tune(objective, space, budget, **options)
-            model.load_state_dict(won.model)
-            settings = {name: round(float(value), 4) for name, value in won.settings.items()}
+        space = {"lr": log_uniform(0.1, 30), "clip": log_uniform(0.1, 3)}
+        return tune(objective, space, budget, expected_trials=trials, eta=eta, like=like, records=self.kept)
+
+    def measure(self, weights: dict[str, Tensor]) -> float:
+        model = self.build()
+        model.load_state_dict(weights)
         with torch.no_grad():
-            accuracy = float((model(test_inputs).argmax(1) == test_classes).double().mean())
-        row = {"data": "fashion-mnist", "epsilon": epsilon, "seed": seed, "way": way, "accuracy": round(accuracy, 4)}
-        keep({**row, "settings": settings})
+            return float((model(self.test_inputs).argmax(1) == self.test_classes).double().mean())
 
 
 def write_comparison(rows: list[Row]) -> str:
@@ -215,10 +251,14 @@ def write_comparison(rows: list[Row]) -> str:
         for figure in ("auc", "accuracy"):
             if figure in row:
                 found[row["data"], row["epsilon"], figure][row["way"]].append(row[figure])
-    lines = ["| data | total ε | figure | defaults | tuned | no rate to choose |", "|---|---:|---|---:|---:|---:|"]
+    lines = [
+        "| data | total ε | figure | runs | defaults | tuned | no rate to choose |",
+        "|---|---:|---|---:|---:|---:|---:|",
+    ]
     for (data, epsilon, figure), ways in sorted(found.items()):
         cells = [_spread(ways.get(way, [])) for way in ("defaults", "tuned", "no rate")]
-        lines.append(f"| {data} | {epsilon:g} | {figure} | {' | '.join(cells)} |")
+        runs = min(map(len, ways.values()))
+        lines.append(f"| {data} | {epsilon:g} | {figure} | {runs} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

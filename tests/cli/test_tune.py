@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import Result
 
+from sordino.cli import describing
 from sordino.searching import search
 from sordino.searching.sealing import STATE
 
@@ -42,7 +44,7 @@ def test_a_table_is_searched_and_used(people: Path, tmp_path: Path, sordino: Cal
     assert "do not quote that" in said.stdout
     assert "how many is secret" in said.stderr
     assert "sordino report" in said.stdout
-    assert "sordino audit" not in said.stdout
+    assert "sordino audit" in said.stdout
     told = json.loads((run / "outcome.json").read_text())
     assert told["epsilon"] <= 4
     assert told["search"]["epsilon_of_one_trial"] < told["epsilon"]
@@ -57,8 +59,76 @@ def test_a_table_is_searched_and_used(people: Path, tmp_path: Path, sordino: Cal
     assert "NOT protected" not in page
     assert sordino("verify", run).exit_code == 0
     assert "nothing left to do" in sordino("resume", run).stdout
-    assert "trials were forgotten" in sordino("audit", run).stderr
+    audited = sordino("audit", run)
+    assert audited.exit_code == 0, (audited.stderr, audited.exception)
+    assert "none moved by more than the ledger pays for" in audited.stdout
+    assert "trials that lost were forgotten" in audited.stdout
+    assert "at δ = 1e-05" in sordino("account", run).stdout  # the budget in the plan names it
+    (run / "outcome.json").write_text('{"search": {"settings": {}}}')
+    assert "does not say what was searched" in sordino("audit", run).stderr
     assert "holds a run already" in sordino("tune", *options).stderr
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    classes = rng.integers(0, 2, 80)
+    pixels = rng.uniform(0, 60, (80, 1, 8, 8))
+    pixels[classes == 1, :, :4] += 150
+    path = tmp_path / "images.npz"
+    np.savez(path, x=pixels, y=classes)
+    return path
+
+
+def test_features_are_computed_once_for_all_trials(
+    images: Path, tmp_path: Path, sordino: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    scatter = describing.KINDS["scattering"]
+
+    def count(pictures: Any, folder: Any) -> Any:
+        seen.append(len(pictures))
+        return scatter(pictures, folder)
+
+    monkeypatch.setitem(describing.KINDS, "scattering", count)
+    run, space = tmp_path / "run", tmp_path / "space.toml"
+    space.write_text("lr = [1.0, 2.0]\n")
+    options = ["--data", images, "--scale", 255, "--features", "scattering", "--batch-size", 16, "--steps", 2]
+    said = sordino("tune", *options, "--epsilon", 8, "--run", run, "--space", space, "--expected-trials", 3)
+    assert said.exit_code == 0, (said.stderr, said.exception)
+    assert "none (trials were scored with noise" in said.stdout
+    assert len(seen) == 2  # of those to train on and those held out, whatever the number of trials
+    assert sum(seen) == 80
+    assert 'features = "scattering"' in (run / "config.toml").read_text()
+    assert 'name = "linear"' in (run / "config.toml").read_text()
+    assert sordino("predict", run, "--data", images, "--out", tmp_path / "new.csv").exit_code == 0
+    assert seen[2:] == [80]
+
+
+def test_features_are_for_images(people: Path, npz_file: Path, sordino: Callable[..., Result]) -> None:
+    said = sordino("tune", "--data", npz_file, "--scale", 10, "--epsilon", 8, "--features", "scattering")
+    assert "are for images" in said.stderr
+    table = ["--data", people, "--target", "outcome", "--epsilon", 4]
+    assert "not for a table" in sordino("train", *table, "--features", "patches").stderr
+    assert "features=dreams are unknown" in sordino("train", *table, "--features", "dreams").stderr
+
+
+@pytest.mark.slow
+def test_a_recipe_that_chooses_its_noise_is_searched(
+    npz_file: Path, tmp_path: Path, sordino: Callable[..., Result]
+) -> None:
+    run, space = tmp_path / "run", tmp_path / "space.toml"
+    space.write_text("lr = [0.1, 0.5]\nbatch_size = [8, 16]\n")
+    options = ["--data", npz_file, "--scale", 10, "--held-out", 0.3, "--method", "dpis", "--steps", 3, "--epsilon", 8]
+    said = sordino("tune", *options, "--run", run, "--space", space, "--expected-trials", 3, "--json")
+    assert said.exit_code == 0, (said.stderr, said.exception)
+    told = json.loads(said.stdout)
+    assert 7.9 < told["epsilon"] <= 8
+    assert told["basis"] == "proven"
+    assert told["search"]["settings"]["batch_size"] in (8, 16)
+    assert sordino("report", run).exit_code == 0
+    assert sordino("verify", run).exit_code == 0
+    assert "filter" not in (run / "recipe.toml").read_text()
 
 
 def test_train_with_tune_is_the_same_command(people: Path, tmp_path: Path, sordino: Callable[..., Result]) -> None:

@@ -10,8 +10,10 @@ import shutil
 import struct
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +26,18 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from sordino import Budget, Private, recipes, tune
-from sordino.accounting import Ledger, epsilon
+from sordino.accounting import Ledger, epsilon, plans
 from sordino.accounting.events import GaussianDpEvent, SelfComposedDpEvent
+from sordino.accounting.filter_limit import FilterLimit
 from sordino.accounting.guarantee import CONDITION, UNPROTECTED
 from sordino.accounting.ledger import ASSUMPTION
 from sordino.accounting.selection import Selection, expect_trials
 from sordino.books import LEDGER
 from sordino.errors import BudgetExhausted, InvalidInput
-from sordino.noise import Secure
+from sordino.noise import Secure, add_noise
 from sordino.run import FIXED_IN_ADVANCE, HELD_OUT, SEARCHED
 from sordino.searching import Candidate, Search, choices, log_uniform, make_space, search, trials, uniform
-from sordino.searching.costs import Cost, plan_search
+from sordino.searching.costs import Cost, fit_filter, plan_search
 from sordino.searching.sealing import KEY, STATE, Seal
 from sordino.searching.trials import WORST
 
@@ -596,14 +599,6 @@ def test_trials_of_different_lengths_are_noised_to_one_price() -> None:
     assert epsilon([*plan, *winner.cost.score_event], 1e-4) <= winner.alone * 1.001
 
 
-def test_a_recipe_that_chooses_its_own_noise_is_refused() -> None:
-    def objective(trial: Candidate) -> Any:
-        return trial.calibrate(recipes.dpis(batch_size=100, epochs=1), records=RECORDS)
-
-    with pytest.raises(InvalidInput, match=r"chooses its own noise|not calibrated"):
-        tune(objective, SPACE, Budget(3, 1e-4), expected_trials=5)
-
-
 # -- every ledger of a trial counts -----------------------------------------------------------------------------------
 
 LIKE: dict[str, Any] = {"like": recipes.dpsgd(batch_size=100, steps=4), "records": RECORDS, "expected_trials": 2}
@@ -790,6 +785,200 @@ def test_a_copy_of_a_search_does_not_go_on(tmp_path: Path, cost: Cost) -> None:
     Search(spend, SPACE, cost).run(tmp_path / "one")
 
 
-def test_a_recipe_without_a_plan_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="search with another recipe"):
-        plan_search(Budget(3.0, 1e-5, "rdp-filter"), trials=4)
+# -- trials that choose their noise as they go ------------------------------------------------------------------------
+
+ADAPTIVE = recipes.dpis(batch_size=100, steps=4)
+
+
+@pytest.fixture(scope="module")
+def filtered_cost() -> Cost:
+    return plan_search(Budget(6, 1e-4), trials=3, ways=("selection",), like=ADAPTIVE.for_records(RECORDS))
+
+
+def test_a_search_of_dpis_is_paid_by_the_limit_of_its_filter(filtered_cost: Cost) -> None:
+    reference, within = filtered_cost.reference, filtered_cost.filter
+    assert isinstance(reference, FilterLimit)
+    assert within is not None
+    assert 5.9 < filtered_cost.epsilon <= 6
+    assert filtered_cost.alone == pytest.approx(reference.filter.epsilon(1e-4))
+    ((score, _),) = filtered_cost.score_event
+    assert within.limit + within.cost(score) <= reference.limit
+    assert filtered_cost.covers_trial([(GaussianDpEvent(filtered_cost.training_noise), 1), (score, 1)])
+    assert not filtered_cost.covers_trial([(GaussianDpEvent(0.99 * filtered_cost.training_noise), 1), (score, 1)])
+
+
+def train_adaptively(trial: Candidate, bolder: float = 1.0) -> Private:
+    recipe = trial.calibrate(recipes.dpis(batch_size=int(trial["batch_size"]), steps=4), records=RECORDS)
+    assert recipe.rdp_filter == trial.cost.filter
+    if bolder != 1:
+        assert recipe.rdp_filter is not None
+        wider = replace(recipe.rdp_filter, limit=bolder * recipe.rdp_filter.limit)
+        free = replace(recipe, rdp_filter=None, noise_multiplier=None)
+        recipe = fit_filter(free, wider, 1e-4) or recipe
+    model = nn.Linear(4, 2)
+    private = Private(
+        *(model, recipe.optimizer.build(model.parameters()), TensorDataset(INPUTS[:RECORDS], CLASSES[:RECORDS])),
+        lambda model, batch: cross_entropy(model(batch[0]), batch[1], reduction="none"),
+        recipe,
+    )
+    for _ in private.steps():
+        pass
+    return finish(trial, private)
+
+
+def test_trials_of_dpis_may_differ_and_none_may_spend_more(
+    filtered_cost: Cost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count(monkeypatch, 2)
+    space = make_space({"batch_size": choices(50, 100)})
+    winner = Search(train_adaptively, space, filtered_cost).run()
+    assert winner.guarantee.epsilon <= 6
+    assert winner.guarantee.basis == "proven"
+    bolder = Search(lambda trial: train_adaptively(trial, 1.5), space, filtered_cost)
+    with pytest.raises(InvalidInput, match="released more than was charged"):
+        bolder.run()
+
+
+def test_dpis_needs_a_search_that_charged_for_it(cost: Cost) -> None:
+    def objective(trial: Candidate) -> Any:
+        return trial.calibrate(ADAPTIVE, records=RECORDS)
+
+    with pytest.raises(InvalidInput, match="give tune such a recipe as like="):
+        Search(objective, SPACE, cost).rehearse()
+
+
+# -- events that react to earlier results -----------------------------------------------------------------------------
+
+
+def test_releases_on_draws_must_be_announced() -> None:
+    """Each alone is far cheaper than what was charged; chosen one after the other they have no price."""
+    cost = plan_search(Budget(8, 1e-4), trials=2, ways=("selection",))
+    tiny = PoissonSampledDpEvent(1e-3, GaussianDpEvent(50.0))
+
+    def unannounced(trial: Candidate) -> Any:
+        trial.ledger.charge(tiny)
+        trial.score([1.0])
+
+    def beside(trial: Candidate) -> Any:
+        trial.ledger.charge(GaussianDpEvent(100 * trial.cost.training_noise))
+        other = Ledger.in_memory()
+        plans.declare(other, plans.Plan(((tiny, 1),)))
+        other.charge(tiny)
+        trial.score([1.0])
+
+    for objective in (unannounced, beside):
+        with pytest.raises(InvalidInput, match="in one plan"):
+            Search(objective, SPACE, cost).run()
+
+    def announced(trial: Candidate) -> Any:
+        other = Ledger.in_memory()
+        plans.declare(other, plans.Plan(((tiny, 1),)))
+        other.charge(tiny)
+        other.charge(GaussianDpEvent(100 * trial.cost.training_noise))  # a Gaussian answer is a filter of its own
+        trial.score([1.0])
+        return "fine"
+
+    assert Search(announced, SPACE, cost).run().state == "fine"
+
+
+# -- ways out of a trial ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_trial_that_exits_or_warns_is_a_trial_like_any_other(
+    cost: Cost, monkeypatch: pytest.MonkeyPatch, caplog: Any, recwarn: Any, jobs: int
+) -> None:
+    count(monkeypatch, 4)
+
+    def objective(trial: Candidate) -> Any:
+        warnings.warn("told", stacklevel=1)
+        logging.getLogger("mine").log(99, "told")
+        if trial["level"] < 0.5:
+            sys.exit(7)
+        return spend(trial)
+
+    planned = Search(objective, make_space({"level": [0.1, 0.9]}), cost, jobs=jobs)
+    monkeypatch.setattr(planned, "_draw", lambda source: fix_settings(planned, [0.1, 0.9, 0.1, 0.9]))
+    assert planned.run().settings["level"] == 0.9
+    assert not [warning for warning in recwarn if "told" in str(warning.message)]
+    assert "told" not in caplog.text
+
+
+def test_a_rehearsal_leaves_no_folder(tmp_path: Path) -> None:
+    def objective(trial: Candidate) -> Any:
+        Ledger.create(tmp_path / "early.db").charge(GaussianDpEvent(1.0))
+
+    with pytest.raises(InvalidInput, match="leaves no files"):
+        tune(objective, SPACE, BUDGET, expected_trials=5)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_does_not_tell_how_long_the_search_took(tmp_path: Path, cost: Cost) -> None:
+    folder = tmp_path / "run"
+    Search(spend, SPACE, cost).run(folder)
+    assert {path.stat().st_mtime % 60 for path in (folder, *folder.rglob("*"))} == {0.0}
+    assert len({path.stat().st_mtime for path in (folder, *folder.rglob("*"))}) == 1
+
+
+def test_what_a_killed_write_left_is_gone_at_the_end(tmp_path: Path, cost: Cost) -> None:
+    def objective(trial: Candidate) -> Any:
+        (tmp_path / f"{STATE}.partial").write_bytes(b"half")
+        return spend(trial)
+
+    class Killed(Search):
+        def _keep(self, secret: Any, seal: Any) -> None:
+            if not secret.done:
+                super()._keep(secret, seal)
+
+    Killed(objective, SPACE, cost).run(tmp_path)
+    assert not [path.name for path in tmp_path.iterdir() if not path.name.startswith(LEDGER)]
+
+
+def test_a_search_goes_on_with_its_own_space_alone(tmp_path: Path, cost: Cost) -> None:
+    def stop(trial: Candidate) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Search(stop, SPACE, cost).run(tmp_path)
+    with pytest.raises(InvalidInput, match="a search of another space"):
+        Search(spend, make_space({"level": uniform(0, 0.5)}), cost).run(tmp_path)
+    Search(spend, SPACE, cost).run(tmp_path)
+
+
+# -- the noise of a score ---------------------------------------------------------------------------------------------
+
+
+def is_noised(cost: Cost, number: int = 200) -> bool:
+    """Whether scores spread as widely as was charged for: to a quarter, five standard errors."""
+    scores = []
+    for _ in range(number):
+        trial = Candidate({}, cost)
+        trial.score(np.ones(100))
+        assert trial.scored is not None
+        scores.append(trial.scored)
+        trial.ledger.close()
+    assert cost.score_noise is not None
+    return bool(abs(np.std(scores) / cost.score_noise - 1) < 0.25)
+
+
+def test_a_score_without_noise_or_with_half_of_it_is_seen(cost: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_noised(cost)
+    half = lambda source, receipt, value, std: add_noise(source, receipt, value, std / 2)  # noqa: E731
+    monkeypatch.setattr(trials, "add_noise", half)
+    assert not is_noised(cost)
+    monkeypatch.setattr(trials, "add_noise", lambda source, receipt, value, std: value)
+    assert not is_noised(cost)
+
+
+def test_other_accountants_allow_for_no_slack() -> None:
+    found = plan_search(Budget(3, 1e-5, "rdp"), trials=5, ways=("selection",))
+    assert found.slack == 0
+    assert 2.9 < found.epsilon <= 3
+
+
+def test_why_dpis_cannot_be_searched_is_said() -> None:
+    like = ADAPTIVE.for_records(RECORDS)
+    with pytest.raises(InvalidInput, match="has no proof with importance sampling"):
+        plan_search(Budget(6, 1e-4, adjacency="replace-one"), trials=3, like=like)
+    with pytest.raises(InvalidInput, match="leaves too little for each"):
+        plan_search(Budget(1e-4, 1e-4), trials=3, like=like)

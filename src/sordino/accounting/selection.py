@@ -48,6 +48,7 @@ from sordino.accounting.events import (
     unroll,
 )
 from sordino.accounting.extremes import has_other_bounds, price_alone
+from sordino.accounting.filter_limit import FilterLimit, find_filter_profile
 from sordino.accounting.grids import DEVIATIONS, INTERVAL, Array, LossGrid, connect_the_dots, gaussian_curve
 from sordino.accounting.pld import compose_sides, pld
 from sordino.accounting.rdp import ORDERS, merge_answers, rdp_curve, require_noise
@@ -105,7 +106,8 @@ class Selection(DpEvent):
 class PaidBySearch(NoOpDpEvent):
     """A step of the run that won a search, which the search's event, charged before the first trial, pays for.
 
-    It costs nothing by itself, and is recorded when the search has ended, so that a ledger shows every release.
+    It costs nothing by itself, and is recorded when the search has ended, so that a ledger shows every release. The
+    noise is that of its recipe, at the first step.
     """
 
     noise_multiplier: float
@@ -250,6 +252,8 @@ def find_profiles(event: DpEvent, adjacency: Adjacency) -> tuple[Profile, Profil
 @lru_cache(maxsize=32)
 def _find_profiles(text: str, adjacency: Adjacency) -> tuple[Profile, Profile]:
     events = list(unroll(from_json(text)))
+    if len(events) == 1 and isinstance(limit := events[0][0], FilterLimit) and events[0][1] == 1:
+        return (find_filter_profile(limit, adjacency),) * 2
     if events and all(isinstance(event, GaussianDpEvent) for event, _ in events):
         together = merge_answers(ComposedDpEvent([SelfComposedDpEvent(event, count) for event, count in events]))
         assert isinstance(together, GaussianDpEvent)

@@ -23,6 +23,7 @@ from sordino.cli.progress import format_clock
 from sordino.cli.session import Session
 from sordino.cli.terminal import INTERRUPTED, console, messages, print_json, save_json, say
 from sordino.figures import round_up, to_plain
+from sordino.run import SEARCHED
 from sordino.tables.defaults import count_parameters
 from sordino.tables.reading import Sheet, is_table
 from sordino.tables.schema import KINDS, Schema, Skip
@@ -166,6 +167,8 @@ def _describe_held_out(outcome: Outcome) -> str:
     if outcome.held_out_loss is not None:  # of a model that writes
         per_token = outcome.held_out_loss
         return f"Held-out loss: {per_token:.3f} per token, a perplexity of {math.exp(per_token):.1f}"
+    if any(line.startswith(SEARCHED) for line in outcome.guarantee.assumptions):
+        return "Held-out accuracy: none (trials were scored with noise; --public-held-out scores them openly)"
     return "Held-out accuracy: not measured (--held-out 0.2 keeps a fifth of the records for it)"
 
 

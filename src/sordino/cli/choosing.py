@@ -12,6 +12,7 @@ from sordino import mechanisms
 from sordino.accounting import Budget
 from sordino.cli import lookup, own_recipes
 from sordino.cli.config import Config, ModelChoice, name_classes, read_config
+from sordino.cli.describing import require_kind
 from sordino.cli.finetune import FinetuneFlags
 from sordino.cli.options import choose_delta
 from sordino.cli.own_recipes import OwnRecipe
@@ -121,6 +122,8 @@ def find_budget(recipe: Recipe | None, flags: Flags | FinetuneFlags, records: in
 def choose_data(base: DataChoice, flags: Flags) -> DataChoice:
     """The records that the user named, and how they are spelled and scaled."""
     choice = replace(base, **flags.given("target", "scale", "held_out", "prepare", "image_size", "grey", *_SPELLED))
+    if flags.features is not None:
+        choice = replace(choice, features=require_kind(flags.features))
     if flags.missing:
         choice = replace(choice, missing=tuple(flags.missing))
     if flags.data is not None:

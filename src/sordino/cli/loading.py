@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sordino import checkpoint
 from sordino.cli import config, lookup
 from sordino.cli.config import Config
+from sordino.cli.describing import describe
 from sordino.errors import CheckpointError, InvalidInput
 from sordino.tables import reading
 from sordino.tables.arrays import read_inputs
@@ -35,9 +36,10 @@ class ArrayInputs:
     def __call__(self, data: Any) -> Tensor:
         """[N, ...] of every record."""
         if isinstance(data, Tensor):
-            return data.float()
+            return _describe(data.float(), self.choice.features)
         found = read_inputs(Path(data)) if isinstance(data, str | Path) else np.asarray(data, np.float64)
-        return torch.from_numpy(np.ascontiguousarray(reading.scale_inputs(self.choice, found)[0])).float()
+        scaled = torch.from_numpy(np.ascontiguousarray(reading.scale_inputs(self.choice, found)[0])).float()
+        return _describe(scaled, self.choice.features)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +49,16 @@ class ImageInputs:
     size: int
     grey: bool
     classes: tuple[str, ...]
+    features: str | None = None
 
     def __call__(self, data: Any) -> Tensor:
-        """[N, channels, size, size] of every image."""
-        return (
+        """[N, channels, size, size] of every image, or its features."""
+        pixels = (
             data.float()
             if isinstance(data, Tensor)
             else reading.read_pixels(self.list(data), self.size, grey=self.grey)
         )
+        return _describe(pixels, self.features)
 
     def list(self, data: Any) -> Sequence[Path]:
         """The files that `data` names, in the order of their names."""
@@ -65,6 +69,10 @@ class ImageInputs:
         if not files:
             raise InvalidInput(f"{root} has 0 images: it must hold {', '.join(sorted(IMAGES))} files")
         return files
+
+
+def _describe(inputs: Tensor, features: str | None) -> Tensor:
+    return inputs if features is None else describe(inputs, features)
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ class Loaded:
         inputs = self.trained.encoder
         if isinstance(inputs, TableInputs):
             return (inputs.width,)
-        if isinstance(inputs, ImageInputs):
+        if isinstance(inputs, ImageInputs) and inputs.features is None:
             return (1 if inputs.grey else 3, inputs.size, inputs.size)
         assert self.config is not None
         if self.config.preset is not None:  # its features
@@ -132,7 +140,9 @@ def _find_inputs(found: Config) -> Any:
     choice = found.data
     if lookup.is_benchmark(choice.source):
         count = found.model.options.get("classes", 10)
-        return ArrayInputs(DataChoice(choice.source), tuple(str(number) for number in range(int(count))))
+        return ArrayInputs(
+            DataChoice(choice.source, features=choice.features), tuple(str(number) for number in range(int(count)))
+        )
     if is_table(choice.source):
         if found.schema is None or choice.target is None or not found.schema.complete:
             raise InvalidInput(f"the configuration of {choice.source} has no complete [schema]: start a new run")
@@ -143,4 +153,4 @@ def _find_inputs(found: Config) -> Any:
         return ArrayInputs(choice, classes)
     if choice.classes is None and Path(choice.source).is_dir():
         classes = reading.list_classes(Path(choice.source))
-    return ImageInputs(choice.image_size or IMAGE_SIZE, bool(choice.grey), classes)
+    return ImageInputs(choice.image_size or IMAGE_SIZE, bool(choice.grey), classes, choice.features)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from sordino.cli.config import Config, ModelChoice
+from sordino.cli.describing import describe_records
 from sordino.cli.own_recipes import rebuild
 from sordino.errors import InvalidInput
 from sordino.lab import data as benchmarks
@@ -53,9 +54,13 @@ def list_assumptions(source: str) -> tuple[str, ...]:
 
 def load_records(choice: DataChoice, told: Told = lambda done, size: None) -> Data | Sheet:
     """The records that `choice` describes; those of a table are still text, because its schema may be open."""
-    if is_benchmark(choice.source):
-        return benchmarks.load(choice.source)
-    return reading.read_records(choice, benchmarks.LOADERS, told)
+    known = is_benchmark(choice.source)
+    records = benchmarks.load(choice.source) if known else reading.read_records(choice, benchmarks.LOADERS, told)
+    if choice.features is None:
+        return records
+    if isinstance(records, Sheet):
+        raise InvalidInput(f"features={choice.features} are for images, not for a table: leave out --features")
+    return describe_records(records, choice.features, keep=known)
 
 
 def choose_architecture(

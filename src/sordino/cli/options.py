@@ -42,6 +42,7 @@ SaveEvery = Annotated[int | None, typer.Option(help="Steps between checkpoints. 
 
 # What the shell offers after an option: names that are public and fixed, listed here so that no torch is loaded.
 DATA = ("cifar10", "digits", "fashion-mnist", "imdb", "infinite-mnist", "mnist", "names")
+FEATURES = ("scattering", "patches", "handwriting")
 MODELS = (
     *("alexnet", "cifar-cnn", "digits-cnn", "digits-mlp", "embedding-mlp", "imdb-bilstm", "imdb-mlp", "jl-bilstm"),
     *("jl-cifar", "linear", "mlp", "mnist-cnn", "names-lstm", "scatter-cnn", "scatter-linear", "small-cnn"),

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
-from sordino.accounting.ledger import Ledger
 from sordino.accounting.selection import GEOMETRIC
-from sordino.books import LEDGER, OUTCOME
+from sordino.books import OUTCOME
 from sordino.cli import tabular
 from sordino.cli.config import Config
 from sordino.cli.session import choose_directory
 from sordino.cli.terminal import caution, console, messages, print_json, save_json
 from sordino.cli.train import Flags
 from sordino.errors import InvalidInput
-from sordino.figures import to_plain
+from sordino.figures import round_up, to_plain
 from sordino.searching.costs import Cost
 from sordino.searching.of_tables import plan_table_search, tune_table
+from sordino.searching.sealing import hide_times
 from sordino.searching.search import EXPECTED, Winner
 from sordino.searching.spaces import Space, read_space
 from sordino.vault import open_budget
@@ -87,17 +85,6 @@ def _search_table(flags: Flags, base: Config, space: Space | None) -> None:
     present(winner)
 
 
-def hide_times(directory: Path) -> None:
-    """Give every file of the folder the time at which its ledger was begun, to the minute.
-
-    The time between the first file and the last would tell how long the search took, and so how many trials it made.
-    """
-    with Ledger.read(directory / LEDGER) as ledger:
-        begun = datetime.strptime(ledger.header["created"], "%Y-%m-%dT%H:%MZ").replace(tzinfo=UTC).timestamp()
-    for path in (*directory.iterdir(), directory):
-        os.utime(path, (begun, begun))
-
-
 def watch_clock(jobs: int) -> Any:
     """What is shown meanwhile: that time passes, and nothing else.
 
@@ -132,7 +119,7 @@ def present(winner: Winner) -> None:
     out.print(f"\nSearched: {'; '.join(f'{n}: {w}' for n, w in winner.space.describe().items())}", markup=False)
     out.print(f"Found: {shown}", markup=False)
     out.print(
-        f"Cost: ε = {winner.guarantee.epsilon:.3f} for the whole search. The winner alone would have cost "
+        f"Cost: ε = {round_up(winner.guarantee.epsilon, 3)} for the whole search. The winner alone would have cost "
         f"{winner.alone:.3f} if its settings had been known; do not quote that: it was chosen among others because of "
         "these records, and only the first number covers the choice.",
         markup=False,

@@ -15,14 +15,16 @@ from sordino.books import OUTCOME, RECIPE, reopen, write_durably
 from sordino.cli import lookup, searching, session
 from sordino.cli.announcing import Outcome, report
 from sordino.cli.choosing import choose
-from sordino.cli.config import Config
+from sordino.cli.config import Config, read_config
 from sordino.cli.session import choose_directory, compute_losses, make_views
-from sordino.cli.terminal import save_json
+from sordino.cli.terminal import print_json, save_json
 from sordino.cli.train import Flags
 from sordino.errors import InvalidInput
+from sordino.mechanisms.dpis import Importance
 from sordino.parts import Flat
 from sordino.private import Private
 from sordino.recipe import Recipe
+from sordino.searching.sealing import hide_times
 from sordino.searching.search import EXPECTED, Winner, tune
 from sordino.searching.spaces import Space, log_uniform
 from sordino.searching.trials import Candidate, KeptRun
@@ -52,7 +54,7 @@ def search_recipe(flags: Flags, space: Space | None) -> None:
     space.require_known(SEARCHABLE, f"recipe {recipe.name!r}")
     if not len(data.test[0]):
         raise InvalidInput("held-out=0 leaves no records to score trials on: hold some out, such as a fifth")
-    plain, budget = replace(recipe, budget=None), recipe.budget
+    plain, budget = reopen_recipe(recipe, flags), recipe.budget
     directory = flags.run or choose_directory()
     if (directory / OUTCOME).exists():
         raise InvalidInput(f"{directory} holds a run already: choose another")
@@ -64,7 +66,7 @@ def search_recipe(flags: Flags, space: Space | None) -> None:
             budget,
             expected_trials=EXPECTED if flags.expected_trials is None else flags.expected_trials,
             eta=GEOMETRIC if flags.eta is None else flags.eta,
-            like=None if set(PRICED) & set(space.laws) else plain,
+            like=None if recipe.rdp_filter is None and set(PRICED) & set(space.laws) else plain,
             public_score=flags.public_held_out,
             run=directory,
             jobs=flags.jobs or 1,
@@ -72,12 +74,27 @@ def search_recipe(flags: Flags, space: Space | None) -> None:
             vault=open_budget(config.run.dataset_budget) if config.run.dataset_budget else None,
         )
     outcome = keep_winner(winner, config, directory)
-    told = searching.describe(winner)
-    report(outcome, as_json=flags.json)
-    save_json(directory / OUTCOME, {**outcome.to_dict(), "search": told})
-    searching.hide_times(directory)
+    told = {**outcome.to_dict(), "search": searching.describe(winner)}
     if not flags.json:
+        report(outcome, as_json=False)
+    save_json(directory / OUTCOME, told)
+    hide_times(directory)
+    if flags.json:
+        print_json(told)
+    else:
         searching.present(winner)
+
+
+def reopen_recipe(recipe: Recipe, flags: Flags) -> Recipe:
+    """`recipe` as it was before it was calibrated to the whole budget, of which a trial has a part."""
+    plain = replace(recipe, budget=None)
+    if recipe.rdp_filter is None:
+        return plain
+    given = read_config(flags.config).recipe if flags.config is not None else None
+    own = getattr(None if given is None else given.sampler, "release_noise", None)
+    assert isinstance(recipe.sampler, Importance)
+    sampler = replace(recipe.sampler, release_noise=own)  # it follows from the limit of a trial's filter
+    return replace(plain, sampler=sampler, rdp_filter=None, noise_multiplier=None)
 
 
 def suggest_space(recipe: Recipe) -> Space:
@@ -139,7 +156,7 @@ def keep_winner(winner: Winner, config: Config, directory: Path) -> Outcome:
     """The run folder of the winner: its recipe, its configuration and its model beside the search's ledger."""
     kept = winner.state
     assert isinstance(kept, KeptRun)
-    recipe = replace(kept.recipe, budget=winner.cost.budget)
+    recipe = replace(kept.recipe, budget=winner.cost.budget, rdp_filter=None)  # the search's event is the whole price
     replace(config, recipe=recipe).write(directory)
     write_durably(directory / RECIPE, recipe.to_toml().encode())
     assert recipe.noise_multiplier is not None

@@ -17,9 +17,9 @@ from sordino.accounting import Guarantee
 from sordino.accounting.guarantee import UNPROTECTED
 from sordino.augmentation import ShiftAndMirror
 from sordino.books import LEDGER, require_fresh, write_durably
-from sordino.cli import config, lookup
+from sordino.cli import config, describing, lookup
 from sordino.cli.choosing import Chosen
-from sordino.cli.config import Config
+from sordino.cli.config import Config, ModelChoice
 from sordino.cli.terminal import caution
 from sordino.errors import InvalidInput
 from sordino.private import Private, Step
@@ -170,9 +170,9 @@ def _choose_model(public: Config, data: Data) -> Config:
     """The configuration with a model that fits the records: by name, or the default for such records."""
     sample = data.train_set[0][0]
     assert public.recipe is not None
-    chosen = lookup.choose_architecture(
-        public.model, public.data.source, sample.shape, len(data.classes), public.recipe
-    )
+    described = public.data.features is not None and public.model.name is None
+    wanted = ModelChoice(describing.MODEL) if described else public.model
+    chosen = lookup.choose_architecture(wanted, public.data.source, sample.shape, len(data.classes), public.recipe)
     return replace(public, model=chosen)
 
 

@@ -25,6 +25,7 @@ from sordino.cli.terminal import caution, console, messages, print_json, save_js
 from sordino.cli.train import Flags
 from sordino.errors import InvalidInput
 from sordino.figures import to_plain
+from sordino.searching.of_tables import recall_trial
 from sordino.tables.encoder import Binned, Named, Worded
 from sordino.tables.evaluation import Figures
 from sordino.tables.files import read_table
@@ -47,7 +48,7 @@ ADDITIVE = "additive"
 """The name of the model of a table, in configurations."""
 _OF_NETWORKS = (
     *("model", "recipe", "noise_multiplier", "epochs", "steps", "batch_size", "clip", "lr", "momentum", "optimizer"),
-    *("engine", "microbatch", "save_every", "prepare", "augment", "mirror"),
+    *("engine", "microbatch", "save_every", "prepare", "features", "augment", "mirror"),
 )
 _OF_TABLES = ("task", "metrics_epsilon", "unit", "per_unit")
 _MANY = 12
@@ -166,12 +167,10 @@ def audit(directory: Path, config: Config, *, as_json: bool) -> bool:
     from sordino.audit.conformance import Neighbours, replay
     from sordino.report.run_folder import Folder
 
-    if "search" in (Folder(directory).json(OUTCOME) or {}):
-        raise InvalidInput(
-            f"{directory} is the winner of a search, whose trials were forgotten: audit a run of `sordino train`"
-        )
     ready = prepare_again(config)
-    program, whole = build_program(ready), ready.sheet.train
+    searched = (Folder(directory).json(OUTCOME) or {}).get("search")
+    plan = None if searched is None else recall_trial(ready, searched)
+    program, whole = build_program(ready, plan), ready.sheet.train
     findings: list[str] = []
     releases, removed = 0, choose_records(whole)
     with open_bar("replaying") as bar:
@@ -190,6 +189,8 @@ def audit(directory: Path, config: Config, *, as_json: bool) -> bool:
         return passed
     verdict = "none moved by more than the ledger pays for" if passed else "NOT all of them are paid for"
     console().print(f"{directory}: {releases:,} releases, with and without each of {len(removed)} records: {verdict}")
+    if searched is not None:
+        console().print("These are those of one trial with the settings that won; trials that lost were forgotten.")
     for finding in findings:
         console().print(f"✗ {finding}", markup=False)
     console().print(f"Kept in {directory / 'audit.json'}: `sordino report {directory}` shows it.", markup=False)
@@ -297,8 +298,7 @@ def _print(fitted: Fitted, directory: Path, told: dict[str, Any]) -> None:
     out.print(f"\nSaved in {directory}. Next:", markup=False)
     out.print(f"  sordino predict {run} --data new.csv --out predictions.csv", markup=False)
     out.print(f"  sordino report {run}", markup=False)
-    if "search" not in told:  # whose trials are forgotten
-        out.print(f"  sordino audit {run}", markup=False)
+    out.print(f"  sordino audit {run}", markup=False)
 
 
 def _describe_figures(figures: Figures | None) -> str:

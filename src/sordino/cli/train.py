@@ -88,6 +88,10 @@ class Flags(options.OptionFields):
     scale: Annotated[float | None, _yours("Divide the inputs of a .npz by this public number.")] = None
     image_size: Annotated[int | None, _yours("Pixels to which images of a folder are resized. Default: 32.")] = None
     grey: Annotated[bool | None, _yours("Read images of a folder without colour.", "--grey")] = None
+    features: Annotated[
+        str | None,
+        _yours("What is learnt from in place of pixels: scattering, patches, handwriting.", among=options.FEATURES),
+    ] = None
     draft_schema: Annotated[
         Path | None,
         _yours("Write a schema to start from, for your eyes, and do not train."),

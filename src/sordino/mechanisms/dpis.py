@@ -339,14 +339,18 @@ def _calibrate(sampler: Importance, recipe: Recipe, budget: Budget) -> Recipe:
         assert recipe.steps is not None
         return [(epoch.event(noise), recipe.steps), *own]
 
+    def choose_filter(*own: tuple[DpEvent, int]) -> Filter:
+        """The one that the recipe was given, as the trials of a search are; or the one that suits a typical run."""
+        return recipe.rdp_filter or Filter.for_plan(budget, lambda noise: plan(typical, noise, *own))
+
     try:
         release_noise = sampler.release_noise
         if release_noise is None:
-            first = Filter.for_plan(budget, lambda noise: plan(typical, noise))
+            first = choose_filter()
             cheap = math.sqrt(releases * first.order / (2 * RELEASE_SHARE * first.limit))
             release_noise = max(RELEASE_NOISE * worst.records, cheap)
         own = (GaussianDpEvent(release_noise), releases)
-        chosen = Filter.for_plan(budget, lambda noise: plan(typical, noise, own))
+        chosen = choose_filter(own)
         sigma = find_least_noise(lambda noise: _total(chosen, plan(worst, noise, own)), chosen.limit)
     except BudgetExhausted:
         raise InvalidInput(
@@ -392,6 +396,11 @@ def _check_budget(recipe: Recipe, budget: Budget) -> None:
     if budget.adjacency != "add-or-remove-one":
         raise InvalidInput(
             f"adjacency={budget.adjacency!r} has no proof with importance sampling: use 'add-or-remove-one'"
+        )
+    if recipe.rdp_filter is not None and recipe.rdp_filter.epsilon(budget.delta) > budget.epsilon:
+        raise InvalidInput(
+            f"rdp_filter={recipe.rdp_filter!r} costs epsilon={recipe.rdp_filter.epsilon(budget.delta):.4g}, above the "
+            f"budget of {budget.epsilon:g}: leave it out to have one chosen"
         )
 
 

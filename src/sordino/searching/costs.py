@@ -6,7 +6,8 @@ all of them may be seen and later settings may follow from earlier scores. Selec
 for few it was cheaper wherever we looked; `plan_search` takes the cheaper one of those allowed, and says which.
 
 Every trial may spend what its *reference* costs: the plan of a recipe that all trials share, or one Gaussian release
-where their plans differ; a part of it pays for the score.
+where their plans differ; a part of it pays for the score. Trials that choose their noise as they go, as those of DPIS,
+have no plan; their reference is the limit of one Rényi filter, which each of them keeps.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 from scipy.optimize import brentq
 
-from sordino.accounting import pricing
+from sordino.accounting import filtered, pricing
 from sordino.accounting.budget import Budget
 from sordino.accounting.calibration import MOST_NOISE, noise_for
 from sordino.accounting.events import (
@@ -31,6 +33,8 @@ from sordino.accounting.events import (
     spell_out,
     to_json,
 )
+from sordino.accounting.filter_limit import FilterLimit
+from sordino.accounting.filtered import Filter
 from sordino.accounting.gaussian import gaussian_delta
 from sordino.accounting.selection import (
     LOGARITHMIC,
@@ -52,6 +56,8 @@ SLACK = 1e-3
 WIDER = 1.1
 CLOSE = 1.002
 """The noise of a trial is found to this factor."""
+LEAST_LIMIT, LIMIT_CLOSE = 1e-6, 1e-3
+"""Of a filter; and to which share its limit is found."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +97,19 @@ class Cost:
     def score_event(self) -> tuple[tuple[DpEvent, int], ...]:
         return () if self.score_noise is None else ((GaussianDpEvent(self.score_noise), 1),)
 
+    @property
+    def filter(self) -> Filter | None:
+        """What a training must pass that chooses its noise as it goes: the limit of a trial, less its score."""
+        if not isinstance(self.reference, FilterLimit):
+            return None
+        whole = self.reference.filter
+        taken = math.fsum(count * whole.cost(event) for event, count in self.with_training)
+        return replace(whole, limit=(whole.limit - taken) * (1 - filtered.ROUNDING))
+
     def covers(self, events: Events) -> bool:
         """Whether a trial that makes these `events`, its score among them, costs no more than was charged for it."""
+        if isinstance(self.reference, FilterLimit):
+            return self.reference.covers(events)
         return is_covered(events, self.reference, require_adjacency(self.budget.adjacency), self.slack)
 
     def covers_trial(self, events: Events) -> bool:
@@ -145,18 +162,19 @@ def plan_search(
     """
     if not trials > 1:
         raise InvalidInput(f"expected trials={trials:g} must be > 1: one trial needs no search")
-    if budget.accountant == "rdp-filter" or (like is not None and like.rdp_filter is not None):
-        raise InvalidInput(
-            "a recipe that chooses its noise as it goes, as dpis does, has no plan that every trial could follow: "
-            "search with another recipe"
-        )
     find_gamma(eta, trials)
     if disjoint and budget.adjacency != "add-or-remove-one":
         raise InvalidInput(
             f"disjoint=True has no proof under {budget.adjacency} adjacency: an exchanged record may leave one part "
             "and enter the other; leave it out"
         )
-    allowed = SLACK * budget.delta / math.ceil(trials) if slack is None else slack
+    if budget.accountant == filtered.NAME:  # of a trial; the search itself has a price that is known in advance
+        budget = replace(budget, accountant="pld")
+    if like is not None and chooses_noise(like, budget):
+        return _plan_under_filter(budget, trials, eta, like, score, ways, beside, disjoint)
+    if slack is None:  # a difference of δ has no price by Rényi divergences, nor by limit theorems
+        slack = SLACK * budget.delta / math.ceil(trials) if budget.accountant == "pld" else 0.0
+    allowed = slack
     way, noise = _choose_way(ways, budget, trials, eta, allowed, beside)
     if way == "composition":
         allowed = 0.0  # the event of a composition does not charge for it
@@ -221,6 +239,109 @@ def _join(way: Way, trial: Events, trials: float, eta: float, slack: float) -> t
         selection: Selection = expect_trials(trial, trials, eta, slack)
         return selection, selection.event
     return SelfComposedDpEvent(join(trial), math.ceil(trials)), join(trial)
+
+
+# -- trials that choose their noise as they go ------------------------------------------------------------------------
+
+
+def fit_filter(recipe: Recipe, rdp_filter: Filter, delta: float) -> Recipe | None:
+    """`recipe` ready to train under this very filter; None where it has a plan, and needs none."""
+    if recipe.sampler is None:
+        return None
+    budget = Budget(rdp_filter.epsilon(delta), delta, filtered.NAME, rdp_filter.adjacency)
+    try:
+        open_ended = replace(recipe, rdp_filter=rdp_filter, noise_multiplier=None, budget=budget)
+    except InvalidInput:  # its parts have no proof under a filter, so that they have a plan
+        return None
+    return recipe.sampler.calibrate(open_ended, budget)
+
+
+def chooses_noise(recipe: Recipe, budget: Budget) -> bool:
+    """Whether trials of `recipe` follow no plan, so that only a filter can price them."""
+    try:
+        return fit_filter(recipe, Filter(2.0, budget.epsilon, budget.adjacency), budget.delta) is not None
+    except InvalidInput:  # it asks for a filter, if not for this one
+        return True
+
+
+def _plan_under_filter(
+    budget: Budget,
+    trials: float,
+    eta: float,
+    like: Recipe,
+    score: bool,
+    ways: tuple[Way, ...],
+    beside: Events,
+    disjoint: bool,
+) -> Cost:
+    """What a search costs whose trials keep within a filter, at the order where `like` needs the least noise.
+
+    For the choice of order and way Rényi prices are enough, and quick; the limit is then as large as the true price
+    allows. The search for the order begins where one Gaussian release would need the least noise.
+    """
+    quick = replace(budget, accountant="rdp")
+
+    def fill(order: float) -> Cost | None:
+        costs = [_fill_filter(quick, way, order, trials, eta, score, beside, disjoint) for way in ways]
+        return min((cost for cost in costs if cost is not None), key=lambda cost: cost.training_noise, default=None)
+
+    def need_noise(cost: Cost) -> float:
+        assert cost.filter is not None
+        try:
+            ready = fit_filter(like, cost.filter, budget.delta)
+        except InvalidInput:  # it leaves too little to train with
+            return math.inf
+        return math.inf if ready is None or ready.noise_multiplier is None else ready.noise_multiplier
+
+    found = [cost for order in filtered.CANDIDATES if (cost := fill(order)) is not None]
+    noises = [cost.training_noise for cost in found]
+    place = _descend(len(found), lambda where: need_noise(found[where]), noises.index(min(noises))) if found else None
+    if place is None:
+        if found and (rest := found[noises.index(min(noises))].filter) is not None:
+            fit_filter(like, rest, budget.delta)  # which says why it cannot be
+        raise InvalidInput(
+            f"epsilon={budget.epsilon:g} leaves too little for each of {trials:g} expected trials of {like.name!r}: "
+            "allow more, or fewer trials"
+        )
+    best = found[place]
+    assert isinstance(best.reference, FilterLimit)
+    whole = _fill_filter(budget, best.way, best.reference.order, trials, eta, score, beside, disjoint)
+    assert whole is not None
+    return whole
+
+
+def _descend(count: int, height: Callable[[int], float], place: int) -> int | None:
+    """Downhill from `place`, until no neighbour is lower; None where all that were seen are infinitely high."""
+    find = cache(height)
+    while True:
+        lowest = min([place, *(where for where in (place - 1, place + 1) if 0 <= where < count)], key=find)
+        if find(lowest) >= find(place):
+            return place if math.isfinite(find(place)) else None
+        place = lowest
+
+
+def _fill_filter(
+    budget: Budget, way: Way, order: float, trials: float, eta: float, score: bool, beside: Events, disjoint: bool
+) -> Cost | None:
+    """The search whose trials have the largest limit at `order` that the budget pays for, if it pays for any."""
+
+    def spend(limit: float) -> tuple[DpEvent, DpEvent]:
+        return _join(way, [(FilterLimit(order, limit, budget.adjacency), 1)], trials, eta, 0.0)
+
+    def allows(limit: float) -> bool:
+        return budget.allows([*beside, (spend(limit)[0], 1)])
+
+    low, high = LEAST_LIMIT, budget.epsilon
+    if not allows(low):
+        return None
+    while high > low * (1 + LIMIT_CLOSE):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if allows(middle) else (low, middle)
+    event, reference = spend(low)
+    score_noise = math.sqrt(order / (2 * low * (1 if disjoint else SCORE_SHARE))) if score else None
+    cost = Cost(budget, way, event, reference, trials, 0.0, score_noise, 1.0, disjoint, tuple(beside))
+    assert cost.filter is not None
+    return replace(cost, training_noise=math.sqrt(order / (2 * cost.filter.limit)))
 
 
 def find_precision(budget: Budget) -> float:

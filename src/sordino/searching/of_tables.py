@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.accounting.events import Events, GaussianDpEvent
+from sordino.accounting.events import GaussianDpEvent
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import ASSUMPTION, Ledger
 from sordino.accounting.selection import GEOMETRIC
@@ -26,6 +26,7 @@ from sordino.books import write_durably
 from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.noise import Secure, Seeded
 from sordino.searching.costs import Cost, Way, plan_search
+from sordino.searching.sealing import hide_times
 from sordino.searching.search import EXPECTED, Search, Winner
 from sordino.searching.spaces import Space, log_uniform, make_space, uniform
 from sordino.searching.trials import Candidate
@@ -215,6 +216,7 @@ def tune_table(planned: TableSearch, folder: Path | None = None) -> tuple[Fitted
     if folder is not None:
         save_model(folder, learned, ready.header)
         (folder / ENCODER).unlink(missing_ok=True)
+        hide_times(folder)
     return Fitted(ready, learned, use(learned, ready.header)), replace(winner, guarantee=guarantee)
 
 
@@ -237,6 +239,17 @@ def _survey_once(planned: TableSearch, ledger: Ledger, folder: Path | None) -> E
     return encoder
 
 
-def list_events(planned: TableSearch) -> Events:
-    """Everything that is charged, in order."""
-    return [*planned.cost.beside, (planned.cost.event, 1)]
+def recall_trial(ready: Ready, told: object) -> LearningPlan:
+    """The plan of the trial that won, by what `outcome.json` tells of its search: to be made again in an audit."""
+    try:
+        assert isinstance(told, dict)
+        planned = plan_table_search(
+            ready,
+            expected_trials=float(told["expected_trials"]),
+            eta=float(told.get("eta", GEOMETRIC)),
+            public_score=told["score_noise"] is None,
+            way=told["paid_by"],
+        )
+        return plan_trial(planned.base, planned.cost, told["settings"])
+    except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
+        raise InvalidInput("outcome.json does not say what was searched: other version, or changed by hand?") from None

@@ -15,11 +15,14 @@ import hashlib
 import os
 import secrets
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from sordino.accounting.ledger import Ledger
+from sordino.books import LEDGER
 from sordino.errors import BudgetExhausted, InvalidInput
 
 STATE, KEY = "search.sealed", "search.key"
@@ -66,7 +69,7 @@ class Seal:
             file.write(secrets.token_bytes(32))
             file.flush()
             os.fsync(file.fileno())
-        for path in (self.key_path, self.path):
+        for path in (self.key_path, self.path, _beside(self.key_path), _beside(self.path)):
             path.unlink(missing_ok=True)
 
     def _find_key(self, *, make: bool) -> bytes:
@@ -86,14 +89,31 @@ def find_memory() -> Path | None:
     return None
 
 
+def hide_times(folder: Path) -> None:
+    """Give every file in `folder`, and itself, the time at which its ledger was begun, to the minute.
+
+    The time between the first file and the last would tell how long the search took, and so how many trials it made.
+    (When a file was last touched in any way, which only its own file system knows, cannot be changed.)
+    """
+    with Ledger.read(folder / LEDGER) as ledger:
+        begun = datetime.strptime(ledger.header["created"], "%Y-%m-%dT%H:%MZ").replace(tzinfo=UTC).timestamp()
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, (begun, begun))
+
+
 def _split(packed: bytes) -> tuple[bytes, bytes]:
     """What a length stands before, and the rest."""
     end = _LENGTH + int.from_bytes(packed[:_LENGTH], "big")
     return packed[_LENGTH:end], packed[end:]
 
 
+def _beside(path: Path) -> Path:
+    """Where a file is written before it takes its place; left there by a kill."""
+    return path.with_name(path.name + ".partial")
+
+
 def _write_secretly(path: Path, content: bytes) -> None:
-    beside = path.with_name(path.name + ".partial")
+    beside = _beside(path)
     try:
         beside.unlink(missing_ok=True)
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -22,9 +22,9 @@ import torch
 
 from sordino.accounting import plans
 from sordino.accounting.budget import Budget
-from sordino.accounting.events import Events
+from sordino.accounting.events import Events, count_alike
 from sordino.accounting.guarantee import CONDITION, UNPROTECTED, Guarantee
-from sordino.accounting.ledger import ASSUMPTION, Ledger
+from sordino.accounting.ledger import ASSUMPTION, Ledger, collect_ledgers
 from sordino.accounting.pricing import require_accountant
 from sordino.accounting.selection import GEOMETRIC, Selection
 from sordino.books import LEDGER, reopen, require_fresh
@@ -33,9 +33,9 @@ from sordino.noise import Secure, Seeded, Source
 from sordino.recipe import Recipe
 from sordino.run import FIXED_IN_ADVANCE, FLOATING_POINT, HELD_OUT, ROUNDING_IS_SMALL, SEARCHED, assemble, weaken
 from sordino.searching.costs import Cost, Way, plan_search
-from sordino.searching.sealing import Seal, find_memory
+from sordino.searching.sealing import Seal, find_memory, hide_times
 from sordino.searching.spaces import Space, Value, make_space
-from sordino.searching.trials import Candidate, KeptRun, Rehearsed, Tried, attempt, shield_chance, silence
+from sordino.searching.trials import WORST, Candidate, KeptRun, Rehearsed, Tried, attempt, shield_chance, silence
 from sordino.vault.claims import DatasetBudget, RunClaim, require_untied
 
 EXPECTED = 20.0
@@ -131,9 +131,12 @@ def tune(
 
     `like` is a recipe whose plan all trials follow, as where the space has no batch size, length or schedule: then they
     are noised exactly. Without it a trial may be anything that costs no more than one Gaussian release, which
-    ``trial.calibrate(recipe, records=N)`` sees to. `public_score` declares the held-out records public: they are not
-    protected. `disjoint` says that every record decides by itself, as by a hash of it, whether it is trained on or held
-    out: then no record is in both, and the score costs nothing beside the training.
+    ``trial.calibrate(recipe, records=N)`` sees to. A recipe that chooses its noise as it goes, as DPIS does, must be
+    given here; a trial may then be any such recipe, within one filter.
+
+    `public_score` declares the held-out records public: they are not protected. `disjoint` says that every record
+    decides by itself, as by a hash of it, whether it is trained on or held out: then no record is in both, and the
+    score costs nothing beside the training.
 
     `way` is how the search is paid: "selection" or "composition"; by default the cheaper one. `suggest(seen)` makes
     settings from earlier ones and their scores: such a search has no proof as selection, and is paid by composition.
@@ -166,7 +169,8 @@ def tune(
         raise InvalidInput(f"jobs={jobs} and suggest= contradict each other: every suggestion waits for the last score")
     ways: tuple[Way, ...] = ("composition",) if suggest is not None else (way,) if way else ("selection", "composition")
     if like is not None:
-        like = like if like.sampler is not None else like.for_records(_require_records(records, budget))
+        open_ended = like.sampler is None or like.steps is None or (like.records is None and records is not None)
+        like = like.for_records(_require_records(records, budget)) if open_ended else like
     cost = plan_search(
         budget,
         trials=expected_trials,
@@ -208,6 +212,7 @@ class _Secret:
 
     settings: list[dict[str, Value]]
     done: set[int]
+    space: dict[str, str]
     best: Tried | None = None
     seeds: list[int | None] = field(default_factory=list)
     seen: list[tuple[dict[str, Value], float]] = field(default_factory=list)
@@ -241,7 +246,7 @@ class Search:
         """Run the objective up to where it asks for noise, so that what is wrong with it costs nothing."""
         trial = self._make_trial(self.space.draw(Secure().uniform), None, rehearsing=True)
         try:
-            with silence(), shield_chance(None):
+            with silence(), shield_chance(None), collect_ledgers(trial.ledger):
                 self.objective(trial)
         except Rehearsed:
             pass
@@ -255,10 +260,13 @@ class Search:
         seal = None if folder is None else Seal(folder, find_memory())
         book = ledger or self.open_books(folder)
         try:
-            return self._run(book, seal)
+            winner = self._run(book, seal)
         finally:
             if ledger is None:
                 self.close_books(book)
+        if folder is not None and ledger is None:
+            hide_times(folder)
+        return winner
 
     def open_books(self, folder: Path | None) -> Ledger:
         """The ledger of the search with its plan declared, new or that of a search that was killed.
@@ -294,6 +302,12 @@ class Search:
         if self._claim is not None:
             self._claim.settle(ledger)
         ledger.close()
+
+    def _settle_early(self, ledger: Ledger) -> None:
+        """Settle with the dataset's budget now if all is charged: an entry at the end would tell how long it took."""
+        planned = count_alike([run for plan in plans.declared(ledger) for run in plan.events])
+        if self._claim is not None and count_alike(ledger.events()) == planned:
+            self._claim.settle(ledger)
 
     def _claim_from(self, vault: DatasetBudget) -> RunClaim:
         basis = weaken("proven", require_accountant(self.cost.budget.accountant).basis)
@@ -333,12 +347,17 @@ class Search:
             )
         if seal:
             secret: _Secret = pickle.loads(seal.read())
+            if secret.space != self.space.describe():
+                raise InvalidInput(
+                    f"{ledger.path} holds a search of another space: give that one to go on, or another folder"
+                )
         else:
             secret = self._draw(source)
             self._keep(secret, seal)  # first: a search that is paid for and has no state could not go on
         self._declare(ledger, source)
         if not paid:
             ledger.charge(self.cost.event, "search")
+            self._settle_early(ledger)
         if self.suggest is not None:
             self._try_one_by_one(secret, seal, source)
         elif self.jobs == 1:
@@ -358,7 +377,7 @@ class Search:
         count = draw_count(self.cost, source)
         settings = [self.space.draw(source.uniform) for _ in range(count if self.suggest is None else 0)]
         seeds = [None if self.seed is None else self.seed * 1_000_003 + 1 + number for number in range(count)]
-        return _Secret(settings, set(), seeds=list(seeds))
+        return _Secret(settings, set(), seeds=list(seeds), space=self.space.describe())
 
     def _make_trial(self, settings: dict[str, Value], seed: int | None, *, rehearsing: bool = False) -> Candidate:
         return Candidate(
@@ -418,8 +437,9 @@ class Search:
                     number, process = running.pop(pipe)
                     try:
                         outcome: Tried = pickle.loads(pipe.recv_bytes())
-                    except EOFError:
-                        outcome = Tried(secret.settings[number], -math.inf, 0.0, failure="a trial's process died")
+                    except (EOFError, OSError):
+                        tie = float(Secure().uniform(1)[0])
+                        outcome = Tried(secret.settings[number], WORST, tie, failure="a trial's process died")
                     pipe.close()
                     process.join()
                     self._take(secret, number, outcome, seal)

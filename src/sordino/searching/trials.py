@@ -9,6 +9,7 @@ import os
 import random
 import secrets
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from sordino.accounting import plans
-from sordino.accounting.events import Events, GaussianDpEvent, tally
+from sordino.accounting.events import Events, GaussianDpEvent, count_alike, spell_out, tally, unroll
 from sordino.accounting.guarantee import CONDITION, UNPROTECTED
 from sordino.accounting.ledger import ASSUMPTION, Ledger, collect_ledgers
 from sordino.accounting.pricing import require_accountant
@@ -27,7 +28,7 @@ from sordino.noise import Secure, Seeded, Source, add_noise
 from sordino.private import Private
 from sordino.recipe import Recipe
 from sordino.run import FLOATING_POINT, list_assumptions, weaken
-from sordino.searching.costs import Cost
+from sordino.searching.costs import Cost, chooses_noise, fit_filter
 from sordino.searching.spaces import Value
 
 WORST = -math.inf
@@ -73,14 +74,11 @@ class Candidate:
     def calibrate(self, recipe: Recipe, *, records: int | None = None) -> Recipe:
         """`recipe` with the noise at which this trial costs what was charged for every one."""
         count = records or (self._like.records if self._like is not None else None)
-        if recipe.rdp_filter is not None:
-            raise InvalidInput(
-                f"recipe {recipe.name!r} chooses its own noise as it goes, so that no trial of it has a price in "
-                "advance: search another one"
-            )
         if count is None:
             raise InvalidInput("records is missing: trial.calibrate(recipe, records=N), a public number")
         ready, start = replace(recipe.for_records(count), budget=None), self.cost.training_noise
+        if chooses_noise(ready, self.cost.budget):
+            return self._keep_within_filter(ready)
 
         def make(noise: float) -> Events:
             return replace(ready, noise_multiplier=noise).plan()
@@ -95,6 +93,18 @@ class Candidate:
         if self._rehearsing:
             raise Rehearsed
         return replace(ready, noise_multiplier=noise)
+
+    def _keep_within_filter(self, recipe: Recipe) -> Recipe:
+        if self.cost.filter is None:
+            raise InvalidInput(
+                f"recipe {recipe.name!r} chooses its noise as it goes, which the search has not charged for: give "
+                "tune such a recipe as like="
+            )
+        ready = fit_filter(recipe, self.cost.filter, self.cost.budget.delta)
+        assert ready is not None
+        if self._rehearsing:
+            raise Rehearsed
+        return ready
 
     def score(self, values: Any) -> None:
         """Score this trial by the sum of `values`, one for each held-out record of the same private data, plus noise.
@@ -165,6 +175,7 @@ def attempt(objective: Callable[[Candidate], Any], candidate: Candidate) -> Trie
             result = objective(candidate)
             ledgers = _find_charged(result, opened)
             events = [pair for ledger in ledgers for pair in _bill(ledger)]
+            _require_announced(ledgers, candidate.cost)
             said = tuple(line for ledger in ledgers for line in _examine(ledger, candidate))
             if isinstance(result, Private):
                 said += tuple(
@@ -181,7 +192,7 @@ def attempt(objective: Callable[[Candidate], Any], candidate: Candidate) -> Trie
         return Tried(candidate.settings, candidate.scored, tie, kept, said=said)
     except SordinoError as error:
         return Tried(candidate.settings, WORST, tie, failure=str(error))
-    except Exception as error:  # noqa: BLE001 - whatever it was, it is a trial that came to nothing
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it was, it is a trial that came to nothing
         return Tried(candidate.settings, WORST, tie, failure=locate_error(error))
     finally:
         for ledger in opened:
@@ -193,6 +204,32 @@ def _find_charged(result: Any, opened: list[Ledger]) -> list[Ledger]:
     found = [ledger for ledger in opened if ledger.charged]
     own = result.run.ledger if isinstance(result, Private) else None
     return found if own is None or any(ledger is own for ledger in found) else [*found, own]
+
+
+def _require_announced(ledgers: list[Ledger], cost: Cost) -> None:
+    """Refuse releases that may have been chosen because of earlier ones, where their sum would then prove nothing.
+
+    What was made one by one may have reacted to what came before. Its price after the fact holds under a filter, and
+    where all of it are Gaussian answers on all records, whose sum of 1/σ² is a filter too (docs/proofs/filter.md). All
+    else must stand in a plan that was on its ledger before anything of the trial was charged.
+    """
+    odd = [ledger for ledger in ledgers if not _are_gaussian(ledger.events())]
+    if cost.filter is not None or not odd:
+        return
+    first = [plan for plan in plans.declared(odd[0]) if plan.after == 0]
+    planned = count_alike([run for plan in first for run in plan.events])
+    made = count_alike(odd[0].events())
+    rest = {text: count - planned.get(text, 0) for text, count in made.items() if count > planned.get(text, 0)}
+    beside = [run for ledger in ledgers if ledger is not odd[0] for run in ledger.events()]
+    if len(odd) > 1 or not _are_gaussian(spell_out(rest)) or tally(beside) not in (tally([]), tally(cost.score_event)):
+        raise InvalidInput(
+            "the objective released more than was charged for a trial in one plan: what it made beside a sampled "
+            "training may depend on that; make one run for each trial, or charge it to the run's own plan"
+        )
+
+
+def _are_gaussian(events: Events) -> bool:
+    return all(isinstance(part, GaussianDpEvent) for event, count in events for part, _ in unroll(event, count))
 
 
 def _bill(ledger: Ledger) -> Events:
@@ -235,9 +272,10 @@ def _keep(result: Any) -> Any:
 def silence() -> Iterator[None]:
     """Nothing that a trial prints, logs or warns of leaves it, also by code that is not Python."""
     before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
+    logging.disable(sys.maxsize)  # levels have no end
     try:
         with (
+            warnings.catch_warnings(action="ignore"),
             open(os.devnull, "w") as nowhere,  # noqa: PTH123
             _close_outputs(nowhere.fileno()),
             redirect_stdout(nowhere),

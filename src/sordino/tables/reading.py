@@ -52,7 +52,7 @@ class DataChoice:
     """Which records, and the public numbers that scale them. `records` is the public number of training records.
 
     `prepare` is the share of ε for what the schema of a table leaves open; `image_size` and `grey` are for folders;
-    `header` to `missing` say how a table is spelled (`Dialect`).
+    `header` to `missing` say how a table is spelled (`Dialect`). `features` stand in place of the pixels of images.
     """
 
     source: str = "digits"
@@ -70,6 +70,7 @@ class DataChoice:
     encoding: str | None = None
     decimal: str | None = None
     missing: tuple[str, ...] | None = None
+    features: str | None = None
 
     @property
     def dialect(self) -> Dialect:

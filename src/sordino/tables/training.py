@@ -238,9 +238,9 @@ def plan_table(ready: Ready, *, shared: bool = False) -> LearningPlan:
     return plan
 
 
-def build_program(ready: Ready) -> Callable[[Table, Any], Any]:
+def build_program(ready: Ready, plan: LearningPlan | None = None) -> Callable[[Table, Any], Any]:
     """The learning of `ready` as a program for `sordino.audit.conformance.replay`: from records to what is released."""
-    plan = plan_table(ready)
+    plan = plan or plan_table(ready)
 
     def program(records: Table, tape: Any) -> Any:
         ledger = Ledger.in_memory()
