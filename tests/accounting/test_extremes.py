@@ -8,15 +8,23 @@ import sys
 import time
 
 import pytest
-from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NonPrivateDpEvent,
+    PoissonSampledDpEvent,
+)
 from dp_accounting.pld import PLDAccountant
 
-from sordino.accounting import calibration
+from sordino.accounting import calibration, extremes, pld
 from sordino.accounting.budget import Budget
 from sordino.accounting.erasure import Erasure
 from sordino.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from sordino.accounting.noisy_minimum import NoisyMinimum
 from sordino.accounting.pricing import ACCOUNTANTS, delta, epsilon
+from sordino.accounting.unlisted import Unlisted
 from sordino.errors import InvalidInput
 
 
@@ -123,3 +131,25 @@ def test_memory_is_bounded() -> None:
     )
     peak = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     assert int(peak.stdout) * 1024 < 500e6
+
+
+@pytest.mark.parametrize("adjacency", ["add-or-remove-one", "replace-one"])
+@pytest.mark.parametrize("noise", [30.0, 2.0])
+def test_gaussians_beside_names_cost_in_closed_form_what_the_grid_says(
+    adjacency: str, noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = [(GaussianDpEvent(noise), 2), (ComposedDpEvent([GaussianDpEvent(2 * noise), Unlisted(1e-6)]), 2)]
+    price = epsilon(events, 1e-5, adjacency=adjacency)
+    assert delta(events, price, adjacency=adjacency) == pytest.approx(1e-5, rel=1e-6)
+    monkeypatch.setattr(extremes, "find_beside", lambda events, adjacency: None)
+    pld._epsilon.cache_clear()
+    grid = epsilon(events, 1e-5, adjacency=adjacency)
+    pld._epsilon.cache_clear()
+    assert price <= grid * (1 + 1e-9)
+    assert price == pytest.approx(grid, rel=1e-4)
+
+
+def test_names_that_cost_more_than_delta_have_no_price_and_draws_keep_their_amplification() -> None:
+    assert epsilon([(GaussianDpEvent(2.0), 1), (Unlisted(2e-5), 1)], 1e-5) == math.inf
+    drawn = [(_sampled(0.01, 1.0), 10), (Unlisted(1e-7), 1)]
+    assert epsilon(drawn, 1e-5) == pytest.approx(epsilon(drawn[:1], 1e-5), rel=0.02)

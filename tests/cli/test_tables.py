@@ -135,6 +135,7 @@ def test_report_and_audit_of_the_run(sordino, trained) -> None:
     assert said.exit_code == 0, said.stderr
     assert "ε = 3.00" in said.stdout
     assert "held-out records are NOT protected" in said.stdout
+    assert "never saw, among them those held out to measure on." in (run / "report.html").read_text()
     audited = sordino("audit", run, "--json")
     assert audited.exit_code == 0, (audited.stdout, audited.stderr)
     assert json.loads(audited.stdout.splitlines()[-1])["passed"]
@@ -203,6 +204,7 @@ def test_a_regression_by_unit_with_protected_figures(sordino, home, tmp_path) ->
     page = sordino("report", run)
     assert page.exit_code == 0, page.stderr
     assert "NOT protected" not in page.stdout, "the held-out figures were paid for"
+    assert "those held out to measure on were protected by noise" in (run / "report.html").read_text()
 
 
 def test_no_header_and_all_rows(sordino, home, tmp_path) -> None:
@@ -221,6 +223,9 @@ def test_no_header_and_all_rows(sordino, home, tmp_path) -> None:
     assert json.loads(said.stdout)["records"] == RECORDS
     assert json.loads(said.stdout)["figures"] is None
     assert len(sordino("predict", run, "--data", new).stdout.splitlines()) == 6
+    page = sordino("report", run)
+    assert "for every record, proven" in page.stdout, "none were held out"
+    assert "held out to measure on" not in (run / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

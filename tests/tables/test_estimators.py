@@ -122,3 +122,15 @@ def test_given_classes_keep_their_kind() -> None:
     labels = np.where(x[:, 0] > 0, "1", "0")
     model = PrivateClassifier(4.0, delta=1e-4, bounds=(-5.0, 5.0), classes=["0", "1"]).fit(x, labels)
     assert model.classes_.tolist() == ["0", "1"]
+
+
+def test_columns_of_one_name_are_told_apart_and_no_error_holds_a_cell(records) -> None:
+    pandas = pytest.importorskip("pandas")
+    twice = pandas.DataFrame(records[0])[["age", "town"]].set_axis(["a", "a"], axis=1)
+    model = PrivateClassifier(epsilon=4.0, random_state=0).fit(twice, records[1])
+    assert list(model.encoder_.blocks) == ["a", "a_2"]
+    assert model.score(twice, records[1]) > 0.8
+    with pytest.raises(InvalidInput, match="y must hold numbers") as refused:
+        PrivateRegressor().fit(twice, records[0]["town"])
+    assert "Bern" not in str(refused.value)
+    assert "Rome" not in str(refused.value)

@@ -186,6 +186,23 @@ def _pull(table: Table, encoder: Encoder, rows: EncodedRows, weights: np.ndarray
     return source.seen[0][1].numpy()
 
 
+def test_the_model_is_the_mean_of_the_later_iterates_of_which_the_last_counts_more() -> None:
+    table = without(patients(400), "cost")
+    plan = _plan(table)
+    encoder = surveying.survey(table, plan.survey, Ledger.in_memory(), Watching())
+    rows, (targets, known) = EncodedRows(encoder, table), encode_target(table, encoder)
+    ledger, even = Ledger.in_memory(), FitSettings(first=1.0)
+
+    def learn_for(settings: FitSettings) -> np.ndarray:
+        quiet, charge = Watching(quiet=True), lambda: ledger.charge(GaussianDpEvent(1.0))
+        given = (rows, targets, known, np.zeros(1), 0.2, 1e-9, settings, len(table), charge, quiet)
+        return fit(*given, link=additive.to_probability).weights
+
+    iterates = [learn_for(replace(even, steps=steps)) for steps in range(1, 7)]  # each the last of its run
+    mean = (sum(iterates[2:]) + (additive.LAST - 1) * iterates[-1]) / (3 + additive.LAST)
+    np.testing.assert_allclose(learn_for(replace(even, steps=6, first=0.3)), mean, rtol=1e-6, atol=1e-9)
+
+
 def test_a_sum_without_its_bounds_would_be_caught() -> None:
     """The check above has teeth: rows that are not shortened, or residuals that are not, move a sum by more."""
     table = without(patients(300), "outcome")
@@ -489,6 +506,7 @@ def test_public_bounds_take_cells_away_and_move_no_edge() -> None:
         assert within[0] <= max(bounds[0], open_[0])
         assert within[-1] >= min(bounds[1], open_[-1])
         assert {edge for edge in open_ if bounds[0] < edge < bounds[1]} <= set(within)
+    assert within[-1] > bounds[1], "the highest public value is in no cell with those below it"
     noise = counts.copy()
     noise[3] = 100.0  # far below, where the bounds say that nobody is
     np.testing.assert_array_equal(surveying.lay_cells(noise, 5.0, (0.0, 1e6), 64), open_)
@@ -565,6 +583,15 @@ def test_figures_agree_with_those_of_scikit_learn() -> None:
     assert errors["rmse"] == pytest.approx(metrics.root_mean_squared_error(truth, said))
     assert errors["mae"] == pytest.approx(metrics.mean_absolute_error(truth, said))
     assert errors["r2"] == pytest.approx(metrics.r2_score(truth, said))
+
+
+def test_figures_without_an_error_have_an_interval_all_the_same() -> None:
+    labels = np.arange(100) % 2.0
+    found = evaluation.measure(labels[:, None] - 0.5, labels[:, None], ENCODER)
+    assert found is not None
+    for name in ("auc", "average_precision", "accuracy"):
+        assert found[name] == 1.0
+        assert 0.5 < found.values[name].low < 1.0
 
 
 def test_intervals_hold_about_as_often_as_they_say() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-MOST, FIXED = 4.0, 32 << 20
+MOST, FIXED = 4.0, 24 << 20
 """Times the file, and bytes of the buffers that reading any file of some size takes."""
 _PROGRAM = """
 import json, sys

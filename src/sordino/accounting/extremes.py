@@ -12,6 +12,9 @@ events are priced in closed form instead, and composed with the rest by adding u
 Both are open: `price_quiet.register(MyEvent)` gives an event of its own a closed form, `dissect.register(MyEvent)` says
 of what it is a function.
 
+**All or nothing.** An event that reveals everything with probability p and else nothing, beside events with the curve
+δ(ε), makes p + (1 - p)·δ(ε) of it: beside Gaussians no grid is needed (`price_beside`).
+
 **Small δ.** The transform leaves 1e-15 of mass whose loss is unknown. Rényi accounting, and the closed form where all
 events are Gaussian, hold at every δ: `bounds` gives what they say.
 """
@@ -86,6 +89,32 @@ def dissect(event: DpEvent) -> tuple[DpEvent, ...]:
 @dissect.register(PoissonSampledDpEvent)
 def _(event: PoissonSampledDpEvent) -> tuple[DpEvent, ...]:
     return dissect(merge_answers(event.event))
+
+
+@singledispatch
+def chance_of_all(_event: DpEvent, _adjacency: Adjacency) -> float | None:
+    """The probability with which this event reveals everything, if it reveals nothing otherwise."""
+    return None
+
+
+def find_beside(events: Events, adjacency: Adjacency) -> tuple[float, Quiet] | None:
+    """The chance that all is revealed, and the Gaussian beside it, where the events are such ones and Gaussians."""
+    whole = [(chance, count) for event, count in events if (chance := chance_of_all(event, adjacency)) is not None]
+    others = [(event, count) for event, count in events if chance_of_all(event, adjacency) is None]
+    plain = bool(others) and all(isinstance(event, GaussianDpEvent) for event, _ in others)  # on all records
+    quiet = _all_gaussian(others, adjacency) if whole and plain else None
+    if quiet is None:
+        return None
+    return -math.expm1(math.fsum(count * math.log1p(-chance) for chance, count in whole)), quiet
+
+
+def price_beside(events: Events, delta: float, adjacency: Adjacency) -> float | None:
+    """The ε at `delta` in closed form, where `find_beside` finds one."""
+    if (found := find_beside(events, adjacency)) is None:
+        return None
+    chance, quiet = found
+    left = (delta - chance) / (1.0 - chance)
+    return quiet.epsilon(left) if left > 0 else math.inf
 
 
 @singledispatch

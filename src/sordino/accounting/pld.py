@@ -226,6 +226,9 @@ def _epsilon(kinds: Counts, ladders: Ladders, delta: float, adjacency: Adjacency
 
 
 def _delta(kinds: Counts, ladders: Ladders, epsilon: float, adjacency: Adjacency) -> float:
+    if not ladders and (beside := extremes.find_beside(_restore_events(kinds, ladders), adjacency)) is not None:
+        chance, quiet = beside
+        return min(1.0, chance + (1.0 - chance) * quiet.delta(epsilon))
     sides = _compose(kinds, ladders, adjacency)
     found = min(1.0, max(side.delta(epsilon) for side in sides))
     if _asks_others(kinds) or any(side.infinity > UNCERTAIN * found or side.interval > INTERVAL for side in sides):
@@ -234,8 +237,12 @@ def _delta(kinds: Counts, ladders: Ladders, epsilon: float, adjacency: Adjacency
 
 
 def _price_alone(kinds: Counts, ladders: Ladders, delta: float, adjacency: Adjacency) -> float | None:
-    lonely = len(kinds) == 1 and kinds[0][1] == 1 and not ladders
-    return extremes.price_alone(from_json(kinds[0][0]), delta, adjacency) if lonely else None
+    """What is known without a grid: the price of a single event, or of Gaussians beside all-or-nothing ones."""
+    if ladders:
+        return None
+    if len(kinds) == 1 and kinds[0][1] == 1:
+        return extremes.price_alone(from_json(kinds[0][0]), delta, adjacency)
+    return extremes.price_beside(_restore_events(kinds, ladders), delta, adjacency)
 
 
 def _asks_others(kinds: Counts) -> bool:

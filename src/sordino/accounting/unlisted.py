@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from sordino.accounting.events import Adjacency, DpEvent
+from sordino.accounting.extremes import chance_of_all
 from sordino.accounting.grids import INTERVAL
 from sordino.accounting.pld import pld
 
@@ -27,7 +28,13 @@ class Unlisted(DpEvent):
 NAMES = {"unlisted": Unlisted}
 
 
+@chance_of_all.register(Unlisted)
+def _(event: Unlisted, adjacency: Adjacency) -> float:
+    return event.delta if adjacency == "add-or-remove-one" else 2 * event.delta  # a record goes and another comes
+
+
 @pld.register(Unlisted)
 def _(event: Unlisted, adjacency: Adjacency, interval: float = INTERVAL) -> PrivacyLossDistribution:
-    seen = event.delta if adjacency == "add-or-remove-one" else 2 * event.delta  # a record goes and another comes
+    seen = chance_of_all(event, adjacency)
+    assert seen is not None
     return PrivacyLossDistribution.create_from_rounded_probability({0: 1 - seen}, seen, interval)

@@ -41,7 +41,7 @@ NO_RECIPE = "the folder holds no recipe: what the ledger's events stand for is k
 
 @dataclass(frozen=True)
 class Setting:
-    """What was trained on what, by name."""
+    """What was trained on what, by name; `figures_paid`: what held-out records showed was released with noise."""
 
     data: str = "not recorded"
     model: str = "not recorded"
@@ -49,6 +49,7 @@ class Setting:
     held_out: float = 0.0
     seed: int | None = None
     finetuned: bool = False
+    figures_paid: bool = False
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ def _read_setting(tables: Mapping[str, Any], recipe: Recipe | None) -> Setting:
 
     data, seed = table("data"), table("run").get("seed")
     learning, given = table("learning"), data.get("records")
-    held_out = 0.0 if learning.get("metrics_epsilon") else data.get("held_out", 0.0)  # their figures were paid for
+    held_out = 0.0 if learning else data.get("held_out", 0.0)  # the ledger of a table says whom it leaves out
     return Setting(
         # The name alone: where the file lies on somebody's disk is nobody else's business.
         data=PurePath(str(data.get("source", "not recorded"))).name,
@@ -249,6 +250,7 @@ def _read_setting(tables: Mapping[str, Any], recipe: Recipe | None) -> Setting:
         held_out=float(held_out) if fits(held_out, "float") else 0.0,
         seed=seed if fits(seed, "int") else None,
         finetuned="finetuning" in tables,
+        figures_paid=bool(learning.get("metrics_epsilon") and data.get("held_out")),
     )
 
 

@@ -16,7 +16,8 @@ which (H + Λ)⁻¹g is the posterior mean of w, for a prior of covariance S and
 the mechanism and H from the records: an entry of which the noise says nothing stays at zero, and needs no tuning by
 hand. S is diagonal but for the bins of a number, of which near ones have like effects: there it falls off with their
 distance, so that many bins cost little more than few. The model is the mean of the later iterates, so that
-the noise of the steps averages out.
+the noise of the steps averages out. An iterate forgets a gradient by 1 - η a step; the last one counts for some of
+those that would have followed, so that the gradients of the last steps count about as much as the others.
 
 A c below 1 turns cross-entropy into a loss with bounded slope, whose minimiser is still monotone in the probability of
 the class. It halves the noise, and what it does to probabilities a last release repairs (`calibrate`): the noised
@@ -42,6 +43,8 @@ from sordino.tables.table import Table
 Floats = NDArray[np.float64]
 RATE = 0.1
 """η: columns that say the same add up, and the diagonal does not know of it."""
+LAST = 5.0
+"""So often the last iterate counts in the mean: else the gradients of the last steps would count for little."""
 CONSTANT = 0.3
 """The entry of every row by which the offset is learnt, where it is."""
 OFFSET_REACH = 2_500.0
@@ -67,7 +70,7 @@ class FitSettings:
     variance: float = 0.06
     smooth: tuple[float, float, float] = (0.1, 0.005, 0.5)
     rate: float = RATE
-    first: float = 0.3
+    first: float = 0.2
     columns: int = 10
 
 
@@ -247,7 +250,7 @@ def fit(
     masses = np.append(rows.masses, rows.constant**2)
     steep = np.maximum(curvature * records * masses, 1e-9)
     ridge = _Ridge(steep, noise, rows.ordered, rows.columns, settings)
-    weights, total, counted = np.zeros((width, outputs)), np.zeros((width, outputs)), 0
+    weights, total, counted = np.zeros((width, outputs)), np.zeros((width, outputs)), 0.0
     for step in range(settings.steps):
         pull = np.zeros((width, outputs))
         for at in rows.split():
@@ -259,7 +262,8 @@ def fit(
         noised = add_noise(source, receipt, torch.from_numpy(pull), deviation).numpy()
         weights = weights + settings.rate * ridge.move(noised - ridge.hold(weights))
         if step >= settings.first * (settings.steps - 1):
-            total, counted = total + weights, counted + 1
+            often = LAST if step == settings.steps - 1 else 1.0
+            total, counted = total + often * weights, counted + often
         tell(step + 1, settings.steps)
     mean = total / counted
     return Additive(mean[:-1], start + rows.constant * mean[-1])

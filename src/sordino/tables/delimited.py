@@ -30,9 +30,10 @@ from sordino.tables.arrays import find_memory
 from sordino.tables.table import Cells, Table, parse_values
 
 SEPARATORS = ",;\t|"
-_BLOCK = 1 << 20
 _LONGEST = 1 << 20
-"""Bytes of a record: a file of zeros is one line, which would be read whole. So many are parsed at a time."""
+"""Bytes of a record: a file of zeros is one line, which would be read whole. No more are parsed at a time."""
+_LEAST, _PARTS = 1 << 16, 128
+"""A small file is parsed in so many parts, of that many bytes at least: buffers are several times as large."""
 _PACKED: tuple[tuple[bytes, Callable[[Any], Any]], ...] = (
     (b"\x1f\x8b", gzip.open),
     (b"BZh", bz2.open),
@@ -92,8 +93,13 @@ def read_delimited(path: Path, dialect: Dialect, told: Told = lambda done, size:
     called by its number, and a name that comes again gets a number behind it.
     """
     try:
+        block = min(_LONGEST, max(_LEAST, path.stat().st_size // _PARTS))
         with path.open("rb") as file:
-            return _read(path, file, dialect, told)
+            try:
+                return _read(path, file, dialect, told, block)
+            except pa.ArrowInvalid:  # a record of more bytes than that
+                file.seek(0)
+                return _read(path, file, dialect, told, _LONGEST)
     except UnicodeError:
         named = dialect.encoding or "the encoding of its first bytes"
         raise InvalidInput(f"{path} cannot be read as {named}: give the one that it has, --encoding latin-1") from None
@@ -105,8 +111,8 @@ def read_delimited(path: Path, dialect: Dialect, told: Told = lambda done, size:
         raise InvalidInput(f"cannot read data={path}: {error.strerror or 'it is damaged'}") from None
 
 
-def _read(path: Path, file: IO[bytes], dialect: Dialect, told: Told) -> Table:
-    source = _Source(_transcode(_open(path, file), dialect.encoding))
+def _read(path: Path, file: IO[bytes], dialect: Dialect, told: Told, block: int) -> Table:
+    source = _Source(_transcode(_open(path, file, block), dialect.encoding))
     separator, first = _read_first_line(path, source, dialect)
     if not first:
         raise InvalidInput(f"{path} has no header: its first line must name the columns")
@@ -116,7 +122,7 @@ def _read(path: Path, file: IO[bytes], dialect: Dialect, told: Told) -> Table:
     else:
         names = name_columns(path, first)
     size = path.stat().st_size
-    columns = _read_columns(path, source, names, separator, lambda done: told(min(done, size), size))
+    columns = _read_columns(path, source, names, separator, block, lambda done: told(min(done, size), size))
     cleaned = {name: _clean(cells, separator, dialect) for name, cells in zip(names, columns, strict=True)}
     doubts = 0 if dialect.header is not None else _count_doubts(first, list(cleaned.values()))
     if doubts and 2 * doubts >= len(names):
@@ -151,14 +157,14 @@ class _Source:
         return
 
 
-def _open(path: Path, file: IO[bytes]) -> Iterator[bytes]:
+def _open(path: Path, file: IO[bytes], block: int) -> Iterator[bytes]:
     """The bytes of a file, or of what it compresses, no more of them than the machine has memory for."""
     start = file.read(8)
     file.seek(0)
     unpack = next((unpack for magic, unpack in _PACKED if start.startswith(magic)), None)
     plain = unpack(file) if unpack is not None else file
     most, seen = find_memory(), 0
-    while piece := plain.read(_BLOCK):
+    while piece := plain.read(block):
         seen += len(piece)
         if seen > most:
             raise InvalidInput(f"{path} has more bytes than the memory: use fewer records")
@@ -231,7 +237,7 @@ def _decode(raw: bytes) -> str:
 
 
 def _read_columns(
-    path: Path, source: _Source, names: list[str], separator: str, told: Callable[[int], None]
+    path: Path, source: _Source, names: list[str], separator: str, block: int, told: Callable[[int], None]
 ) -> Iterator[Cells]:
     source.end_with(f"\n{separator.join([_END] * len(names))}\n".encode())
     wrong: list[int] = []
@@ -243,21 +249,22 @@ def _read_columns(
     places = [str(place) for place in range(len(names))]
     batches = pa.csv.open_csv(
         pa.PythonFile(source, "r"),
-        pa.csv.ReadOptions(use_threads=False, block_size=_LONGEST, column_names=places),
+        pa.csv.ReadOptions(use_threads=False, block_size=block, column_names=places),
         pa.csv.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=refuse),
         pa.csv.ConvertOptions(column_types=dict.fromkeys(places, pa.binary()), strings_can_be_null=False),
     )
     kept: list[list[Cells]] = [[] for _ in names]
     for number, batch in enumerate(batches, 1):
-        told(number * _LONGEST)
+        told(number * block)
         if wrong:
             break
         for column, cells in zip(kept, batch.columns, strict=True):
             column.append(_to_text(cells))
     _require_whole(path, kept, wrong, separator)
-    pa.default_memory_pool().release_unused()
     while kept:
+        pa.default_memory_pool().release_unused()
         yield _join(kept.pop(0))
+    pa.default_memory_pool().release_unused()
 
 
 def _to_text(cells: Any) -> Cells:

@@ -25,6 +25,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from sordino.accounting import Guarantee
 from sordino.errors import InvalidInput
+from sordino.tables.delimited import name_columns
 from sordino.tables.files import to_array, to_cells, to_table
 from sordino.tables.schema import Column, Number, Schema, parse_schema
 from sordino.tables.table import Cells, Table
@@ -101,7 +102,7 @@ class _Private(BaseEstimator):
     def _take(self, X: Any, *, reset: bool) -> Table:
         """The records as a table; scikit-learn's own checks of names and widths are made on the way."""
         plain = not hasattr(X, "columns") and not isinstance(X, Table)
-        X = _require_array(X) if plain else X
+        X = _require_array(X) if plain else _tell_apart(X)
         validate_data(self, X, reset=reset, skip_check_array=True)
         if plain:
             if not reset and X.shape[1] != self.n_features_in_:
@@ -180,7 +181,11 @@ class PrivateRegressor(RegressorMixin, _Private):  # scikit-learn has no types
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on records `X` with values `y`, spending `epsilon`."""
-        values = _require_labels(self, y).astype(np.float64)
+        labels = _require_labels(self, y)
+        try:
+            values = labels.astype(np.float64)
+        except (TypeError, ValueError):  # whose words would tell one of them
+            raise InvalidInput("y must hold numbers: use PrivateClassifier for classes") from None
         if not np.isfinite(values).all():
             raise ValueError("Input y contains NaN or infinity: leave those records out")
         self._fit(X, to_cells(values), "regression", None, self.target_bounds)
@@ -190,6 +195,14 @@ class PrivateRegressor(RegressorMixin, _Private):  # scikit-learn has no types
         """The value of every record."""
         table = self._score_records(X)
         return np.asarray(self._trained.predict(table), np.float64)
+
+
+def _tell_apart(X: Any) -> Any:
+    """A frame whose columns share a name with different ones, as a file with such a header is read."""
+    names = [str(name) for name in X.columns] if hasattr(X, "iloc") else []
+    if len(set(names)) == len(names):
+        return X
+    return X.set_axis(name_columns("X", names), axis=1)
 
 
 def _require_array(X: Any) -> Any:

@@ -291,7 +291,9 @@ def find_area(scores: Floats, positive: Floats) -> tuple[float, float]:
 
 
 def _deviate(area: float, ones: float, zeros: float) -> float:
-    """The deviation of an AUC (Hanley and McNeil 1982)."""
+    """The deviation of an AUC (Hanley and McNeil 1982); that of 0 or 1 as if half a record were otherwise."""
+    least = 0.5 / (min(ones, zeros) + 1)
+    area = min(max(area, least), 1 - least)
     first, second = area / (2 - area), 2 * area**2 / (1 + area)
     spread = area * (1 - area) + (ones - 1) * (first - area**2) + (zeros - 1) * (second - area**2)
     return math.sqrt(max(spread, 0.0) / (ones * zeros))
@@ -310,10 +312,12 @@ def _bound(value: float, deviation: float) -> Estimate:
 
 
 def _bound_logit(value: float, count: float) -> Estimate:
-    inside = min(max(value, 1e-9), 1 - 1e-9)
+    """The interval of a logit; that of 0 or 1, which have none, as if half a record were otherwise."""
+    least = 0.5 / (count + 1)
+    inside = min(max(value, least), 1 - least)
     logit, wide = math.log(inside / (1 - inside)), Z / math.sqrt(count * inside * (1 - inside))
     low, high = (1 / (1 + math.exp(-min(max(at, -700.0), 700.0))) for at in (logit - wide, logit + wide))
-    return Estimate(value, low, high)
+    return Estimate(value, min(low, value), max(high, value))
 
 
 def _widen(value: float, deviation: float) -> Estimate:

@@ -92,7 +92,8 @@ PUBLIC = (
     "are public"
 )
 DIGESTED = 16
-_AT_ONCE = 8_192
+AT_ONCE, _PARTS = 2_048, 64
+"""Records that are encoded at a time: so many, or one part of those that there are."""
 
 
 @dataclass(frozen=True)
@@ -154,13 +155,14 @@ class Learned:
 def score(model: nn.Module, encoder: Encoder, table: Table) -> Floats:
     """[N, K]: what `model` says of every record, some thousand at a time."""
     dtype = next(model.parameters()).dtype
-    parts = (encoder.encode(part) for part in split_rows(table, _AT_ONCE))
+    parts = (encoder.encode(part) for part in split_rows(table))
     found = [model(torch.from_numpy(part).to(dtype)).double().numpy() for part in parts]
     return np.concatenate(found) if found else np.zeros((0, max(1, len(encoder.classes))))
 
 
-def split_rows(table: Table, size: int) -> Iterator[Table]:
-    """The table in parts of at most `size` records."""
+def split_rows(table: Table) -> Iterator[Table]:
+    """The table in parts: of some thousand records, so that encoded ones take little memory."""
+    size = max(AT_ONCE, len(table) // _PARTS)
     return (
         Table(table.name, {name: cells[start : start + size] for name, cells in table.columns.items()})
         for start in range(0, len(table), size)

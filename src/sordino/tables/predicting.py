@@ -27,7 +27,7 @@ from sordino.tables.dates import derive, name_source
 from sordino.tables.encoder import Encoder
 from sordino.tables.encoding import encode_columns
 from sordino.tables.files import to_table
-from sordino.tables.learning import Learned
+from sordino.tables.learning import AT_ONCE, Learned, split_rows
 from sordino.tables.schema import Schema, Skip
 from sordino.tables.table import Table
 
@@ -35,7 +35,6 @@ MODEL = "model.json"
 """The model of a run on a table: its kind, encoder, weights and offsets, all of it public."""
 KIND = "table"
 Floats = NDArray[np.float64]
-_AT_ONCE = 8_192
 
 
 class Inputs(Protocol):
@@ -69,7 +68,7 @@ class TableInputs:
     def __call__(self, data: Any) -> Tensor:
         """[N, inputs] of every record."""
         table = self.read(data)
-        parts = [self.encode(part) for part in _split(table)]
+        parts = [self.encode(part) for part in split_rows(table)]
         return torch.from_numpy(np.concatenate(parts) if parts else self.encode(table))
 
     def read(self, data: Any) -> Table:
@@ -113,9 +112,9 @@ class Trained:
         """[N, K]: what the model says, in float64."""
         parts: Iterator[Tensor]
         if isinstance(self.encoder, TableInputs):
-            parts = (torch.from_numpy(self.encoder.encode(part)) for part in _split(self.encoder.read(data)))
+            parts = (torch.from_numpy(self.encoder.encode(part)) for part in split_rows(self.encoder.read(data)))
         else:
-            parts = iter(self.encoder(data).split(_AT_ONCE))
+            parts = iter(self.encoder(data).split(AT_ONCE))
         dtype = next((parameter.dtype for parameter in self.model.parameters()), torch.float32)
         found = [self.model(part.to(dtype)).double().numpy() for part in parts if len(part)]
         return np.concatenate(found) if found else np.zeros((0, max(1, len(self.classes))))
@@ -158,12 +157,6 @@ def to_chances(scores: Floats, classes: Sequence[str]) -> Floats:
 def find_values(scores: Floats, inputs: TableInputs) -> Floats:
     """The values of a regression, within the range of its target."""
     return np.asarray(np.clip(inputs.center + inputs.spread * scores[:, 0], inputs.low, inputs.high))
-
-
-def _split(table: Table) -> Iterator[Table]:
-    for start in range(0, len(table), _AT_ONCE):
-        columns = {name: cells[start : start + _AT_ONCE] for name, cells in table.columns.items()}
-        yield Table(table.name, columns)
 
 
 def by_schema(schema: Schema, target: str, header: Sequence[str]) -> TableInputs:

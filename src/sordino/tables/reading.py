@@ -40,7 +40,7 @@ _ACCEPTED = "a table (.csv, .tsv, .csv.gz, .parquet, .xlsx), a .npz file, a fold
 MOST_NUMBERS = 20
 """A target with more different numbers than this is a number to predict, not a class."""
 MOST_WORDS = 1000
-_AT_ONCE = 1 << 12
+_AT_ONCE = 1 << 10
 
 
 class PillowMissing(SordinoError, ImportError):
@@ -205,7 +205,9 @@ def _read_sheet(path: Path, choice: DataChoice, told: Told) -> Sheet:
 
 def split_table(table: Table, target: str, held_out: float | None) -> Sheet:
     """Training and held-out records: about a share of them, by the content of each alone."""
-    return Sheet.split(table, target, choose_by_digest(held_out, len(table), _join_cells(table)))
+    chosen = choose_by_digest(held_out, len(table), _join_cells(table))
+    pa.default_memory_pool().release_unused()
+    return Sheet.split(table, target, chosen)
 
 
 def _join_cells(table: Table) -> Iterator[bytes]:

@@ -226,6 +226,8 @@ def infer_column(counts: Counts, different: float, deviation: float, records: in
     A pure function of released values, the public number of records and what was `given`: it costs nothing.
     """
     low, high, mass = find_range(counts[FIRST_NUMBER:], deviation)
+    if max(mass, counts[WORD], counts[TEXT]) < CLEAR * deviation and counts[NO_VALUE] > records / 2:
+        return Skip("hardly any cell of it has a value")
     if isinstance(given, Number) or mass >= max(counts[WORD], counts[TEXT]):
         if mass < CLEAR * deviation:
             return Skip("its range is lost in the noise")

@@ -245,7 +245,7 @@ def lay_cells(counts: Floats, deviation: float, bounds: tuple[float, float] | No
     parts = [np.linspace(line[i], line[i + 1], pieces[i], endpoint=False) for i in np.flatnonzero(pieces)]
     edges = np.append(np.concatenate(parts), high)
     if bounds is not None:
-        edges = edges[max(0, int(np.sum(edges <= bounds[0])) - 1) : int(np.sum(edges < bounds[1])) + 1]
+        edges = edges[max(0, int(np.sum(edges <= bounds[0])) - 1) : int(np.sum(edges <= bounds[1])) + 1]
         if len(edges) < 2:  # the noise says that all numbers are outside of what is public
             edges = np.array(bounds)
     return edges

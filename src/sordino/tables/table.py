@@ -25,6 +25,8 @@ MISSING = frozenset({"", "?", "-", ".", "na", "n/a", "nan", "null", "none", "mis
 """What stands for no value, in any case and with spaces around it: a public convention."""
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _MANY = 20
+_LARGE = 10_000
+"""More texts than this leave memory behind that is worth giving back."""
 
 Codes = NDArray[np.integer[Any]]
 
@@ -199,4 +201,7 @@ def parse_values(texts: Any) -> NDArray[np.float64]:
     unsigned = pc.utf8_ltrim(pc.if_else(numeric, trimmed, None), "+")
     values = np.array(pc.fill_null(unsigned.cast(pa.float64()), math.nan), np.float64)
     values[~np.isfinite(values)] = np.nan
+    if len(values) > _LARGE:
+        del trimmed, numeric, unsigned
+        pa.default_memory_pool().release_unused()
     return values
