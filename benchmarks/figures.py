@@ -5,6 +5,7 @@ dpis, jl     small runs on scikit-learn's digits
 dynamic      ε spent against steps, and the bounds on it (figures 2 and 4 of Dynamic DP-SGD)
 footing      the stored runs on one footing
 selection    the stored runs of methods that reject, on digits
+allocated    the noise of random allocation over that of Poisson draws
 bands        the noise in models under correlated noise over DP-SGD's, by the number of bands
 gains        the noise that filters of gradients leave
 blocks       how long the layers of single gradients are
@@ -113,6 +114,32 @@ def _measure_bands(count: int, epsilon: float, batch_size: int, epochs: int) -> 
     assert ready.steps is not None
     best = banded.optimise(count, ready.steps)
     return ready.noise_multiplier * math.sqrt(banded.measure_error(best, ready.steps)[0] * float(best @ best))
+
+
+@app.command()
+def allocated() -> None:
+    """The noise of random allocation over that of Poisson draws at the same ε: N = 60,000."""
+    figure, axis = plt.subplots(figsize=(7, 3.4), layout="constrained")
+    epsilons = (1.0, 3.0, 8.0)
+    for batch_size, epochs in ((256, 1), (256, 10), (1024, 1), (1024, 10), (6000, 10)):
+        ratios = []
+        for epsilon in epsilons:
+            budget, length = Budget(epsilon, 1e-5), {"batch_size": batch_size, "epochs": epochs}
+            dealt, drawn = (
+                make(**length).calibrate(budget, records=60_000).noise_multiplier
+                for make in (recipes.allocation, recipes.dpsgd)
+            )
+            assert dealt is not None
+            assert drawn is not None
+            ratios.append(dealt / drawn)
+        print(f"B={batch_size}, E={epochs}: " + ", ".join(f"{ratio:.3f}" for ratio in ratios))
+        axis.plot(epsilons, ratios, marker=".", label=f"B = {batch_size:,}, {epochs} epochs")
+    axis.axhline(1.0, color="grey", linewidth=0.8)
+    axis.set(xlabel="ε", ylabel="noise over that of Poisson draws", xscale="log")
+    axis.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+    axis.minorticks_off()
+    axis.legend()
+    save(figure, "allocation_noise")
 
 
 @app.command()

@@ -12,6 +12,14 @@ FIRST = 1e-2
 """The first step goes so far, as a share of 1 + ‖x₀‖."""
 
 
+def run_closure(closure: Callable[[], Any] | None) -> Any:
+    """What a step's closure returns, with gradients on; None where there is none."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 class DistanceOverGradients(torch.optim.Optimizer):
     """x ← x − lr·r/√G·g: r is the largest distance from the start so far, G the sum of all ‖g‖² (Ivgi et al. 2023).
 
@@ -28,10 +36,7 @@ class DistanceOverGradients(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; parameters without a gradient stay where they are."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = run_closure(closure)
         moved: list[tuple[Tensor, Tensor, dict[str, Any]]] = []
         distance = squares = start = 0.0
         for group in self.param_groups:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import InvalidInput
+from sordino.optimizers import run_closure
 
 
 class NoiseAware(ABC):
@@ -108,10 +109,7 @@ class Proposer(torch.optim.Optimizer, NoiseAware):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of `inner`, on the changed gradients."""
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
+        result = run_closure(closure)
         held = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         # Read without making entries: some optimizers begin where their state is empty.
         notes = [self.refine(p, self.state.get(p, {})) for p in held]

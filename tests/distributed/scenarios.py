@@ -58,6 +58,7 @@ TEST: dict[str, Any] = {"validation_size": 16}
 EVERY_RECIPE: dict[str, Callable[[], Recipe]] = {
     "automatic": lambda: recipes.automatic(**COMMON, **SIGMA),
     "adam_bc": lambda: recipes.adam_bc(**COMMON, **SIGMA),
+    "allocation": lambda: recipes.allocation(**COMMON, **SIGMA),
     "averaged": lambda: recipes.averaged(**COMMON, **SIGMA, inner=recipes.low_pass().optimizer),
     "banded": lambda: recipes.banded(**COMMON, **SIGMA, bands=2),
     "blockwise": lambda: recipes.blockwise(**COMMON, **SIGMA),

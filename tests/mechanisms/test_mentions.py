@@ -36,6 +36,7 @@ SHOWN = "an example of a federation that may be told its method"
 YARDSTICK = "measures something else than mechanisms, on the plainest one"
 DEFAULT = "what is trained by if nothing else is said"
 ALLOWED: dict[str, dict[str, str]] = {
+    "allocation": {"benchmarks/figures.py": FIGURE},
     "banded": {"benchmarks/figures.py": FIGURE},
     "blockwise": {"benchmarks/figures.py": FIGURE},
     "dpagd": {"benchmarks/mechanisms.py": TABLES},

@@ -24,7 +24,7 @@ def test_every_recipe_is_a_mechanism() -> None:
 
 def test_a_name_is_found_with_hyphens_too_and_an_unknown_one_is_refused() -> None:
     assert mechanisms.find("growing-mu") is mechanisms.find("growing_mu")
-    with pytest.raises(InvalidInput, match="must be one of adam_bc, automatic"):
+    with pytest.raises(InvalidInput, match="must be one of adam_bc, allocation, automatic"):
         mechanisms.find("dp-sgdd")
 
 

@@ -164,7 +164,10 @@ def _move(values: Array, masses: Array, grid: Array) -> tuple[Array, float]:
     values = np.minimum(values, grid[-1])
     below = np.clip(np.searchsorted(grid, values, side="right") - 1, 0, len(grid) - 2)
     up = masses * np.clip((values - grid[below]) / (grid[below + 1] - grid[below]), 0.0, 1.0)
-    return np.bincount(below, masses - up, len(grid)) + np.bincount(below + 1, up, len(grid)), lost
+    moved: Array = np.zeros(len(grid))
+    moved += np.bincount(below, masses - up, len(grid))
+    moved += np.bincount(below + 1, up, len(grid))
+    return moved, lost
 
 
 def _lay_grid(terms: int, noise: float, fineness: float) -> Array:
@@ -189,7 +192,8 @@ def _lay_grid(terms: int, noise: float, fineness: float) -> Array:
 def _between(points: Array) -> Array:
     """Standard normal mass between consecutive points, exact to rounding in either tail."""
     below, above = ndtr(points), ndtr(-points)
-    return np.where(points[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
+    masses: Array = np.where(points[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
+    return masses
 
 
 # -- losses -----------------------------------------------------------------------------------------------------------

@@ -15,26 +15,15 @@ from torch import Tensor, nn
 
 from sordino.errors import UnsupportedModel
 from sordino.gradients.engine import Batch, Objective
-from sordino.gradients.stretch import Stretches
-from sordino.gradients.vmapped import InChunks, Materialised, choose_microbatch
+from sordino.gradients.vmapped import InChunks, Materialising, choose_microbatch
 
 
-class Looped:
+class Looped(Materialising):
     """A plain loop over single examples."""
 
     name = "loop"
-    stretches: Stretches | None = None
-
-    def differentiate(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Materialised:
-        return Materialised.of(self._compute(objective, parameters, batch), batch.groups, None, self.stretches)
-
-    def differentiate_blocks(
-        self, objective: Objective, parameters: list[nn.Parameter], batch: Batch, blocks: Sequence[int]
-    ) -> Materialised:
-        return Materialised.of(self._compute(objective, parameters, batch), batch.groups, blocks, self.stretches)
 
     def _compute(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[Tensor]:
-        """[size, *shape] for each parameter."""
         rows = list(self._rows(objective, parameters, batch))
         return [torch.stack(column) for column in zip(*rows, strict=True)]
 
@@ -45,9 +34,6 @@ class Looped:
                 require_graph(loss, parameters)
                 refuse_reentrant(loss)
                 yield fill_unused(torch.autograd.grad(loss, parameters, allow_unused=True), parameters)
-
-    def microbatch(self, parameters: list[nn.Parameter]) -> int:
-        return choose_microbatch(parameters)
 
 
 def backpropagate(losses: Tensor, parameters: list[nn.Parameter]) -> InChunks:

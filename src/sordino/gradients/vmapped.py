@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -122,10 +123,9 @@ def keep_tensors(module: nn.Module) -> Iterator[None]:
         raise
 
 
-class Vmapped:
-    """``vmap(grad(loss))`` over the examples of a batch."""
+class Materialising(ABC):
+    """An engine that forms every example's gradient: norms and sums, of the whole or of blocks, are read off them."""
 
-    name = "vmap"
     stretches: Stretches | None = None
 
     def differentiate(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> Materialised:
@@ -136,8 +136,21 @@ class Vmapped:
     ) -> Materialised:
         return Materialised.of(self._compute(objective, parameters, batch), batch.groups, blocks, self.stretches)
 
+    def microbatch(self, parameters: list[nn.Parameter]) -> int:
+        return choose_microbatch(parameters)
+
+    @abstractmethod
     def _compute(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[Tensor]:
         """[size, *shape] for each parameter."""
+        ...
+
+
+class Vmapped(Materialising):
+    """``vmap(grad(loss))`` over the examples of a batch."""
+
+    name = "vmap"
+
+    def _compute(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[Tensor]:
         if not batch.sliceable:
             raise UnsupportedModel("vmap needs batches made of tensors whose first dimension counts the examples")
         names = {id(p): name for name, p in objective.named_parameters()}
@@ -151,6 +164,3 @@ class Vmapped:
         with keep_tensors(objective):
             per_example = vmap(grad(loss_of_one), in_dims=(None, 0), randomness="different")(values, batch.data)
         return [per_example[names[id(p)]] for p in parameters]
-
-    def microbatch(self, parameters: list[nn.Parameter]) -> int:
-        return choose_microbatch(parameters)

@@ -20,6 +20,7 @@ from torch import nn
 
 from sordino.errors import InvalidInput
 from sordino.mechanisms import Mechanism
+from sordino.optimizers import run_closure
 from sordino.proposals import NoiseAware
 from sordino.recipe import Common, Optimizer, Recipe
 
@@ -59,10 +60,7 @@ class AdamBC(torch.optim.Optimizer, NoiseAware):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step by the gradients that the parameters hold."""
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
+        result = run_closure(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
