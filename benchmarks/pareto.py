@@ -91,11 +91,11 @@ def _say_best(points: Sequence[Point], limit: float) -> str:
     return f"{best.accuracy:.1f} ({best.method}, {best.seconds:.0f} s)"
 
 
-def draw_costs(rows: Sequence[Row], datasets: Sequence[str], folder: Path) -> list[Path]:
+def draw_costs(rows: Sequence[Row], folder: Path) -> list[Path]:
     """``<dataset>-cost.svg``: every method as a point, and the front as a line, at both ε."""
     pyplot, points, paths = load_pyplot(), find_points(rows), []
     folder.mkdir(parents=True, exist_ok=True)
-    for dataset in datasets:
+    for dataset in sorted({point.dataset for point in points}):
         figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
         for epsilon, colour in zip(SHOWN, ("tab:blue", "tab:orange"), strict=True):
             here = [point for point in points if (point.dataset, point.epsilon) == (dataset, epsilon)]

@@ -83,7 +83,7 @@ def run(
         stored = results.find(folder, case.label)
         if stored is not None:
             return stored
-        row = _run(case, folder, problem_of(case), report or _say_nothing, most or MOST_STEPS, evaluations)
+        row = train_case(case, folder, problem_of(case), report or _say_nothing, most or MOST_STEPS, evaluations)
         if most is None:
             results.write(folder, row)
             if not keep:
@@ -109,7 +109,10 @@ def measure_accuracy(model: nn.Module, records: Split) -> float:
     return right / len(records[1])
 
 
-def _run(case: Case, folder: Path, problem: Problem, report: Report, most: int, evaluations: int) -> dict[str, Any]:
+def train_case(
+    case: Case, folder: Path, problem: Problem, report: Report, most: int = MOST_STEPS, evaluations: int = EVALUATIONS
+) -> dict[str, Any]:
+    """The row of a case on the records of `problem`, which are its own or a part of them."""
     place = folder / "runs" / case.label
     problem, ledger = _prepare(case, place, problem)
     records = len(problem.train[1])
