@@ -6,7 +6,7 @@ Figures of the papers that we rerun are in papers.toml of the laboratory, those 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -55,14 +55,19 @@ def tabulate_best(dataset: str, best: Best, deltas: str) -> str:
 
 
 def tabulate_outside(dataset: str, best: Best) -> str:
-    """Figures of other papers beside ours at the same ε or, where there is none, at the largest that is smaller."""
+    """Figures of other papers beside the best of ours at no larger ε."""
     lines = []
     for figure in (each for each in read_outside() if each.dataset == dataset):
-        smaller = [epsilon for name, epsilon in best if name == dataset and epsilon <= figure.epsilon]
-        ours = best[dataset, max(smaller)] if smaller else None
+        ours = find_ours(figure, best)
         told = [figure.paper, f"{figure.epsilon:g}", f"{figure.accuracy:.1f}"]
         lines.append([*told, f"{ours.text} at {ours.epsilon:g}" if ours else "not run", figure.public, figure.basis])
     return write_markdown(["paper", "ε", "printed", "ours, proven", "public data", "basis"], lines) if lines else ""
+
+
+def find_ours(figure: Outside, best: Best) -> Summary | None:
+    """Our best at the figure's ε or a smaller one."""
+    fitting = [ours for (name, epsilon), ours in best.items() if name == figure.dataset and epsilon <= figure.epsilon]
+    return max(fitting, key=lambda ours: ours.mean, default=None)
 
 
 def list_short(best: Best) -> Iterator[str]:
@@ -72,20 +77,21 @@ def list_short(best: Best) -> Iterator[str]:
         if printed and epsilon in EPSILONS and ours.mean < printed[0] + MARGIN:
             gap = printed[0] + MARGIN - ours.mean
             yield f"- {dataset} at ε = {epsilon:g} falls {gap:.2f} points short of the goal with `{ours.method}`."
-        for figure in read_outside():
-            if (figure.dataset, figure.epsilon) == (dataset, epsilon) and ours.mean < figure.accuracy:
-                yield (
-                    f"- {dataset} at ε = {epsilon:g}: {figure.paper} prints {figure.accuracy:.1f}, "
-                    f"{figure.accuracy - ours.mean:.1f} points more than ours."
-                )
+    for figure in read_outside():
+        found = find_ours(figure, best)
+        if found is not None and found.mean < figure.accuracy:
+            yield (
+                f"- {figure.dataset} at ε = {figure.epsilon:g}: {figure.paper} prints {figure.accuracy:.1f}, "
+                f"{figure.accuracy - found.mean:.1f} points more than ours."
+            )
 
 
-def draw_overview(datasets: Sequence[str], best: Best, folder: Path) -> list[Path]:
+def draw_overview(best: Best, folder: Path) -> list[Path]:
     """``<dataset>-overview.svg``: our best line, the best of the papers that we rerun, figures of others as points."""
     pyplot = load_pyplot()
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for dataset in datasets:
+    for dataset in sorted({name for name, epsilon in best if epsilon in EPSILONS}):
         figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
         ours = [best[dataset, epsilon] for epsilon in EPSILONS if (dataset, epsilon) in best]
         heights, bars = [each.mean for each in ours], [each.spread or 0.0 for each in ours]

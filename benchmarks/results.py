@@ -63,7 +63,7 @@ def collect(folders: Folders) -> None:
 
 
 @app.command(name="write")
-def page() -> None:
+def page(figures: Annotated[bool, typer.Option(help="Draw the figures, too, which takes longest.")] = True) -> None:
     """Write the pages and their figures."""
     everything = read_all(STORED)
     stored = [row for row in everything if row["dataset"] != "digits" and not _is_elsewhere(row)]
@@ -71,10 +71,9 @@ def page() -> None:
     (PAGE.parent / "results").mkdir(exist_ok=True)
     for name, lines in _pages(rows, stored).items():
         (PAGE.parent / name).write_text("\n".join(lines))
-    if rows:
-        best = _best(rows)
-        drawn = (draw_figures(rows, IMAGES), overview.draw_overview(DATASETS, best, IMAGES))
-        for path in chain(*drawn, pareto.draw_costs(rows, DATASETS, IMAGES)):
+    if rows and figures:
+        drawn = (draw_figures(rows, IMAGES), overview.draw_overview(_best(rows), IMAGES))
+        for path in chain(*drawn, pareto.draw_costs(rows, IMAGES)):
             print(path)
     put(CHOICE, mechanisms.tabulate_footing(rows))
     put(SCHEDULES, _paper("dynamic:table1", stored))

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -185,6 +185,19 @@ def test_the_generators_and_the_records_of_the_user_are_left_as_they_were() -> N
     _see(records, [0, 1])
     assert (torch.rand(()), np.random.rand(), random.random()) == wanted  # noqa: NPY002
     assert torch.equal(x, held), "a view that is made in place changes its own copy"
+
+
+def test_a_view_is_a_copy_of_its_record_alone() -> None:
+    """A row knows the tensor that it is a row of, which must not be copied with it."""
+
+    def measure(record: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        assert record[0].untyped_storage().nbytes() == 6 * 4
+        return record
+
+    views = Views(VIEWS, measure)
+    _see(Records(classification(), None, views), [3])
+    rows = classification()[0]
+    _see(Records([(row, torch.tensor(0)) for row in rows], None, views), [3])
 
 
 class Random(Dataset[Any]):
@@ -388,6 +401,11 @@ def test_a_seen_record_is_protected_as_claimed(broken: bool, monkeypatch: pytest
 # -- the usual augmentation of images --------------------------------------------------------------------------------
 
 
+class Named(NamedTuple):
+    image: Tensor
+    kind: int
+
+
 def test_images_are_shifted_and_mirrored() -> None:
     image = torch.arange(75.0).reshape(3, 5, 5)
     wide = [nn.functional.pad(each[None], (1,) * 4, mode="reflect")[0] for each in (image, image.flip(2))]
@@ -402,6 +420,8 @@ def test_images_are_shifted_and_mirrored() -> None:
     assert len(seen) == 18
     assert torch.equal(ShiftAndMirror(0, mirror=False)(image), image)
     assert all(not torch.equal(ShiftAndMirror(0, mirror=False)(image), image.flip(2)) for _ in range(20))
+    moved = ShiftAndMirror(1)(Named(image, 7))
+    assert (type(moved), moved.kind, moved.image.shape) == (Named, 7, image.shape)
     with pytest.raises(InvalidInput, match="pixels=-1 must be"):
         ShiftAndMirror(-1)
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sordino.errors import InvalidInput, SordinoError, locate_error
 from sordino.gradients.engine import Groups
@@ -82,7 +82,7 @@ class Views:
             return [load(row) for _ in range(self.count)]
         record = load(row)
         try:
-            return [self.augmentation(copy.deepcopy(record)) for _ in range(self.count)]
+            return [self.augmentation(_copy(record)) for _ in range(self.count)]
         except SordinoError:
             raise
         except Exception as error:  # its words may tell a private value
@@ -139,6 +139,11 @@ def seeded_randomness() -> Iterator[Callable[[int], None]]:
         random.setstate(python)
 
 
+def _copy(record: Any) -> Any:
+    """A record that may be changed in place; `copy.deepcopy` of a row would copy the tensor that it is a row of."""
+    return tree_map(lambda part: part.clone() if isinstance(part, Tensor) else copy.deepcopy(part), record)
+
+
 def _is_same(one: object, other: object) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.shape == other.shape and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
@@ -166,6 +171,8 @@ class ShiftAndMirror:
             raise InvalidInput(f"pixels={self.pixels!r} must be a whole number >= 0: how far an image is shifted")
 
     def __call__(self, record: Any) -> Any:
+        if isinstance(record, tuple) and hasattr(record, "_replace"):  # a named tuple
+            return record._replace(**{record._fields[0]: self._move(record[0])})
         if isinstance(record, tuple | list) and record:
             return type(record)((self._move(record[0]), *record[1:]))
         return self._move(record)
@@ -178,6 +185,6 @@ class ShiftAndMirror:
             image = image.flip(2)
         if self.pixels == 0:
             return image
-        wide = F.pad(image[None], (self.pixels,) * 4, mode="reflect")[0]
+        wide: Tensor = F.pad(image[None], (self.pixels,) * 4, mode="reflect")[0]
         down, right = torch.randint(2 * self.pixels + 1, (2,)).tolist()
         return wide[:, down : down + height, right : right + width].contiguous()

@@ -40,17 +40,17 @@ def finished(folder, method: str, accuracies: list[float], epsilon: float = 3.0,
         store.write(folder, {**made, **changes})
 
 
-def page(stored) -> str:
+def page(stored, figures: bool = False) -> str:
     results.collect([stored / "runs"])
-    results.page()
+    results.page(figures)
     paths = [stored / "results.md", *sorted((stored / "results").glob("*.md"))]
     return "\n".join(path.read_text() for path in paths)
 
 
 def test_the_best_proven_method_stands_beside_the_best_printed_figure(stored):
-    finished(stored / "runs", "dpsgd-hf", [0.901, 0.902, 0.903])
+    finished(stored / "runs", "dpsgd-hf", [0.901, 0.902, 0.903], processor_seconds=3.0)
     finished(stored / "runs", "auto-s", [0.86, 0.87, 0.88])
-    text = page(stored)
+    text = page(stored, figures=True)
     line = "| 3 | 89.71 (dpsur:table2) | 90.20 ± 0.10 (3) | dpsgd-hf | +0.49 | yes |"
     assert line in text.splitlines()
     assert "falls" not in text

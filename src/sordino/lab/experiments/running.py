@@ -88,7 +88,7 @@ def run(
         if stored is not None:
             return stored
         place = folder / "runs" / case.label
-        row = _run(case, place, problem_of(case), report or _say_nothing, most or MOST_STEPS, evaluations)
+        row = train_case(case, place, problem_of(case), report or _say_nothing, most or MOST_STEPS, evaluations)
         if most is None:
             results.write(folder, row)
             if not keep:
@@ -110,7 +110,7 @@ def run_in(
     `begun` is called with the run before its first step.
     """
     problem = problem_of(case)
-    return _run(case, place, problem, report or _say_nothing, MOST_STEPS, evaluations, begun, alone=True)
+    return train_case(case, place, problem, report or _say_nothing, MOST_STEPS, evaluations, begun, alone=True)
 
 
 def load_averaged(case: Case, place: Path) -> nn.Module:
@@ -142,17 +142,18 @@ def measure_accuracy(model: nn.Module, records: Split) -> float:
     return right / len(records[1])
 
 
-def _run(
+def train_case(
     case: Case,
     place: Path,
     problem: Problem,
     report: Report,
-    most: int,
-    evaluations: int,
+    most: int = MOST_STEPS,
+    evaluations: int = EVALUATIONS,
     begun: Callable[[Private], None] = lambda private: None,
     *,
     alone: bool = False,
 ) -> dict[str, Any]:
+    """The row of a case on the records of `problem`, which are its own or a part of them; its run is in `place`."""
     problem, ledger = _prepare(case, place, problem)
     records = len(problem.train[1])
     model = model_of(case, tuple(problem.train[0].shape[1:]))
