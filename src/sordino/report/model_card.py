@@ -60,7 +60,7 @@ def write_card(facts: Facts) -> str:
 
 def _write_metadata(facts: Facts) -> str:
     """JSON whose numbers are numbers in YAML 1.1 too, where 1e-05 without a point would be a word."""
-    text = json.dumps(_list_metadata(facts), ensure_ascii=True)
+    text = json.dumps(_list_metadata(facts), ensure_ascii=True).replace("<", "\\u003c")
     return re.sub(r'(": \d+)(e[+-]\d+)', r"\1.0\2", text)
 
 
