@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -85,3 +86,35 @@ def test_unusable_datasets_are_refused_in_one_line(name: str) -> None:
 @pytest.mark.parametrize("dataset", [vectors(), [1] * 9, torch.zeros(9, 2)])
 def test_usable_datasets_are_counted(dataset: Any) -> None:
     assert count_records(dataset) == 9
+
+
+def test_numpy_arrays_are_rows_of_records_and_share_their_memory() -> None:
+    x, y = np.arange(18.0).reshape(9, 2), np.arange(9)
+    assert Records((x, y)).count == 9, "not two records"
+    assert Records((x, torch.arange(9))).count == 9
+    assert Records(x).count == 9
+    batch = Records((x, y)).raw(torch.tensor([4, 1]))
+    assert torch.equal(batch[0], torch.tensor(x[[4, 1]]))
+    assert batch[1].tolist() == [4, 1]
+    x[4] = -1
+    assert Records((x, y)).raw(torch.tensor([4]))[0].tolist() == [[-1.0, -1.0]]
+
+
+def test_arrays_with_a_collate_function_are_its_records() -> None:
+    x, y = np.arange(18.0).reshape(9, 2), np.arange(9)
+    records = Records((x, y), collate=lambda items: torch.stack([pair[0] for pair in items]))
+    assert records.count == 9
+    assert records.raw(torch.tensor([2])).tolist() == [[4.0, 5.0]]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        ((np.zeros((3, 2)), np.zeros(4)), "lengths"),
+        ((np.array(["a", "b"]), np.zeros(2)), "must hold numbers"),
+        ((np.array(3.0), np.zeros(2)), "without rows"),
+    ],
+)
+def test_arrays_that_are_no_records_are_refused(dataset: Any, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        Records(dataset)

@@ -214,6 +214,28 @@ def test_accounting_refuses(sordino, arguments, words):
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        ["account", "--noise-multiplier", 0.01, "--rate", 0.01, "--steps", 1000, "--delta", 1e-5],
+        ["calibrate", "--epsilon", 1e9, "--delta", 1e-5, "--rate", 0.01, "--steps", 100],
+    ],
+)
+def test_hardly_any_noise_is_priced_and_not_a_traceback(sordino, arguments):
+    result = sordino(*arguments)
+    assert result.exit_code == 0, result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_huge_epsilon_trains_or_is_refused_in_one_line(sordino, small, tmp_path):
+    result = sordino(*small, "--epsilon", 1e9, "--run", tmp_path / "run", "--json")
+    assert "Traceback" not in result.output
+    assert result.exit_code in (0, 2)
+    if result.exit_code == 2:
+        refused(result, "epsilon")
+        assert not (tmp_path / "run" / "ledger.sqlite").exists(), "nothing was spent"
+
+
+@pytest.mark.parametrize(
     ("body", "words"),
     [
         ("return 7", "returned int, must return a model"),

@@ -73,6 +73,22 @@ def sordino_command(request):
     return request.getfixturevalue("sordino")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"name": "linear", "features": 10**12, "classes": 18}},
+        {"features": {"kind": "letters", "runs": [2], "buckets": 10**9}},
+        {"features": {"kind": "joined", "parts": [[[[[[1]]]]]]}},
+        {"dataset": "digits"},
+        {"surprise": 1},
+    ],
+)
+def test_a_folder_from_somebody_else_cannot_ask_for_anything(tmp_path, change):
+    table = {**presets._to_table(presets.choose_case(catalogue()["names", "best"], 3.0)), **change}
+    with pytest.raises(InvalidInput):
+        presets.load_preset(tmp_path, table)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dataset", OF_PRESETS)
 def test_it_reaches_the_figures_of_the_documentation(dataset, tmp_path, sordino_command):

@@ -67,8 +67,8 @@ def test_a_hostile_comparison_stays_text(tmp_path):
     comparison(rows, tmp_path / "page.html", title=ATTACK)
     page = (tmp_path / "page.html").read_text()
     assert "<img" not in page
-    # The page's own script and one block of data for each of its three charts.
-    assert len(re.findall(r"<script", page)) == len(re.findall(r"</script>", page)) == 4
+    # The page's own script and one block of data for each of its two charts: at one ε there are bars.
+    assert len(re.findall(r"<script", page)) == len(re.findall(r"</script>", page)) == 3
     assert page.count("pwned") > 10
 
 
@@ -79,7 +79,8 @@ def test_a_hostile_run_stays_text(tmp_path, recipe):
     )
     page = render_run(gather(run))
     assert "<img" not in page
-    assert len(re.findall(r"<script", page)) == len(re.findall(r"</script>", page)) == 7
+    # Its own script, the data of four charts, and the seal.
+    assert len(re.findall(r"<script", page)) == len(re.findall(r"</script>", page)) == 6
 
 
 ROW = {"dataset": "d", "method": "m", "epsilon": 1.0, "seed": 0, "accuracy": 0.5}
@@ -106,7 +107,10 @@ def test_results_that_cannot_be_used_are_refused(tmp_path, bad):
 def test_a_comparison_of_little(tmp_path):
     comparison([ROW], tmp_path / "one.html")
     comparison([{**ROW, "epsilon": None}], tmp_path / "none.html")
-    assert "Accuracy against" in (tmp_path / "one.html").read_text()
+    comparison([ROW, {**ROW, "epsilon": 2.0}], tmp_path / "two.html")
+    assert "Accuracy against" in (tmp_path / "two.html").read_text()
+    assert "Accuracy against" not in (tmp_path / "one.html").read_text(), "one ε is no axis"
+    assert '<svg class="bar"' in (tmp_path / "one.html").read_text()
     assert "Accuracy against" not in (tmp_path / "none.html").read_text()
     with pytest.raises(InvalidInput, match="at least one run"):
         comparison([], tmp_path / "empty.html")

@@ -102,6 +102,16 @@ def test_what_preparation_cost_is_priced_from_the_notes_of_the_ledger(tmp_path, 
     assert what in render_run(facts)
 
 
+def test_a_run_without_a_model_does_not_claim_one(run):
+    assert "The model <strong>mlp</strong> was trained" in render_run(gather(run))
+    for path in run.glob("checkpoint-*"):
+        path.unlink()
+    for reader in ("engineer", "officer"):
+        page = render_run(gather(run), reader)
+        assert "No model came of this run" in page
+        assert "was trained on" not in page
+
+
 def test_a_replayed_table_is_shown_as_audited(tmp_path, recipe):
     run = make_run(tmp_path, recipe, files={"audit.json": {"passed": True, "records": 4, "releases": 123}})
     assert "none of its 123 releases moved by more than the ledger pays for" in render_run(gather(run))
@@ -335,7 +345,7 @@ def test_everything_that_does_something_is_reached_by_the_keyboard(browser: Brow
     page = browser.page(path.as_uri())
     wanted = page.evaluate(
         "[...document.querySelectorAll('a[href], button, summary, input, select, [tabindex]')]"
-        ".filter(node => node.getClientRects().length || node.matches('.skip')).length"
+        ".filter(node => node.checkVisibility()).length"
     )
     reached = set()
     page.evaluate("document.querySelectorAll('*').forEach((node, k) => { node.dataset.at = k })")

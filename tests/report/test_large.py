@@ -18,8 +18,8 @@ EVENTS = 100_000
 
 def make_long(folder: Path, events: int) -> Path:
     """A run whose ledger was charged so often, in one go: following charges share a transaction."""
-    recipe = recipes.dpsgd(batch_size=50, steps=events).calibrate(Budget(3.0, 1e-5), records=100_000)
-    run = make_run(folder, recipe, events=0, files={"history.jsonl": history(10_000)})
+    recipe = recipes.dpsgd(batch_size=50, steps=events).calibrate(Budget(3.0, 1e-6), records=100_000)
+    run = make_run(folder, recipe, events=0, files={"history.jsonl": history(min(events, 10_000))})
     ((event, _),) = recipe.plan()
     with Ledger.open(run / "ledger.sqlite") as ledger:
         ledger.charge(event, "", ahead=lambda: [event] * (events - 1))

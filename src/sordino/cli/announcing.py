@@ -19,6 +19,7 @@ from sordino.accounting.guarantee import read_versions
 from sordino.books import OUTCOME
 from sordino.cli.choosing import Chosen
 from sordino.cli.lookup import is_benchmark
+from sordino.cli.options import OF_PRESETS
 from sordino.cli.progress import format_clock
 from sordino.cli.session import Session
 from sordino.cli.terminal import INTERRUPTED, console, messages, print_json, save_json, say
@@ -53,6 +54,8 @@ def announce_training(session: Session) -> None:
     say("Model", f"{model.name}, {count_parameters(session.model):,} parameters")
     noise = f"noise {recipe.noise_multiplier:.3g} × clip {recipe.clip:g}"
     say("Recipe", f"{recipe.name}, {recipe.steps:,} steps of about {recipe.batch_size:,} records, {noise}")
+    if (source := session.config.data.source) in OF_PRESETS:
+        say("Hint", f"--data {source} --preset best is more accurate, and faster once its features are computed")
     messages().print()
 
 

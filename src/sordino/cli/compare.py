@@ -258,6 +258,8 @@ def run_cases(
     from sordino.lab.experiments.cases import EVALUATIONS
     from sordino.lab.experiments.pool import run_all
 
+    if workers is not None and workers < 1:
+        raise InvalidInput(f"workers={workers} must be >= 1: leave it out to use every core")
     messages().print(foretell(cases, folder, workers), markup=False)
     looks = EVALUATIONS if evaluations is None else evaluations
     try:

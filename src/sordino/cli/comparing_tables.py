@@ -21,6 +21,7 @@ from sordino.cli import early, options
 from sordino.cli.terminal import FOUND, INTERRUPTED, caution, complain, console, messages, print_json
 from sordino.errors import InvalidInput, SordinoError
 from sordino.lab.experiments import results
+from sordino.report.run_folder import Folder
 
 if TYPE_CHECKING:
     from sordino.cli.compare import Comparison
@@ -148,7 +149,7 @@ def _make_row(trial: Trial, wanted: Any, place: Path) -> results.Row:
         raise InvalidInput(f"{place} has no held-out accuracy to compare: a comparison takes a target with classes")
     curve = _read_curve(place)
     guarantee = {key: told[key] for key in ("epsilon", "delta", "basis", "unit", "adjacency", "accountant")}
-    model = ADDITIVE if trial.recipe is None else "a network by default"
+    model = Folder(place).toml("config.toml").get("model", {}).get("name", "not recorded")
     return {
         "label": trial.label,
         "dataset": Path(str(wanted.data)).name,
@@ -169,6 +170,4 @@ def _make_row(trial: Trial, wanted: Any, place: Path) -> results.Row:
 
 
 def _read_curve(place: Path) -> list[dict[str, float]]:
-    from sordino.report.run_folder import Folder
-
     return [{"step": step, "accuracy": accuracy} for step, accuracy in Folder(place).history()]

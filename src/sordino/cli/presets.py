@@ -23,6 +23,7 @@ from sordino.accounting.guarantee import UNPROTECTED
 from sordino.cli import announcing
 from sordino.cli.announcing import Outcome
 from sordino.cli.config import Config, ModelChoice
+from sordino.cli.lookup import MOST_PARAMETERS
 from sordino.cli.options import choose_delta
 from sordino.cli.progress import Evaluation, History, open_bar
 from sordino.cli.session import choose_directory
@@ -33,7 +34,7 @@ from sordino.lab import data as benchmarks
 from sordino.lab.data.surnames import encode_name
 from sordino.lab.data.vocabulary import cut_windows, encode_all, token_ids
 from sordino.lab.experiments.cases import Case, Settings, catalogue
-from sordino.lab.experiments.problem import features_of
+from sordino.lab.experiments.problem import features_of, model_of
 from sordino.lab.experiments.running import load_averaged, run_in
 from sordino.lab.experiments.summaries import describe_features
 from sordino.private import Private
@@ -43,6 +44,8 @@ from sordino.tables.predicting import Trained
 from sordino.tables.reading import DataChoice
 
 EVALUATIONS = 20
+MOST = 100_000
+"""No number of a preset's features or model is larger."""
 _SHAPES = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 _WORDS = {"vocabulary": "keras", "words": 20_000, "length": 80, "pad": "post", "cut": "post"}
 """What `load_imdb` does where a configuration says nothing else."""
@@ -147,7 +150,23 @@ def load_preset(run: Path, table: dict[str, Any]) -> Trained:
     case = _read_case(table)
     if case.dataset not in _SHAPES and case.dataset not in ("imdb", "names"):
         raise InvalidInput(f"[preset] names the dataset {case.dataset!r}, which has no presets: start a new run")
+    _require_modest({"data": case.data, "features": case.features, "model": case.model})
+    with torch.device("meta"):  # a folder can ask for any size, and memory is taken before anybody looks
+        size = sum(parameter.numel() for parameter in model_of(case).parameters())
+    if size > MOST_PARAMETERS:
+        raise InvalidInput(f"[preset] names a model of {size:,} parameters, must have <= {MOST_PARAMETERS:,}")
     return Trained(load_averaged(case, run), PresetInputs(case, _name_classes(case)))
+
+
+def _require_modest(value: Any, depth: int = 0) -> None:
+    """Refuse numbers and nests that no preset has: features are computed as a folder's configuration says."""
+    if isinstance(value, dict | list | tuple):
+        if depth > 4 or len(value) > 50:
+            raise InvalidInput("[preset] is nested as none of Sordino's is: start a new run")
+        for inner in value.values() if isinstance(value, dict) else value:
+            _require_modest(inner, depth + 1)
+    elif isinstance(value, int | float) and not abs(value) <= MOST:
+        raise InvalidInput(f"[preset] holds the number {value}, must be <= {MOST:,}: start a new run")
 
 
 def _name_classes(case: Case) -> tuple[str, ...]:

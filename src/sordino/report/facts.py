@@ -94,6 +94,8 @@ class Facts:
     cautions: tuple[str, ...] = ()
     dataset: Mapping[str, Any] | None = None
     """Where the dataset's own budget stood when this run reserved from it."""
+    modelless: bool = False
+    """Whether a run of the command line left no model: it was killed, or its preparation was lost in the noise."""
     ended: bool = False
     """Whether a run without a recipe, as on a table, says that it is finished."""
     used: Used = field(default_factory=Used)
@@ -166,6 +168,7 @@ def gather(
         trained_with=_read_versions(outcome),
         cautions=_find_cautions(recipe, booked),
         dataset=booked.dataset,
+        modelless=bool(tables or folder.text("preparation.toml")) and not folder.holds_model(),
         ended=(outcome or {}).get("status") == "finished",
         used=read_used(tables, outcome, () if brief else _price_notes(booked, tariff)),
         about=about if about is not None else read_about(folder),

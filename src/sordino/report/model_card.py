@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from typing import Any
@@ -60,7 +61,7 @@ def write_card(facts: Facts) -> str:
 
 def _write_metadata(facts: Facts) -> str:
     """JSON whose numbers are numbers in YAML 1.1 too, where 1e-05 without a point would be a word."""
-    text = json.dumps(_list_metadata(facts), ensure_ascii=True)
+    text = json.dumps(_list_metadata(facts), ensure_ascii=True).replace("<", "\\u003c")
     return re.sub(r'(": \d+)(e[+-]\d+)', r"\1.0\2", text)
 
 
@@ -83,7 +84,7 @@ def _list_metadata(facts: Facts) -> dict[str, Any]:
 
 
 def _describe_data(facts: Facts) -> str:
-    count = f", {facts.setting.records:,} {facts.guarantee.units} of it" if facts.setting.records else ""
+    count = f", {facts.setting.records:,} {_escape(facts.guarantee.units)} of it" if facts.setting.records else ""
     used = f" Columns: {', '.join(map(_escape, facts.used.columns))}." if facts.used.columns else ""
     return f"{_escape(facts.setting.data)}{count}.{used}"
 
@@ -111,5 +112,5 @@ def _write_row(figure: Figure) -> str:
 
 def _escape(text: str) -> str:
     """Words of a folder's as text of one line: no markup, no link, no heading out of somebody else's name."""
-    plain = " ".join(text.split())
-    return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>#|!" else letter for letter in plain)
+    plain = html.escape(" ".join(text.split()), quote=False)
+    return "".join(f"\\{letter}" if letter in "\\`*_{}[]#|!" else letter for letter in plain)

@@ -83,6 +83,15 @@ class Folder:
                 found[float(entry["step"])] = float(entry[field])
         return sorted(found.items())
 
+    def holds_model(self) -> bool:
+        """Whether training left anything to use: a checkpoint, a table's model, or that of a fine-tuning."""
+        files = ("model.json", "averaged.pt")
+        return (
+            self.saved_step() is not None
+            or any(map(is_regular, (self.path / name for name in files)))
+            or (self.path / "model").is_dir()
+        )
+
     def saved_step(self) -> int | None:
         """The step of the newest checkpoint, from its name: its content is not needed."""
         names = (_CHECKPOINT.fullmatch(entry.name) for entry in os.scandir(self.path))

@@ -99,7 +99,7 @@ def _read_figures(figures: Mapping[str, Any]) -> tuple[Figure, ...]:
     found = []
     for name, entry in list(values.items())[:MOST_NAMES]:
         if isinstance(entry, dict) and fits(entry.get("value"), "float"):
-            ends = [float(entry[end]) if fits(entry.get(end), "float") else None for end in ("low", "high")]
+            low, high = (float(entry[end]) if fits(entry.get(end), "float") else None for end in ("low", "high"))
             guess = float(guessed[name]) if fits(guessed.get(name), "float") else None
-            found.append(Figure(str(name)[:MOST_LETTERS], float(entry["value"]), *ends, guess))
+            found.append(Figure(str(name)[:MOST_LETTERS], float(entry["value"]), low, high, guess))
     return tuple(found)

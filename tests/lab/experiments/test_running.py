@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from sordino.accounting import Ledger
+from sordino.accounting import Ledger, pricing
 from sordino.errors import InvalidInput
 from sordino.lab.experiments import read_all, run
 from sordino.lab.experiments.running import Average
@@ -110,6 +111,22 @@ def test_released_statistics_are_paid_from_the_same_budget(tmp_path, monkeypatch
     assert row["noise"][0] > plain["noise"][0], "the statistics cost something"
     with Ledger.read(tmp_path / "runs" / case.label / "ledger.sqlite") as ledger:
         assert len(ledger) == 9 + 2
+
+
+def test_published_accounting_beside_released_statistics(tmp_path, monkeypatch):
+    """Its ledger leaves out what is rejected, so that the statistics have one of their own; ε is that of both."""
+    features = {"kind": "scatter", "noise": 8.0, "clip": 1.0, "square_clip": 1.0}
+    monkeypatch.setenv("SORDINO_CACHE", str(tmp_path / "cache"))
+    recipe = {"name": "dpsur", "batch_size": 30, "steps": 3, "clip": 0.1, "noise_multiplier": 4.0}
+    recipe |= {"validation_size": 30, "validation_noise": 5.0}
+    case = small("dpsur", features=features, model={"name": "linear", "features": 324}, records=120, recipe=recipe)
+    row = run(replace(case, accounting="published", epsilon=8.0), tmp_path)
+    assert row["basis"] == "published"
+    place = tmp_path / "runs" / row["label"]
+    with Ledger.read(place / "statistics.sqlite") as apart, Ledger.read(place / "ledger.sqlite") as own:
+        assert len(apart) == 2
+        alone = pricing.epsilon(own.events(), case.delta, row["guarantee"]["accountant"])
+    assert alone < row["guarantee"]["epsilon"] <= 8.0, "the statistics are in it"
 
 
 def test_public_records_are_not_evaluated_on(tmp_path):
