@@ -67,7 +67,7 @@ def make_pink(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     frequency = (rows.square().unsqueeze(1) + columns.square()).sqrt()
     frequency[0, 0] = 1 / max(shape[-2:])
     white = torch.fft.rfft2(torch.randn(*shape, generator=generator))
-    pink = torch.fft.irfft2(white / frequency, s=tuple(shape[-2:]))
+    pink: Tensor = torch.fft.irfft2(white / frequency, s=tuple(shape[-2:]))
     return pink / pink.square().mean((-2, -1), keepdim=True).sqrt().clamp_min(1e-12)
 
 
@@ -190,7 +190,8 @@ class Probed(Stretching):
 
     `inputs` is "pink" or "white" noise, or "auto" for pink where records look like images. `damping` is γ over the mean
     eigenvalue of the moments: more of it is nearer to DP-SGD. The model is probed when training begins and, with
-    `every`, again after so many steps. `natural` stretches the released gradient once more, so that steps follow the
+    `every`, again after so many steps. `balanced` makes entries of all parameters about as long, not only those of each
+    parameter. `natural` stretches the released gradient once more, so that steps follow the
     natural gradient; the paper takes what is released as it is. `length` is that of synthetic texts where a collate
     function of the user's own pads. `seed` is of the synthetic records.
 
@@ -201,9 +202,10 @@ class Probed(Stretching):
 
     inputs: str = "auto"
     probes: int = 256
-    damping: float = 0.01
+    damping: float = 0.1
     every: int | None = None
     natural: bool = False
+    balanced: bool = True
     length: int = 64
     seed: int = 0
     needs: ClassVar[tuple[Needs, ...]] = (
@@ -219,7 +221,7 @@ class Probed(Stretching):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name}={getattr(self, name)} must be >= 1")
         if not (self.damping > 0 and math.isfinite(self.damping)):
-            raise InvalidInput(f"damping={self.damping} must be > 0 and finite: 0.01 is the usual value")
+            raise InvalidInput(f"damping={self.damping} must be > 0 and finite: 0.1 is the usual value")
         if self.every is not None and self.every < 1:
             raise InvalidInput(f"every={self.every} must be >= 1, or None to probe the model once")
 
@@ -240,7 +242,7 @@ class Probed(Stretching):
                 except NoRule as reason:
                     _log.warning("this model cannot be probed (%s): its gradients are not stretched", reason)
                     return Stretches(parameters, [None] * len(parameters))
-        return Stretches(parameters, moments.find_stretches(self.damping))
+        return Stretches(parameters, moments.find_stretches(self.damping, self.balanced))
 
 
 class Synthetic:
@@ -297,9 +299,10 @@ def preconditioned(
     *,
     inputs: str = "auto",
     probes: int = 256,
-    damping: float = 0.01,
+    damping: float = 0.1,
     every: int | None = None,
     natural: bool = False,
+    balanced: bool = True,
     length: int = 64,
     clip: float = 1.0,
     lr: float = 0.5,
@@ -308,13 +311,13 @@ def preconditioned(
 ) -> Recipe:
     """DP-SGD in a geometry that synthetic records showed, at the price of DP-SGD (DP-KFC).
 
-    `inputs`, `probes`, `damping`, `every`, `natural` and `length` are those of `Probed`.
+    `inputs`, `probes`, `damping`, `every`, `natural`, `balanced` and `length` are those of `Probed`.
 
     >>> from sordino import recipes
     >>> recipes.preconditioned(batch_size=64, epochs=1).norms.damping
-    0.01
+    0.1
     """
-    norms = Probed(inputs, probes, damping, every, natural, length)
+    norms = Probed(inputs, probes, damping, every, natural, balanced, length)
     return Recipe(name="preconditioned", clip=clip, norms=norms, optimizer=Optimizer("sgd", lr, momentum), **common)
 
 
