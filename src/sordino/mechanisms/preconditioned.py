@@ -78,7 +78,7 @@ def make_tokens(shape: Sequence[int], vocabulary: int, generator: torch.Generato
 
 
 @dataclass(frozen=True)
-class Leaf:
+class _Leaf:
     """One tensor of a batch: its shape for `CHUNK` examples and its dtype, which are public; nothing of what it holds.
 
     `within` bounds integers from above, where a table or a loss over classes was seen to take them; `classes` says that
@@ -111,7 +111,7 @@ def _make_white(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     return torch.randn(*shape, generator=generator)
 
 
-def describe_leaves(bench: Bench, length: int) -> tuple[list[Leaf], Any]:
+def describe_leaves(bench: Bench, length: int) -> tuple[list[_Leaf], Any]:
     """Shapes and dtypes of a batch, from one record collated once and twice; its values are not used.
 
     Where a collate function of the user's own decides, it may pad texts to the longest: then sequences have `length`.
@@ -137,7 +137,7 @@ def describe_leaves(bench: Bench, length: int) -> tuple[list[Leaf], Any]:
         if bench.records.collate is not None and sequence:
             shape = [length if dim == (1 if grown[0] == 0 else 0) else extent for dim, extent in enumerate(shape)]
         shape[grown[0]] = CHUNK
-        leaves.append(Leaf(tuple(shape), one.dtype))
+        leaves.append(_Leaf(tuple(shape), one.dtype))
     return leaves, structure
 
 
@@ -276,7 +276,7 @@ class Synthetic:
         self.leaves = [
             leaf
             if place not in survey.within
-            else Leaf(leaf.shape, leaf.dtype, survey.within[place], place not in survey.tables)
+            else _Leaf(leaf.shape, leaf.dtype, survey.within[place], place not in survey.tables)
             for place, leaf in enumerate(self.leaves)
         ]
 
