@@ -9,6 +9,7 @@ allocated    the noise of random allocation over that of Poisson draws
 bands        the noise in models under correlated noise over DP-SGD's, by the number of bands
 gains        the noise that filters of gradients leave
 blocks       how long the layers of single gradients are
+directions   in how many directions gradients are long, as they are and stretched
 importance   σ_G by epoch over DP-SGD's, from stored runs (figure 1 of DPIS)
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -43,6 +45,8 @@ from sordino.mechanisms import banded
 from sordino.mechanisms.blockwise import sort_names
 from sordino.mechanisms.kalman import Kalman
 from sordino.mechanisms.low_pass import LowPass
+from sordino.mechanisms.preconditioned import Probed
+from sordino.parts import Exact
 
 IMAGES = Path(__file__).parent.parent / "docs" / "mechanisms" / "img"
 EPSILONS = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
@@ -182,6 +186,40 @@ def blocks(records: int = 256) -> None:
         ", ".join(f"{label}: {float(sorted(row)[len(row) // 2]):.3f}" for label, row in zip(labels, norms, strict=True))
     )
     save(figure, "blockwise_norms")
+
+
+@app.command()
+def directions(records: int = 400) -> None:
+    """Over how many directions the squared length of gradients is spread on scikit-learn's digits, before training."""
+    inputs, classes = (column[:records] for column in load("digits").train)
+    torch.manual_seed(0)
+    model = build("digits-cnn")
+    inputs = inputs.reshape(-1, 1, 8, 8)
+    figure, axis = plt.subplots(figsize=(7, 3.4), layout="constrained")
+    for damping in (None, 1.0, 0.1, 0.01):
+        norms = Exact() if damping is None else Probed(damping=damping)
+        recipe = replace(recipes.dpsgd(batch_size=64, steps=1, noise_multiplier=1.0), norms=norms).for_records(records)
+        run = Private(model, torch.optim.SGD(model.parameters(), lr=0.1), (inputs, classes), _losses, recipe)
+        norms.survey(run.bench, 0)
+        rows = [
+            torch.stack(each)
+            for each in zip(*(_differentiate(model, inputs[i], classes[i]) for i in range(records)), strict=True)
+        ]
+        if damping is not None:
+            rows = run.bench.engine.stretches.apply(rows)  # type: ignore[attr-defined]
+        lengths = torch.linalg.svdvals(torch.cat([each.flatten(1) for each in rows], 1).double()).square()
+        share = (lengths.cumsum(0) / lengths.sum()).tolist()
+        label = "as they are" if damping is None else f"stretched, damping {damping:g}"
+        axis.plot(range(1, len(share) + 1), share, label=label)
+        print(f"{label}: half of the length in {sum(each < 0.5 for each in share) + 1} directions")
+    axis.set(xlabel="directions", ylabel="share of squared length", xscale="log")
+    axis.legend()
+    save(figure, "preconditioned_directions")
+
+
+def _differentiate(model: nn.Module, inputs: Tensor, target: Tensor) -> list[Tensor]:
+    loss = _losses(model, (inputs.unsqueeze(0), target.unsqueeze(0))).sum()
+    return list(torch.autograd.grad(loss, list(model.parameters())))
 
 
 @app.command()

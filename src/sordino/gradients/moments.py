@@ -7,6 +7,8 @@ in a convolution. L = (G + γ)^(−1/2) and R = (A + γ)^(−1/2) make L M R abo
 
 from __future__ import annotations
 
+import copy
+from collections import defaultdict
 from math import prod
 
 import torch
@@ -57,7 +59,8 @@ class Side:
         values, vectors = torch.linalg.eigh(moments)
         values = values.clamp_min(0)
         scale = (self.length / (values / (values + damping)).sum()).sqrt()
-        return scale * (vectors * (values + damping).rsqrt()) @ vectors.T
+        root: Tensor = scale * (vectors * (values + damping).rsqrt()) @ vectors.T
+        return root
 
 
 class Moments:
@@ -69,6 +72,7 @@ class Moments:
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
         self.sides: dict[int, tuple[Side, Side | None]] = {}
+        self.squares: dict[int, float] = defaultdict(float)
         for p in parameters:
             if p.dim() == 1:
                 self.sides[id(p)] = Side(len(p), diagonal=True), None
@@ -79,6 +83,7 @@ class Moments:
         if id(parameter) not in self.sides:
             return
         left, right = self.sides[id(parameter)]
+        self.squares[id(parameter)] += float(copy.copy(kept).squared_norms().sum())  # which lets go of its factors
         if right is None:
             for block in kept.blocks():
                 left.add(kept.form(*block))
@@ -98,9 +103,28 @@ class Moments:
                 left.add(formed.mT)
                 right.add(formed)
 
-    def find_stretches(self, damping: float) -> list[Stretch | None]:
-        """One map for each parameter; None where nothing is known of it."""
-        return [self._find_stretch(p, damping) for p in self.parameters]
+    def find_stretches(self, damping: float, balanced: bool = False) -> list[Stretch | None]:
+        """One map for each parameter; None where nothing is known of it.
+
+        `balanced` ones make all entries about as long as each other also across parameters; the whole keeps its length.
+        """
+        found = [self._find_stretch(p, damping) for p in self.parameters]
+        return self._balance(found) if balanced else found
+
+    def _balance(self, found: list[Stretch | None]) -> list[Stretch | None]:
+        """Lengths in proportion to the root of the number of entries."""
+        known = {
+            id(p): self.squares[id(p)]
+            for p, by in zip(self.parameters, found, strict=True)
+            if by is not None and 0 < self.squares[id(p)] < float("inf")
+        }
+        entries = sum(p.numel() for p in self.parameters if id(p) in known)
+        return [
+            by
+            if by is None or id(p) not in known
+            else by.scale((sum(known.values()) * p.numel() / entries / known[id(p)]) ** 0.5)
+            for p, by in zip(self.parameters, found, strict=True)
+        ]
 
     def _find_stretch(self, parameter: nn.Parameter, damping: float) -> Stretch | None:
         sides = self.sides.get(id(parameter), (None, None))

@@ -34,6 +34,11 @@ class Stretch:
             matrices = left.unsqueeze(-1) * matrices if left.dim() == 1 else left @ matrices
         return stretch_rows(matrices, self.right).reshape(gradients.shape)
 
+    def scale(self, factor: float) -> Stretch:
+        """The same, with gradients longer by a factor."""
+        left = torch.ones(self.shape[0]) if self.left is None else self.left
+        return Stretch(self.shape, factor * left, self.right)
+
     @cached_property
     def gain(self) -> float:
         """How much longer a gradient may become."""

@@ -67,7 +67,7 @@ def make_pink(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     frequency = (rows.square().unsqueeze(1) + columns.square()).sqrt()
     frequency[0, 0] = 1 / max(shape[-2:])
     white = torch.fft.rfft2(torch.randn(*shape, generator=generator))
-    pink = torch.fft.irfft2(white / frequency, s=tuple(shape[-2:]))
+    pink: Tensor = torch.fft.irfft2(white / frequency, s=tuple(shape[-2:]))
     return pink / pink.square().mean((-2, -1), keepdim=True).sqrt().clamp_min(1e-12)
 
 
@@ -78,7 +78,7 @@ def make_tokens(shape: Sequence[int], vocabulary: int, generator: torch.Generato
 
 
 @dataclass(frozen=True)
-class Leaf:
+class _Leaf:
     """One tensor of a batch: its shape for `CHUNK` examples and its dtype, which are public; nothing of what it holds.
 
     `within` bounds integers from above, where a table or a loss over classes was seen to take them; `classes` says that
@@ -111,7 +111,7 @@ def _make_white(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     return torch.randn(*shape, generator=generator)
 
 
-def describe_leaves(bench: Bench, length: int) -> tuple[list[Leaf], Any]:
+def describe_leaves(bench: Bench, length: int) -> tuple[list[_Leaf], Any]:
     """Shapes and dtypes of a batch, from one record collated once and twice; its values are not used.
 
     Where a collate function of the user's own decides, it may pad texts to the longest: then sequences have `length`.
@@ -137,7 +137,7 @@ def describe_leaves(bench: Bench, length: int) -> tuple[list[Leaf], Any]:
         if bench.records.collate is not None and sequence:
             shape = [length if dim == (1 if grown[0] == 0 else 0) else extent for dim, extent in enumerate(shape)]
         shape[grown[0]] = CHUNK
-        leaves.append(Leaf(tuple(shape), one.dtype))
+        leaves.append(_Leaf(tuple(shape), one.dtype))
     return leaves, structure
 
 
@@ -190,7 +190,8 @@ class Probed(Stretching):
 
     `inputs` is "pink" or "white" noise, or "auto" for pink where records look like images. `damping` is γ over the mean
     eigenvalue of the moments: more of it is nearer to DP-SGD. The model is probed when training begins and, with
-    `every`, again after so many steps. `natural` stretches the released gradient once more, so that steps follow the
+    `every`, again after so many steps. `balanced` makes entries of all parameters about as long, not only those of each
+    parameter. `natural` stretches the released gradient once more, so that steps follow the
     natural gradient; the paper takes what is released as it is. `length` is that of synthetic texts where a collate
     function of the user's own pads. `seed` is of the synthetic records.
 
@@ -201,9 +202,10 @@ class Probed(Stretching):
 
     inputs: str = "auto"
     probes: int = 256
-    damping: float = 0.01
+    damping: float = 0.1
     every: int | None = None
     natural: bool = False
+    balanced: bool = True
     length: int = 64
     seed: int = 0
     needs: ClassVar[tuple[Needs, ...]] = (
@@ -219,7 +221,7 @@ class Probed(Stretching):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name}={getattr(self, name)} must be >= 1")
         if not (self.damping > 0 and math.isfinite(self.damping)):
-            raise InvalidInput(f"damping={self.damping} must be > 0 and finite: 0.01 is the usual value")
+            raise InvalidInput(f"damping={self.damping} must be > 0 and finite: 0.1 is the usual value")
         if self.every is not None and self.every < 1:
             raise InvalidInput(f"every={self.every} must be >= 1, or None to probe the model once")
 
@@ -240,7 +242,7 @@ class Probed(Stretching):
                 except NoRule as reason:
                     _log.warning("this model cannot be probed (%s): its gradients are not stretched", reason)
                     return Stretches(parameters, [None] * len(parameters))
-        return Stretches(parameters, moments.find_stretches(self.damping))
+        return Stretches(parameters, moments.find_stretches(self.damping, self.balanced))
 
 
 class Synthetic:
@@ -274,7 +276,7 @@ class Synthetic:
         self.leaves = [
             leaf
             if place not in survey.within
-            else Leaf(leaf.shape, leaf.dtype, survey.within[place], place not in survey.tables)
+            else _Leaf(leaf.shape, leaf.dtype, survey.within[place], place not in survey.tables)
             for place, leaf in enumerate(self.leaves)
         ]
 
@@ -297,9 +299,10 @@ def preconditioned(
     *,
     inputs: str = "auto",
     probes: int = 256,
-    damping: float = 0.01,
+    damping: float = 0.1,
     every: int | None = None,
     natural: bool = False,
+    balanced: bool = True,
     length: int = 64,
     clip: float = 1.0,
     lr: float = 0.5,
@@ -308,13 +311,13 @@ def preconditioned(
 ) -> Recipe:
     """DP-SGD in a geometry that synthetic records showed, at the price of DP-SGD (DP-KFC).
 
-    `inputs`, `probes`, `damping`, `every`, `natural` and `length` are those of `Probed`.
+    `inputs`, `probes`, `damping`, `every`, `natural`, `balanced` and `length` are those of `Probed`.
 
     >>> from sordino import recipes
     >>> recipes.preconditioned(batch_size=64, epochs=1).norms.damping
-    0.01
+    0.1
     """
-    norms = Probed(inputs, probes, damping, every, natural, length)
+    norms = Probed(inputs, probes, damping, every, natural, balanced, length)
     return Recipe(name="preconditioned", clip=clip, norms=norms, optimizer=Optimizer("sgd", lr, momentum), **common)
 
 
