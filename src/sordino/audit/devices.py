@@ -43,8 +43,8 @@ CHANCE = 1e-6
 """How often a sound source of noise is reported as unsound."""
 OFF = (0.95, 1.05)
 """Deviations, as a part of the right one, that the test must reject to count."""
-PROJECTIONS = 400
-"""Of the engine that estimates norms: it is right to about a tenth."""
+PROJECTIONS = 100
+"""Of the engine that estimates norms: it is right to about a fourteenth."""
 ENGINES = ("auto", "vmap", "loop", "jl")
 TIMED = 5
 """Steps that are timed, after as many that are not."""
