@@ -312,7 +312,8 @@ def _release_noise(device: torch.device, entries: int) -> tuple[np.ndarray[Any, 
     records = torch.zeros(64, width)
 
     def flat(model: nn.Module, batch: Tensor) -> Tensor:
-        return model(batch).sum(1) * 0
+        losses: Tensor = model(batch).sum(1) * 0
+        return losses
 
     recipe = dpsgd(batch_size=32, steps=1, clip=1.0).calibrate(Budget(epsilon=2, delta=1e-4), records=len(records))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
