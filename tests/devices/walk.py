@@ -234,14 +234,14 @@ def walk_steps() -> Iterator[dict[str, Any]]:
 
 def step(mechanism: mechanisms.Mechanism) -> dict[str, Any]:
     torch.manual_seed(1)
-    records = torch.randn(40, 6), torch.randint(3, (40,))
+    records = torch.randn(300, 6), torch.randint(3, (300,))
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(DEVICE)
 
     def classify(model: nn.Module, batch: Any) -> Tensor:
         return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
-    recipe = mechanism.recipe(batch_size=10, epochs=1, **mechanism.example)
-    recipe = recipe.calibrate(Budget(epsilon=8, delta=1e-3), records=40)
+    recipe = mechanism.recipe(batch_size=75, epochs=1, **mechanism.example)
+    recipe = recipe.calibrate(Budget(epsilon=8, delta=1e-4), records=300)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps = Private(model, optimizer, records, classify, recipe, seed=3).steps()
     for _ in range(3):
