@@ -18,6 +18,7 @@ LETTERS = {
     "varepsilon": "ε",
     "Phi": "Φ",
     "infty": "∞",
+    "nabla": "∇",
     "ell": "ℓ",
 }
 SIGNS = ("cdot", "times", "le", "ge", "ne", "approx", "in", "to", "dots", "|", "{", "}", "sum", "prod", "int", "sim")

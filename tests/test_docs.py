@@ -31,7 +31,7 @@ MEASURE = re.compile(r"\s*(?:s|ms|seconds?|minutes?|hours?|kB|KB|MB|GB)\b")
 """Times and sizes of files depend on the machine."""
 LONG = (
     *("experiments.md", "distributed.md", "report.md", "federated.md", "audit.md"),
-    *("own-data.md", "finetuning-cli.md", "finetuning.md", "integrations.md", "tuning.md"),
+    *("own-data.md", "finetuning-cli.md", "finetuning.md", "integrations.md", "tuning.md", "devices.md", "explorer.md"),
 )
 """Pages that take half a minute: the commands on them have tests of their own that take less."""
 LONGEST = 1800  # seconds for one command: the machine may be busy, or hold everything else while it measures speed

@@ -14,7 +14,14 @@ NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 HOOK: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "notebooks.py"))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+SHORT = "what-epsilon-means"
+"""The others train; `make test-slow` runs them."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=() if path.stem == SHORT else pytest.mark.slow, id=path.stem) for path in NOTEBOOKS],
+)
 def test_every_cell_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "pandas" in path.read_text():
         pytest.importorskip("pandas", reason="the tutorial uses a data frame")

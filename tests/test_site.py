@@ -15,6 +15,10 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from tests import page_checks
+from tests.browser import Page as Tab
+from tests.browser import started
+
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: make docs installs it")
 pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: make docs installs it")
 
@@ -99,6 +103,30 @@ def build_site(target: Path) -> Path:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_site(tmp_path_factory.mktemp("built") / "site")
+
+
+def judge(page: Tab) -> list[str]:
+    """What is wrong with a page: complaints, requests to elsewhere, text that is cut or hard to read."""
+    wrong = [str(complaint) for complaint in page.complaints]
+    wrong += [
+        f"asks for {address}" for address in page.requests if not address.startswith(("file:", "data:", "about:"))
+    ]
+    width = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    wrong += [f"scrolls sideways: {width}"] if width[0] > width[1] else []
+    faint = page_checks.faint_text(page)
+    return [*wrong, *(f"faint: {words}" for words in faint)]
+
+
+def test_the_front_page_in_a_browser(site: Path) -> None:
+    """Opened from a file, it is quiet and legible, and search works; tests/test_site_browser.py looks closer."""
+    for browser in started():
+        page = browser.page((site / "index.html").as_uri())
+        page.evaluate(
+            "(() => { const box = document.querySelector('.md-search__input'); box.focus(); box.value = 'calibrate';"
+            "for (const kind of ['keyup', 'input']) box.dispatchEvent(new Event(kind, { bubbles: true })) })()"
+        )
+        page.wait_for("document.querySelectorAll('.md-search-result__item').length > 0")
+        assert judge(page) == []
 
 
 def test_every_link_and_anchor_leads_somewhere(site: Path) -> None:

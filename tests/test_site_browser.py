@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests import page_checks
 from tests.browser import Browser, Page, executable, started
-from tests.test_site import build_site
+from tests.test_site import build_site, judge
 
 if executable() is None:
     pytest.skip("no chromium on this machine: apt-get install chromium", allow_module_level=True)
 
+pytestmark = pytest.mark.slow
 FEW = ("index.html", "explorer.html")
 MORE = ("glossary.html", "tour.html", "mechanisms/index.html", "results.html", "performance.html", "api/recipes.html")
 WIDTHS = {"wide": 1440, "phone": 400}
@@ -38,18 +38,6 @@ def show(browser: Browser, built: Path, name: str, *, width: int = 1440, dark: b
     return browser.page((built / name).as_uri(), width=width, dark=dark)
 
 
-def judge(page: Page) -> list[str]:
-    """What is wrong with a page: complaints, requests to elsewhere, text that is cut or hard to read."""
-    wrong = [str(complaint) for complaint in page.complaints]
-    wrong += [
-        f"asks for {address}" for address in page.requests if not address.startswith(("file:", "data:", "about:"))
-    ]
-    width = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
-    wrong += [f"scrolls sideways: {width}"] if width[0] > width[1] else []
-    faint = page_checks.faint_text(page)
-    return [*wrong, *(f"faint: {words}" for words in faint)]
-
-
 @pytest.mark.parametrize("dark", [False, True], ids=["day", "night"])
 @pytest.mark.parametrize("name", FEW)
 def test_pages_are_quiet_whole_and_legible(browser: Browser, built: Path, name: str, dark: bool) -> None:
@@ -58,7 +46,6 @@ def test_pages_are_quiet_whole_and_legible(browser: Browser, built: Path, name: 
     page.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
 @pytest.mark.parametrize("dark", [False, True], ids=["day", "night"])
 @pytest.mark.parametrize("name", [*FEW, *MORE])
@@ -151,7 +138,6 @@ def test_formulas_are_set_by_the_browser(browser: Browser, built: Path) -> None:
     page.close()
 
 
-@pytest.mark.slow
 def test_pictures_of_the_site(browser: Browser, built: Path, tmp_path: Path) -> None:
     """By day, by night, on a phone, and printed."""
     target = Path(os.environ.get("SORDINO_SCREENSHOTS", tmp_path))

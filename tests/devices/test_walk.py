@@ -108,25 +108,24 @@ def judge_step(line: dict[str, Any]) -> list[str]:
     ]
 
 
-@pytest.fixture(scope="module")
-def steps() -> list[dict[str, Any]]:
-    return walk("steps")
+def test_a_few_networks_and_mechanisms() -> None:
+    lines = walk("few")
+    assert judge_rules(lines[:-2]) == []
+    assert [wrong for line in lines[-2:] for wrong in judge_step(line)] == []
 
 
-def test_a_step_of_every_mechanism_waits_once_and_copies_records_and_noise_alone(steps: list[dict[str, Any]]) -> None:
+@pytest.mark.slow
+def test_a_step_of_every_mechanism_waits_once_and_copies_records_and_noise_alone() -> None:
     from sordino import mechanisms
 
+    steps = walk("steps")
     assert {line["case"] for line in steps} == set(mechanisms.list_names())
     assert [wrong for line in steps for wrong in judge_step(line)] == []
 
 
+@pytest.mark.slow
 def test_the_other_engines_leave_nothing_on_the_host() -> None:
     assert judge_rules(walk("engines")) == []
-
-
-def test_some_rules_leave_nothing_on_the_host() -> None:
-    """Every seventh model of the rules' tests; all of them are walked by the slow test below."""
-    assert judge_rules(walk("rules", "--share", "7")[:-1]) == []
 
 
 @pytest.mark.slow

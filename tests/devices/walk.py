@@ -1,8 +1,8 @@
 """Walk the rules, engines and mechanisms of Sordino over the pretended device and print what crossed, as JSON lines.
 
-``python -m tests.devices.walk rules|engines|steps [--without-doubles] [--share 4]``: each line is one case, with what
-the host waited for, the copies either way, and how far the numbers are from those of the host. With `--share 4` it is
-every fourth case, and all of those that were added here.
+``python -m tests.devices.walk rules|engines|steps|few [--without-doubles] [--share 4]``: each line is one case, with
+what the host waited for, the copies either way, and how far the numbers are from those of the host. With `--share 4` it
+is every fourth case, and all of those that were added here.
 """
 
 from __future__ import annotations
@@ -234,14 +234,14 @@ def walk_steps() -> Iterator[dict[str, Any]]:
 
 def step(mechanism: mechanisms.Mechanism) -> dict[str, Any]:
     torch.manual_seed(1)
-    records = torch.randn(40, 6), torch.randint(3, (40,))
+    records = torch.randn(300, 6), torch.randint(3, (300,))
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(DEVICE)
 
     def classify(model: nn.Module, batch: Any) -> Tensor:
         return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
-    recipe = mechanism.recipe(batch_size=10, epochs=1, **mechanism.example)
-    recipe = recipe.calibrate(Budget(epsilon=8, delta=1e-3), records=40)
+    recipe = mechanism.recipe(batch_size=75, epochs=1, **mechanism.example)
+    recipe = recipe.calibrate(Budget(epsilon=8, delta=1e-4), records=300)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps = Private(model, optimizer, records, classify, recipe, seed=3).steps()
     for _ in range(3):
@@ -250,7 +250,18 @@ def step(mechanism: mechanisms.Mechanism) -> dict[str, Any]:
     return count(heard)
 
 
-WALKS = {"rules": walk_rules, "engines": walk_engines, "steps": walk_steps}
+def walk_few() -> Iterator[dict[str, Any]]:
+    """A few of each, for every day."""
+    for name, make, draw in MORE[::4]:
+        yield alone(name, lambda make=make, draw=draw: attempt(BookKeeping, make, draw))
+    for name in ("cnn", "embedding mean"):
+        make, draw = test_bookkeeping.MODELS[name]
+        yield alone(f"vmap: {name}", lambda make=make, draw=draw: attempt(Vmapped, make, draw))
+    for name in ("dpsgd", "dpis"):
+        yield {"case": name, **step(mechanisms.find_all()[name])}
+
+
+WALKS = {"rules": walk_rules, "engines": walk_engines, "steps": walk_steps, "few": walk_few}
 
 
 def main() -> None:
