@@ -29,18 +29,16 @@ NETWORKS = (
     "GPT-2 2x256, tied",
 )
 PEERS = ("Opacus hooks", "Opacus functorch", "Opacus ew", "Opacus ghost", "vmap")
-OWN_PAGES = {
-    "dpagd": "selection",
-    "screening": "selection",
-    "dpsur": "selection",
-    "jl": "jl",
-    "dpis": "dpis",
-    "banded": "banded",
-    "blockwise": "blockwise",
-    **dict.fromkeys(("dynamic", "growing_mu", "sensitivity_decay", "noise_decay"), "dynamic"),
-    **dict.fromkeys(("low_pass", "kalman", "adam_bc", "averaged"), "proposals"),
-    **dict.fromkeys(("dpsgd", "dpadam", "automatic", "rate_free"), "plain"),
-}
+
+
+def find_page(name: str) -> str | None:
+    """The page about a mechanism: that of its name, or that which names its recipe most often."""
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in (DOCS / "mechanisms").glob("*.md")}
+    pages.pop("index", None)
+    if name in pages:
+        return name
+    counts = {page: len(re.findall(rf"\brecipes\.{name}\b|`{name}`", text)) for page, text in pages.items()}
+    return max(sorted(counts), key=lambda page: counts[page]) if any(counts.values()) else None
 
 
 def read_table(text: str, *columns: str) -> list[dict[str, str]]:
@@ -192,7 +190,7 @@ def draw_gallery(mechanisms: Iterable[Mechanism]) -> str:
     """A card for each mechanism: its name, what it does, how to call it, and where to read on."""
     cards = []
     for each in mechanisms:
-        page = OWN_PAGES.get(each.name)
+        page = find_page(each.name)
         place, words = (f"{page}.html", f"More about {each.title}") if page else ("../api/recipes.html", "Reference")
         summary = re.sub(r"`([^`]*)`", r"<code>\1</code>", each.summary)
         lines = [summary, f"<code>recipes.{each.name}</code>", each.paper, f'<a href="{place}">{words}</a>']

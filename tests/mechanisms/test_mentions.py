@@ -25,8 +25,9 @@ OFFERED = "src/sordino/recipes.py"
 """Has the constructors' names for type checkers and editors, which cannot look into a folder."""
 FREE = ("tests/", "docs/", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "mkdocs.yml", "notebooks/")
 """Tests and pages."""
-EVIDENCE = ("src/sordino/lab/", "benchmarks/results/")
-"""The laboratory reruns papers, and stored results say of which method they are: both name mechanisms as their data."""
+EVIDENCE = ("src/sordino/lab/", "benchmarks/results/", "benchmarks/worth.py")
+"""The laboratory reruns papers, stored results say of which method they are, and one benchmark compares all mechanisms:
+they name mechanisms as their data."""
 
 FIGURE = "draws a figure of its page"
 TABLES = "prints the stored runs of its page"
@@ -62,8 +63,11 @@ ALLOWED: dict[str, dict[str, str]] = {
         "examples/federated/private_digits/server_app.py": SHOWN,
         "examples/federated/pyproject.toml": SHOWN,
         "examples/lora.py": "an example of adapters, on the plainest mechanism",
+        "src/sordino/audit/devices.py": YARDSTICK,
         "src/sordino/cli/choosing.py": DEFAULT,
         "src/sordino/cli/choosing_texts.py": DEFAULT,
+        "src/sordino/cli/compare.py": "whose model and length a recipe of the user's own takes",
+        "src/sordino/cli/comparing_tables.py": "what the model of a table is compared with",
         "src/sordino/integrations/transformers.py": DEFAULT,
         "src/sordino/names.py": "the plain parts have their names on disk there",
         "src/sordino/recipe.py": DEFAULT,
@@ -86,11 +90,13 @@ ALLOWED: dict[str, dict[str, str]] = {
     "jl": {
         "benchmarks/figures.py": FIGURE,
         "benchmarks/jl.py": "its own benchmark",
+        "src/sordino/audit/devices.py": "the engine that it asks for has the same name",
         "src/sordino/gradients/projected.py": "the engine that it asks for has the same name",
         "src/sordino/names.py": FORMER,
     },
     "kalman": {"benchmarks/figures.py": FIGURE},
     "low_pass": {"benchmarks/figures.py": FIGURE},
+    "preconditioned": {"benchmarks/figures.py": FIGURE},
     "rate_free": {"benchmarks/tuning.py": "what a search has to win against: training with nothing to tune"},
     "screening": {
         "benchmarks/figures.py": FIGURE,

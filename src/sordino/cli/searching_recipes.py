@@ -20,7 +20,6 @@ from sordino.cli.session import choose_directory, compute_losses, make_views
 from sordino.cli.terminal import print_json, save_json
 from sordino.cli.train import Flags
 from sordino.errors import InvalidInput
-from sordino.mechanisms.dpis import Importance
 from sordino.parts import Flat
 from sordino.private import Private
 from sordino.recipe import Recipe
@@ -92,8 +91,8 @@ def reopen_recipe(recipe: Recipe, flags: Flags) -> Recipe:
         return plain
     given = read_config(flags.config).recipe if flags.config is not None else None
     own = getattr(None if given is None else given.sampler, "release_noise", None)
-    assert isinstance(recipe.sampler, Importance)
-    sampler = replace(recipe.sampler, release_noise=own)  # it follows from the limit of a trial's filter
+    sampler: Any = recipe.sampler  # what needs a filter is a sampler that releases what it draws by
+    sampler = replace(sampler, release_noise=own)  # it follows from the limit of a trial's filter
     return replace(plain, sampler=sampler, rdp_filter=None, noise_multiplier=None)
 
 
