@@ -36,7 +36,7 @@ from sordino.tables import labels
 from sordino.tables.encoding import choose_buckets, scale
 from sordino.tables.normalising import private_normalisation
 from sordino.tables.schema import FEWEST_BUCKETS, MOST_BUCKETS, Category, Column, Number, Schema, Skip, Text
-from sordino.tables.table import Cells, Table, find_missing_values, is_missing, parse_numbers
+from sordino.tables.table import Cells, Table, find_missing_values, is_missing, parse_numbers, parse_values
 
 SHARE = 0.3
 """Of ε, for all releases together, unless another share is asked for."""
@@ -201,11 +201,12 @@ def _with_scale(column: Number, mean: float, deviation: float) -> Number:
 
 def count_bins(cells: Sequence[str]) -> Counts:
     """How many cells fall into each bin."""
-    values = parse_numbers(cells)
+    known = Cells.of(cells)
+    values = parse_values(known.values)
     bins = FIRST_NUMBER + np.clip(np.searchsorted(LINE, values, side="right") - 1, 0, len(LINE) - 2)
     for place in np.flatnonzero(np.isnan(values)).tolist():
-        bins[place] = _find_bin_of_words(cells[place])
-    return np.bincount(bins, minlength=BINS).astype(np.float64)
+        bins[place] = _find_bin_of_words(known.values[place].as_py())
+    return np.bincount(bins, weights=known.count_values(), minlength=BINS).astype(np.float64)
 
 
 def _find_bin_of_words(cell: str) -> int:

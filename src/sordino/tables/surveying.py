@@ -35,7 +35,7 @@ from sordino.tables import release
 from sordino.tables.encoder import Binned, Block, Encoder, Named, Worded, map_cells, spell
 from sordino.tables.labels import rank
 from sordino.tables.schema import Category, Column, Number, Skip, Text, settle_codes
-from sordino.tables.table import Cells, Table, parse_numbers
+from sordino.tables.table import Cells, Table, parse_numbers, parse_values
 
 CELLS = 64
 """Cells of the second histogram of a number, where the noise allows for so many."""
@@ -272,10 +272,12 @@ def _choose_cells(plan: Survey) -> int:
 
 def count_in_cells(cells: Sequence[str], edges: Floats) -> Floats:
     """How many numbers fall into each cell, those beyond the ends into the outermost; last, how many there are not."""
-    values = parse_numbers(cells)
+    held = Cells.of(cells)
+    values, counts = parse_values(held.values), held.count_values()
     known = ~np.isnan(values)
     places = np.clip(np.searchsorted(edges, values[known], side="right") - 1, 0, len(edges) - 2)
-    return np.append(np.bincount(places, minlength=len(edges) - 1), np.sum(~known)).astype(np.float64)
+    inside = np.bincount(places, weights=counts[known], minlength=len(edges) - 1)
+    return np.append(inside, counts[~known].sum()).astype(np.float64)
 
 
 def _count_values(name: str, cells: Sequence[str], public: tuple[str, ...] | None) -> _Column:
