@@ -479,6 +479,7 @@ def test_the_model_is_probed_again_after_so_many_steps_and_when_it_goes_on(
 # -- privacy -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_conformance_on_a_network_and_a_map_from_the_records_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipes.preconditioned(probes=32, **{**COMMON, "batch_size": 4})
 

@@ -24,6 +24,10 @@ from sordino.gradients.stretch import Stretch
 LARGEST = 2048
 """Sides longer than this have the mean square of every entry instead of a matrix of moments."""
 
+MOST = 100.0
+"""Whole parameters become longer or shorter by so much at most: what is only rounding, as the gradient of a key's bias
+in attention, must stay small."""
+
 
 class Side:
     """Moments along one side of a matrix: a matrix, or its diagonal; every use counts alike, whatever its scale."""
@@ -119,12 +123,13 @@ class Moments:
             if by is not None and 0 < self.squares[id(p)] < float("inf")
         }
         entries = sum(p.numel() for p in self.parameters if id(p) in known)
-        return [
-            by
-            if by is None or id(p) not in known
-            else by.scale((sum(known.values()) * p.numel() / entries / known[id(p)]) ** 0.5)
-            for p, by in zip(self.parameters, found, strict=True)
-        ]
+
+        def find_factor(parameter: nn.Parameter) -> float:
+            share = sum(known.values()) * parameter.numel() / entries
+            return min(MOST, max(1 / MOST, (share / known[id(parameter)]) ** 0.5))
+
+        pairs = zip(self.parameters, found, strict=True)
+        return [by if by is None or id(p) not in known else by.scale(find_factor(p)) for p, by in pairs]
 
     def _find_stretch(self, parameter: nn.Parameter, damping: float) -> Stretch | None:
         sides = self.sides.get(id(parameter), (None, None))
