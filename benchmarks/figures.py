@@ -128,9 +128,9 @@ def allocated() -> None:
     for batch_size, epochs in ((256, 1), (256, 10), (1024, 1), (1024, 10), (6000, 10)):
         ratios = []
         for epsilon in epsilons:
-            budget, length = Budget(epsilon, 1e-5), {"batch_size": batch_size, "epochs": epochs}
+            budget = Budget(epsilon, 1e-5)
             dealt, drawn = (
-                make(**length).calibrate(budget, records=60_000).noise_multiplier
+                make(batch_size=batch_size, epochs=epochs).calibrate(budget, records=60_000).noise_multiplier
                 for make in (recipes.allocation, recipes.dpsgd)
             )
             assert dealt is not None

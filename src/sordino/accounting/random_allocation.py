@@ -46,7 +46,9 @@ WIDEST = 11.0
 LOUD, QUIET = 0.1, 1e5
 """Outside these noise multipliers the price is that of one Gaussian answer: W or its deviation is no double."""
 ROUNDING = 1e-9
-"""By so much all masses are lifted: far more than what all additions and multiplications together round off."""
+"""By so much for every term of the sum all masses are lifted: more than what additions and products round off."""
+SHIFT = 1e-14
+"""So much is added to the mass at infinity in both directions: more than rounded values move the mean of S/t."""
 
 
 @dataclass(frozen=True)
@@ -209,8 +211,8 @@ def _to_losses(total: Spread, interval: float) -> PrivacyLossDistribution:
     last = max(math.ceil(math.log(total.values[-1] / total.terms) / interval), first + 1)
     ratios = np.exp(np.arange(first, last + 1) * interval)
     masses, lost = _move(total.values, total.masses, np.insert(total.terms * ratios, 0, 0.0))
-    lifted, zero = masses[1:] * (1 + ROUNDING), float(masses[0])
-    escaped = (total.lost + lost) / total.terms
+    lifted, zero = masses[1:] * (1 + ROUNDING * total.terms), float(masses[0]) + SHIFT
+    escaped = (total.lost + lost) / total.terms + SHIFT
     remove = DensePLDPmf(interval, first, lifted * ratios, escaped, True)
     add = DensePLDPmf(interval, -last, lifted[::-1], zero, True)
     return PrivacyLossDistribution(remove, add)
