@@ -347,12 +347,12 @@ def test_a_call_that_does_not_exist_would_be_seen() -> None:
         pkgutil.resolve_name(name.replace("opacus.PrivacyEngine", "sordino.Private"))
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "mechanisms").glob("*.md")), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "mechanisms").glob("[!i]*.md")), ids=lambda page: page.stem)
 def test_a_page_about_a_mechanism_has_all_its_parts(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for part in (
         r"^## The idea",
-        r"^    \S.* = ",
+        r"^(    \S.* = |\$\$.*=)",
         r"^## The guarantee",
         r"^## When to use it",
         r"^!\[",
