@@ -6,9 +6,9 @@ does not know the step sees
 
     (1/t) Σ_i N(e_i, σ²·I)    against    N(0, σ²·I),
 
-which hides a record about as well as Poisson draws at rate 1/t do: better where the noise is large, worse where it is
-small. The draws are those of `Shuffled`, which is priced as if the step were known; here it is not, and the epoch is
-one `RandomAllocation` (proof in docs/proofs/allocation.md).
+which hides a record about as well as Poisson draws at rate 1/t do, and a little better wherever it was tried. The draws
+are those of `Shuffled`, which is priced as if the step were known; here it is not, and the epoch is one
+`RandomAllocation` (proof in docs/proofs/allocation.md).
 """
 
 from __future__ import annotations
