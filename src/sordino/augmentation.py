@@ -171,7 +171,7 @@ class ShiftAndMirror:
             raise InvalidInput(f"pixels={self.pixels!r} must be a whole number >= 0: how far an image is shifted")
 
     def __call__(self, record: Any) -> Any:
-        if isinstance(record, tuple) and hasattr(record, "_replace"):  # a named tuple
+        if hasattr(record, "_fields"):  # a named tuple
             return record._replace(**{record._fields[0]: self._move(record[0])})
         if isinstance(record, tuple | list) and record:
             return type(record)((self._move(record[0]), *record[1:]))
@@ -181,10 +181,9 @@ class ShiftAndMirror:
         if not isinstance(image, Tensor) or image.dim() != 3 or min(image.shape[1:]) <= self.pixels:
             raise InvalidInput(f"a record must begin with an image [channels, H, W] with sides > {self.pixels}")
         height, width = image.shape[1:]
-        if self.mirror and bool(torch.rand(()) < 0.5):
-            image = image.flip(2)
+        seen: Tensor = image.flip(2) if self.mirror and bool(torch.rand(()) < 0.5) else image
         if self.pixels == 0:
-            return image
-        wide: Tensor = F.pad(image[None], (self.pixels,) * 4, mode="reflect")[0]
+            return seen
+        wide: Tensor = F.pad(seen[None], (self.pixels,) * 4, mode="reflect")[0]
         down, right = torch.randint(2 * self.pixels + 1, (2,)).tolist()
         return wide[:, down : down + height, right : right + width].contiguous()
