@@ -121,12 +121,13 @@ def test_the_front_page_in_a_browser(site: Path) -> None:
     """Opened from a file, it is quiet and legible, and search works; tests/test_site_browser.py looks closer."""
     for browser in started():
         page = browser.page((site / "index.html").as_uri())
+        assert judge(page) == []
         page.evaluate(
             "(() => { const box = document.querySelector('.md-search__input'); box.focus(); box.value = 'calibrate';"
             "for (const kind of ['keyup', 'input']) box.dispatchEvent(new Event(kind, { bubbles: true })) })()"
         )
         page.wait_for("document.querySelectorAll('.md-search-result__item').length > 0")
-        assert judge(page) == []
+        assert page.complaints == []
 
 
 def test_every_link_and_anchor_leads_somewhere(site: Path) -> None:
