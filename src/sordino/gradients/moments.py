@@ -8,6 +8,7 @@ in a convolution. L = (G + γ)^(−1/2) and R = (A + γ)^(−1/2) make L M R abo
 from __future__ import annotations
 
 import copy
+import math
 from collections import defaultdict
 from math import prod
 
@@ -126,7 +127,7 @@ class Moments:
 
         def find_factor(parameter: nn.Parameter) -> float:
             share = sum(known.values()) * parameter.numel() / entries
-            return min(MOST, max(1 / MOST, (share / known[id(parameter)]) ** 0.5))
+            return min(MOST, max(1 / MOST, math.sqrt(share / known[id(parameter)])))
 
         pairs = zip(self.parameters, found, strict=True)
         return [by if by is None or id(p) not in known else by.scale(find_factor(p)) for p, by in pairs]
