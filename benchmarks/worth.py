@@ -49,18 +49,18 @@ class Method:
     """A row of the table: a recipe, its own options, and the learning rates that are tried."""
 
     recipe: Callable[..., Recipe]
-    rates: tuple[float, ...] = (2.0, 4.0, 8.0)
+    rates: tuple[float, ...] = (4.0, 8.0, 16.0)
     options: dict[str, Any] = field(default_factory=dict)
     clip: float = 0.5
 
 
-SLOW = (0.2, 0.4, 0.8)
+SLOW = (0.4, 0.8, 1.6)
 METHODS = {
     "dpsgd": Method(recipes.dpsgd),
     "dpsgd, momentum": Method(recipes.dpsgd, SLOW, {"momentum": 0.9}),
     "banded": Method(recipes.banded, options={"bands": 4}),
     "blockwise": Method(recipes.blockwise),
-    "preconditioned": Method(recipes.preconditioned, (4.0, 8.0, 16.0)),
+    "preconditioned": Method(recipes.preconditioned, (8.0, 16.0, 32.0)),
     "low_pass": Method(recipes.low_pass),
     "kalman": Method(recipes.kalman),
     "averaged": Method(recipes.averaged),
