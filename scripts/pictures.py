@@ -1,7 +1,7 @@
 """A hook of mkdocs: the pictures of the front page and the gallery, drawn from what the pages and the registry say.
 
 ``<!-- picture: accuracy -->`` becomes accuracy against ε beside the papers, from the tables that the stored runs wrote
-(docs/results*.md); ``<!-- picture: time -->`` the time of a step beside the quickest peer (docs/performance.md);
+(docs/results.md); ``<!-- picture: time -->`` the time of a step beside the quickest peer (docs/performance.md);
 ``<!-- picture: step -->`` the one private step; ``<!-- every mechanism: gallery -->`` a card for each mechanism.
 Pictures are SVG within the page: they take its colours, by day and by night, and load nothing.
 """
@@ -56,14 +56,11 @@ def read_table(text: str, *columns: str) -> list[dict[str, str]]:
     raise LookupError(f"no table with the columns {', '.join(columns)}")
 
 
-def find_table(pattern: str, *columns: str) -> list[dict[str, str]]:
-    """The first such table of the pages of this name."""
-    for page in sorted(DOCS.glob(pattern)):
-        try:
-            return read_table(page.read_text(encoding="utf-8"), *columns)
-        except LookupError:
-            continue
-    raise LookupError(f"no page docs/{pattern} has a table with the columns {', '.join(columns)}")
+def read_best() -> dict[str, list[dict[str, str]]]:
+    """The lines of the best results of every dataset: a section of docs/results.md has one table of them each."""
+    sections = re.split(r"^## ", (DOCS / "results.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    named = {section.partition("\n")[0].strip(): section for section in sections}
+    return {name: read_table(named[name], "ε", "best printed", "method") for name in SHOWN}
 
 
 def first_number(cell: str) -> float | None:
@@ -95,12 +92,13 @@ def frame(kind: str, width: float, height: float, words: str, parts: Iterable[st
 
 def draw_accuracy() -> str:
     """Small panels, one for each dataset: ours at proven ε, and the best figure that a paper prints."""
-    rows = find_table("results*.md", "dataset", "ε", "best printed", "best proven")
+    best = read_best()
     width, height = 290, 190
     parts = []
     for number, name in enumerate(SHOWN):
-        found = [(float(row["ε"]), row) for row in rows if row["dataset"] == name]
-        ours = [(e, v) for e, row in found if (v := first_number(row["best proven"])) is not None]
+        found = [(epsilon, row) for row in best[name] if 1 <= (epsilon := float(row["ε"])) <= 4]
+        proven = next(column for column in best[name][0] if column.startswith("ours"))
+        ours = [(e, v) for e, row in found if (v := first_number(row[proven])) is not None]
         theirs = [(e, v) for e, row in found if (v := first_number(row["best printed"])) is not None]
         parts.append(f'<g transform="translate({number % 2 * width},{number // 2 * height})">')
         parts += [*draw_panel(TITLES[name], ours, theirs, width, height), "</g>"]
@@ -137,7 +135,8 @@ def draw_panel(title: str, ours: Points, theirs: Points, width: float, height: f
 
 def draw_time() -> str:
     """One line for each network: a step of ours and of the quickest peer, in steps of SGD."""
-    rows = {row["time of a step ÷ SGD"]: row for row in find_table("performance.md", "time of a step ÷ SGD", *PEERS)}
+    text, head = (DOCS / "performance.md").read_text(encoding="utf-8"), "time of a step ÷ SGD"
+    rows = {row[head]: row for row in read_table(text, head, *PEERS)}
     shown = [(name, rows[name]) for name in NETWORKS if name in rows]
     longest, left, step = 10.0, 210, 40
     width, height = 580, step * len(shown) + 60

@@ -19,7 +19,7 @@ from sordino.accounting.ledger import Ledger
 from sordino.audit.conformance import Neighbours, replay
 from sordino.audit.conformance.checking import linear_loss, make_linear_model
 from sordino.audit.conformance.tape import Tape
-from sordino.augmentation import UNTRIED, ShiftAndMirror, Views
+from sordino.augmentation import GIVEN_ALONE, UNTRIED, ShiftAndMirror, Views
 from sordino.errors import InvalidInput
 from sordino.gradients.bookkeeping.book import Book
 from sordino.mechanisms.shuffled import ShuffledLoader
@@ -271,6 +271,19 @@ def test_an_augmentation_that_remembers_other_records_is_told_in_the_guarantee()
     assert UNTRIED in str(viewed(augmentation=MixUp()).guarantee(1e-3))
     assert UNTRIED in str(private(dataset=Random(private_coins=True), augment=2).guarantee(1e-3))
     assert UNTRIED not in str(viewed().guarantee(1e-3))
+    assert UNTRIED in str(viewed(validate=False).guarantee(1e-3)), "what was not tried is not known"
+
+
+def test_no_trial_shows_that_an_augmentation_reads_no_other_record() -> None:
+    """It may find another by the coins that it is given: the same view again, and two records in it."""
+    others = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
+
+    def mix(record: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return record[0] + others[torch.randint(len(others), ())], record[1]
+
+    guarantee = viewed(augmentation=mix).guarantee(1e-3)
+    assert UNTRIED not in str(guarantee)
+    assert GIVEN_ALONE in guarantee.assumptions
 
 
 def test_the_ledger_notes_the_views(tmp_path: Path) -> None:

@@ -37,8 +37,10 @@ Augmentation = Callable[[Any], Any]
 It may draw from torch, NumPy's global generator and Python's ``random``, all of which are seeded for the record.
 """
 
-UNTRIED = "the augmentation looks at nothing but the record that it is given (it draws random numbers of its own)"
-"""What must hold where it could not be tried: the guarantee says so in its headline."""
+GIVEN_ALONE = "the augmentation looks at nothing but the record that it is given and at its coins"
+"""What no trial can show of a function of the user's own: every guarantee rests on it."""
+UNTRIED = "the augmentation looks at nothing but the record that it is given (which it was not seen to do)"
+"""What must hold where it could not be tried, or was seen not to: the guarantee says so in its headline."""
 
 KEY_BYTES = 16
 

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from sordino import books, checkpoint, validation
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger
-from sordino.augmentation import UNTRIED, Augmentation, require_views
+from sordino.augmentation import GIVEN_ALONE, UNTRIED, Augmentation, ShiftAndMirror, require_views
 from sordino.distributed import agreement, form_team, sharding
 from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.gradients import Objective
@@ -118,8 +118,13 @@ class Private:
         check_ledger(recipe.basis, ledger, name)
         objective = Objective(model, loss)
         team, self._engine, self._validated = form_team(group), engine, validate
-        mixable = views is not None and validate and not records.sees_alone()
-        said = (*(() if unit is None else (ROUNDING_IS_SMALL,)), *(() if validate else UNPROBED))
+        mixable = views is not None and not (validate and records.sees_alone())
+        foreign = views is not None and not isinstance(augmentation, ShiftAndMirror)
+        said = (
+            *(() if unit is None else (ROUNDING_IS_SMALL,)),
+            *((GIVEN_ALONE,) if foreign else ()),
+            *(() if validate else UNPROBED),
+        )
         self.run = Run(
             recipe,
             unit=name,

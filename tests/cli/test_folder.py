@@ -116,6 +116,6 @@ def test_a_configuration_that_is_a_link_or_a_pipe_is_not_read(sordino, run: Path
 def test_architectures_by_name_need_no_trust() -> None:
     from sordino.cli import lookup
 
-    lookup.require_trusted(ModelChoice("mlp"), trusted=False, where=Path("x"))
+    lookup.require_trusted(config.Config(model=ModelChoice("mlp")), trusted=False, where=Path("x"))
     with pytest.raises(InvalidInput, match="--trust-code"):
-        lookup.require_trusted(ModelChoice("a.py:b"), trusted=False, where=Path("x"))
+        lookup.require_trusted(config.Config(model=ModelChoice("a.py:b")), trusted=False, where=Path("x"))

@@ -38,7 +38,7 @@ def test_every_dataset_that_is_offered_has_settings():
 def test_an_epsilon_between_takes_the_nearest_settings():
     settings = catalogue()["mnist", "best"]
     rates = {epsilon: presets.choose_case(settings, epsilon).optimizer["lr"] for epsilon in (0.5, 1.0, 2.2, 20.0)}
-    assert rates == {0.5: 40.0, 1.0: 40.0, 2.2: 70.0, 20.0: 130.0}
+    assert rates == {0.5: 22.0, 1.0: 40.0, 2.2: 70.0, 20.0: 200.0}
     assert presets.choose_case(settings, 2.2).epsilon == 2.2
     with pytest.raises(InvalidInput, match="must be > 0"):
         presets.choose_case(settings, -1.0)

@@ -135,7 +135,7 @@ def test_report_and_audit_of_the_run(sordino, trained) -> None:
     assert said.exit_code == 0, said.stderr
     assert "ε = 3.00" in said.stdout
     assert "held-out records are NOT protected" in said.stdout
-    assert "never saw, among them those held out to measure on." in (run / "report.html").read_text()
+    assert "on which the figures below were measured without noise." in (run / "report.html").read_text()
     audited = sordino("audit", run, "--json")
     assert audited.exit_code == 0, (audited.stdout, audited.stderr)
     assert json.loads(audited.stdout.splitlines()[-1])["passed"]

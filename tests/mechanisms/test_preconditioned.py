@@ -333,6 +333,21 @@ def test_texts_of_any_length_are_probed_at_a_public_length(monkeypatch: pytest.M
         assert torch.equal(one.left, other.left)
 
 
+def test_other_shapes_that_a_collate_function_makes_must_be_those_of_all_records() -> None:
+    """They are those of the first record: a guarantee that did not say so would hang on its length."""
+
+    def stack(records: list[Any]) -> tuple[Tensor, Tensor]:
+        return torch.stack([x for x, _ in records]), torch.stack([y for _, y in records])
+
+    recipe = recipes.preconditioned(probes=64, **COMMON)
+    stated = []
+    for options in ({}, {"collate": stack}):
+        with private(recipe.for_records(64), **options) as run:
+            recipe.norms.survey(run.bench, 0)
+            stated.append(preconditioned.ONE_SHAPE in run.guarantee(1e-5).conditions)
+    assert stated == [False, True]
+
+
 def test_the_model_is_left_as_it_was_and_torch_s_own_randomness_too() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 3))
     before, state = [p.detach().clone() for p in model.parameters()], torch.get_rng_state()

@@ -36,6 +36,8 @@ ASSUMPTIONS = (
     "who is connected, who is asked and how long a round takes stay with the server",
 )
 """What every guarantee to users rests on."""
+LASTING = "a user keeps its node number for the whole run, also when it connects anew"
+"""And where users are dealt into groups: under another number a user would be dealt a second time."""
 SENSITIVITY = 0.5
 """A client votes −1/2 or +1/2, and 0 when it is missing: half the sensitivity of 0 or 1 (Andrew et al. 2021)."""
 

@@ -20,7 +20,7 @@ from sordino.accounting.guarantee import Guarantee
 from sordino.errors import InvalidInput
 from sordino.federated import QUIET
 from sordino.federated.client import ARRAYS, CONFIG, InProcessGrid, read_update, read_vote
-from sordino.federated.rounds import ASSUMPTIONS, Quantile, Round, Rounds
+from sordino.federated.rounds import ASSUMPTIONS, LASTING, Quantile, Round, Rounds
 from sordino.federated.work import FedAvg, Work, find_trainable
 from sordino.noise import Source
 from sordino.proposals import finish
@@ -73,7 +73,9 @@ class PrivateStrategy(Strategy):
             raise InvalidInput("the model has no parameter that requires a gradient: there is nothing to train")
         _check_dtypes(model)
         self.work = work or FedAvg()
-        self.run = Run(recipe, unit="user", assumptions=ASSUMPTIONS, seed=seed, source=source, vault=vault)
+        dealt = recipe.sampler is not None and recipe.sampler.covers > 1
+        assumptions = (*ASSUMPTIONS, LASTING) if dealt else ASSUMPTIONS
+        self.run = Run(recipe, unit="user", assumptions=assumptions, seed=seed, source=source, vault=vault)
         optimizer = optimizer or recipe.optimizer.build(find_trainable(model).values())
         self.rounds = Rounds(model, recipe, optimizer, self.run, adaptive)
         self._patience = patience

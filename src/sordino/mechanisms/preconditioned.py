@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from sordino.accounting.guarantee import CONDITION
 from sordino.combinations import Needs
 from sordino.errors import InvalidInput, UnsupportedModel
 from sordino.gradients import BookKeeping
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("sordino")
 
+ONE_SHAPE = "every record is collated to the shape of the first, but for texts of tokens"
+"""What must hold where a collate function of the user's own makes batches: synthetic records have that shape."""
 CHUNK = 32
 """Synthetic records that go through the model together."""
 INPUTS = ("auto", "pink", "white")
@@ -115,6 +118,7 @@ def describe_leaves(bench: Bench, length: int) -> tuple[list[_Leaf], Any]:
     """Shapes and dtypes of a batch, from one record collated once and twice; its values are not used.
 
     Where a collate function of the user's own decides, it may pad texts to the longest: then sequences have `length`.
+    Other sizes that it makes are those of the first record, and a guarantee says that they must be those of all.
     """
     batches = (bench.records.gather([0] * count, torch.device("cpu")).data for count in (1, 2))
     plain = (dict(each) if isinstance(each, Mapping) else each for each in batches)
@@ -138,6 +142,8 @@ def describe_leaves(bench: Bench, length: int) -> tuple[list[_Leaf], Any]:
             shape = [length if dim == (1 if grown[0] == 0 else 0) else extent for dim, extent in enumerate(shape)]
         shape[grown[0]] = CHUNK
         leaves.append(_Leaf(tuple(shape), one.dtype))
+        if bench.records.collate is not None and one.dim() > 1 + (sequence and one.dim() == 2):
+            bench.ledger.declare(CONDITION, ONE_SHAPE)  # a size that is that of the first record
     return leaves, structure
 
 
