@@ -32,6 +32,7 @@ MEASURE = re.compile(r"\s*(?:s|ms|seconds?|minutes?|hours?|kB|KB|MB|GB)\b")
 LONG = (
     *("experiments.md", "distributed.md", "report.md", "federated.md", "audit.md"),
     *("own-data.md", "finetuning-cli.md", "finetuning.md", "integrations.md", "tuning.md", "devices.md", "explorer.md"),
+    *("budget.md", "opacus.md"),
 )
 """Pages that take half a minute: the commands on them have tests of their own that take less."""
 LONGEST = 1800  # seconds for one command: the machine may be busy, or hold everything else while it measures speed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +86,9 @@ def train_until(folder: Path, log: Path, last: int, recipe: Recipe) -> int:
                 pass
             run.save()
             run.close()
+        except Exception:
+            traceback.print_exc()  # a child says nothing else of what went wrong
+            raise
         finally:
             os._exit(0)
     return os.waitpid(child, 0)[1]

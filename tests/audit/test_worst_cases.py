@@ -190,7 +190,23 @@ BROKEN: dict[str, tuple[Case, str, str]] = {
 }
 
 
-LENGTHY = ("screening", "jl", "dpis", "dynamic", "growing_mu", "dpagd", "averaged", "kalman", "low_pass", "adam_bc")
+LENGTHY = (
+    "screening",
+    "jl",
+    "dpis",
+    "dynamic",
+    "growing_mu",
+    "dpagd",
+    "averaged",
+    "kalman",
+    "low_pass",
+    "adam_bc",
+    "sensitivity_decay",
+    "noise_decay",
+    "dpsgd with momentum",
+    "automatic",
+    "screening, public",
+)
 """They are attacked in the slow tests; the suite has their conformance, and their sabotaged twins."""
 
 

@@ -114,6 +114,7 @@ def test_killed_in_its_preparation_it_is_gone_on_with(sordino, table: Path, tmp_
     assert said["status"] == "finished" or not whole, "only what was paid for twice may cost steps"
 
 
+@pytest.mark.slow
 def test_preparing_again_and_again_ends_at_the_budget(sordino, table: Path, tmp_path: Path) -> None:
     """Each attempt is charged; when another one would exceed the budget it is refused, and nothing more is spent."""
     run = tmp_path / "run"

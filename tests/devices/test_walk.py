@@ -108,6 +108,7 @@ def judge_step(line: dict[str, Any]) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_few_networks_and_mechanisms() -> None:
     lines = walk("few")
     assert judge_rules(lines[:-2]) == []

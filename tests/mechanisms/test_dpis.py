@@ -360,7 +360,14 @@ def claim() -> float:
     return pricing.epsilon([(SMALLEST.event(SIGMA), 1)], 1e-5)
 
 
-@pytest.mark.parametrize(("canary", "stale"), [(100.0, 100.0), (1e-3, 1e-3), (100.0, 1e-3)])
+@pytest.mark.parametrize(
+    ("canary", "stale"),
+    [
+        pytest.param(100.0, 100.0, marks=pytest.mark.slow),
+        pytest.param(1e-3, 1e-3, marks=pytest.mark.slow),
+        (100.0, 1e-3),
+    ],
+)
 def test_a_canary_is_not_found_beyond_the_claim(canary: float, stale: float) -> None:
     """With the longest gradient, with a tiny one, and with one that grew unseen."""
     found = audited(canary, stale, Importance(), Weights())

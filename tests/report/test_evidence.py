@@ -237,7 +237,7 @@ def test_a_card_carries_the_guarantee_in_its_metadata(run, tmp_path):
 # -- seals ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reader", ["engineer", "officer"])
+@pytest.mark.parametrize("reader", [pytest.param("engineer", marks=pytest.mark.slow), "officer"])
 def test_a_page_is_held_against_its_ledger(run, tmp_path, reader):
     page = tmp_path / "page.html"
     report(run, page, reader=reader)

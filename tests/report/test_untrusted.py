@@ -101,6 +101,7 @@ def try_all(run: Path, output: Path, seed: int, per_file: int) -> tuple[int, int
     return tried, refused, faults
 
 
+@pytest.mark.slow
 def test_bent_files_end_in_an_answer_or_in_one_line(full_run: Path, tmp_path: Path) -> None:
     tried, refused, faults = try_all(full_run, tmp_path / "out.html", seed=23, per_file=MUTATIONS)
     assert faults == []

@@ -18,7 +18,11 @@ from tests.audit.conformance.recipe_sabotages import BROKEN, HEALTHY
 CASES = [(recipe, name) for recipe, twists in BROKEN.items() for name in twists]
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+VARIANTS = {"dpadam", "growing_mu", "sensitivity_decay", "noise_decay", "kalman", "averaged"}
+"""Kin of others: they are replayed in the slow tests, and so are their sabotaged twins."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in VARIANTS else ()) for n in HEALTHY])
 def test_every_recipe_conforms(name: str) -> None:
     found = conformance.check(HEALTHY[name])
     assert found.passed, found.findings
