@@ -55,8 +55,8 @@ def test_the_command_exits_with_one_and_says_so(monkeypatch: pytest.MonkeyPatch)
 
     from sordino.cli import app
 
-    def spoiled(device: torch.device, timed: bool) -> devices.Examination:
-        return devices.Examination("cpu", tuple(devices.examine_noise(device)), ())
+    def spoiled(device: torch.device, timed: bool) -> devices.SelfTest:
+        return devices.SelfTest("cpu", tuple(devices.examine_noise(device)), ())
 
     plain = Secure._normals
     monkeypatch.setattr(Secure, "_normals", lambda self, size, std: plain(self, size, 0.95 * std))

@@ -51,7 +51,7 @@ TIMED = 5
 
 
 @dataclass(frozen=True)
-class Finding:
+class DeviceCheck:
     """The answer to one question; `figure` says by how much, `words` what was compared."""
 
     question: str
@@ -75,11 +75,11 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Examination:
+class SelfTest:
     """All answers for one device."""
 
     device: str
-    findings: tuple[Finding, ...]
+    findings: tuple[DeviceCheck, ...]
     timings: tuple[Timing, ...]
 
     @property
@@ -201,7 +201,7 @@ def classify(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 # -- oracle ------------------------------------------------------------------------------------------------------------
 
 
-def compare_engines(device: torch.device, engines: tuple[str, ...] = ENGINES) -> Finding:
+def compare_engines(device: torch.device, engines: tuple[str, ...] = ENGINES) -> DeviceCheck:
     """Norms and clipped sums of every engine on the device, against a loop over single examples on the host."""
     worst, where = 0.0, ""
     for name, (make, draw) in NETWORKS.items():
@@ -215,7 +215,7 @@ def compare_engines(device: torch.device, engines: tuple[str, ...] = ENGINES) ->
             apart = _measure_difference(engine, placed, batch, each)
             if not apart <= worst:
                 worst, where = apart, f"{name} by {engine}"
-    return Finding(
+    return DeviceCheck(
         "oracle",
         worst <= TOLERANCE,
         f"{worst:.1e}",
@@ -274,7 +274,7 @@ def _make_engine(name: str) -> Engine:
 # -- noise -------------------------------------------------------------------------------------------------------------
 
 
-def examine_noise(device: torch.device, entries: int = ENTRIES) -> list[Finding]:
+def examine_noise(device: torch.device, entries: int = ENTRIES) -> list[DeviceCheck]:
     """Two real steps from weights of zero by a loss without a gradient: what moved is the noise, and nothing else."""
     first, deviation = _release_noise(device, entries)
     second, _ = _release_noise(device, entries)
@@ -283,19 +283,19 @@ def examine_noise(device: torch.device, entries: int = ENTRIES) -> list[Finding]
     rejected = {part: measure_distance(first, part * deviation) > most for part in OFF}
     alike = abs(float(np.corrcoef(first, second)[0, 1]))
     return [
-        Finding(
+        DeviceCheck(
             "noise",
             distance <= most,
             f"KS {distance:.1e}",
             f"{entries:,} entries lie {distance:.1e} from a normal of the charged deviation, allowed {most:.1e}",
         ),
-        Finding(
+        DeviceCheck(
             "power",
             all(rejected.values()),
             "+".join(f"{part:g}" for part, seen in rejected.items() if seen) or "none",
             "the same entries are told apart from normals of " + " and ".join(f"{p:g}" for p in OFF) + " times it",
         ),
-        Finding(
+        DeviceCheck(
             "fresh",
             alike <= 6 / math.sqrt(entries),
             f"{alike:.1e}",
@@ -405,10 +405,10 @@ def _wait_for(device: torch.device) -> None:
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
 
-def examine_device(device: torch.device, *, timed: bool = True) -> Examination:
+def examine_device(device: torch.device, *, timed: bool = True) -> SelfTest:
     """All questions about one device; `timed=False` leaves out the speed."""
     findings = (compare_engines(device), *examine_noise(device))
-    return Examination(describe_device(device), findings, tuple(time_steps(device)) if timed else ())
+    return SelfTest(describe_device(device), findings, tuple(time_steps(device)) if timed else ())
 
 
 @contextmanager

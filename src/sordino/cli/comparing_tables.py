@@ -33,7 +33,7 @@ EPSILONS = (1.0, 3.0)
 
 
 @dataclass(frozen=True)
-class Trial:
+class TableRun:
     """One run: how it is called, and what `sordino train` is told."""
 
     label: str
@@ -79,7 +79,7 @@ def compare_on_table(
         raise typer.Exit(FOUND)
 
 
-def list_trials(plan: Comparison) -> list[Trial]:
+def list_trials(plan: Comparison) -> list[TableRun]:
     """Seed by seed, so that a first table is there early."""
     known = [ADDITIVE, *options.list_methods()]
     for method in plan.methods:
@@ -89,14 +89,14 @@ def list_trials(plan: Comparison) -> list[Trial]:
     own = {code.rpartition(":")[2]: code for code in plan.recipes}
     methods = {method: None if method == ADDITIVE else method for method in plan.methods or METHODS} | own
     return [
-        Trial(f"{method}-eps{epsilon:g}-run{seed}", method, float(epsilon), seed, recipe)
+        TableRun(f"{method}-eps{epsilon:g}-run{seed}", method, float(epsilon), seed, recipe)
         for seed in range(plan.seeds)
         for method, recipe in methods.items()
         for epsilon in plan.epsilons or EPSILONS
     ]
 
 
-def describe_total(trials: Sequence[Trial]) -> str:
+def describe_total(trials: Sequence[TableRun]) -> str:
     """What the runs cost together, by adding up: true whatever they release and whoever chose them."""
     total = sum(trial.epsilon for trial in trials)
     return (
@@ -105,7 +105,7 @@ def describe_total(trials: Sequence[Trial]) -> str:
     )
 
 
-def _run_all(trials: Sequence[Trial], wanted: Any, folder: Path) -> tuple[list[results.Row], list[str]]:
+def _run_all(trials: Sequence[TableRun], wanted: Any, folder: Path) -> tuple[list[results.Row], list[str]]:
     rows: list[results.Row] = []
     failed: list[str] = []
     for number, trial in enumerate(trials, 1):
@@ -125,7 +125,7 @@ def _run_all(trials: Sequence[Trial], wanted: Any, folder: Path) -> tuple[list[r
     return rows, failed
 
 
-def _train(trial: Trial, wanted: Any, folder: Path) -> results.Row:
+def _train(trial: TableRun, wanted: Any, folder: Path) -> results.Row:
     """`sordino train`, or `resume` where a run was killed; its words are not shown, its row is returned."""
     from sordino.cli.launch import train_and_report
     from sordino.cli.resume import resume
@@ -142,7 +142,7 @@ def _train(trial: Trial, wanted: Any, folder: Path) -> results.Row:
     return _make_row(trial, wanted, place)
 
 
-def _make_row(trial: Trial, wanted: Any, place: Path) -> results.Row:
+def _make_row(trial: TableRun, wanted: Any, place: Path) -> results.Row:
     told: dict[str, Any] = json.loads((place / OUTCOME).read_text())
     accuracy = told.get("held_out_accuracy")
     if accuracy is None:

@@ -147,7 +147,7 @@ def describe_leaves(bench: Bench, length: int) -> tuple[list[_Leaf], Any]:
     return leaves, structure
 
 
-class Survey(TorchFunctionMode):
+class RangeWatch(TorchFunctionMode):
     """Watches what becomes of the integers of a batch: the sizes of the tables and classes that they choose from."""
 
     def __init__(self, leaves: Sequence[Tensor]) -> None:
@@ -272,7 +272,7 @@ class Synthetic:
         for held in (True, False):
             self.held = held
             made = [leaf.make(self.inputs, held, self.generator).to(self.device) for leaf in self.leaves]
-            survey = Survey(made)
+            survey = RangeWatch(made)
             if bool(torch.isfinite(self._try(made, survey)).all()):
                 break
         else:
@@ -286,7 +286,7 @@ class Synthetic:
             for place, leaf in enumerate(self.leaves)
         ]
 
-    def _try(self, made: list[Tensor], survey: Survey) -> Tensor:
+    def _try(self, made: list[Tensor], survey: RangeWatch) -> Tensor:
         try:
             with torch.no_grad(), survey:
                 return self.objective.losses(tree_unflatten(made, self.structure), CHUNK)

@@ -25,7 +25,7 @@ LEDGER, FILES, OWNER = "the ledger", "the run’s files", "the owner"
 
 
 @dataclass(frozen=True)
-class Answer:
+class OfficerAnswer:
     """A question, what the run says to it, where in its source the question comes from, and who answers.
 
     `evidence` is what the answer was read from; `OWNER` marks what no folder can know, and is left open.
@@ -111,57 +111,57 @@ def _bound_attacker(facts: Facts) -> str:
     return f"Whoever wrongly accuses 1 in 100 absent {units} may find up to {found} of those present."
 
 
-def answer_nist(facts: Facts) -> list[Answer]:
+def answer_nist(facts: Facts) -> list[OfficerAnswer]:
     """The components of the differential privacy pyramid of NIST SP 800-226, from the top down."""
     g, proof = facts.guarantee, facts.proof
     return [
-        Answer(
+        OfficerAnswer(
             "What are the privacy parameters, and how strong are they?",
             f"ε = {_write(g.epsilon)} at δ = {round_up_digits(g.delta, 3)}, {g.basis}. {_judge_delta(facts)}",
             "privacy parameters and the variant of differential privacy",
         ),
-        Answer(
+        OfficerAnswer(
             "What is the unit of privacy?",
             f"One {g.unit}; neighbouring data sets differ by {_name_difference(g)}. {_warn_of_records(g)}",
             "unit of privacy; bounded and unbounded differential privacy",
         ),
-        Answer(
+        OfficerAnswer(
             "Which algorithm was run, and why is its price right?",
             f"{_name_algorithm(facts)} Its {proof.events:,} events were written down before they happened, and priced "
             f"by {g.accountant}; the proofs are in Sordino’s documentation.",
             "algorithms and correctness; machine learning",
         ),
-        Answer(
+        OfficerAnswer(
             "Are other releases of the same data accounted for?",
             _describe_total(facts),
             "composition; mixing differential privacy with other releases",
         ),
-        Answer("How useful is the result?", _describe_utility(facts), "utility and accuracy", FILES),
-        Answer(
+        OfficerAnswer("How useful is the result?", _describe_utility(facts), "utility and accuracy", FILES),
+        OfficerAnswer(
             "Does it treat groups of people differently?",
             "Not measured by Sordino. Noise weighs more on small groups: compare the figures of those that matter.",
             "bias",
             OWNER,
         ),
-        Answer(
+        OfficerAnswer(
             "Who has to be trusted?",
             "Whoever holds the records and trains (the central model). Nobody else: ε covers whoever sees every noisy "
             "gradient, not only the final model.",
             "trust and threat model",
         ),
-        Answer(
+        OfficerAnswer(
             "Is the mechanism implemented safely?",
             f"Noise: {_find(g, 'noise', 'not recorded')}. Arithmetic: {_find(g, 'floating', 'not recorded')}. "
             "Timing and other side channels of the machine are not covered; times in this page are cut to minutes.",
             "mechanism implementation; floating point and side channels",
         ),
-        Answer(
+        OfficerAnswer(
             "Who can read the records, and how are they secured?",
             "Not known to the run: differential privacy protects what is released, not what is stored.",
             "data security and access control",
             OWNER,
         ),
-        Answer(
+        OfficerAnswer(
             "What were people exposed to when their data were collected?",
             "Not known to the run.",
             "data collection exposure",
@@ -170,62 +170,62 @@ def answer_nist(facts: Facts) -> list[Answer]:
     ]
 
 
-def answer_edpb(facts: Facts) -> list[Answer]:
+def answer_edpb(facts: Facts) -> list[OfficerAnswer]:
     """What a claim that a model is anonymous rests on (Opinion 28/2024, Section 3.2), and its other questions."""
     g = facts.guarantee
     return [
-        Answer(
+        OfficerAnswer(
             "How likely is it that personal data can be extracted from the model, or obtained by asking it?",
             _describe_extraction(facts),
             "whether an AI model is anonymous: likelihood of extraction, directly and through queries",
         ),
-        Answer(
+        OfficerAnswer(
             "From which sources do the training data come?",
             f"{facts.setting.data}{_count(facts)}. Why these were chosen is for the owner to say.",
             "design of the model: selection of sources",
             FILES,
         ),
-        Answer(
+        OfficerAnswer(
             "Were the data prepared and minimised?",
             _describe_minimisation(facts),
             "design of the model: preparation and minimisation",
             FILES,
         ),
-        Answer(
+        OfficerAnswer(
             "Which methods of training limit identifiability?",
             f"Differential privacy. {_name_algorithm(facts)}",
             "design of the model: methodological choices regarding the training",
         ),
-        Answer(
+        OfficerAnswer(
             "Are there measures on the outputs of the model?",
             "None by Sordino, and none are needed for ε: it holds for the model itself, whatever it is asked.",
             "design of the model: measures regarding outputs",
         ),
-        Answer(
+        OfficerAnswer(
             "Was the model analysed, and by whom?",
             f"This page was computed from the ledger ({facts.proof.fingerprint[:16]}…). An audit of the engineering, "
             "internal or external, is for the owner to arrange.",
             "analysis of the model",
         ),
-        Answer(
+        OfficerAnswer(
             "Was it tested against attacks, such as membership inference and reconstruction?",
             _describe_tests(facts),
             "testing and resistance to attacks",
             FILES,
         ),
-        Answer(
+        OfficerAnswer(
             "Is that documented?",
             f"The ledger and its chain, the recipe, this page and its seal; `sordino verify` holds them together. "
             f"{len(g.assumptions)} assumptions are listed in the engineer’s page.",
             "documentation",
         ),
-        Answer(
+        OfficerAnswer(
             "On which legal basis are the data processed, and is the balance of interests documented?",
             "Not known to the run.",
             "legitimate interest in development and deployment",
             OWNER,
         ),
-        Answer(
+        OfficerAnswer(
             "Were the data processed lawfully when the model was developed?",
             "Not known to the run.",
             "consequences of unlawful processing",

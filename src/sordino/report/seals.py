@@ -30,7 +30,7 @@ _CLAIMS = ("epsilon", "delta", "basis", "unit", "adjacency", "accountant", "unpr
 
 
 @dataclass(frozen=True)
-class Seal:
+class PageSeal:
     """What a page says of itself, and whether its text is the one that was sealed."""
 
     content: Mapping[str, Any]
@@ -73,7 +73,7 @@ def seal_page(html: str, facts: Facts, reader: str) -> str:
     return f"{before}{block}{end}{after}"
 
 
-def read_seal(path: Path) -> Seal:
+def read_seal(path: Path) -> PageSeal:
     """The seal of a page that lies anywhere and may come from anybody."""
     try:
         with path.open("rb") as file:
@@ -89,10 +89,10 @@ def read_seal(path: Path) -> Seal:
         content = None
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise InvalidInput(f"page {path} has a seal that cannot be read: give a page that `sordino report` made")
-    return Seal(content, content.get("digest") == _digest(_BLOCK.sub("", text)))
+    return PageSeal(content, content.get("digest") == _digest(_BLOCK.sub("", text)))
 
 
-def find_contradiction(seal: Seal, facts: Facts) -> str | None:
+def find_contradiction(seal: PageSeal, facts: Facts) -> str | None:
     """What the page claims and its ledger does not, priced anew; None where they agree."""
     claimed, stated = seal.content.get("guarantee"), facts.guarantee.to_dict()
     if not isinstance(claimed, dict):
