@@ -30,11 +30,11 @@ def test_every_method_has_as_many_settings_to_choose_from_and_is_a_recipe() -> N
 
 def test_runs_are_taken_in_order_and_the_report_waits_for_the_search() -> None:
     first = list(worth.list_missing({}, ["mnist"]))
-    assert first[0] == ("mnist", 1.0, "dpsgd", 2.0, worth.SEARCHED)
+    assert first[0] == ("mnist", 1.0, "dpsgd", worth.METHODS["dpsgd"].rates[0], worth.SEARCHED)
     assert {seed for *_, seed in first} == {worth.SEARCHED}
     rows = make_rows({"dpsgd": (0.9,)})
     left = [each for each in worth.list_missing(rows, ["mnist"]) if each[1:3] == (1.0, "dpsgd")]
-    assert left == [("mnist", 1.0, "dpsgd", 4.0, seed) for seed in worth.SEEDS[1:]]
+    assert left == [("mnist", 1.0, "dpsgd", worth.METHODS["dpsgd"].rates[1], seed) for seed in worth.SEEDS[1:]]
 
 
 def test_a_difference_is_called_what_it_is() -> None:
