@@ -71,3 +71,22 @@ def oracle_sum(rows: list[list[Tensor]], weights: Tensor) -> list[Tensor]:
     return [
         sum(w * row[k].double() for w, row in zip(weights.double(), rows, strict=True)) for k in range(len(rows[0]))
     ]
+
+
+def train_in_both_loops(recipe: Recipe) -> list[Tensor]:
+    """All weights after `private.steps()`, and after a loop of the user's own, with the same seed."""
+    trained = []
+    for own in (False, True):
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        with private(recipe, model=model, optimizer=optimizer, seed=4) as run:
+            if own:
+                for batch in run.loader():
+                    optimizer.zero_grad()
+                    run.backward(cross_entropy(model, batch))
+                    optimizer.step()
+            else:
+                list(run.steps())
+            assert run.position == recipe.steps
+        trained.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+    return trained

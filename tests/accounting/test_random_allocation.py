@@ -169,3 +169,17 @@ def test_it_is_written_and_read_and_bad_ones_are_refused() -> None:
         price([(event, 1)], 1e-5, adjacency="replace-one")
     with pytest.raises(InvalidInput, match="accountant='pld'"):
         price([(event, 1)], 1e-5, accountant="rdp")
+
+
+def test_thinner_grids_are_dearer_never_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What keeps the memory of a long and loud epoch small is one more move: an upper bound of the upper bound."""
+    fine = random_allocation.find_sum(50, 0.5)
+    monkeypatch.setattr(random_allocation, "MOST", 128)
+    random_allocation.find_sum.cache_clear()
+    thin = random_allocation.find_sum(50, 0.5)
+    random_allocation.find_sum.cache_clear()
+    assert thin.masses.sum() == pytest.approx(fine.masses.sum(), rel=1e-9)
+    for epsilon in (0.1, 1.0, 3.0):
+        for direction in ("remove", "add"):
+            dear, cheap = (getattr(each, direction)(epsilon) for each in (thin, fine))
+            assert cheap * (1 - 1e-9) <= dear <= 1.5 * cheap + 1e-9

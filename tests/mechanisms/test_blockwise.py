@@ -20,7 +20,16 @@ from sordino.gradients.engine import Groups
 from sordino.mechanisms.blockwise import Bounds, PerBlock, QuantileBlocks, sort_names
 from sordino.mechanisms.dynamic import SensitivityDecay
 from sordino.parts import Draw
-from tests.helpers import batch_of, calibrated, classification, cross_entropy, loop_oracle, mlp, private
+from tests.helpers import (
+    batch_of,
+    calibrated,
+    classification,
+    cross_entropy,
+    loop_oracle,
+    mlp,
+    private,
+    train_in_both_loops,
+)
 
 COMMON: dict[str, Any] = {"batch_size": 16, "steps": 6, "noise_multiplier": 1.0}
 WAYS = ("layer", "parameter", "block")
@@ -141,22 +150,9 @@ def test_every_block_of_every_record_is_clipped_to_its_own_bound(by: str) -> Non
 
 
 def test_a_loop_of_the_users_own_clips_the_same() -> None:
-    trained = []
-    for own in (False, True):
-        model = mlp()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        recipe = recipes.blockwise(adaptive=True, **COMMON).for_records(64)
-        with private(recipe, model=model, optimizer=optimizer, seed=4) as run:
-            if own:
-                for batch in run.loader():
-                    optimizer.zero_grad()
-                    run.backward(cross_entropy(model, batch))
-                    optimizer.step()
-            else:
-                list(run.steps())
-            assert run.position == 6
-        trained.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
-    torch.testing.assert_close(*trained, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        *train_in_both_loops(recipes.blockwise(adaptive=True, **COMMON).for_records(64)), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_the_price_is_that_of_flat_clipping_adaptive_or_not() -> None:

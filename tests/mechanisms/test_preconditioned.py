@@ -24,7 +24,17 @@ from sordino.gradients.stretch import Stretch, Stretches
 from sordino.mechanisms import preconditioned
 from sordino.mechanisms.preconditioned import Probed, make_pink, make_tokens
 from sordino.parts import Flat
-from tests.helpers import batch_of, calibrated, classification, cross_entropy, loop_oracle, mlp, oracle_norms, private
+from tests.helpers import (
+    batch_of,
+    calibrated,
+    classification,
+    cross_entropy,
+    loop_oracle,
+    mlp,
+    oracle_norms,
+    private,
+    train_in_both_loops,
+)
 
 COMMON: dict[str, Any] = {"batch_size": 16, "steps": 6, "noise_multiplier": 1.0}
 ENGINES = (BookKeeping, Vmapped, Looped)
@@ -435,21 +445,9 @@ def test_blocks_are_clipped_in_the_same_geometry() -> None:
 
 
 def test_a_loop_of_the_users_own_takes_the_same_steps() -> None:
-    trained = []
-    for own in (False, True):
-        model = mlp()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        with private(recipes.preconditioned(**COMMON).for_records(64), model=model, optimizer=optimizer, seed=4) as run:
-            if own:
-                for batch in run.loader():
-                    optimizer.zero_grad()
-                    run.backward(cross_entropy(model, batch))
-                    optimizer.step()
-            else:
-                list(run.steps())
-            assert run.position == 6
-        trained.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
-    torch.testing.assert_close(*trained, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        *train_in_both_loops(recipes.preconditioned(**COMMON).for_records(64)), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_the_price_is_that_of_dp_sgd() -> None:

@@ -43,6 +43,8 @@ UNLIKELY = 1e-18
 """Sums so improbably small are moved to zero and beyond the other way."""
 WIDEST = 11.0
 """Deviations of a sum that its grid reaches at least, below its mean and above."""
+MOST = 2048
+"""Points of a variable that goes into a sum: all pairs of two of them are formed."""
 LOUD, QUIET = 0.1, 1e5
 """Outside these noise multipliers the price is that of one Gaussian answer: W or its deviation is no double."""
 ROUNDING = 1e-9
@@ -145,6 +147,7 @@ def _spread_one(noise: float, fineness: float) -> Spread:
 
 def _add(one: Spread, other: Spread, noise: float, fineness: float) -> Spread:
     """The sum of two independent variables, on a grid of its own."""
+    one, other = (_thin(one), _thin(other)) if one is not other else (_thin(one),) * 2
     if one is other:  # each pair once
         first, second = np.triu_indices(len(one.values))
         values = one.values[first] + one.values[second]
@@ -158,6 +161,15 @@ def _add(one: Spread, other: Spread, noise: float, fineness: float) -> Spread:
     held = moved > 0
     held[[0, -1]] = True
     return Spread(terms, grid[held], moved[held], one.lost + other.lost + lost)
+
+
+def _thin(spread: Spread) -> Spread:
+    """The same on `MOST` of its points at most, moved as onto any other grid."""
+    if len(spread.values) <= MOST:
+        return spread
+    grid = spread.values[np.linspace(0, len(spread.values) - 1, MOST).round().astype(int)]
+    masses, _ = _move(spread.values, spread.masses, grid)
+    return Spread(spread.terms, grid, masses, spread.lost)
 
 
 def _move(values: Array, masses: Array, grid: Array) -> tuple[Array, float]:
