@@ -1,8 +1,8 @@
 """A vault in PostgreSQL, for a team: who is at work is who logged in, and the database itself keeps the rules.
 
-`postgres.sql` holds them: entries are added by one function that looks at the role of whoever calls it, adds up what
-the dataset's filter limits, computes the chain and signs with a key that it alone can read; rows are seen by those who
-have to do with a dataset. What an event costs the database cannot know: the client says it, `verify` computes it anew.
+`postgres.sql` holds them. One function adds entries: it checks the caller's role, adds up what the dataset's filter
+limits, computes the chain and signs with a key that only it can read. Rows are visible only to people involved with a
+dataset. The database cannot know what an event costs: the client says it, and `verify` computes it again.
 
 Members of ``sordino_owner`` create budgets; ``sordino_trainer`` reserve and settle; ``sordino_auditor`` read all.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FORMAT = "sordino-vault-1"
 REFUSED, EXHAUSTED = "SV002", "SV003"
-"""How the database says that somebody may not do that, and that there is not enough left."""
+"""How the database says that a person may not do something, and that there is not enough left."""
 CONNECT = 10
 """Seconds to wait for the server."""
 _BLOCK = 64
