@@ -4,12 +4,14 @@
 table are finished first; ``write`` puts the table into docs/which-method.md. Everything goes through the public API.
 
 Each method has the same search: three learning rates, one run each, judged on 5,000 training records that no run sees
-(fewer where there are few). The best is then run with three other seeds and measured on the test set. The sizes below
-are far from what is best: they are what two shared cores can do for all methods alike.
+(fewer where there are few); while the best is the smallest or the largest, one beyond it is tried. The best is then run
+with three other seeds and measured on the test set. The sizes below are far from what is best: they are what two shared
+cores can do for all methods alike.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +41,8 @@ PAGE = CHOICE.parent / "mechanisms" / "preconditioned.md"
 DELTA, EPSILONS, SEEDS = 1e-5, (1.0, 3.0), (0, 1, 2)
 STEPS, BATCH, HELD_OUT, SEARCHED = 100, 512, 5_000, 100
 """Length of a run, expected size of a draw, training records that judge settings, and the seed of the search."""
+BEYOND = 4
+"""How often the search goes beyond the learning rates that a method starts with."""
 
 Split = tuple[Tensor, Tensor]
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -46,7 +50,7 @@ app = typer.Typer(add_completion=False, help=__doc__)
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table: a recipe, its own options, and the learning rates that are tried."""
+    """A row of the table: a recipe, its own options, and the learning rates that are tried first, evenly spaced."""
 
     recipe: Callable[..., Recipe]
     rates: tuple[float, ...] = (4.0, 8.0, 16.0)
@@ -65,6 +69,9 @@ METHODS = {
     "kalman": Method(recipes.kalman),
     "averaged": Method(recipes.averaged),
     "adam_bc": Method(recipes.adam_bc, (0.003, 0.01, 0.03)),
+    "allocation": Method(recipes.allocation),
+    "dpis": Method(recipes.dpis, options={"momentum": 0.0}),
+    "dpsur": Method(recipes.dpsur, options={"momentum": 0.0}),
 }
 YARDSTICK = ("dpsgd", "dpsgd, momentum")
 """DP-SGD at its best is the better of these."""
@@ -167,25 +174,40 @@ def name_run(task: str, epsilon: float, method: str, rate: float, seed: int) -> 
     return f"{task}/eps{epsilon:g}/{method}/{rate:g}/seed{seed}"
 
 
-def choose_rate(rows: dict[str, Row], task: str, epsilon: float, method: str) -> float | None:
-    """The learning rate that did best on the records put aside; None while one of the runs is missing."""
-    found = {rate: rows.get(name_run(task, epsilon, method, rate, SEARCHED)) for rate in METHODS[method].rates}
-    scores = {rate: row["accuracy"] for rate, row in found.items() if row is not None}
-    return max(scores, key=lambda rate: scores[rate]) if len(scores) == len(found) else None
+def search(rows: dict[str, Row], task: str, epsilon: float, method: str) -> tuple[float, bool]:
+    """A learning rate: the next one to try, or, with True, the one that did best on the records put aside.
+
+    Rates are kept on the grid of the first ones: a step beyond is a factor of the last two.
+    """
+    rates = METHODS[method].rates
+    scores: dict[float, float] = {}
+    for tried in itertools.count():
+        below, above = rates[0] * rates[0] / rates[1], rates[-1] * rates[-1] / rates[-2]
+        for rate in rates:
+            if (row := rows.get(name_run(task, epsilon, method, rate, SEARCHED))) is None:
+                return rate, False
+            scores[rate] = row["accuracy"]
+        best = max(scores, key=lambda rate: scores[rate])
+        if tried == BEYOND or best not in (rates[0], rates[-1]):
+            return best, True
+        rates = (round_rate(below), *rates) if best == rates[0] else (*rates, round_rate(above))
+    raise AssertionError
+
+
+def round_rate(rate: float) -> float:
+    """Two digits, which is what a run is named by."""
+    return float(f"{rate:.2g}")
 
 
 def list_missing(rows: dict[str, Row], tasks: list[str]) -> Iterator[tuple[str, float, str, float, int]]:
     """The next runs, column by column; those of the report wait for their search."""
     for epsilon in EPSILONS:
         for task in tasks:
-            for method, settings in METHODS.items():
-                for rate in settings.rates:
-                    if name_run(task, epsilon, method, rate, SEARCHED) not in rows:
-                        yield task, epsilon, method, rate, SEARCHED
-                chosen = choose_rate(rows, task, epsilon, method)
-                for seed in SEEDS:
-                    if chosen is not None and name_run(task, epsilon, method, chosen, seed) not in rows:
-                        yield task, epsilon, method, chosen, seed
+            for method in METHODS:
+                rate, found = search(rows, task, epsilon, method)
+                for seed in SEEDS if found else (SEARCHED,):
+                    if name_run(task, epsilon, method, rate, seed) not in rows:
+                        yield task, epsilon, method, rate, seed
 
 
 @app.command()
@@ -216,8 +238,8 @@ def run(
 
 def collect(rows: dict[str, Row], task: str, epsilon: float, method: str) -> list[float]:
     """Test accuracies of the chosen settings, in per cent."""
-    chosen = choose_rate(rows, task, epsilon, method)
-    if chosen is None:
+    chosen, known = search(rows, task, epsilon, method)
+    if not known:
         return []
     found = (rows.get(name_run(task, epsilon, method, chosen, seed)) for seed in SEEDS)
     return [100 * row["accuracy"] for row in found if row is not None]
