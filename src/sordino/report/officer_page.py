@@ -22,6 +22,8 @@ from sordino.report.facts import Facts
 from sordino.report.prices import bound_detection
 
 NIST, EDPB = "NIST SP 800-226", "EDPB Opinion 28/2024"
+WEAK = 10
+"""Above this ε, nobody should be told that they are protected (NIST SP 800-226, Section 2.2)."""
 LEDGER, FILES, OWNER = "the ledger", "the run’s files", "the owner"
 
 
@@ -59,6 +61,8 @@ def list_protected(facts: Facts) -> list[str]:
         return []
     words = "training " if g.unprotected else ""
     lines = [f"Every {words}{g.unit}: whether it was in the data, and everything that it says."]
+    if g.epsilon > WEAK:
+        lines[0] = f"Every {words}{g.unit}, but hardly: ε = {_write(g.epsilon)} allows almost anything to be found out."
     lines.append("Against anybody, whatever else they know and however long they compute, now and later.")
     lines.append(
         "Whatever is done with the model afterwards: publishing it, asking it, changing it costs nothing more."
@@ -91,7 +95,7 @@ def list_risks(facts: Facts) -> list[str]:
         (math.isinf(g.epsilon), "ε is infinite: what was released may reveal any record."),
         *((True, f"It holds only provided that {what}, which nobody has checked.") for what in g.conditions),
         (refuted, "An audit REFUTED the claim: the run must not be used before that is explained."),
-        (10 < g.epsilon < math.inf, f"ε = {_write(g.epsilon)} is large: it promises little to any one {g.unit}."),
+        (WEAK < g.epsilon < math.inf, f"ε = {_write(g.epsilon)} is large: it promises little to any one {g.unit}."),
         (_promises(g) and bool(facts.curve), f"{_bound_attacker(facts)} That much is left."),
         (bool(g.unprotected), "Figures on held-out records are exact: published, they tell something about them."),
         (
