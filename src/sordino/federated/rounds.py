@@ -2,8 +2,8 @@
 
 ::
 
-    connected users -> sample -> (clients work) -> clip again -> sum + noise -> server optimizer -> model \\_________
-                          one event, recorded before any user is asked ________/
+    connected users -> sample -> (clients work) -> clip again -> sum + noise -> server optimizer -> model
+                          \\_________ one event, recorded before any user is asked ________/
 
 The parts are those of the private step (`sordino.step`), with a user in place of a record: the same recipes, schedules,
 draws, weighings, noise and runs. `Quantile` adapts the clipping bound. Nothing in here depends on Flower.
