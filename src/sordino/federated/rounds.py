@@ -169,9 +169,9 @@ class Quantile:
 
     Guarantees: costs nothing beyond the recipe's price. Votes and updates answer about the same draw, so both are one
     Gaussian of the recipe's noise multiplier z (law 3), which leaves z_Δ = (z⁻² − (2σ_b)⁻²)^(−1/2) for the updates
-    (their Thm. 1): the votes are paid for with slightly more noise on the model. Edge cases: the fraction is relative
-    to the public expected number of clients, so missing clients pull it towards 1/2; it is cut to [0, 1] before it is
-    used.
+    (their Thm. 1): the votes are paid for with slightly more noise on the model.
+    Edge cases: the fraction is relative to the public expected number of clients, so missing clients pull it towards
+    1/2; it is cut to [0, 1] before it is used.
     """
 
     target: float = 0.5
