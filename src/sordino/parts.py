@@ -193,8 +193,8 @@ class Poisson(Sampler):
 
     Guarantees: inclusions are independent of the data and of each other, so the draw amplifies (Mironov, Talwar, Zhang
     2019, Def. 3; Poisson-subsampled PLD). `sordino.bits` says what "independently" means with finitely many bits: the
-    cost is negligible. Edge cases: an empty draw is a draw, and the step then releases noise alone; rate 1 is the full
-    data.
+    cost is negligible.
+    Edge cases: an empty draw is a draw, and the step then releases noise alone; rate 1 is the full data.
     """
 
     rate: float

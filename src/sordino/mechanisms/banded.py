@@ -71,10 +71,10 @@ class Cyclic(Sampler):
     In its turn a record joins with probability `bands` times `rate`, the share of all records that a draw expects.
 
     Guarantees: a record joins at most every `bands`-th draw. The first step of a cycle is charged for all of it: a
-    record is in one turn of it, with the least noise that any turn has (docs/proofs/banded.md). Edge cases: a draw may
-    be empty. A resumed run begins a cycle with new groups, and is charged for it. If a group is smaller than a draw,
-    which `calibrate` refuses, all of it joins. One band is Poisson sampling, coin by coin. The groups take 8 bytes per
-    record.
+    record is in one turn of it, with the least noise that any turn has (docs/proofs/banded.md).
+    Edge cases: a draw may be empty. A resumed run begins a cycle with new groups, and is charged for it. If a group is
+    smaller than a draw, which `calibrate` refuses, all of it joins. One band is Poisson sampling, coin by coin. The
+    groups take 8 bytes per record.
     """
 
     bands: int = 1
@@ -170,9 +170,9 @@ class Banded(Noise):
 
     Guarantees: if at most every `bands`-th draw holds a given record, one cycle costs one Gaussian of the recipe's
     noise multiplier. It keeps at most `bands` − 1 buffers of past noise, only in memory. They are never saved, so a
-    resumed run starts from fresh noise. Edge cases: a draw that was charged and never released, or a change of
-    parameters, breaks the chain. The noise then starts over, which costs nothing but cancels less. One band is
-    independent noise, bit for bit.
+    resumed run starts from fresh noise.
+    Edge cases: a draw that was charged and never released, or a change of parameters, breaks the chain. The noise then
+    starts over, which costs nothing but cancels less. One band is independent noise, bit for bit.
     """
 
     bands: int = 1
