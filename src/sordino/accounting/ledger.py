@@ -61,8 +61,8 @@ class Ledger:
 
     Guarantees: when `charge` returns, the event is on disk and survives SIGKILL and loss of power; every opening as a
     writer has its own number, `incarnation`; a second writer of one file is refused, and a killed writer blocks no one.
-    After an interrupt at any moment, ledger and object stay usable: the event is in the ledger, or it is not. Edge
-    cases: a failed charge raises and leaves no row. Use it in the process and thread that opened it.
+    After an interrupt at any moment, ledger and object stay usable: the event is in the ledger, or it is not.
+    Edge cases: a failed charge raises and leaves no row. Use it in the process and thread that opened it.
     """
 
     def __init__(
