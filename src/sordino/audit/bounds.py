@@ -1,7 +1,7 @@
 """Lower bounds on ε from what an attacker got right, and claims that they refute. Nothing here imports torch.
 
 An attacker who tells "the record was there" from "it was not" makes false alarms and misses. Differential privacy
-bounds both error rates from below, so that error rates that are certainly small contradict a small ε.
+bounds both error rates from below, so error rates that are demonstrably small contradict a small ε.
 
 A ledger claims more than one ε: it claims δ(ε) for every ε at once, and with it a trade-off between the errors of every
 attacker. Rates below that trade-off refute the claim, whatever the mechanism really is. The attacker's statistic and

@@ -38,7 +38,7 @@ def loss(model: nn.Module, batch: Mapping[str, Any], label_smoothing: float = 0.
     """One loss per example of `batch`: the inputs and labels that the model's own `forward` takes.
 
     `model` may be wrapped by PEFT, by a data-parallel module or by ``torch.compile``. `label_smoothing` is that of
-    transformers' Trainer, applied to each example by itself; tasks without classes refuse it.
+    transformers' Trainer, applied to each example separately; tasks without classes refuse it.
     """
     base = unwrap(model)
     task = find_task(base)
@@ -94,7 +94,7 @@ def find_task(model: nn.Module) -> str:
 
 
 def require_own(model: nn.Module, batch: Mapping[str, Any]) -> None:
-    """Hold `loss` against the model's own ``output.loss`` on one example, without dropout; refuse where they differ.
+    """Compare `loss` with the model's own ``output.loss`` on one example, without dropout; refuse if they differ.
 
     A class may add terms that no other has (a router's balance, a penalty on logits). `batch` holds one example.
     """

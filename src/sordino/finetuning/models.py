@@ -1,6 +1,6 @@
 """The model of a fine-tuning: from a folder on this machine, or with random weights from a `config.json`.
 
-Nothing is downloaded and no code that a folder brings is run.
+Nothing is downloaded, and no code in a folder is run.
 """
 
 from __future__ import annotations

@@ -169,8 +169,8 @@ def describe_columns(choice: TextChoice, classes: tuple[str, ...] | None) -> Sch
 def check_texts(sheet: Sheet, choice: TextChoice) -> None:
     """Refuse what leaves nothing to learn, before anything is spent; no content is told.
 
-    A single empty text is a text. Whoever runs the command holds the records: what is refused here is told to nobody
-    else, and there is no run yet.
+    A single empty text is a text. The person who runs the command holds the records: no one else sees what is refused
+    here, and there is no run yet.
     """
     train, name = sheet.train, sheet.train.name
     if not len(train):
@@ -180,7 +180,7 @@ def check_texts(sheet: Sheet, choice: TextChoice) -> None:
 
 
 def find_owners(table: Table, unit: str) -> list[str]:
-    """Whose each record is; a record without an owner is refused, because nobody would protect it."""
+    """Return whose each record is; a record without an owner is refused, because no unit would protect it."""
     owners = [cell.strip() for cell in table.columns[unit]]
     missing: NDArray[np.bool_] = np.array([is_missing(cell) for cell in owners], np.bool_)
     if missing.any():

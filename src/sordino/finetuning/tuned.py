@@ -1,6 +1,6 @@
-"""A fine-tuned run, opened to be used: its model as last saved, its tokenizer, its classes. Nothing is spent by that.
+"""A fine-tuned run, opened for use: its model as last saved, its tokenizer, its classes. This spends nothing.
 
-The folder may come from anybody: what is loaded are tensors and numbers, never code.
+The folder may come from anyone: only tensors and numbers are loaded, never code.
 """
 
 from __future__ import annotations

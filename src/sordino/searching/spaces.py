@@ -79,7 +79,7 @@ def uniform(low: float, high: float) -> Between:
 
 
 def log_uniform(low: float, high: float) -> Between:
-    """Any number between `low` and `high`, each decade as likely as the next: for rates, bounds, variances."""
+    """Any number between `low` and `high`, uniform on a log scale: for rates, bounds, variances."""
     return Between(low, high, log=True)
 
 
