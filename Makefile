@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/pytest -n $(shell expr $$(nproc 2>/dev/null || echo 2) + 1) --maxprocesses=4 --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-faults test-integrations screenshots lint types bench bench-quick docs lock hashes sbom dist clean
+.PHONY: help demo test test-slow test-faults test-integrations screenshots lint types bench bench-quick docs docs-archive lock hashes sbom dist clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-18s %s\n", $$1, $$2 }'
@@ -51,6 +51,9 @@ bench-quick: .venv/dev ## A few networks and methods within five minutes
 
 docs: .venv/dev ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-archive: docs ## Put the documentation of this version beside those of others, into docs-archive/
+	$(BIN)/python scripts/versions.py site docs-archive
 
 lock: .venv/base ## Resolve all dependencies anew and write requirements.lock
 	$(BIN)/python scripts/lock.py

@@ -19,15 +19,15 @@ from sordino.mechanisms import Mechanism, find_all
 DOCS = Path(__file__).parent.parent / "docs"
 TITLES = {"cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "imdb": "IMDb", "mnist": "MNIST", "names": "names"}
 SHOWN = ("cifar10", "fashion-mnist", "imdb", "mnist")
-NETWORKS = (
-    "MNIST CNN 26k, 256",
-    "CIFAR CNN 550k, 256",
-    "ResNet-18 GroupNorm at 32x32",
-    "BiLSTM64 trained embedding, 64x150",
-    "transformer 4x128, 128x64",
-    "BERT-mini 4x256",
-    "GPT-2 2x256, tied",
-)
+NETWORKS = {
+    "MNIST CNN 26k, 256": "small CNN",
+    "CIFAR CNN 550k, 256": "CNN",
+    "ResNet-18 GroupNorm at 32x32": "ResNet-18",
+    "BiLSTM64 trained embedding, 64x150": "BiLSTM",
+    "transformer 4x128, 128x64": "transformer",
+    "BERT-mini 4x256": "BERT-mini",
+    "GPT-2 2x256, tied": "GPT-2",
+}
 PEERS = ("Opacus hooks", "Opacus functorch", "Opacus ew", "Opacus ghost", "vmap")
 
 
@@ -93,7 +93,7 @@ def frame(kind: str, width: float, height: float, words: str, parts: Iterable[st
 def draw_accuracy() -> str:
     """Small panels, one for each dataset: ours at proven ε, and the best figure that a paper prints."""
     best = read_best()
-    width, height = 290, 190
+    width, height = 220, 160
     parts = []
     for number, name in enumerate(SHOWN):
         found = [(epsilon, row) for row in best[name] if 1 <= (epsilon := float(row["ε"])) <= 4]
@@ -104,7 +104,7 @@ def draw_accuracy() -> str:
         parts += [*draw_panel(TITLES[name], ours, theirs, width, height), "</g>"]
     parts += [f'<g transform="translate(40,{2 * height + 14})">', trace("ours", "M0 0h26")]
     parts.append(write(32, 4, "Sordino, proven ε"))
-    parts += [trace("theirs", "M200 0h26"), write(232, 4, "best of the papers, as printed"), "</g>"]
+    parts += [trace("theirs", "M172 0h26"), write(204, 4, "best printed in a paper"), "</g>"]
     words = "Test accuracy against epsilon on four datasets: Sordino at a proven epsilon, and the best published figure"
     return frame("chart", 2 * width, 2 * height + 30, words, parts)
 
@@ -116,16 +116,16 @@ def draw_panel(title: str, ours: Points, theirs: Points, width: float, height: f
     """One panel with two lines."""
     values = [value for _, value in (*ours, *theirs)]
     low, high = math.floor(min(values) - 0.3), math.ceil(max(values) + 0.3)
-    left, right, top, bottom = 44, width - 16, 30, height - 34
+    left, right, top, bottom = 40, width - 14, 30, height - 34
 
     def place(epsilon: float, value: float) -> tuple[float, float]:
         return left + (epsilon - 1) / 3 * (right - left), bottom - (value - low) / (high - low) * (bottom - top)
 
-    parts = [write(left, 18, title)]
+    parts = [f'<text class="title" x="{left}" y="18">{title}</text>']
     for value in (low, high):
         y = place(1, value)[1]
         parts += [trace("grid-line", f"M{left} {y}H{right}"), write(left - 6, y + 4, f"{value}%", "end")]
-    parts += [write(place(e, low)[0], bottom + 18, f"ε = {e}", "middle") for e in (1, 2, 3, 4)]
+    parts += [write(place(e, low)[0], bottom + 18, f"ε = {e}" if e == 1 else f"{e}", "middle") for e in (1, 2, 3, 4)]
     for kind, points in (("theirs", theirs), ("ours", ours)):
         placed = [place(*point) for point in points]
         parts.append(trace(kind, "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in placed)))
@@ -137,12 +137,12 @@ def draw_time() -> str:
     """One line for each network: a step of ours and of the quickest peer, in steps of SGD."""
     text, head = (DOCS / "performance.md").read_text(encoding="utf-8"), "time of a step ÷ SGD"
     rows = {row[head]: row for row in read_table(text, head, *PEERS)}
-    shown = [(name, rows[name]) for name in NETWORKS if name in rows]
-    longest, left, step = 10.0, 210, 40
-    width, height = 580, step * len(shown) + 60
+    shown = [(words, rows[name]) for name, words in NETWORKS.items() if name in rows]
+    longest, left, step = 10.0, 100, 38
+    width, height = 440, step * len(shown) + 60
 
     def place(times: float) -> float:
-        return left + math.log(min(times, longest) / 0.5) / math.log(longest / 0.5) * (width - left - 30)
+        return left + math.log(min(times, longest) / 0.5) / math.log(longest / 0.5) * (width - left - 20)
 
     parts = []
     for times in (0.5, 1, 2, 5, 10):
@@ -152,14 +152,14 @@ def draw_time() -> str:
         y = 26 + number * step
         ours = first_number(row["Sordino"])
         peers = [value for peer in PEERS if (value := first_number(row[peer])) is not None]
-        parts.append(write(left - 12, y + 4, name.split(",")[0], "end"))
+        parts.append(write(left - 12, y + 4, name, "end"))
         if peers:
             parts.append(f'<rect class="theirs" x="{place(min(peers)) - 5:.1f}" y="{y - 5}" width="10" height="10"/>')
         if ours is not None:
             parts.append(f'<circle class="ours" cx="{place(ours):.1f}" cy="{y}" r="6"/>')
     parts += [f'<g transform="translate(40,{height - 8})">', '<circle class="ours" cx="0" cy="-4" r="6"/>']
-    parts += [write(14, 0, "Sordino"), '<rect class="theirs" x="110" y="-9" width="10" height="10"/>']
-    parts += [write(130, 0, "quickest peer (Opacus or vmap); SGD is 1×"), "</g>"]
+    parts += [write(14, 0, "Sordino"), '<rect class="theirs" x="90" y="-9" width="10" height="10"/>']
+    parts += [write(108, 0, "quickest mode of Opacus, or vmap"), "</g>"]
     words = (
         "Time of a private step over one of SGD, on one CPU thread: Sordino and the quickest peer, network by network"
     )

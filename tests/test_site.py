@@ -235,6 +235,31 @@ def test_the_reference_says_of_which_version_it_is(site: Path) -> None:
         assert f"Sordino {__version__}" in page.read_text(encoding="utf-8"), page.name
 
 
+def test_versions_lie_side_by_side_and_know_of_each_other(tmp_path: Path) -> None:
+    versions = runpy.run_path(str(ROOT / "scripts" / "versions.py"))
+    for version, pages in (("0.2.0", ["index", "tour"]), ("0.10.0", ["index"]), ("0.2.0", ["index", "new"])):
+        made = tmp_path / f"{version}-{pages[-1]}"
+        (made / "assets").mkdir(parents=True)
+        for page in pages:
+            (made / f"{page}.html").write_text(version)
+        versions["write_list"](made, [versions["describe"](made, version)])
+        names = versions["archive"](made, tmp_path / "all")
+    assert names == ["0.10.0", "0.2.0"]
+    assert "0.10.0/index.html" in (tmp_path / "all" / "index.html").read_text()
+    told = versions["read_list"](tmp_path / "all" / "0.2.0")
+    assert [each["version"] for each in told] == ["0.2.0", "0.10.0"], "its own first"
+    assert told[0]["pages"] == ["index.html", "new.html"], "the site of a version replaces the earlier one"
+
+
+def test_the_site_says_which_version_it_is(site: Path) -> None:
+    from sordino import __version__
+
+    versions = runpy.run_path(str(ROOT / "scripts" / "versions.py"))
+    (own,) = versions["read_list"](site)
+    assert own["version"] == __version__
+    assert {"index.html", "api/training.html"} <= set(own["pages"])
+
+
 def test_a_picture_without_its_table_ends_the_build() -> None:
     pictures = runpy.run_path(str(ROOT / "scripts" / "pictures.py"))
     with pytest.raises(LookupError, match="no table with the columns"):

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import base64
 import os
+import runpy
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.browser import Browser, Page, executable, started
-from tests.test_site import build_site, judge
+from tests.test_site import ROOT, build_site, judge
 
 if executable() is None:
     pytest.skip("no chromium on this machine: apt-get install chromium", allow_module_level=True)
@@ -110,6 +112,25 @@ def test_the_reader_can_choose_day_or_night(browser: Browser, built: Path) -> No
         schemes.append(page.evaluate(scheme))
     assert {"default", "slate"} <= set(schemes)
     page.close()
+
+
+def test_the_header_leads_to_the_same_page_of_another_version(browser: Browser, built: Path, tmp_path: Path) -> None:
+    versions = runpy.run_path(str(ROOT / "scripts" / "versions.py"))
+    older = tmp_path / "older"
+    shutil.copytree(built, older)
+    (older / "explorer.html").unlink()
+    versions["write_list"](older, [versions["describe"](older, "0.0.1")])
+    for made in (older, built):
+        versions["archive"](made, tmp_path / "all")
+    own = versions["read_list"](built)[0]["version"]
+    for name, there in (("api/recipes.html", "api/recipes.html"), ("explorer.html", "index.html")):
+        page = show(browser, tmp_path / "all" / own, name)
+        chosen = "document.querySelector('select.sordino-version')"
+        assert page.evaluate(f"[...{chosen}.options].map((o) => o.text)") == [own, "0.0.1"]
+        page.evaluate(f"{chosen}.selectedIndex = 1; {chosen}.dispatchEvent(new Event('change'))")
+        page.wait_for(f"location.href.endsWith('/0.0.1/{there}')")
+        assert page.complaints == []
+        page.close()
 
 
 def test_the_explorer_answers_to_its_sliders(browser: Browser, built: Path) -> None:

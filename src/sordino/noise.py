@@ -12,6 +12,7 @@ import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -31,6 +32,12 @@ from sordino.errors import InvalidInput
 
 PIECE = 2**16
 """Entries of noise made at a time: they fit in the processor's cache, and a large model needs no second copy."""
+MANY = 2**19
+"""From so many entries on, several threads add noise: fewer are done before a thread has begun."""
+MOST_WORKERS = 8
+"""More threads than this wait for Python's lock longer than they work."""
+NATIVE = (torch.float32, torch.float64)
+"""What numpy can add doubles to."""
 STORE = 2**14
 FEW = 2**12
 """Fewer normals than this are taken from a store: making a few takes as long as making thousands."""
@@ -293,22 +300,41 @@ def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: fl
     """
     held = list(tensors)
     before = _flat(held) if isinstance(source, Settling) else None
-    for pieces in _groups(held):  # by one thread: two of Python's wait for each other longer than they work
+
+    def add_to(pieces: list[Tensor]) -> None:
         sizes = [piece.numel() for piece in pieces]
         noise = source.gaussian(receipt, sum(sizes), std)
         if all(piece.device == pieces[0].device for piece in pieces):
             noise = _send(noise, pieces[0].device)
         for piece, drawn in zip(pieces, noise.split(sizes), strict=True):
             _add(piece, drawn)
+
+    workers = count_workers(source, held)
+    if workers == 1:
+        for pieces in _groups(held):
+            add_to(pieces)
+    else:
+        with ThreadPoolExecutor(workers) as pool:
+            for _ in pool.map(add_to, _groups(held)):  # raises what a worker raised
+                pass
     if before is not None:
         released = settle(source, receipt, before, _flat(held))
         for tensor, piece in zip(held, released.split([tensor.numel() for tensor in held]), strict=True):
             tensor.copy_(piece.view(tensor.shape))
 
 
+def count_workers(source: Source, tensors: list[Tensor]) -> int:
+    """How many threads add noise at once: as many as torch has, for many entries of the host and a secure source.
+
+    A seeded source has one stream, whose order must not depend on threads; one of the user's own may not bear them.
+    """
+    apart = type(source) is Secure and all(t.device.type == "cpu" and t.dtype in NATIVE for t in tensors)
+    return min(MOST_WORKERS, torch.get_num_threads()) if apart and sum(t.numel() for t in tensors) >= MANY else 1
+
+
 def _add(piece: Tensor, drawn: Tensor) -> None:
     """``piece += drawn`` in double precision, of which only the result is rounded."""
-    if piece.device.type == "cpu" and piece.dtype in (torch.float32, torch.float64):
+    if piece.device.type == "cpu" and piece.dtype in NATIVE:
         held = piece.numpy()  # numpy adds mixed precisions without a copy of either
         np.add(drawn.numpy(), held, out=held, casting="same_kind", dtype=np.float64)
     elif piece.device.type in WITHOUT_DOUBLES:

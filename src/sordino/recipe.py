@@ -222,7 +222,7 @@ class Recipe:
         _require(
             budget.delta < 1 / records,
             f"delta={budget.delta:g} must be < 1/records = {1 / records:g}: "
-            f"a larger one allows to publish whole records; use {0.1 / records:.0e}",
+            f"a larger one could publish whole records; use {0.1 / records:.0e}",
         )
         recipe = replace(self.for_records(records), budget=budget)
         assert recipe.sampler is not None

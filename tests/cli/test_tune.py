@@ -42,7 +42,7 @@ def test_a_table_is_searched_and_used(people: Path, tmp_path: Path, sordino: Cal
     assert said.exit_code == 0, (said.stderr, said.exception)
     assert "Searched: rate: 0.05, 0.1; steps: 20 to 60, whole" in said.stdout
     assert "do not quote that" in said.stdout
-    assert "how many is secret" in said.stderr
+    assert "the exact number is secret" in said.stderr
     assert "sordino report" in said.stdout
     assert "sordino audit" in said.stdout
     told = json.loads((run / "outcome.json").read_text())

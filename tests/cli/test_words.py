@@ -39,7 +39,7 @@ def test_an_error_of_the_model_is_told_without_its_words(sordino, small, tmp_pat
     result = sordino(*small, "--batch-size", 55, "--epsilon", 3, "--model", model, "--run", run)
     assert result.exit_code == code
     assert result.stderr.count("error: ") == 1
-    assert "kept back" in result.stderr or "labels and indices must lie in" in result.stderr
+    assert "is not shown" in result.stderr or "labels and indices must lie in" in result.stderr
     assert ("IndexError in odd.py:" in result.stderr) == (function == "in_a_draw")
     stored = "".join(path.read_text(errors="replace") for path in run.rglob("*") if path.is_file())
     for words in ("17171", "90909", "out of bounds"):

@@ -18,6 +18,7 @@ from sordino.report.about import About, parse_about
 from sordino.report.facts import gather
 from sordino.report.model_card import write_card
 from sordino.report.officer_page import answer_edpb, answer_nist, list_exposed, list_protected, list_risks
+from sordino.report.page import mark_code
 from sordino.report.printing import print_pdf
 from sordino.report.registry import describe_deployment, find_mistakes, read_schema
 from sordino.report.run_page import render_run
@@ -126,7 +127,8 @@ def test_every_answer_has_a_source_and_says_who_answers(run):
     facts = gather(run)
     answers = [*answer_nist(facts), *answer_edpb(facts)]
     assert len(answers) >= 18
-    assert all(each.topic and each.answer and each.evidence for each in answers)
+    assert all(each.answer and each.evidence for each in answers)
+    assert all(re.match(r"Section \d(\.\d)*, ", each.topic) for each in answers), "a reader must find the place"
     assert 4 <= sum(each.open for each in answers) < len(answers) / 2, "what no ledger knows stays open, and only that"
     page = render_run(facts, "officer")
     for words in ("NIST SP 800-226", "EDPB Opinion 28/2024", "Residual risks", "To be answered by the owner"):
@@ -140,11 +142,18 @@ def test_what_an_officer_reads_follows_the_ledger(run, tmp_path, recipe):
     g = facts.guarantee
     unproven = replace(facts, guarantee=replace(g, basis="published"))
     assert list_protected(unproven) == []
+    weak = replace(facts, guarantee=replace(g, epsilon=50.0))
+    assert "hardly" in list_protected(weak)[0]
+    assert "hardly" not in list_protected(replace(facts, guarantee=replace(g, epsilon=3.0)))[0]
     assert "not proven" in list_risks(unproven)[0]
     refuted = replace(facts, audit={"passed": False, "attacks": []})
     assert any("REFUTED" in line for line in list_risks(refuted))
     conditional = replace(facts, guarantee=replace(g, conditions=("your sampler is honest",)))
     assert any("your sampler is honest" in line for line in list_risks(conditional))
+
+
+def test_commands_in_answers_are_code_and_nothing_else_is():
+    assert mark_code("Run `sordino audit` <b>now</b>") == "Run <code>sordino audit</code> &lt;b&gt;now&lt;/b&gt;"
 
 
 def test_words_of_a_folder_stay_words(tmp_path, recipe):

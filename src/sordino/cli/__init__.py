@@ -86,9 +86,7 @@ def _describe(error: Exception) -> str:
     """
     if isinstance(error, OSError) and error.strerror:
         return f"{type(error).__name__}: {error}: correct this and run the command again"
-    return (
-        f"{locate_error(error)}: its words may tell private values and are kept back; {TRACEBACK}=1 shows them to you"
-    )
+    return f"{locate_error(error)}: its message may hold private values and is not shown; set {TRACEBACK}=1 to see it"
 
 
 app = typer.Typer(
@@ -98,14 +96,19 @@ app = typer.Typer(
     epilog=EPILOG,
     pretty_exceptions_show_locals=False,  # a traceback's locals would print private records
 )
-_COMMANDS = (
-    *(train, tune, finetune, resume, predict, generate, export, report, serve, compare, reproduce),
-    *(account, verify, calibrate, audit, check, selftest, demo),
-)
-for module in _COMMANDS:
-    command = getattr(module, module.__name__.rpartition(".")[2])  # a file has the name of its command
-    app.command(epilog=getattr(module, "EPILOG", None))(command)
-app.add_typer(budget.budget, name="budget")
+_PLAN = "Plan and check"
+_COMMANDS = {
+    "Train": (demo, train, tune, finetune, resume),
+    "Use a model": (predict, generate, export),
+    "Show and prove": (report, serve, verify, audit),
+    _PLAN: (calibrate, account, check, selftest),
+    "Compare methods": (compare, reproduce),
+}
+for panel, modules in _COMMANDS.items():
+    for module in modules:
+        command = getattr(module, module.__name__.rpartition(".")[2])  # a file has the name of its command
+        app.command(epilog=getattr(module, "EPILOG", None), rich_help_panel=panel)(command)
+app.add_typer(budget.budget, name="budget", rich_help_panel=_PLAN)
 
 
 @app.callback(invoke_without_command=True)

@@ -61,7 +61,7 @@ def create(
     vault: _Vault = None,
     json: options.Json = False,
 ) -> None:
-    """Make a budget for a dataset; you own it. Its delta, unit and composition stay for ever."""
+    """Make a budget for a dataset; you own it. Its delta, unit and composition can never change."""
     from sordino.accounting import Budget
     from sordino.vault import open_vault
 
@@ -92,11 +92,11 @@ def list_all(vault: _Vault = None, json: options.Json = False) -> None:
 @budget.command()
 def show(
     name: _Name,
-    page: Annotated[Path | None, typer.Option("--page", help="Also write a page for who was not there.")] = None,
+    page: Annotated[Path | None, typer.Option("--page", help="Also write a page that others can read.")] = None,
     vault: _Vault = None,
     json: options.Json = False,
 ) -> None:
-    """Say what is spent, reserved and left of a dataset's budget, by run and by person."""
+    """Show what is spent, reserved and left of a dataset's budget, by run and by person."""
     opened = _open(vault)
     _show(opened.state(name), json)
     if page is not None:
@@ -111,7 +111,7 @@ def show(
 def grant(
     name: _Name,
     person: _Person,
-    epsilon: Annotated[float | None, typer.Option(help="At most so much for this person's runs alone.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="A limit for this person's runs together.")] = None,
     revoke: Annotated[bool, typer.Option("--revoke", help="Take it back; what they hold stays theirs.")] = False,
     vault: _Vault = None,
     json: options.Json = False,
@@ -132,13 +132,13 @@ def raise_to(
     vault: _Vault = None,
     json: options.Json = False,
 ) -> None:
-    """Give a dataset a larger budget. Only its owner may; the history says so for ever."""
+    """Give a dataset a larger budget. Only its owner may; the history keeps a record of it."""
     _confirm(_open(vault).raise_to(name, epsilon), json, f"its budget is epsilon={epsilon:g} now")
 
 
 @budget.command()
 def close(name: _Name, vault: _Vault = None, json: options.Json = False) -> None:
-    """Let nobody reserve any more, for ever; runs that hold something may finish. Only the owner may."""
+    """Close a budget for good: no run can reserve from it; those that hold something may finish. Only its owner may."""
     _confirm(_open(vault).close(name), json, "it is closed: no run can reserve any more")
 
 
@@ -172,7 +172,7 @@ def write_off(name: _Name, run: _Run, vault: _Vault = None, json: options.Json =
 
 @budget.command()
 def history(name: _Name, vault: _Vault = None, json: options.Json = False) -> None:
-    """Say who did what to a dataset's budget, and when."""
+    """Show who did what to a dataset's budget, and when."""
     from sordino.vault.summary import describe_entry
 
     entries = _open(vault).history(name)
@@ -194,7 +194,7 @@ def verify(
     vault: _Vault = None,
     json: options.Json = False,
 ) -> None:
-    """Go through a dataset's whole history anew: chain, signatures, prices, and the receipts that runs keep."""
+    """Check a dataset's whole history again: chain, signatures, prices, and the receipts that runs keep."""
     opened = _open(vault)
     receipts = {str(run): receipt for run in runs or [] if (receipt := _find_receipt(run, name))}
     try:

@@ -56,7 +56,10 @@ class Comparison:
 
 def compare(
     dataset: Annotated[
-        str | None, typer.Option(help="Such as fashion-mnist; `digits` needs no download. Or a table of your own.")
+        str | None,
+        typer.Option(
+            "--dataset", "--data", help="Such as fashion-mnist; `digits` needs no download. Or a table of your own."
+        ),
     ] = None,
     method: Annotated[list[str] | None, typer.Option(help="May be repeated. Default: all that are configured.")] = None,
     recipe: Annotated[
@@ -70,8 +73,12 @@ def compare(
     config: Annotated[Path | None, typer.Option(help="A TOML file with dataset, methods, epsilons, seeds.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where results go. Default: runs/compare-<dataset>.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes at once. Default: one per core.")] = None,
-    records: Annotated[int | None, typer.Option(help="Train on the first so many records alone, for a try.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Take so few steps, for a try; the noise follows.")] = None,
+    records: Annotated[
+        int | None, typer.Option(help="Train on this many of the first records only, to try it out.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Take this many steps only, to try it out; the noise is set to match.")
+    ] = None,
     evaluations: Annotated[
         int | None, typer.Option(min=1, help="Times that a run is evaluated and saved. Default: 60.")
     ] = None,
@@ -236,7 +243,7 @@ def _configure_own(code: str, dataset: str, known: Mapping[str, Settings]) -> Se
     place = locate(code)
     name = code.rpartition(":")[2]
     if name in known:
-        raise InvalidInput(f"recipe={code}: there is a method {name!r} already: call the function otherwise")
+        raise InvalidInput(f"recipe={code}: there is a method {name!r} already: give the function another name")
     sizes = {key: base.base["recipe"][key] for key in ("batch_size", "epochs", "steps") if key in base.base["recipe"]}
     tables = {**base.base, "recipe": {"name": place, **sizes}}
     return replace(base, method=name, footing="", provenance=f"the user's {code}", base=tables, by_epsilon={})
@@ -288,7 +295,7 @@ def foretell(cases: Sequence[Case], folder: Path, workers: int | None) -> str:
     known = [estimate_seconds(case) for case in waiting]
     priced = [seconds for seconds in known if seconds is not None]
     if not priced:
-        return f"{said}; none like them came with Sordino, so that the time is known when the first has ended"
+        return f"{said}; no run like these came with Sordino, so the time is known once the first ends"
     total = sum(priced) * len(waiting) / len(priced) / at_once
     partly = "" if len(priced) == len(waiting) else f" (by {len(priced)} of them)"
     return f"{said}: about {_describe_time(total)} by the runs that came with Sordino{partly}"

@@ -46,8 +46,10 @@ class FinetuneFlags(options.OptionFields):
         str | None,
         _texts("Public names of the classes; without them they are released with noise.", metavar="NAME,..."),
     ] = None
-    unit: Annotated[str | None, _texts("The column that says whose a text is: whole owners are protected.")] = None
-    per_unit: Annotated[int | None, _texts("Texts that an owner brings to a draw at most. Default: 8.")] = None
+    unit: Annotated[str | None, _texts("The column that says whose text it is: whole owners are then protected.")] = (
+        None
+    )
+    per_unit: Annotated[int | None, _texts("Most texts of one owner in a draw. Default: 8.")] = None
     length: Annotated[int | None, _texts("Tokens of a text that are read. Default: 256, or what the model takes.")] = (
         None
     )
@@ -59,7 +61,7 @@ class FinetuneFlags(options.OptionFields):
     ] = None
     noise_multiplier: options.NoiseMultiplier = None
     accountant: Annotated[
-        str | None, _privacy("Who prices the events: pld (default), rdp, ...", among=options.ACCOUNTANTS)
+        str | None, _privacy("How events are priced: pld (default), rdp, ...", among=options.ACCOUNTANTS)
     ] = None
     adjacency: Annotated[
         str | None, _privacy("add-or-remove-one (default) or replace-one.", among=options.ADJACENCIES)

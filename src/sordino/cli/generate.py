@@ -22,10 +22,10 @@ _Run = Annotated[Path, typer.Argument(help="A run of `sordino finetune --task ca
 _Records = Annotated[int, typer.Option(help="How many texts.")]
 _Out = Annotated[Path, typer.Option(help="The .jsonl file; the guarantee is written beside it.")]
 _Prompt = Annotated[str, typer.Option(help="What every text begins with; it must not be private.")]
-_Temperature = Annotated[float, typer.Option(help="1 draws as the model was trained, less is tamer.")]
+_Temperature = Annotated[float, typer.Option(help="1 samples as the model was trained; less is more cautious.")]
 _TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens whose chances add up to this.")]
-_Length = Annotated[int | None, typer.Option(help="Tokens of a text at most. Default: as in training.")]
-_Seed = Annotated[int | None, typer.Option(help="The same texts again.")]
+_Length = Annotated[int | None, typer.Option(help="Most tokens of a text. Default: as in training.")]
+_Seed = Annotated[int | None, typer.Option(help="Make the texts repeatable.")]
 
 
 def generate(

@@ -24,14 +24,14 @@ Delta = Annotated[
     ),
 ]
 Rate = Annotated[
-    float | None, typer.Option(help="Chance of a record to join a draw; or give --batch-size and --records.")
+    float | None, typer.Option(help="Chance that a record joins a draw; or give --batch-size and --records.")
 ]
 BatchSize = Annotated[int | None, typer.Option(help="Expected size of a draw.")]
 RecordCount = Annotated[int | None, typer.Option(help="Public number of records.")]
 NoiseMultiplier = Annotated[float | None, typer.Option(help="Noise over clipping bound.")]
 Steps = Annotated[int | None, typer.Option(help="Length of training in steps.")]
 Epochs = Annotated[float | None, typer.Option(help="Length of training in epochs.")]
-AccountantName = Annotated[str, typer.Option("--accountant", help="Who prices the events: pld, rdp, ...")]
+AccountantName = Annotated[str, typer.Option("--accountant", help="How events are priced: pld, rdp, ...")]
 AdjacencyName = Annotated[str, typer.Option("--adjacency", help="add-or-remove-one or replace-one.")]
 RunDirectory = Annotated[Path | None, typer.Option("--run", help="Where to save. Default: runs/ and the time.")]
 TrustCode = Annotated[
@@ -160,6 +160,6 @@ def choose_delta(delta: float | None, records: int | None) -> float:
         return min(1e-5, 10.0 ** math.floor(math.log10(0.1 / records) + 1e-9))
     if records is not None and delta >= 1 / records:
         raise InvalidInput(
-            f"delta={delta:g} must be < 1/records = {1 / records:g}: a larger one allows to publish whole records"
+            f"delta={delta:g} must be < 1/records = {1 / records:g}: a larger one could publish whole records"
         )
     return delta

@@ -47,7 +47,7 @@ def predict(
     header: _Header = None,
     separator: Annotated[str | None, typer.Option(help="What separates cells.")] = None,
     encoding: Annotated[str | None, typer.Option(help="Of a table: utf-8, utf-16, latin-1, ...")] = None,
-    decimal: Annotated[str | None, typer.Option(help="The mark in numbers: . or ,")] = None,
+    decimal: Annotated[str | None, typer.Option(help="The decimal mark: . or ,")] = None,
     trust_code: options.TrustCode = False,
     json: options.Json = False,
 ) -> None:

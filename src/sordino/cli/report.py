@@ -47,7 +47,9 @@ _For = Annotated[
 _About = Annotated[
     Path | None, typer.Option("--about", help="TOML with owner, purpose, ... Default: about.toml in the run.")
 ]
-_Pdf = Annotated[bool, typer.Option("--pdf", help="Also print the page to a PDF beside it, by a browser that is here.")]
+_Pdf = Annotated[
+    bool, typer.Option("--pdf", help="Also print the page to a PDF beside it, with a browser on this machine.")
+]
 
 
 def report(

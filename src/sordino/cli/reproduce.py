@@ -42,11 +42,17 @@ class Wanted:
     table: Annotated[str | None, typer.Argument(help="Such as dpsur:table2; --list shows them all.")] = None
     dataset: Annotated[str | None, typer.Option(help="Only this dataset of the table.")] = None
     seeds: Annotated[int | None, typer.Option(help="Runs per cell and accounting: 3, and 1 of attacks.")] = None
-    quick: Annotated[bool, typer.Option("--quick", help="A subset: one seed, the epsilon nearest 3.")] = False
+    quick: Annotated[bool, typer.Option("--quick", help="A part of the table: one seed, the epsilon nearest 3.")] = (
+        False
+    )
     out: Annotated[Path, typer.Option(help="Where results go; tables share their runs.")] = Path("runs/reproduce")
     workers: Annotated[int | None, typer.Option(help="Processes at once. Default: one per core.")] = None
-    records: Annotated[int | None, typer.Option(help="Train on the first so many records alone, for a try.")] = None
-    steps: Annotated[int | None, typer.Option(help="Take so few steps, for a try; the noise follows.")] = None
+    records: Annotated[
+        int | None, typer.Option(help="Train on this many of the first records only, to try it out.")
+    ] = None
+    steps: Annotated[
+        int | None, typer.Option(help="Take this many steps only, to try it out; the noise is set to match.")
+    ] = None
     show: Annotated[
         bool,
         typer.Option("--show", help="Print what is finished here, or came with Sordino; run and write nothing."),

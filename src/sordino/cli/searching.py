@@ -99,9 +99,13 @@ def watch_clock(jobs: int) -> Any:
 
 def announce(cost: Cost, space: Space) -> None:
     """Before anything is spent: what is searched, and by what it is paid."""
-    law = f"about {cost.trials:g} trials, how many is secret" if cost.way == "selection" else f"{cost.trials:g} trials"
+    law = (
+        f"about {cost.trials:g} trials; the exact number is secret"
+        if cost.way == "selection"
+        else f"{cost.trials:g} trials"
+    )
     score = "on public records" if cost.score_noise is None else "with noise"
-    _say("Search", f"{law}, scored {score}; paid by {cost.way}, the cheaper way, all of it before the first")
+    _say("Search", f"{law}, scored {score}; paid for by {cost.way}, the cheaper way, before the first trial starts")
     for name, words in space.describe().items():
         _say("", f"{name}: {words}")
 

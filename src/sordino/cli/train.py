@@ -79,9 +79,9 @@ class Flags(options.OptionFields):
     header: Annotated[
         bool | None, _yours("Whether the first line of a table names its columns.", "--header/--no-header")
     ] = None
-    separator: Annotated[str | None, _yours("What separates cells, if the first line does not show it.")] = None
+    separator: Annotated[str | None, _yours("What separates cells, if it cannot be told from the first line.")] = None
     encoding: Annotated[str | None, _yours("Of a table: utf-8, utf-16, latin-1, ...")] = None
-    decimal: Annotated[str | None, _yours("The mark in numbers: . or ,")] = None
+    decimal: Annotated[str | None, _yours("The decimal mark: . or ,")] = None
     missing: Annotated[
         list[str] | None, _yours("Another mark of a missing value, such as -9; may be repeated.", "--missing")
     ] = None
@@ -90,11 +90,13 @@ class Flags(options.OptionFields):
     grey: Annotated[bool | None, _yours("Read images of a folder without colour.", "--grey")] = None
     features: Annotated[
         str | None,
-        _yours("What is learnt from in place of pixels: scattering, patches, handwriting.", among=options.FEATURES),
+        _yours(
+            "Learn from these features instead of pixels: scattering, patches, handwriting.", among=options.FEATURES
+        ),
     ] = None
     draft_schema: Annotated[
         Path | None,
-        _yours("Write a schema to start from, for your eyes, and do not train."),
+        _yours("Write a schema to start from, for your eyes only, and do not train."),
     ] = None
     epsilon: options.Epsilon = None
     delta: options.Delta = None
@@ -107,10 +109,10 @@ class Flags(options.OptionFields):
     unit: Annotated[
         str | None, _privacy("The column that says whose record it is: the guarantee is then about each of them.")
     ] = None
-    per_unit: Annotated[int | None, _privacy("Records of one unit that are used at most. Default: 3.")] = None
+    per_unit: Annotated[int | None, _privacy("Most records of one unit that are used. Default: 3.")] = None
     noise_multiplier: options.NoiseMultiplier = None
     accountant: Annotated[
-        str | None, _privacy("Who prices the events: pld (default), rdp, ...", among=options.ACCOUNTANTS)
+        str | None, _privacy("How events are priced: pld (default), rdp, ...", among=options.ACCOUNTANTS)
     ] = None
     adjacency: Annotated[
         str | None, _privacy("add-or-remove-one (default) or replace-one.", among=options.ADJACENCIES)

@@ -3,9 +3,10 @@ questions answered as far as a run's folder can answer them.
 
 The lists follow NIST SP 800-226, "Guidelines for Evaluating Differential Privacy Guarantees" (March 2025,
 doi:10.6028/NIST.SP.800-226), and Opinion 28/2024 of the European Data Protection Board "on certain data protection
-aspects related to the processing of personal data in the context of AI models" (17 December 2024), Section 3.2. The
-questions are ours, by their topics; the answers come from the ledger and the files beside it, and say from which. What
-no folder can know is left open by name: a page that guessed there would be worth less than none.
+aspects related to the processing of personal data in the context of AI models" (17 December 2024), Sections 3.2 to 3.4.
+The questions are ours; each names the section that it comes from, and the paragraph where we could confirm it. The
+answers come from the ledger and the files beside it, and say from which. What no folder can know is left open by name:
+a page that guessed there would be worth less than none.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from sordino.report.facts import Facts
 from sordino.report.prices import bound_detection
 
 NIST, EDPB = "NIST SP 800-226", "EDPB Opinion 28/2024"
+WEAK = 10
+"""Above this ε, nobody should be told that they are protected (NIST SP 800-226, Section 2.2)."""
 LEDGER, FILES, OWNER = "the ledger", "the run’s files", "the owner"
 
 
 @dataclass(frozen=True)
 class OfficerAnswer:
-    """A question, what the run says to it, where in its source the question comes from, and who answers.
+    """A question, what the run says to it, the place in its source that asks it, and who answers.
 
     `evidence` is what the answer was read from; `OWNER` marks what no folder can know, and is left open.
     """
@@ -58,6 +61,8 @@ def list_protected(facts: Facts) -> list[str]:
         return []
     words = "training " if g.unprotected else ""
     lines = [f"Every {words}{g.unit}: whether it was in the data, and everything that it says."]
+    if g.epsilon > WEAK:
+        lines[0] = f"Every {words}{g.unit}, but hardly: ε = {_write(g.epsilon)} allows almost anything to be found out."
     lines.append("Against anybody, whatever else they know and however long they compute, now and later.")
     lines.append(
         "Whatever is done with the model afterwards: publishing it, asking it, changing it costs nothing more."
@@ -90,7 +95,7 @@ def list_risks(facts: Facts) -> list[str]:
         (math.isinf(g.epsilon), "ε is infinite: what was released may reveal any record."),
         *((True, f"It holds only provided that {what}, which nobody has checked.") for what in g.conditions),
         (refuted, "An audit REFUTED the claim: the run must not be used before that is explained."),
-        (10 < g.epsilon < math.inf, f"ε = {_write(g.epsilon)} is large: it promises little to any one {g.unit}."),
+        (WEAK < g.epsilon < math.inf, f"ε = {_write(g.epsilon)} is large: it promises little to any one {g.unit}."),
         (_promises(g) and bool(facts.curve), f"{_bound_attacker(facts)} That much is left."),
         (bool(g.unprotected), "Figures on held-out records are exact: published, they tell something about them."),
         (
@@ -118,53 +123,53 @@ def answer_nist(facts: Facts) -> list[OfficerAnswer]:
         OfficerAnswer(
             "What are the privacy parameters, and how strong are they?",
             f"ε = {_write(g.epsilon)} at δ = {round_up_digits(g.delta, 3)}, {g.basis}. {_judge_delta(facts)}",
-            "privacy parameters and the variant of differential privacy",
+            "Section 2.2, the privacy parameter ε; Section 2.3, variants",
         ),
         OfficerAnswer(
             "What is the unit of privacy?",
             f"One {g.unit}; neighbouring data sets differ by {_name_difference(g)}. {_warn_of_records(g)}",
-            "unit of privacy; bounded and unbounded differential privacy",
+            "Section 2.4, the unit of privacy",
         ),
         OfficerAnswer(
             "Which algorithm was run, and why is its price right?",
             f"{_name_algorithm(facts)} Its {proof.events:,} events were written down before they happened, and priced "
             f"by {g.accountant}; the proofs are in Sordino’s documentation.",
-            "algorithms and correctness; machine learning",
+            "Section 3, algorithms and correctness: machine learning",
         ),
         OfficerAnswer(
             "Are other releases of the same data accounted for?",
             _describe_total(facts),
-            "composition; mixing differential privacy with other releases",
+            "Section 2.1.2, composition; Section 2, mixing with other data releases",
         ),
-        OfficerAnswer("How useful is the result?", _describe_utility(facts), "utility and accuracy", FILES),
+        OfficerAnswer("How useful is the result?", _describe_utility(facts), "Section 3, utility and accuracy", FILES),
         OfficerAnswer(
             "Does it treat groups of people differently?",
             "Not measured by Sordino. Noise weighs more on small groups: compare the figures of those that matter.",
-            "bias",
+            "Section 3, bias",
             OWNER,
         ),
         OfficerAnswer(
             "Who has to be trusted?",
             "Whoever holds the records and trains (the central model). Nobody else: ε covers whoever sees every noisy "
             "gradient, not only the final model.",
-            "trust and threat model",
+            "Section 4, trust models",
         ),
         OfficerAnswer(
             "Is the mechanism implemented safely?",
             f"Noise: {_find(g, 'noise', 'not recorded')}. Arithmetic: {_find(g, 'floating', 'not recorded')}. "
             "Timing and other side channels of the machine are not covered; times in this page are cut to minutes.",
-            "mechanism implementation; floating point and side channels",
+            "Section 4, mechanism implementation: floating point, timing",
         ),
         OfficerAnswer(
             "Who can read the records, and how are they secured?",
             "Not known to the run: differential privacy protects what is released, not what is stored.",
-            "data security and access control",
+            "Section 4, data security and access control",
             OWNER,
         ),
         OfficerAnswer(
             "What were people exposed to when their data were collected?",
             "Not known to the run.",
-            "data collection exposure",
+            "Section 4, data collection exposure",
             OWNER,
         ),
     ]
@@ -177,58 +182,58 @@ def answer_edpb(facts: Facts) -> list[OfficerAnswer]:
         OfficerAnswer(
             "How likely is it that personal data can be extracted from the model, or obtained by asking it?",
             _describe_extraction(facts),
-            "whether an AI model is anonymous: likelihood of extraction, directly and through queries",
+            "Section 3.2, paragraph 43: likelihood of extraction, directly and through queries",
         ),
         OfficerAnswer(
             "From which sources do the training data come?",
             f"{facts.setting.data}{_count(facts)}. Why these were chosen is for the owner to say.",
-            "design of the model: selection of sources",
+            "Section 3.2, AI model design: selection of sources",
             FILES,
         ),
         OfficerAnswer(
             "Were the data prepared and minimised?",
             _describe_minimisation(facts),
-            "design of the model: preparation and minimisation",
+            "Section 3.2, AI model design: preparation and minimisation",
             FILES,
         ),
         OfficerAnswer(
             "Which methods of training limit identifiability?",
             f"Differential privacy. {_name_algorithm(facts)}",
-            "design of the model: methodological choices regarding the training",
+            "Section 3.2, AI model design: choices of training method",
         ),
         OfficerAnswer(
             "Are there measures on the outputs of the model?",
             "None by Sordino, and none are needed for ε: it holds for the model itself, whatever it is asked.",
-            "design of the model: measures regarding outputs",
+            "Section 3.2, AI model design: measures on outputs",
         ),
         OfficerAnswer(
             "Was the model analysed, and by whom?",
             f"This page was computed from the ledger ({facts.proof.fingerprint[:16]}…). An audit of the engineering, "
             "internal or external, is for the owner to arrange.",
-            "analysis of the model",
+            "Section 3.2, AI model analysis",
         ),
         OfficerAnswer(
             "Was it tested against attacks, such as membership inference and reconstruction?",
             _describe_tests(facts),
-            "testing and resistance to attacks",
+            "Section 3.2, paragraph 55: testing and resistance to attacks",
             FILES,
         ),
         OfficerAnswer(
             "Is that documented?",
             f"The ledger and its chain, the recipe, this page and its seal; `sordino verify` holds them together. "
             f"{len(g.assumptions)} assumptions are listed in the engineer’s page.",
-            "documentation",
+            "Section 3.2, paragraphs 56 to 58: documentation",
         ),
         OfficerAnswer(
             "On which legal basis are the data processed, and is the balance of interests documented?",
             "Not known to the run.",
-            "legitimate interest in development and deployment",
+            "Section 3.3, legitimate interest",
             OWNER,
         ),
         OfficerAnswer(
             "Were the data processed lawfully when the model was developed?",
             "Not known to the run.",
-            "consequences of unlawful processing",
+            "Section 3.4, consequences of unlawful processing",
             OWNER,
         ),
     ]

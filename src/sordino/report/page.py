@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from sordino.books import write_durably
 from sordino.errors import InvalidInput
@@ -73,9 +74,14 @@ def _environment() -> Environment:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     environment.filters.update(
-        plain=charts.plain, power=charts.power, percent=charts.percent, whole=charts.whole, up=round_up
+        plain=charts.plain, power=charts.power, percent=charts.percent, whole=charts.whole, up=round_up, code=mark_code
     )
     return environment
+
+
+def mark_code(text: str) -> Markup:
+    """Commands between backticks as code; everything is escaped first, so that a folder's words stay words."""
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _hash(text: str) -> str:

@@ -176,7 +176,7 @@ def choose_delta(delta: float | None, records: int) -> float:
         return min(1e-5, 10.0 ** math.floor(math.log10(0.1 / records) + 1e-9))
     if delta >= 1 / records:
         raise InvalidInput(
-            f"delta={delta:g} must be < 1/records = {1 / records:g}: a larger one allows to publish whole records"
+            f"delta={delta:g} must be < 1/records = {1 / records:g}: a larger one could publish whole records"
         )
     return delta
 

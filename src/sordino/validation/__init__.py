@@ -12,6 +12,11 @@ flags: check again after changing them.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Timer
+
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -27,6 +32,11 @@ from sordino.validation.trial import Finding
 
 __all__ = ["CROWD", "Finding", "check", "check_ledger", "check_length", "check_optimizer", "require_valid"]
 
+
+SLOW = 3.0
+"""Seconds after which whoever waits for the probe is told so."""
+
+WAITING = "sordino: probing whether model and loss mix examples, once before the first step; nothing is spent yet\n"
 
 NO_COMPLEX = "keep its real and imaginary parts in a real one, and use torch.view_as_complex"
 
@@ -60,9 +70,25 @@ def check(
 def require_valid(
     objective: Objective, parameters: list[nn.Parameter], fetch: Fetch, records: int, crowd: int = CROWD
 ) -> None:
-    """Refuse a model, loss or collate function that `check` objects to."""
-    for finding in check(objective, parameters, fetch, records, crowd):
+    """Refuse a model, loss or collate function that `check` objects to; whoever waits long is told what for."""
+    with tell_if_slow():
+        findings = check(objective, parameters, fetch, records, crowd)
+    for finding in findings:
         raise UnsupportedModel(finding.message) from finding.cause
+
+
+@contextmanager
+def tell_if_slow(seconds: float = SLOW) -> Iterator[None]:
+    """One line for whoever looks at a terminal or a notebook, if what is inside takes longer than so many seconds."""
+    looked_at = sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    timer = Timer(seconds, lambda: sys.stderr.write(WAITING))
+    timer.daemon = True
+    if looked_at:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def check_length(count: int, declared: int | None, unit: str = "record") -> None:

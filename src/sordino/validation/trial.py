@@ -53,6 +53,11 @@ class Rows:
         index = list(rows)
         return Rows(tree_map(lambda x: x[index], self.data), len(index))
 
+    @property
+    def can_shift(self) -> bool:
+        """Whether there is anything to rescale: tokens are not."""
+        return any(isinstance(x, Tensor) and x.is_floating_point() for x in tree_leaves(self.data))
+
     def shift(self, row: int, scale: float, offset: float) -> Rows:
         """The same examples, with the floating inputs of one of them rescaled."""
 
