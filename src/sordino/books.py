@@ -102,7 +102,7 @@ def reopen(directory: Path) -> Ledger:
 def require_fresh(directory: Path) -> None:
     """Refuse to begin a run where there was one: its budget would be granted anew."""
     if (directory / LEDGER).exists():
-        raise LedgerError(f"{directory} holds a run already: choose another directory, or load it to go on with it")
+        raise LedgerError(f"{directory} holds a run already: choose another directory, or load it to continue it")
     if any(seen.events for seen in read_sightings(directory)) or any(directory.glob(CHECKPOINTS)):
         raise LedgerError(
             f"{directory} holds checkpoints or a history without their ledger, so what they cost is unknown: "

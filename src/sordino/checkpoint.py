@@ -92,7 +92,7 @@ def _list_newest_first(directory: Path) -> list[Path]:
 def _read(path: Path) -> dict[str, Any]:
     try:
         if not stat.S_ISREG(path.lstat().st_mode):  # a pipe would be waited for, a link could lead anywhere
-            raise CheckpointError(f"{path} is no plain file, but a pipe, a link or a folder: remove it")
+            raise CheckpointError(f"{path} is not a plain file, but a pipe, a link or a folder: remove it")
         header, _, body = path.read_bytes().partition(b"\n")
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error

@@ -239,7 +239,7 @@ class Foreign(Sampler):
 
     def terms(self, terms: Terms, state: Any) -> Terms:
         if not isinstance(terms.event, GaussianDpEvent):
-            raise InvalidInput(f"sampler=Foreign() goes with exact norms, not with {terms.event}: use Poisson draws")
+            raise InvalidInput(f"sampler=Foreign() works with exact norms, not with {terms.event}: use Poisson draws")
         return replace(terms, event=GaussianDpEvent(terms.event.noise_multiplier / 2))
 
     def passes(self, loader: Iterable[Any], bench: Bench) -> Iterable[Any]:

@@ -363,7 +363,7 @@ def _(event: Selection, adjacency: Adjacency, orders: Sequence[float] = ORDERS) 
     """ε(α) + log E[K]/(α−1) + (1+η)·min over λ of ((1 − 1/λ)·ε(λ) + log(1/γ)/λ); it never falls with the order."""
     if event.slack > 0:
         raise InvalidInput(
-            f"selection with slack={event.slack:g} has no RDP price: a difference of δ is no Rényi divergence; use pld"
+            f"selection with slack={event.slack:g} has no RDP price: δ is not a Rényi divergence; use pld"
         )
     alpha = np.asarray(orders, dtype=np.float64)
     curve = rdp_curve(event.event, adjacency, orders)

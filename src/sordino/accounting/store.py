@@ -142,7 +142,7 @@ def _refuse_foreign_files(path: Path) -> None:
         with suppress(FileNotFoundError):
             if not stat.S_ISREG(_beside(path, suffix).lstat().st_mode):
                 raise LedgerError(
-                    f"ledger {path} has a {suffix[1:]} that is no plain file: it was not written by Sordino; remove it"
+                    f"ledger {path} has a {suffix[1:]} that is not a plain file, and not from Sordino: remove it"
                 )
     with suppress(FileNotFoundError), _beside(path, "-journal").open("rb") as file:
         size = file.seek(0, os.SEEK_END)

@@ -213,5 +213,5 @@ def _one_line_errors() -> Iterator[None]:
         reason = str(error).strip().split("\n")[0].split(". ")[0]
         raise SordinoError(
             f"another process of this run ended or cannot be reached ({reason}): start all of them again, as "
-            "`torchrun --max-restarts` does; private.resume goes on from the last save"
+            "`torchrun --max-restarts` does; private.resume continues from the last save"
         ) from error

@@ -82,9 +82,9 @@ def find_task(model: nn.Module) -> str:
     base = unwrap(model)
     name, config = type(base).__name__, getattr(base, "config", None)
     if config is None:
-        raise UnsupportedModel(f"{name} has no config: it is no Hugging Face model; write loss(model, batch) yourself")
+        raise UnsupportedModel(f"{name} has no config: it is not a Hugging Face model; write loss(model, batch)")
     if hasattr(base, "_loss_function"):
-        raise UnsupportedModel(f"{name} has a loss_function of its own: write loss(model, batch) for it")
+        raise UnsupportedModel(f"{name} has its own loss_function: write loss(model, batch) for it")
     for ending, task in TASKS.items():
         if name.endswith(ending):
             encodes_and_decodes = getattr(config, "is_encoder_decoder", False)

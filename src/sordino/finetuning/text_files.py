@@ -131,7 +131,7 @@ def _parse_line(path: Path, number: int, line: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         record = None  # its words would quote the line
     if not isinstance(record, dict):
-        raise InvalidInput(f"{path} line {number} is no JSON object: every line must be one record, {{...}}")
+        raise InvalidInput(f"{path} line {number} is not a JSON object: every line must be one record, {{...}}")
     return record
 
 

@@ -121,7 +121,7 @@ class Cyclic(Sampler):
 
     def terms(self, terms: Terms, state: _Cycle) -> Terms:
         if not isinstance(terms.event, GaussianDpEvent):
-            raise InvalidInput(f"sampler=Cyclic() goes with exact norms, not with {terms.event}: use Poisson draws")
+            raise InvalidInput(f"sampler=Cyclic() works with exact norms, not with {terms.event}: use Poisson draws")
         if state.turn:
             return replace(terms, event=PaidByEpoch(terms.noise_multiplier))
         return replace(terms, event=PoissonSampledDpEvent(self.joins, terms.event))

@@ -208,7 +208,7 @@ def _price_epoch(sampler: Sampler, terms: Terms, opens: bool, sensitivity: float
     """The whole epoch at its first batch, nothing more at the others; ``terms.event`` has the epoch's least noise."""
     if not isinstance(terms.event, GaussianDpEvent):
         raise InvalidInput(
-            f"sampler={type(sampler).__name__}() goes with exact norms, not with {terms.event}: use Poisson draws"
+            f"sampler={type(sampler).__name__}() works with exact norms, not with {terms.event}: use Poisson draws"
         )
     if not opens:
         return replace(terms, event=PaidByEpoch(terms.noise_multiplier))

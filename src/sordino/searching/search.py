@@ -152,7 +152,7 @@ def tune(
     """
     found = make_space(space)
     if jobs < 1:
-        raise InvalidInput(f"jobs={jobs} must be >= 1: so many trials are made at a time")
+        raise InvalidInput(f"jobs={jobs} must be >= 1: it is how many trials run at a time")
     if rows_per_unit is not None and rows_per_unit < 1:
         raise InvalidInput(f"rows_per_unit={rows_per_unit} must be >= 1: the most held-out records that a unit has")
     if unit != "record" and not public_score and rows_per_unit is None:
@@ -343,13 +343,13 @@ class Search:
         if paid and not seal:
             raise BudgetExhausted(
                 f"{ledger.path} has paid for this search already, and its sealed state is gone: it is over, or was "
-                "lost; start a new one elsewhere, which costs its epsilon anew"
+                "lost; start a new one elsewhere, which costs its epsilon again"
             )
         if seal:
             secret: _Secret = pickle.loads(seal.read())
             if secret.space != self.space.describe():
                 raise InvalidInput(
-                    f"{ledger.path} holds a search of another space: give that one to go on, or another folder"
+                    f"{ledger.path} holds a search of another space: give that space to continue it, or another folder"
                 )
         else:
             secret = self._draw(source)
@@ -464,9 +464,7 @@ class Search:
         best = secret.best
         assert best is not None
         if best.failure:
-            raise InvalidInput(
-                f"no trial came to its end, and the search is spent; the last word of one: {best.failure}"
-            )
+            raise InvalidInput(f"no trial finished, and the search is spent; the last error of one: {best.failure}")
         for kind, text in best.said:
             if text != FIXED_IN_ADVANCE:
                 ledger.declare(kind, text)  # a line that the search says itself stays one

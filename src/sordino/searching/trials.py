@@ -130,7 +130,7 @@ class Candidate:
         if self.cost.score_noise is not None:
             raise InvalidInput(
                 "the score is private: give trial.score one value for each record, or declare public_score=True if the "
-                "held-out records are nobody's secret"
+                "held-out records are not secret"
             )
         self._require_unscored()
         self.scored = float(value) if not math.isnan(float(value)) else WORST

@@ -95,7 +95,7 @@ def parse_receipt(text: str) -> tuple[str, int, bytes, bytes]:
     """Dataset, number, chain and signature of what `Entry.receipt` wrote."""
     said = _FORM.fullmatch(text.strip())
     if said is None:
-        raise InvalidInput(f"receipt={text[:40]!r} is none: give the line `{RECEIPT} ...` of a reservation")
+        raise InvalidInput(f"receipt={text[:40]!r} is not a receipt: give the line `{RECEIPT} ...` of a reservation")
     signature = b"" if said[4] == "-" else bytes.fromhex(said[4])
     return said[1].replace("%20", " "), int(said[2]), bytes.fromhex(said[3]), signature
 

@@ -42,7 +42,7 @@ class PostgresStore:
         try:
             parts = self._driver.conninfo.conninfo_to_dict(address)
         except self._driver.Error:
-            raise InvalidInput("the vault's address is none: give postgresql://USER@HOST:PORT/DATABASE") from None
+            raise InvalidInput("the vault's address is invalid: give postgresql://USER@HOST:PORT/DATABASE") from None
         host, base = parts.get("host", "localhost"), parts.get("dbname", "")
         self.place = f"postgresql://{host}:{parts.get('port', 5432)}/{base}"  # neither user nor password
         self._address, self._key, self._person = address, find_key(), ""

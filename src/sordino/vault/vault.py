@@ -184,7 +184,7 @@ class Vault:
         if before is not None:
             _require_same_ledger(before, ask)
             if before.person != self.store.person:
-                raise VaultError(f"run {ask.run} is {before.person}'s: only they may go on with it")
+                raise VaultError(f"run {ask.run} is {before.person}'s: only they may continue it")
             if before.status == WRITTEN_OFF:
                 raise BudgetExhausted(f"run {ask.run} was written off by {state.owner}: start a new one")
 
@@ -343,7 +343,7 @@ class Vault:
         if not found or found[0].chain != chain:
             raise VaultForged(
                 f"{keeper} holds receipt {number} of {name!r}, which {self.store.place} does not: it is of another "
-                "vault, or this one was put back to an earlier state"
+                "vault, or this one was set back to an earlier state"
             )
         if found[0].signature != signature or self.store.check(chain, signature) is False:
             raise VaultForged(f"{keeper} holds a receipt of {name!r} that the vault did not sign")
@@ -394,6 +394,6 @@ def _require_same_ledger(before: Holding, ask: Ask) -> None:
         )
     if not ask.passed(before.seen):
         raise LedgerForked(
-            f"the ledger of run {ask.run} does not go on from where the vault last saw it: it was copied or put back, "
-            "and another copy has gone on; start a new run"
+            f"the ledger of run {ask.run} does not continue from where the vault last saw it: it was copied or set "
+            "back, and another copy has continued; start a new run"
         )
