@@ -85,7 +85,7 @@ def reading(directory: Path, key: Key | None = None) -> Iterator[Ledger]:
 
 
 def reopen(directory: Path) -> Ledger:
-    """Go on writing the ledger of the run in `directory`, if it holds all that the other files know of.
+    """Continue writing the ledger of the run in `directory`, if it holds everything that the other files know of.
 
     Charges that it says were given back unused, while a file without a head knows of them, are spent: the ledger may be
     an older one of the same length.
@@ -100,7 +100,7 @@ def reopen(directory: Path) -> Ledger:
 
 
 def require_fresh(directory: Path) -> None:
-    """Refuse to begin a run where there was one: its budget would be granted anew."""
+    """Refuse to begin a run where there was one: its budget would be granted again."""
     if (directory / LEDGER).exists():
         raise LedgerError(f"{directory} holds a run already: choose another directory, or load it to continue it")
     if any(seen.events for seen in read_sightings(directory)) or any(directory.glob(CHECKPOINTS)):
@@ -122,7 +122,7 @@ def find_plans(recipe: Recipe | None, header: Mapping[str, str]) -> list[plans.P
 def write_durably(path: Path, content: bytes) -> None:
     """Write, sync, rename, sync the directory: after a crash the file is the old one or the new one.
 
-    The directory may come from somebody else: nothing is written through a link, neither `path` nor what lies beside.
+    The directory may come from someone else: nothing is written through a link, neither `path` nor the files beside it.
     """
     beside = path.with_name(path.name + ".partial")
     if path.is_symlink():

@@ -108,7 +108,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _require_sound(state: Any, path: Path, seen: list[str]) -> dict[str, Any]:
-    """What every checkpoint must say, of the right type and not at odds with itself, whoever wrote the file."""
+    """Return what every checkpoint must say, with the right types and consistent, whoever wrote the file."""
     if not isinstance(state, dict) or not isinstance(state.get("run_id"), str):
         raise CheckpointError(f"{path} is not the checkpoint of a run: it names none")
     events, position = state.get("events"), state.get("position")
@@ -128,7 +128,7 @@ def _checksum(body: bytes, seen: str) -> str:
 
 @contextmanager
 def one_line(what: str) -> Iterator[None]:
-    """Whatever torch objects to in a file somebody else may have written, as one line."""
+    """Turn any objection of torch to a file, which someone else may have written, into one line."""
     try:
         yield
     except CheckpointError:

@@ -115,7 +115,7 @@ class State:
         return {name: value for one in held if one is not None for name, value in asdict(one).items()}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Go on with the released values of a checkpoint."""
+        """Continue with the released values of a checkpoint."""
         for f in fields(self):
             if saved and "public" in f.metadata:
                 try:

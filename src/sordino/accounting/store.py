@@ -1,8 +1,8 @@
 """The file underneath the ledger: SQLite connections, the schema and its check, transactions, and the writer's lock.
 
 The file alone holds what was charged. A commit writes the old pages to a rollback journal, then the new ones to the
-file, syncs both, and clears the journal: whoever has the file has every charge that was acknowledged, whatever becomes
-of the journal. (A write-ahead log is faster, but the newest charges would live in a second file that can get lost.)
+file, syncs both, and clears the journal: the file always holds every charge that was acknowledged, whatever becomes of
+the journal. (A write-ahead log is faster, but the newest charges would live in a second file that can get lost.)
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def require_file(path: Path) -> Path:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, path: Path | None) -> Iterator[None]:
-    """All of it or nothing, on disk when the block is left; whatever interrupts it, the next one starts afresh."""
+    """Commit all of it or nothing, on disk when the block ends; after any interrupt, the next one starts clean."""
     with one_line_errors(path):
         leave(connection)
         try:

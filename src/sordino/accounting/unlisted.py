@@ -1,4 +1,4 @@
-"""The price of naming values that nobody had listed: those that clearly more than one record has.
+"""The price of naming values that were not listed in advance: those that clearly more than one record has.
 
 Adding a record either changes the count of a value that is there by one, which Gaussian noise of deviation σ hides; or
 it brings a value that was not there, which is seen with probability at most δ' = Pr[1 + σZ > threshold]. Either way the

@@ -108,8 +108,8 @@ def gaussian_epsilon(
 ) -> float:
     """ε from below for a mechanism that is Gaussian, such as full-batch DP-SGD (Nasr et al. 2023).
 
-    One point of the trade-off between the two errors fixes the whole of a Gaussian trade-off, hence ε at any δ. Where
-    the mechanism is not Gaussian, as with sampled draws, this is no bound: use `Claim.implied_epsilon`.
+    One point of the trade-off between the two errors fixes the whole Gaussian trade-off, and so ε at any δ. If the
+    mechanism is not Gaussian, as with sampled draws, this is not a bound: use `Claim.implied_epsilon`.
 
     >>> round(gaussian_epsilon(150, 1000, 150, 1000, delta=1e-5), 2)
     8.51

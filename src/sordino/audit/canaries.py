@@ -78,7 +78,8 @@ class Canaries:
     ) -> OneRun:
         """Guess the coins of the canaries that stand out most, half of them as "in" and half as "out".
 
-        How many is fixed beforehand, a quarter of them unless given: choosing it by the result would be no bound.
+        Their number is fixed in advance, by default a quarter of them: choosing it by the result would invalidate the
+        bound.
         """
         scores, count = self.scores(model), len(self.included)
         half = max(1, (count // 4 if guesses is None else guesses) // 2)

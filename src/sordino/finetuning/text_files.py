@@ -159,7 +159,7 @@ def split_texts(table: Table, choice: TextChoice, target: str | None, share: flo
 
 
 def describe_columns(choice: TextChoice, classes: tuple[str, ...] | None) -> Schema:
-    """What is public about the columns: one is text, and how its classes are called, if anybody said so."""
+    """Return what is public about the columns: one is text, and the names of its classes, if they were given."""
     columns: dict[str, Column | None] = {choice.text: Text()}
     if choice.unit is not None:
         columns[choice.unit] = Skip("it names the owner")

@@ -114,7 +114,7 @@ class Cyclic(Sampler):
         return min(1.0, self.bands * self.rate)
 
     def prepare(self, bench: Bench, step: int) -> None:
-        """Go on to the next group once the last one was drawn, whatever became of the draw."""
+        """Advance to the next group once the last one was drawn, whatever became of the draw."""
         state: _Cycle = bench.states.sampler
         if state.drawn:
             state.turn, state.drawn = (state.turn + 1) % self.bands, False

@@ -176,7 +176,7 @@ def rate_records(scores: Floats, targets: Floats, encoder: Encoder) -> Floats:
 
 
 def tune_table(planned: TableSearch, folder: Path | None = None) -> tuple[Fitted, Winner]:
-    """Survey the table, search, and keep the winner; a search that was killed in `folder` goes on."""
+    """Survey the table, search, and keep the winner; continue a search that was killed in `folder`."""
     ready, base, search = planned.ready, planned.base, planned.search
     sheet, seed = ready.sheet, ready.wishes.seed
     ledger = search.open_books(folder)

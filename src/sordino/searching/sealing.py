@@ -1,4 +1,4 @@
-"""The secret state of a search on disk, so that a search that was killed can go on: sealed, and gone at its end.
+"""The secret state of a search on disk, so that a killed search can continue: sealed, and removed at its end.
 
 How many trials there are, which are done and which is best so far must survive a kill, and must stay secret: anyone who
 reads them learns what the guarantee assumes to be unknown. They are in one file in the run's folder, encrypted with

@@ -219,7 +219,7 @@ class _Secret:
 
 
 class Search:
-    """A search that is planned and paid for; `run` makes it, or goes on with it."""
+    """A search that is planned and paid for; `run` starts or continues it."""
 
     def __init__(
         self,

@@ -168,7 +168,7 @@ class KeptRun:
 
 
 def attempt(objective: Callable[[Candidate], Any], candidate: Candidate) -> Tried:
-    """Make one trial in silence. One that fails, or that costs more than was charged, has the worst score of all."""
+    """Run one trial silently. A trial that fails, or that costs more than was charged, gets the worst score."""
     tie, opened = float(candidate.source.uniform(1)[0]), [candidate.ledger]
     try:
         with silence(), shield_chance(candidate.seed), collect_ledgers(candidate.ledger) as opened:

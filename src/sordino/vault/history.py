@@ -1,7 +1,7 @@
 """An entry of the vault's history: one line about one dataset, linked to the one before, signed where there is a key.
 
 ``chain_n = SHA-256(chain_(n-1) + text_n)``, where the text is everything else in the entry, one field on each line, and
-``chain_0`` the digest of the dataset's name. PostgreSQL computes the same in the database, so that whoever may add
+``chain_0`` the digest of the dataset's name. PostgreSQL computes the same in the database, so people who may add
 entries there can neither choose the chain nor sign.
 """
 

@@ -35,7 +35,7 @@ _COLUMNS = "dataset, number, kind, run, person, at, cost, nonce, content, chain,
 
 
 class PostgresStore:
-    """The entries in one schema of a database; `create` makes the schema where there is none, if one may."""
+    """The entries in one schema of a database; `create` makes the schema if there is none and the login may."""
 
     def __init__(self, address: str, *, create: bool = False) -> None:
         self._driver = _load_driver()
@@ -70,7 +70,7 @@ class PostgresStore:
         self._signer = str(header.get("signed", ""))
 
     def _initialise(self, connection: psycopg.Connection[Any]) -> None:
-        """Everything in one transaction; the key is the one of the environment, or one that nobody outside has."""
+        """Create everything in one transaction; the key comes from the environment, or is a new one kept inside."""
         connection.execute(files(__package__).joinpath("postgres.sql").read_bytes())
         key = self._key or Key(secrets.token_bytes(32))
         secret = key.secret if len(key.secret) <= _BLOCK else hashlib.sha256(key.secret).digest()

@@ -1,4 +1,4 @@
-"""The vault: budgets of datasets, and the reservations of all runs on them, whoever makes them and wherever.
+"""The vault: budgets of datasets, and the reservations of all runs on them, by anyone and anywhere.
 
 Every change is one entry, decided and written in one transaction in which no one else changes the same dataset: two
 clients who race for the last ε are served one after the other. A client that loses its connection checks whether its
@@ -335,7 +335,7 @@ class Vault:
         return f"{len(entries):,} entries; the chain is whole, {words}, every price was computed anew{kept}"
 
     def require_receipt(self, name: str, text: str, keeper: str) -> None:
-        """Refuse a receipt that is none of this dataset's: forged, of another vault, or of entries that got lost."""
+        """Refuse a receipt that does not belong to this dataset: forged, from another vault, or for lost entries."""
         dataset, number, chain, signature = parse_receipt(text)
         if dataset != name:
             raise InvalidInput(f"{keeper} holds a receipt of dataset {dataset!r}, not of {name!r}")
