@@ -1,9 +1,9 @@
 """Names on disk are not places in code: what recipes call their parts, and frozen parts to TOML and back.
 
-A file may come from anybody. It can therefore only say a name that stands in the tables below or that a mechanism
-declares for a part of its own; nothing is imported because a file names it. A class that moves keeps its name; a name,
-once written, stays readable for ever. Version 0.1 wrote the dotted path of the class: those names are in
-`PARTS_OF_0_1`. What a ledger calls its events is in `sordino.accounting.events`.
+A file may come from anyone. So it can only use a name from the tables below, or one that a mechanism declares for its
+own part; nothing is imported because a file names it. A class that moves keeps its name; a name, once written, stays
+readable forever. Version 0.1 wrote the dotted path of the class: those names are in `PARTS_OF_0_1`. What a ledger calls
+its events is in `sordino.accounting.events`.
 
 A part is a frozen dataclass; in TOML it is a table whose `part` is its name, such as ``part = "automatic"``. A document
 can say nothing else: a name that is not known is refused unread.

@@ -370,7 +370,7 @@ MECHANISMS = (
     Mechanism(
         "banded",
         title="BandMF",
-        summary="the noise of each step takes back a part of the noise before it",
+        summary="the noise of each step cancels a part of the noise before it",
         paper="Choquette-Choo et al., (Amplified) Banded Matrix Factorization: A Unified Approach to Private Training, "
         "NeurIPS 2023",
         recipe=banded,

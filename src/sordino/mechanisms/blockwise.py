@@ -263,7 +263,7 @@ MECHANISMS = (
     Mechanism(
         "blockwise",
         title="Per-layer clipping",
-        summary="every layer of a gradient is clipped by itself, to fixed or followed bounds",
+        summary="every layer of a gradient is clipped separately, to fixed or adaptive bounds",
         paper="He et al., Exploring the Limits of Differentially Private Deep Learning with Group-wise Clipping, ICLR "
         "2023; Andrew et al., Differentially Private Learning with Adaptive Clipping, NeurIPS 2021",
         recipe=blockwise,
