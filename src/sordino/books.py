@@ -1,9 +1,9 @@
 """A run's folder: the names of its files, how they are written, and whether they belong together.
 
 What checkpoints, history and outcome know must be in the ledger. Each of them says how many events it had seen, and
-checkpoints and outcome also where the ledger's chain stood. If any knows of more than the ledger holds, or saw another
-chain, the ledger was rolled back, replaced or went another way. Then what was spent is unknown, and the answer is an
-error, never a smaller ε. Nothing here needs torch, or trusts a file.
+checkpoints and outcome also where the ledger's chain stood. If any of them knows of more than the ledger holds, or saw
+another chain, the ledger was rolled back, replaced or forked. Then what was spent is unknown, and the answer is an
+error, never a smaller ε. Nothing here needs torch or trusts a file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checkpoints that survive a crash: written whole or not at all, verified when read, the last two kept.
 
 A checkpoint is one file: a line with format, checksum, length, the number of events that the ledger held and its head,
-then what torch.save wrote. The checksum covers all of it. It is written beside its final name, synced and renamed, so
-that a torn or half-written file is never taken for a good one.
+then what torch.save wrote. The checksum covers all of it. It is written under a temporary name, synced and renamed, so
+a torn or half-written file is never mistaken for a good one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def write(directory: Path, step: int, state: dict[str, Any]) -> Path:
 
 
 def describe_ledger(ledger: Ledger) -> dict[str, Any]:
-    """What a checkpoint says of the ledger beside it."""
+    """Return what a checkpoint says about the ledger beside it."""
     head = ledger.head()
     return {"run_id": ledger.run_id, "events": head.events, "head": head.chain.hex()}
 
@@ -69,9 +69,9 @@ def read_newest_of(directory: Path, ledger: Ledger) -> dict[str, Any] | None:
 
 
 def read_newest(directory: Path) -> dict[str, Any] | None:
-    """The newest checkpoint that is whole, or None where there is none at all.
+    """Return the newest whole checkpoint, or None if there is none at all.
 
-    A damaged one is passed over for the one before it; if all are damaged, that is an error.
+    A damaged one is skipped in favour of the one before it; if all are damaged, that is an error.
     """
     paths = _list_newest_first(directory)
     problems = []
