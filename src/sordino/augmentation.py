@@ -113,7 +113,7 @@ def require_views(augment: int | None, augmentation: Augmentation | None, plain:
             raise InvalidInput("augmentation= needs the number of views of a record: augment=8, or 1 for a single one")
         return None
     if isinstance(augment, bool) or not isinstance(augment, int) or augment < 1:
-        raise InvalidInput(f"augment={augment!r} must be a whole number >= 1: so many views of a record are averaged")
+        raise InvalidInput(f"augment={augment!r} must be a whole number >= 1: the number of views of a record")
     if augmentation is not None and not callable(augmentation):
         raise InvalidInput(f"augmentation is a {type(augmentation).__name__}, must be a function from record to record")
     if augmentation is None and plain:

@@ -115,7 +115,7 @@ class State:
         return {name: value for one in held if one is not None for name, value in asdict(one).items()}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Go on with the released values of a checkpoint."""
+        """Continue with the released values of a checkpoint."""
         for f in fields(self):
             if saved and "public" in f.metadata:
                 try:
@@ -193,8 +193,8 @@ class Poisson(Sampler):
 
     Guarantees: inclusions are independent of the data and of each other, so the draw amplifies (Mironov, Talwar, Zhang
     2019, Def. 3; Poisson-subsampled PLD). `sordino.bits` says what "independently" means with finitely many bits: the
-    cost is negligible. Edge cases: an empty draw is a draw, and the step then releases noise alone; rate 1 is the full
-    data.
+    cost is negligible.
+    Edge cases: an empty draw is a draw, and the step then releases noise alone; rate 1 is the full data.
     """
 
     rate: float
@@ -239,7 +239,7 @@ class Foreign(Sampler):
 
     def terms(self, terms: Terms, state: Any) -> Terms:
         if not isinstance(terms.event, GaussianDpEvent):
-            raise InvalidInput(f"sampler=Foreign() goes with exact norms, not with {terms.event}: use Poisson draws")
+            raise InvalidInput(f"sampler=Foreign() works with exact norms, not with {terms.event}: use Poisson draws")
         return replace(terms, event=GaussianDpEvent(terms.event.noise_multiplier / 2))
 
     def passes(self, loader: Iterable[Any], bench: Bench) -> Iterable[Any]:

@@ -55,7 +55,7 @@ class Units(Records):
     ) -> None:
         self.per_unit = PER_UNIT if per_unit is None else per_unit
         if not (isinstance(self.per_unit, int) and self.per_unit >= 1):
-            raise InvalidInput(f"per_unit={per_unit} must be a whole number >= 1: so many records of a unit are used")
+            raise InvalidInput(f"per_unit={per_unit} must be a whole number >= 1: how many records of a unit are used")
         self._column = unit if isinstance(unit, str) else None
         super().__init__(dataset, collate, views)
         owners, self._names = number_owners(find_owners(dataset, unit, self.length), self.length)
@@ -127,7 +127,7 @@ def name_unit(unit: Unit | None, per_unit: int | None, unit_name: str | None) ->
         given = {"per_unit": per_unit, "unit_name": unit_name}
         for name, value in given.items():
             if value is not None:
-                raise InvalidInput(f"{name}={value!r} goes with unit=: say who owns each record, or leave it out")
+                raise InvalidInput(f"{name}={value!r} needs unit=: say who owns each record, or leave it out")
         return RECORD
     name = USER if unit_name is None else unit_name
     if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > MOST_LETTERS:
@@ -161,7 +161,7 @@ def find_owners(dataset: Any, unit: Unit, records: int) -> Iterable[Any]:
     if columns is not None and not callable(columns):
         if unit not in list(columns):
             raise InvalidInput(
-                f"unit={unit!r} is no column of the dataset: it has {', '.join(map(str, columns))[:200]}"
+                f"unit={unit!r} is not a column of the dataset: it has {', '.join(map(str, columns))[:200]}"
             )
         return _to_list(dataset[unit])
     first = dataset[0] if not isinstance(dataset, Tensor | tuple) else None

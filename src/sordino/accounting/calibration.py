@@ -37,8 +37,9 @@ def noise_for(budget: Budget, make_events: Callable[[float], Events], *, start: 
     """The smallest σ for which `make_events(σ)` costs at most the budget, to 0.1 % of ε.
 
     The price must not grow with σ. In logarithms it is almost a straight line in σ, so interpolation within a bracket
-    needs about six prices from any reasonable `start`. Edge cases: if even `LEAST_NOISE` stays below the budget, that
-    is the answer; if no noise is enough because other events alone cost more, the error says what they cost.
+    needs about six prices from any reasonable `start`.
+    Edge cases: if even `LEAST_NOISE` stays below the budget, that is the answer; if no noise is enough because other
+    events alone cost more, the error says what they cost.
     """
     short: _Probe | None = None
     enough: _Probe | None = None

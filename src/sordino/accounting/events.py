@@ -138,7 +138,7 @@ def _find(name: str) -> type[DpEvent]:
     name = NAMES_OF_0_1.get(name, name)
     kind = FROM_DP_ACCOUNTING.get(name) or find_names().get(name)
     if kind is None:
-        raise InvalidInput(f"event={name[:60]!r} is not known: it is none of Sordino's, or of a later version")
+        raise InvalidInput(f"event={name[:60]!r} is not known: it is not one of Sordino's, or from a later version")
     return kind
 
 

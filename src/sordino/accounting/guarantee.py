@@ -22,8 +22,8 @@ _CAUTIONS = {
         "and often is. Ask for a proven accountant before you rely on it."
     ),
     "published": (
-        "CAUTION: this is what the paper charges, where that is no proof: the true epsilon may be larger. "
-        "It is for comparison only; do not promise it to anybody."
+        "CAUTION: this is what the paper charges, without a valid proof: the true epsilon may be larger. "
+        "It is for comparison only; do not promise it to anyone."
     ),
 }
 

@@ -61,8 +61,8 @@ class Ledger:
 
     Guarantees: when `charge` returns, the event is on disk and survives SIGKILL and loss of power; every opening as a
     writer has its own number, `incarnation`; a second writer of one file is refused, and a killed writer blocks no one.
-    After an interrupt at any moment, ledger and object stay usable: the event is in the ledger, or it is not. Edge
-    cases: a failed charge raises and leaves no row. Use it in the process and thread that opened it.
+    After an interrupt at any moment, ledger and object stay usable: the event is in the ledger, or it is not.
+    Edge cases: a failed charge raises and leaves no row. Use it in the process and thread that opened it.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class Ledger:
         if os.getpid() != self._home[0]:
             raise LedgerError(
                 f"ledger {self.path or 'in memory'} was opened by another process, which forked this one: "
-                "only that one may write it; start a run of your own"
+                "only that one may write it; start a new run"
             )
         if not self._writable:
             raise LedgerError(f"ledger {self.path} is open for reading: open it with Ledger.open to charge it")
@@ -265,7 +265,7 @@ class Ledger:
     def _require_latest(self) -> None:
         """Stop if a second writer got past the lock, as on file systems without locks."""
         if len(self._lines(OPENING)) != self.incarnation:
-            raise LedgerError(f"ledger {self.path} was opened by another writer meanwhile: this one may not go on")
+            raise LedgerError(f"ledger {self.path} was opened by another writer meanwhile: this one may not continue")
 
     def next_stream(self) -> int:
         """Count the streams of seeded noise begun since this opening: each needs its own number (law 10)."""

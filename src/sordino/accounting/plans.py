@@ -95,7 +95,7 @@ def parse_plan(text: str) -> Plan:
 
 def _require_count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value
 
 

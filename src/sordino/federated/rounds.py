@@ -2,8 +2,8 @@
 
 ::
 
-    connected users -> sample -> (clients work) -> clip again -> sum + noise -> server optimizer -> model \\_________
-                          one event, recorded before any user is asked ________/
+    connected users -> sample -> (clients work) -> clip again -> sum + noise -> server optimizer -> model
+                          \\_________ one event, recorded before any user is asked ________/
 
 The parts are those of the private step (`sordino.step`), with a user in place of a record: the same recipes, schedules,
 draws, weighings, noise and runs. `Quantile` adapts the clipping bound. Nothing in here depends on Flower.
@@ -169,9 +169,9 @@ class Quantile:
 
     Guarantees: costs nothing beyond the recipe's price. Votes and updates answer about the same draw, so both are one
     Gaussian of the recipe's noise multiplier z (law 3), which leaves z_Δ = (z⁻² − (2σ_b)⁻²)^(−1/2) for the updates
-    (their Thm. 1): the votes are paid for with slightly more noise on the model. Edge cases: the fraction is relative
-    to the public expected number of clients, so missing clients pull it towards 1/2; it is cut to [0, 1] before it is
-    used.
+    (their Thm. 1): the votes are paid for with slightly more noise on the model.
+    Edge cases: the fraction is relative to the public expected number of clients, so missing clients pull it towards
+    1/2; it is cut to [0, 1] before it is used.
     """
 
     target: float = 0.5

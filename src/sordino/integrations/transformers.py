@@ -222,7 +222,7 @@ class PrivateLoop:
         if self.private is not None and not (resumes and self.private.run.folder == self.folder):
             raise InvalidInput(
                 "this trainer has trained already, and its guarantee is about that alone: make a new one, with "
-                "options={'ledger': Ledger.open(...)} to go on with the same records"
+                "options={'ledger': Ledger.open(...)} to continue on the same records"
             )
         return super().train(resume_from_checkpoint, trial, *more, **kwargs)  # type: ignore[misc]
 

@@ -37,8 +37,8 @@ def _unproven(slot: str, proven: type, use: str) -> Needs:
 class Allocated(Shuffled):
     """In each epoch every record picks one of `batches` steps by its own secret coin, and is only in that step.
 
-    Guarantees: an epoch is one `RandomAllocation` with its smallest noise, charged before its first step. Edge cases:
-    those of `Shuffled`. An epoch that ends early stays paid for in full, and the next has fresh coins.
+    Guarantees: an epoch is one `RandomAllocation` with its smallest noise, charged before its first step.
+    Edge cases: those of `Shuffled`. An epoch that ends early stays paid for in full, and the next has fresh coins.
     """
 
     apart: ClassVar[bool] = True

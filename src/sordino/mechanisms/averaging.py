@@ -128,7 +128,7 @@ MECHANISMS = (
     Mechanism(
         "averaged",
         title="Averaged DP-SGD",
-        summary="an average of the models is given out",
+        summary="an average of the models is returned",
         paper="De et al., Unlocking High-Accuracy Differentially Private Image Classification through Scale, 2022; "
         "Shamir and Zhang, Stochastic Gradient Descent for Non-smooth Optimization, ICML 2013",
         recipe=averaged,

@@ -71,10 +71,10 @@ class Cyclic(Sampler):
     In its turn a record joins with probability `bands` times `rate`, the share of all records that a draw expects.
 
     Guarantees: a record joins at most every `bands`-th draw. The first step of a cycle is charged for all of it: a
-    record is in one turn of it, with the least noise that any turn has (docs/proofs/banded.md). Edge cases: a draw may
-    be empty. A resumed run begins a cycle with new groups, and is charged for it. If a group is smaller than a draw,
-    which `calibrate` refuses, all of it joins. One band is Poisson sampling, coin by coin. The groups take 8 bytes per
-    record.
+    record is in one turn of it, with the least noise that any turn has (docs/proofs/banded.md).
+    Edge cases: a draw may be empty. A resumed run begins a cycle with new groups, and is charged for it. If a group is
+    smaller than a draw, which `calibrate` refuses, all of it joins. One band is Poisson sampling, coin by coin. The
+    groups take 8 bytes per record.
     """
 
     bands: int = 1
@@ -114,14 +114,14 @@ class Cyclic(Sampler):
         return min(1.0, self.bands * self.rate)
 
     def prepare(self, bench: Bench, step: int) -> None:
-        """Go on to the next group once the last one was drawn, whatever became of the draw."""
+        """Advance to the next group once the last one was drawn, whatever became of the draw."""
         state: _Cycle = bench.states.sampler
         if state.drawn:
             state.turn, state.drawn = (state.turn + 1) % self.bands, False
 
     def terms(self, terms: Terms, state: _Cycle) -> Terms:
         if not isinstance(terms.event, GaussianDpEvent):
-            raise InvalidInput(f"sampler=Cyclic() goes with exact norms, not with {terms.event}: use Poisson draws")
+            raise InvalidInput(f"sampler=Cyclic() works with exact norms, not with {terms.event}: use Poisson draws")
         if state.turn:
             return replace(terms, event=PaidByEpoch(terms.noise_multiplier))
         return replace(terms, event=PoissonSampledDpEvent(self.joins, terms.event))
@@ -170,9 +170,9 @@ class Banded(Noise):
 
     Guarantees: if at most every `bands`-th draw holds a given record, one cycle costs one Gaussian of the recipe's
     noise multiplier. It keeps at most `bands` − 1 buffers of past noise, only in memory. They are never saved, so a
-    resumed run starts from fresh noise. Edge cases: a draw that was charged and never released, or a change of
-    parameters, breaks the chain. The noise then starts over, which costs nothing but cancels less. One band is
-    independent noise, bit for bit.
+    resumed run starts from fresh noise.
+    Edge cases: a draw that was charged and never released, or a change of parameters, breaks the chain. The noise then
+    starts over, which costs nothing but cancels less. One band is independent noise, bit for bit.
     """
 
     bands: int = 1
@@ -370,7 +370,7 @@ MECHANISMS = (
     Mechanism(
         "banded",
         title="BandMF",
-        summary="the noise of each step takes back a part of the noise before it",
+        summary="the noise of each step cancels a part of the noise before it",
         paper="Choquette-Choo et al., (Amplified) Banded Matrix Factorization: A Unified Approach to Private Training, "
         "NeurIPS 2023",
         recipe=banded,

@@ -144,8 +144,9 @@ class QuantileBlocks(PerBlock):
     of the votes' sensitivity, whichever is more. All bounds begin at C/√K.
 
     Guarantees: it costs nothing beyond the recipe's price. Votes and gradient are one Gaussian about the same draw (law
-    3); in return, the gradient has more noise. Edge cases: an example that is not finite votes −1/2 in the blocks where
-    it is not; bounds stay within a factor of 1000 of where they began; if the parameters change, the bounds start over.
+    3); in return, the gradient has more noise.
+    Edge cases: an example that is not finite votes −1/2 in the blocks where it is not; bounds stay within a factor of
+    1000 of where they began; if the parameters change, the bounds start over.
     """
 
     target: float = 0.5
@@ -262,7 +263,7 @@ MECHANISMS = (
     Mechanism(
         "blockwise",
         title="Per-layer clipping",
-        summary="every layer of a gradient is clipped by itself, to fixed or followed bounds",
+        summary="every layer of a gradient is clipped separately, to fixed or adaptive bounds",
         paper="He et al., Exploring the Limits of Differentially Private Deep Learning with Group-wise Clipping, ICLR "
         "2023; Andrew et al., Differentially Private Learning with Adaptive Clipping, NeurIPS 2021",
         recipe=blockwise,

@@ -310,7 +310,7 @@ MECHANISMS = (
     Mechanism(
         "growing_mu",
         title="Dynamic DP-SGD",
-        summary="the noise falls, so that later steps spend more",
+        summary="the noise decays, so later steps spend more",
         paper=DYNAMIC,
         recipe=growing_mu,
         parts={"Schedule": {"growing-mu": GrowingMu}},
@@ -318,7 +318,7 @@ MECHANISMS = (
     Mechanism(
         "sensitivity_decay",
         title="Dynamic DP-SGD",
-        summary="the clipping bound falls",
+        summary="the clipping bound decays",
         paper=DYNAMIC,
         recipe=sensitivity_decay,
         parts={"Schedule": {"sensitivity-decay": SensitivityDecay}},
@@ -326,7 +326,7 @@ MECHANISMS = (
     Mechanism(
         "noise_decay",
         title="Noise decay",
-        summary="the noise falls from epoch to epoch",
+        summary="the noise decays from epoch to epoch",
         paper="Yu et al., Differentially Private Model Publishing for Deep Learning, S&P 2019; Zhang et al. 2021",
         recipe=noise_decay,
         parts={

@@ -92,7 +92,7 @@ class ProjectedNorms(Norms):
         if place == len(CHOICES):
             raise InvalidInput(
                 f"factor={self.factor:g} is out of reach of {CHOICES[-1]} projections at epsilon={budget.epsilon:g}: "
-                "allow more noise by a larger factor, or use exact norms"
+                "allow a larger factor, or use exact norms"
             )
         return _with_noise(recipe, replace(self, projections=CHOICES[place]), budget, start=self.factor * exact)
 

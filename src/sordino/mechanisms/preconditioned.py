@@ -331,7 +331,7 @@ MECHANISMS = (
     Mechanism(
         "preconditioned",
         title="DP-KFC",
-        summary="gradients are clipped and noised in a geometry that synthetic records showed",
+        summary="gradients are clipped and noised in a geometry found from synthetic records",
         paper="Molina Van den Bosch et al., DP-KFC: Data-Free Preconditioning for Privacy-Preserving Deep Learning, "
         "ICML 2026",
         recipe=preconditioned,

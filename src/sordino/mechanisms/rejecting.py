@@ -163,9 +163,9 @@ class Rollback:
     """Parameters, buffers, optimizer state, learning rates and schedulers as they were.
 
     Guarantees: `restore` is exact, bit for bit, and keeps every tensor of the model where it is, so that references to
-    it stay valid. State that the optimizer created with the proposal is gone afterwards. Edge cases: a learning-rate
-    scheduler that was given to ``private.attach`` steps with the proposal; one that the user steps in their own loop is
-    the user's responsibility.
+    it stay valid. State that the optimizer created with the proposal is gone afterwards.
+    Edge cases: a learning-rate scheduler that was given to ``private.attach`` steps with the proposal; one that the
+    user steps in their own loop is the user's responsibility.
     """
 
     def __init__(self, bench: Bench) -> None:

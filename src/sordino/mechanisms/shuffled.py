@@ -60,10 +60,10 @@ class Shuffled(Sampler):
 
     Guarantees: with one record more or less the other records' batches are the same, and one batch of the epoch has one
     record more or less. So an epoch is at most one Gaussian with its smallest noise, charged before its first batch
-    (docs/proofs/shuffled.md); no amplification is claimed. Edge cases: batches differ in size and may be empty; the sum
-    is divided by the public batch_size. An epoch that ends early (a killed run, a budget that runs out) stays paid for
-    in full: the coins are not kept, and the next epoch has new ones. Dealing takes 8 bytes per record for the epoch; a
-    batch takes time in proportion to its size.
+    (docs/proofs/shuffled.md); no amplification is claimed.
+    Edge cases: batches differ in size and may be empty; the sum is divided by the public batch_size. An epoch that ends
+    early (a killed run, a budget that runs out) stays paid for in full: the coins are not kept, and the next epoch has
+    new ones. Dealing takes 8 bytes per record for the epoch; a batch takes time in proportion to its size.
     """
 
     batches: int | None = None
@@ -120,8 +120,9 @@ class ShuffledLoader(Foreign):
 
     Guarantees: with one record more, the last place of the order holds another record, and one other place holds the
     new one: one batch changes by replacement and one gains a record, so an epoch is at most one Gaussian with 1/√5 of
-    its smallest noise (docs/proofs/shuffled.md), charged before its first batch. Edge cases: a pass that ends early
-    stays paid for in full; one that continues after steps of another is charged again.
+    its smallest noise (docs/proofs/shuffled.md), charged before its first batch.
+    Edge cases: a pass that ends early stays paid for in full; one that continues after steps of another is charged
+    again.
     """
 
     batches: int | None = None
@@ -207,7 +208,7 @@ def _price_epoch(sampler: Sampler, terms: Terms, opens: bool, sensitivity: float
     """The whole epoch at its first batch, nothing more at the others; ``terms.event`` has the epoch's least noise."""
     if not isinstance(terms.event, GaussianDpEvent):
         raise InvalidInput(
-            f"sampler={type(sampler).__name__}() goes with exact norms, not with {terms.event}: use Poisson draws"
+            f"sampler={type(sampler).__name__}() works with exact norms, not with {terms.event}: use Poisson draws"
         )
     if not opens:
         return replace(terms, event=PaidByEpoch(terms.noise_multiplier))

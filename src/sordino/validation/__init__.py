@@ -4,10 +4,10 @@ Per-example privacy needs every example's loss, and so its gradient, to be a fun
 and public state alone. No list of layer types decides this: the probe changes one example and watches the others.
 
 Guarantees: before the first draw at most four records are looked at; the model, its buffers, gradients and flags and
-all generators of random numbers are afterwards bit for bit what they were. A finding speaks about model and loss, never
-about one bad record. Limits: a mixture that shows on none of the probed records, or state outside the model, is not
-seen; real draws are looked at too (`sordino.validation.watching`). The model is probed in the train/eval flags it has:
-check again after changing them.
+all generators of random numbers are afterwards bit for bit what they were. A finding is about model and loss, never
+about one bad record. Limits: the probe misses mixing that shows on none of the probed records, and state outside the
+model; real draws are checked, too (`sordino.validation.watching`). The model is probed with its current train/eval
+flags: check again after changing them.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ NO_COMPLEX = "keep its real and imaginary parts in a real one, and use torch.vie
 def check(
     objective: Objective, parameters: list[nn.Parameter], fetch: Fetch, records: int, crowd: int = CROWD
 ) -> list[Finding]:
-    """All findings of a behavioural probe on a few records; an empty list if nothing is wrong.
+    """Return all findings of a behavioural probe on a few records; an empty list if nothing is wrong.
 
-    `crowd` is how many examples are run at once, the few records again and again, to see whether a large batch mixes.
+    `crowd` is how many examples are run at once, by repeating the few records, to see whether a large batch mixes them.
     """
     names = {id(p): name for name, p in objective.named_parameters()}
     if not parameters:
@@ -92,7 +92,7 @@ def tell_if_slow(seconds: float = SLOW) -> Iterator[None]:
 
 
 def check_length(count: int, declared: int | None, unit: str = "record") -> None:
-    """The declared number of records need not be exact (it is public, the true one is not), but must be about right."""
+    """Refuse a declared number of records that is clearly wrong; it is public and need not be exact."""
     declared = declared or count
     if abs(count - declared) > max(10, declared // 100):
         raise InvalidInput(
@@ -127,9 +127,10 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, selectio
 
 
 def check_ledger(basis: str, ledger: Ledger | None, unit: str = "record") -> None:
-    """Published accounting leaves attempts out, so that no other release may be priced together with it.
+    """Refuse to share a ledger with published accounting, which leaves out attempts.
 
-    Nor can what protects records be priced with what protects their owners: the sum would be a promise to neither.
+    Nor can releases that protect records be priced with releases that protect their owners: the total would protect
+    neither.
     """
     if ledger is not None and (theirs := ledger.header.get("unit", "record")) != unit:
         raise InvalidInput(

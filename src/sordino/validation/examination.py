@@ -1,4 +1,4 @@
-"""The probes themselves: change one example, the company, the batch size or the past, and watch the others."""
+"""The probes themselves: change one example, its neighbours, the batch size or the past, and watch the others."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Examination(Trial):
                 yield Finding("non-finite", "loss", f"loss is not finite for any of {self.distinct} records: {advice}")
 
     def probe_decidable(self) -> Iterator[Finding]:
-        """A batch that can be neither sliced nor collated again in other company says nothing."""
+        """Refuse a batch that can be neither sliced nor collated again with other records: it shows nothing."""
         if not self.sliceable and not self.repeatable:
             yield UNREPEATABLE
 

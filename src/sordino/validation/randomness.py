@@ -26,8 +26,8 @@ class Randomness(TorchDispatchMode):
     """Notes what is drawn inside it; if `shared`, replaces it by coins that are the same for all rows.
 
     `drawn` lists torch's operations with the shapes of their results, `unshared` those of them that have no rule. A
-    torch.Generator of the user's own is passed over, as nobody could seed it: the default one, which was seeded, takes
-    its place. Python's and NumPy's generators are seeded too; `outside` is where they stand in the end. It sees every
+    user's own torch.Generator is replaced, because it could not be seeded: the default one, which was seeded, takes its
+    place. Python's and NumPy's generators are seeded too; `outside` is where they stand in the end. It sees every
     operation, and also says whether any was `halved`: had a result in half precision, and how many `entries` they made.
     """
 

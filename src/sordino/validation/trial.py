@@ -1,4 +1,4 @@
-"""One batch, run again and again by the same objective: what does another company do to the examples that stay?"""
+"""One batch, run repeatedly by the same objective: do other neighbours change the examples that stay?"""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Watched = tuple[int, ...]
 class Finding:
     """One reason why a model, loss or collate function cannot be trained privately: what, where, and one line.
 
-    `cause` is the error of torch or of the user's code, if there is one. Its words may tell labels, values and sizes:
-    it is for a traceback before those who hold the records, and for no log, report or screen.
+    `cause` is the error of torch or of the user's code, if there is one. Its message may reveal labels, values and
+    sizes: it is only for a traceback shown to the holder of the records, not for a log, report or screen.
     """
 
     kind: str

@@ -70,7 +70,7 @@ class DatasetBudget:
             )
         if basis != "proven":
             raise InvalidInput(
-                f"basis={basis!r}: a dataset's budget is kept by proven prices alone; calibrate with the accountant pld"
+                f"basis={basis!r}: a dataset's budget accepts only proven prices; calibrate with the accountant pld"
             )
         return RunClaim(self, unit, rdp_filter)
 

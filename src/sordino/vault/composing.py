@@ -130,7 +130,7 @@ class BudgetRule:
         return max(0.0, self.cost(held) + self.budget.epsilon - self.limit)
 
     def price_if_planned(self, held: Mapping[str, int]) -> float:
-        """The same as one privacy loss distribution: what it would be had nobody looked; infinite where there is none.
+        """Return the same as one privacy loss distribution, which holds if no one looked; infinite if there is none.
 
         A run that chose its noise as it went has no such price, and is not among them.
         """

@@ -35,14 +35,14 @@ _COLUMNS = "dataset, number, kind, run, person, at, cost, nonce, content, chain,
 
 
 class PostgresStore:
-    """The entries in one schema of a database; `create` makes the schema where there is none, if one may."""
+    """The entries in one schema of a database; `create` makes the schema if there is none and the login may."""
 
     def __init__(self, address: str, *, create: bool = False) -> None:
         self._driver = _load_driver()
         try:
             parts = self._driver.conninfo.conninfo_to_dict(address)
         except self._driver.Error:
-            raise InvalidInput("the vault's address is none: give postgresql://USER@HOST:PORT/DATABASE") from None
+            raise InvalidInput("the vault's address is invalid: give postgresql://USER@HOST:PORT/DATABASE") from None
         host, base = parts.get("host", "localhost"), parts.get("dbname", "")
         self.place = f"postgresql://{host}:{parts.get('port', 5432)}/{base}"  # neither user nor password
         self._address, self._key, self._person = address, find_key(), ""
@@ -70,7 +70,7 @@ class PostgresStore:
         self._signer = str(header.get("signed", ""))
 
     def _initialise(self, connection: psycopg.Connection[Any]) -> None:
-        """Everything in one transaction; the key is the one of the environment, or one that nobody outside has."""
+        """Create everything in one transaction; the key comes from the environment, or is a new one kept inside."""
         connection.execute(files(__package__).joinpath("postgres.sql").read_bytes())
         key = self._key or Key(secrets.token_bytes(32))
         secret = key.secret if len(key.secret) <= _BLOCK else hashlib.sha256(key.secret).digest()

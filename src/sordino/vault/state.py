@@ -170,7 +170,7 @@ def _parse(said: Mapping[str, Any]) -> Counts:
     found: Counts = {}
     for text, count in said["events"]:
         if not isinstance(text, str) or type(count) is not int or count < 0:
-            raise ValueError(f"{count!r} is no count")
+            raise ValueError(f"{count!r} is not a count")
         found[text] = found.get(text, 0) + count
     return found
 

@@ -1,4 +1,4 @@
-"""The vault: budgets of datasets, and the reservations of all runs on them, whoever makes them and wherever.
+"""The vault: budgets of datasets, and the reservations of all runs on them, by anyone and anywhere.
 
 Every change is one entry, decided and written in one transaction in which no one else changes the same dataset: two
 clients who race for the last ε are served one after the other. A client that loses its connection checks whether its
@@ -184,7 +184,7 @@ class Vault:
         if before is not None:
             _require_same_ledger(before, ask)
             if before.person != self.store.person:
-                raise VaultError(f"run {ask.run} is {before.person}'s: only they may go on with it")
+                raise VaultError(f"run {ask.run} is {before.person}'s: only they may continue it")
             if before.status == WRITTEN_OFF:
                 raise BudgetExhausted(f"run {ask.run} was written off by {state.owner}: start a new one")
 
@@ -335,7 +335,7 @@ class Vault:
         return f"{len(entries):,} entries; the chain is whole, {words}, every price was computed anew{kept}"
 
     def require_receipt(self, name: str, text: str, keeper: str) -> None:
-        """Refuse a receipt that is none of this dataset's: forged, of another vault, or of entries that got lost."""
+        """Refuse a receipt that does not belong to this dataset: forged, from another vault, or for lost entries."""
         dataset, number, chain, signature = parse_receipt(text)
         if dataset != name:
             raise InvalidInput(f"{keeper} holds a receipt of dataset {dataset!r}, not of {name!r}")
@@ -343,7 +343,7 @@ class Vault:
         if not found or found[0].chain != chain:
             raise VaultForged(
                 f"{keeper} holds receipt {number} of {name!r}, which {self.store.place} does not: it is of another "
-                "vault, or this one was put back to an earlier state"
+                "vault, or this one was set back to an earlier state"
             )
         if found[0].signature != signature or self.store.check(chain, signature) is False:
             raise VaultForged(f"{keeper} holds a receipt of {name!r} that the vault did not sign")
@@ -394,6 +394,6 @@ def _require_same_ledger(before: Holding, ask: Ask) -> None:
         )
     if not ask.passed(before.seen):
         raise LedgerForked(
-            f"the ledger of run {ask.run} does not go on from where the vault last saw it: it was copied or put back, "
-            "and another copy has gone on; start a new run"
+            f"the ledger of run {ask.run} does not continue from where the vault last saw it: it was copied or set "
+            "back, and another copy has continued; start a new run"
         )

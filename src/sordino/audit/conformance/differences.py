@@ -1,6 +1,6 @@
 """Two tapes of one program on neighbouring datasets: does control flow agree, did values move within their price?
 
-All releases are the same on both tapes, so whatever else differs is a function of the records that nobody paid for.
+All releases are the same on both tapes, so anything else that differs depends on the records and was not paid for.
 """
 
 from __future__ import annotations

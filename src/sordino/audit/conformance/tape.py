@@ -23,7 +23,7 @@ from sordino.errors import InvalidInput
 from sordino.noise import Settling, Source
 
 ABSENT = 1 - 2**-20
-"""A coin at which nobody joins a draw."""
+"""A coin at which no record joins a draw."""
 BESIDE = 1e-6
 """A coin this much above the rate that is charged must keep its record out."""
 Extra = Literal["joins", "joins once", "stays out"]
