@@ -172,6 +172,24 @@ def test_containers_copy_what_is_there_and_do_not_run_as_root(kind: str) -> None
     assert set(extras) <= set(PROJECT["optional-dependencies"])
 
 
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_what_a_container_copies_can_be_installed(kind: str, wheel: Path, tmp_path: Path) -> None:
+    """The files of its COPY lines and no others make the same wheel as the whole repository."""
+    text = (ROOT / "containers" / f"{kind}.Dockerfile").read_text()
+    for name in [name for line in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE) for name in line.split()]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "dist"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    (made,) = (tmp_path / "dist").glob("*.whl")
+    names = [
+        {name for name in zipfile.ZipFile(each).namelist() if "__pycache__" not in name and "dist-info" not in name}
+        for each in (made, wheel)
+    ]
+    assert names[0] == names[1]
+
+
 # -- in an empty environment -------------------------------------------------------------------------------------------
 
 
