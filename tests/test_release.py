@@ -224,9 +224,8 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(program: Path, *arguments: str, cwd: Path) -> str:
     alone = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYTEST"))}
-    done = subprocess.run(
-        [program, *arguments], cwd=cwd, env={**alone, "NO_COLOR": "1"}, check=False, capture_output=True, text=True
-    )
+    alone |= {"NO_COLOR": "1", "SORDINO_VAULT": "vault.sqlite"}
+    done = subprocess.run([program, *arguments], cwd=cwd, env=alone, check=False, capture_output=True, text=True)
     assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
 
@@ -253,16 +252,19 @@ def test_a_newcomers_hour(environment: Path, tmp_path: Path, hours: dict[str, fl
     sordino, table = environment / "sordino", str(ROOT / "examples" / "patients.csv")
     rows = Path(table).read_text().splitlines()
     (tmp_path / "new.csv").write_text("\n".join(rows[:4]) + "\n")
-    vault = ["--vault", "vault.sqlite"]
+    vault, train = ["--vault", "vault.sqlite"], ["train", "--data", table, "--target", "outcome", "--epsilon"]
     parts: list[tuple[str, list[str], str]] = [
         ("demo", ["demo", "--run", "runs/demo"], "The non-private twin"),
-        ("table", ["train", "--data", table, "--target", "outcome", "--epsilon", "2", "--run", "runs/mine"], "AUC"),
+        ("table", [*train, "2", "--run", "runs/mine"], "AUC"),
         ("predict", ["predict", "runs/mine", "--data", "new.csv"], "probability of"),
         ("report", ["report", "runs/mine"], "report.html"),
         ("tune", ["tune", "--data", table, "--target", "outcome", "--epsilon", "2", "--run", "runs/tuned"], "Saved in"),
+        ("officer", ["report", "runs/mine", "--for", "officer"], "officer.html"),
         ("create", ["budget", "create", "patients", "--epsilon", "5", "--delta", "1e-4", *vault], "patients"),
-        ("show", ["budget", "show", "patients", *vault], "patients"),
+        ("spend", [*train, "1", "--dataset-budget", "patients", "--run", "runs/paid"], "AUC"),
+        ("show", ["budget", "show", "patients", *vault], "1 run;"),
         ("verify", ["verify", "runs/mine"], "intact"),
+        ("selftest", ["selftest", "--device", "cpu"], "All is well."),
     ]
     for name, arguments, words in parts:
         before = time.monotonic()
