@@ -7,6 +7,7 @@ ENV PIP_NO_CACHE_DIR=1 PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
 WORKDIR /opt/sordino
 COPY pyproject.toml requirements.lock README.md LICENSE ./
 COPY src ./src
+COPY benchmarks/results/experiments ./benchmarks/results/experiments
 # Torch comes from the source of CPU builds: the default wheel for Linux brings gigabytes of CUDA.
 RUN pip install --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch==' requirements.lock)" \
     && pip install -c requirements.lock '.[export,excel,vault]'

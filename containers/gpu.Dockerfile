@@ -7,6 +7,7 @@ ENV PIP_NO_CACHE_DIR=1 PYTHONDONTWRITEBYTECODE=1 NVIDIA_VISIBLE_DEVICES=all NVID
 WORKDIR /opt/sordino
 COPY pyproject.toml requirements.lock README.md LICENSE ./
 COPY src ./src
+COPY benchmarks/results/experiments ./benchmarks/results/experiments
 # The default wheel of torch for Linux brings the CUDA libraries that it needs; the driver is the host's.
 RUN pip install -c requirements.lock '.[finetuning,export,vault]'
 

@@ -172,6 +172,24 @@ def test_containers_copy_what_is_there_and_do_not_run_as_root(kind: str) -> None
     assert set(extras) <= set(PROJECT["optional-dependencies"])
 
 
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_what_a_container_copies_can_be_installed(kind: str, wheel: Path, tmp_path: Path) -> None:
+    """The files of its COPY lines and no others make the same wheel as the whole repository."""
+    text = (ROOT / "containers" / f"{kind}.Dockerfile").read_text()
+    for name in [name for line in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE) for name in line.split()]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "dist"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    (made,) = (tmp_path / "dist").glob("*.whl")
+    names = [
+        {name for name in zipfile.ZipFile(each).namelist() if "__pycache__" not in name and "dist-info" not in name}
+        for each in (made, wheel)
+    ]
+    assert names[0] == names[1]
+
+
 # -- in an empty environment -------------------------------------------------------------------------------------------
 
 
@@ -206,9 +224,8 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(program: Path, *arguments: str, cwd: Path) -> str:
     alone = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYTEST"))}
-    done = subprocess.run(
-        [program, *arguments], cwd=cwd, env={**alone, "NO_COLOR": "1"}, check=False, capture_output=True, text=True
-    )
+    alone |= {"NO_COLOR": "1", "SORDINO_VAULT": "vault.sqlite"}
+    done = subprocess.run([program, *arguments], cwd=cwd, env=alone, check=False, capture_output=True, text=True)
     assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
 
@@ -235,16 +252,19 @@ def test_a_newcomers_hour(environment: Path, tmp_path: Path, hours: dict[str, fl
     sordino, table = environment / "sordino", str(ROOT / "examples" / "patients.csv")
     rows = Path(table).read_text().splitlines()
     (tmp_path / "new.csv").write_text("\n".join(rows[:4]) + "\n")
-    vault = ["--vault", "vault.sqlite"]
+    vault, train = ["--vault", "vault.sqlite"], ["train", "--data", table, "--target", "outcome", "--epsilon"]
     parts: list[tuple[str, list[str], str]] = [
         ("demo", ["demo", "--run", "runs/demo"], "The non-private twin"),
-        ("table", ["train", "--data", table, "--target", "outcome", "--epsilon", "2", "--run", "runs/mine"], "AUC"),
+        ("table", [*train, "2", "--run", "runs/mine"], "AUC"),
         ("predict", ["predict", "runs/mine", "--data", "new.csv"], "probability of"),
         ("report", ["report", "runs/mine"], "report.html"),
         ("tune", ["tune", "--data", table, "--target", "outcome", "--epsilon", "2", "--run", "runs/tuned"], "Saved in"),
+        ("officer", ["report", "runs/mine", "--for", "officer"], "officer.html"),
         ("create", ["budget", "create", "patients", "--epsilon", "5", "--delta", "1e-4", *vault], "patients"),
-        ("show", ["budget", "show", "patients", *vault], "patients"),
+        ("spend", [*train, "1", "--dataset-budget", "patients", "--run", "runs/paid"], "AUC"),
+        ("show", ["budget", "show", "patients", *vault], "1 run;"),
         ("verify", ["verify", "runs/mine"], "intact"),
+        ("selftest", ["selftest", "--device", "cpu"], "All is well."),
     ]
     for name, arguments, words in parts:
         before = time.monotonic()

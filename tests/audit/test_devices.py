@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -55,15 +57,18 @@ def test_the_command_exits_with_one_and_says_so(monkeypatch: pytest.MonkeyPatch)
 
     from sordino.cli import app
 
-    def spoiled(device: torch.device, timed: bool) -> devices.SelfTest:
-        return devices.SelfTest("cpu", tuple(devices.examine_noise(device)), ())
+    def spoiled(device: torch.device, timed: bool, tell: Callable[[object], object]) -> devices.SelfTest:
+        found = devices.examine_noise(device)
+        for each in found:
+            tell(each)
+        return devices.SelfTest("cpu", tuple(found), ())
 
     plain = Secure._normals
     monkeypatch.setattr(Secure, "_normals", lambda self, size, std: plain(self, size, 0.95 * std))
     monkeypatch.setattr(devices, "examine_device", spoiled)
     done = CliRunner().invoke(app, ["selftest", "--device", "cpu"])
     assert done.exit_code == 1
-    assert done.stdout.splitlines()[0].startswith("✗ noise: ")
+    assert done.stdout.splitlines()[1].startswith("✗ noise: ")
     assert done.stdout.splitlines()[-1].endswith(" | FAILED")
 
 
@@ -105,6 +110,16 @@ def test_a_device_that_is_not_there_is_refused() -> None:
         devices.choose_device(missing)
     with pytest.raises(InvalidInput, match="device='warp' is not on this machine"):
         devices.choose_device("warp")
+
+
+def test_a_slow_machine_is_timed_by_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "PATIENCE", 1.0)
+    taken = []
+    devices._time((taken.append(time.sleep(0.002)) for _ in range(100)), CPU)
+    assert len(taken) == 2
+    monkeypatch.setattr(devices, "PATIENCE", 10_000.0)
+    devices._time((taken.append(None) for _ in range(100)), CPU)
+    assert len(taken) == 2 + 2 * devices.TIMED
 
 
 @pytest.mark.slow

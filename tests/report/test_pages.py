@@ -64,6 +64,8 @@ def test_a_page_is_whole_and_fits(browser: Browser, request, kind, width, dark):
         assert {"accuracy-0", "steps-0-0-5", "steps-0-8", "noise-1", "clip-1"} <= set(drawn)
     dim = page.evaluate("parseInt(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])")
     assert dim < 60 if dark else dim > 200
+    right = "document.querySelector('.bar .theme').getBoundingClientRect().right"
+    assert page.evaluate(f"document.querySelector('main').getBoundingClientRect().right - {right}") < 48, "at the edge"
     page.close()
 
 

@@ -14,7 +14,7 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -49,6 +49,8 @@ PROJECTIONS = 100
 ENGINES = ("auto", "vmap", "loop", "jl")
 TIMED = 5
 """Steps that are timed, after as many that are not."""
+PATIENCE = 4000.0
+"""Milliseconds for the steps of one network by one library, so that a slow machine needs little more than a minute."""
 
 
 @dataclass(frozen=True)
@@ -337,17 +339,15 @@ def measure_distance(values: np.ndarray[Any, np.dtype[np.float64]], deviation: f
 # -- speed -------------------------------------------------------------------------------------------------------------
 
 
-def time_steps(device: torch.device, batch: int = 128) -> list[Timing]:
+def time_steps(device: torch.device, batch: int = 128) -> Iterator[Timing]:
     """Milliseconds of a step on batches of about the same size: SGD, Sordino and, where it is installed, Opacus."""
-    timings = []
     for name, (make, draw) in TIMED_NETWORKS.items():
         with _repeatable():
             model = make()
             data = draw(8 * batch).to(device), torch.randint(CLASSES, (8 * batch,)).to(device)
         steps = [_take_sgd, _take_sordino, *([_take_opacus] if find_spec("opacus") else [])]
         spent = [_time(each(copy.deepcopy(model).to(device), data, batch), device) for each in steps]
-        timings.append(Timing(name, spent[0], spent[1], spent[2] if len(spent) > 2 else None))
-    return timings
+        yield Timing(name, spent[0], spent[1], spent[2] if len(spent) > 2 else None)
 
 
 def _take_sgd(model: nn.Module, data: tuple[Tensor, Tensor], batch: int) -> Iterator[object]:
@@ -387,15 +387,15 @@ def _take_opacus(model: nn.Module, data: tuple[Tensor, Tensor], batch: int) -> I
 
 
 def _time(steps: Iterator[object], device: torch.device) -> float:
-    """The median of a few steps in milliseconds, after as many that warm up."""
-    spent = []
-    for _ in range(2 * TIMED):
+    """The median of a few steps in milliseconds, after as many that warm up; fewer where a step takes long."""
+    spent: list[float] = []
+    while len(spent) < 2 * TIMED and (len(spent) < 2 or sum(spent) < PATIENCE):
         _wait_for(device)
         before = time.perf_counter()
         next(steps)
         _wait_for(device)
         spent.append(1000 * (time.perf_counter() - before))
-    return float(np.median(spent[TIMED:]))
+    return float(np.median(spent[len(spent) // 2 :]))
 
 
 def _wait_for(device: torch.device) -> None:
@@ -406,10 +406,27 @@ def _wait_for(device: torch.device) -> None:
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
 
-def examine_device(device: torch.device, *, timed: bool = True) -> SelfTest:
-    """All questions about one device; `timed=False` leaves out the speed."""
-    findings = (compare_engines(device), *examine_noise(device))
-    return SelfTest(describe_device(device), findings, tuple(time_steps(device)) if timed else ())
+def examine_device(
+    device: torch.device, *, timed: bool = True, tell: Callable[[DeviceCheck | Timing], object] | None = None
+) -> SelfTest:
+    """All questions about one device, each told when it is answered; `timed=False` leaves out the speed."""
+    findings: list[DeviceCheck] = []
+    timings: list[Timing] = []
+
+    def note(answers: Iterable[DeviceCheck | Timing]) -> None:
+        for answer in answers:
+            if isinstance(answer, DeviceCheck):
+                findings.append(answer)
+            else:
+                timings.append(answer)
+            if tell is not None:
+                tell(answer)
+
+    note([compare_engines(device)])
+    note(examine_noise(device))
+    if timed:
+        note(time_steps(device))
+    return SelfTest(describe_device(device), tuple(findings), tuple(timings))
 
 
 @contextmanager

@@ -256,13 +256,15 @@ def _describe(found: BudgetSummary) -> list[str]:
     ]
     if found.events == 0:
         return [*lines, f"Nothing is spent or reserved yet. Composition: {found.composition}."]
+    runs = "1 run" if len(found.runs) == 1 else f"{len(found.runs)} runs"
     lines.append(
-        f"Spent and reserved: epsilon={round_up(found.total)} over {found.events:,} events of {len(found.runs)} runs; "
+        f"Spent and reserved: epsilon={round_up(found.total)} over {found.events:,} events of {runs}; "
         f"spent for good: {round_up(found.spent)}. Left: {_percent(found.left)} of the whole."
     )
     lines.append(f"Composition {found.composition}: {found.basis}.")
     if found.composition == "adaptive":
         lines.append(f"If nobody had looked, as one privacy loss distribution: epsilon={round_up(found.planned)}.")
+        lines.append("Go by the share that is left: ε is no sum, and the first run already shows much of it.")
     return lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from sordino.cli import options
 from sordino.cli.terminal import FOUND, console, print_json
@@ -27,20 +28,27 @@ def selftest(
     json: options.Json = False,
 ) -> None:
     """Check gradients, clipping and noise on a device against their definitions. Exits with 1 if they differ."""
-    from sordino.audit.devices import choose_device, examine_device
+    from sordino.audit.devices import DeviceCheck, Timing, choose_device, describe_device, examine_device
 
-    found = examine_device(choose_device(device), timed=speed)
+    out, chosen = console(), choose_device(device)
+
+    def tell(answer: DeviceCheck | Timing) -> None:
+        if isinstance(answer, DeviceCheck):
+            mark = "[green]✓[/green]" if answer.passed else "[red]✗[/red]"
+            out.print(f"{mark} [bold]{answer.question}:[/bold] {escape(answer.words)}", highlight=False)
+        else:
+            out.print(f"  {answer}", markup=False)
+
+    if not json:
+        out.print(f"Checking {describe_device(chosen)}; this takes about a minute.", markup=False)
+    found = examine_device(chosen, timed=speed, tell=None if json else tell)
     if json:
         rows = [vars(finding) for finding in found.findings]
         timings = [vars(timing) for timing in found.timings]
         print_json({"device": found.device, "passed": found.passed, "findings": rows, "timings": timings})
     else:
-        out = console()
-        for finding in found.findings:
-            out.print(f"{'✓' if finding.passed else '✗'} {finding.question}: {finding.words}", markup=False)
-        for timing in found.timings:
-            out.print(f"  {timing}", markup=False)
+        out.print("All is well." if found.passed else "[red]Something differs: do not train on this device.[/red]")
         out.print("Please send us this line:")
-        out.print(found.summary(), markup=False)
+        out.print(found.summary(), markup=False, soft_wrap=True)
     if not found.passed:
         raise typer.Exit(FOUND)
