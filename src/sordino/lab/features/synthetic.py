@@ -26,7 +26,7 @@ def draw_dead_leaves(count: int, side: int, channels: int, seed: int, shapes: in
     pictures = torch.rand(count, channels, 1, 1, generator=generator).repeat(1, 1, side, side)
     for _ in range(shapes):
         drawn = torch.rand(count, 7 + channels, generator=generator)
-        cover = _cover_pixels(drawn[:, :6], side)[:, None]
+        cover = cover_pixels(drawn[:, :6], side)[:, None]
         colours = drawn[:, 7:] if channels == 1 else 0.6 * drawn[:, 6:7] + 0.4 * drawn[:, 7:]
         pictures = pictures * (1 - cover) + cover * colours[:, :, None, None]
     return pictures
@@ -42,10 +42,14 @@ def draw_centred_leaves(count: int, side: int, channels: int, seed: int) -> Tens
     return pictures * window[:, None] * (holes > 0.3)
 
 
-def _cover_pixels(drawn: Tensor, side: int) -> Tensor:
+def cover_pixels(drawn: Tensor, side: int) -> Tensor:
     """How much of each pixel [count, side, side] a shape covers; `drawn` are six uniform numbers per shape."""
     ratio = side / 4 / SMALLEST
-    radius = SMALLEST / (1 - drawn[:, 0] * (1 - ratio**-2)).sqrt()
+    return cover_ellipses(drawn, SMALLEST / (1 - drawn[:, 0] * (1 - ratio**-2)).sqrt(), side)
+
+
+def cover_ellipses(drawn: Tensor, radius: Tensor, side: int) -> Tensor:
+    """The same of ellipses and boxes of given `radius`; the first of the numbers `drawn` is not used."""
     line, turn = torch.arange(side).float(), drawn[:, 3, None, None] * math.pi
     right = line[None, None, :] - drawn[:, 1, None, None] * side
     down = line[None, :, None] - drawn[:, 2, None, None] * side
