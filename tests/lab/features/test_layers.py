@@ -10,9 +10,10 @@ from torch import Tensor
 
 from sordino.errors import InvalidInput
 from sordino.lab.features import layers
-from sordino.lab.features.layers import Layers, describe_layers, fit_cells, fit_layers
+from sordino.lab.features.layers import Layers, describe_layers, fit_layers
 from sordino.lab.features.patches import make_filters
 from sordino.lab.features.scenes import draw_scenes
+from sordino.lab.features.synthetic import fit_cells
 
 SMALL = Layers(filters=4, second=5, side=3, grid=2, threshold=0.1, channels=6, kept=5, kept_second=7, mirror=False)
 

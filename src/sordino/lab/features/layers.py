@@ -18,7 +18,7 @@ from sordino.lab.data.cache import allocate, cache_folder, remember_tensor
 from sordino.lab.features.patches import CONTRAST, make_filters
 from sordino.lab.features.scattering import progress_bar
 from sordino.lab.features.scenes import draw_scenes
-from sordino.lab.features.synthetic import Map, scale_to_unit
+from sordino.lab.features.synthetic import Map, fit_cells, scale_to_unit
 
 VERSION = 1
 """Part of every cache key: raised when the same arguments would give other features."""
@@ -27,7 +27,6 @@ _FITTED, _EXAMPLES, _SAMPLE = 1500, 4000, 60_000
 _WINDOW, _STRIDE, _SIDE = 3, 2, 3
 """The first layer's maps are averaged over windows of side 3, two apart; the second layer's patches have side 3."""
 _RIDGE, _PATCH_RIDGE, _FLOOR = 0.03, 0.1, 0.01
-_CHANNEL_RIDGE, _CELL_RIDGE = 0.01, 0.1
 _EDGE = 1.0
 """Responses of the second layer, of variance 1 over scenes, count from here on."""
 
@@ -123,26 +122,6 @@ def fit_layers(choice: Layers, side: int, channels: int) -> Map:
         return torch.cat(made, 1)
 
     return describe
-
-
-@torch.no_grad()
-def fit_cells(examples: Tensor, kept: int) -> Map:
-    """The map from [N, cells, channels] to whitened rows [N, cells * kept] of norm 1.
-
-    The covariance is taken for a product of one over channels and one over cells, which needs few examples. To each
-    variance a share of the largest is added: 1 % over channels, of which the `kept` largest remain, 10 % over cells.
-    """
-    mean = examples.mean(0)
-    centred = examples - mean
-    rows = centred.flatten(0, 1)
-    variances, directions = torch.linalg.eigh((rows.T @ rows / len(rows)).double())
-    scales = (variances.clamp(min=0) + _CHANNEL_RIDGE * variances[-1]).rsqrt()
-    channels = (directions * scales)[:, -kept:].float()
-    seen = (centred @ channels).transpose(1, 2).flatten(0, 1)
-    variances, directions = torch.linalg.eigh((seen.T @ seen / len(seen)).double())
-    scales = (variances.clamp(min=0) + _CELL_RIDGE * variances[-1]).rsqrt()
-    cells = (directions * scales @ directions.T).float()
-    return lambda rows: scale_to_unit((cells @ ((rows - mean) @ channels)).flatten(1))
 
 
 @dataclass(frozen=True)
