@@ -6,6 +6,7 @@ scenes (`sordino.lab.features.scenes`), so that no record is read but the one th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,7 +146,7 @@ class _FirstLayer:
         planes = maps.transpose(1, 2).unflatten(2, (side, side))
         roots = F.avg_pool2d(planes, _WINDOW, _STRIDE).permute(0, 2, 3, 1).sqrt()
         lengths: Tensor = roots.norm(dim=3, keepdim=True)
-        return roots / (lengths + _FLOOR * maps.shape[2] ** 0.5)
+        return roots / (lengths + _FLOOR * math.sqrt(maps.shape[2]))
 
 
 def _fit_second(first: _FirstLayer, scenes: Tensor, choice: Layers) -> Map:

@@ -223,7 +223,7 @@ def _fit_white_cells(choice: WhiteScattering, channels: int, height: int, width:
     scenes = draw_scenes(_EXAMPLES, max(height, width), channels, 5)[:, :, :height, :width]
 
     def divide(rows: Tensor) -> Tensor:
-        return rows.unflatten(1, (81 * channels, -1)).transpose(1, 2)
+        return rows.reshape(len(rows), 81 * channels, -1).transpose(1, 2)
 
     white = fit_cells(divide(_average(_scatter_views(scenes, choice, folder))), choice.kept)
     return lambda rows: white(divide(rows))
