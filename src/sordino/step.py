@@ -169,14 +169,27 @@ class Attempt:
 
         What one process adds up from one part loses nothing in the precision it came in, and stays in it.
         """
-        sums, alone, plain = iter(some), self.bench.team.size == 1, torch.contiguous_format
+        sums, alone = iter(some), self.bench.team.size == 1
         if "total" not in vars(self):
+            taken: set[int] = set()
             parts = (next(sums) for _ in self.parameters)
-            self.total = [x.to(x.dtype if alone else total_dtype(x), copy=True, memory_format=plain) for x in parts]
+            self.total = [take_over(x, x.dtype if alone else total_dtype(x), taken) for x in parts]
         else:
             for place, total in enumerate(self.total):
                 self.total[place] = add_widely(total, next(sums))  # zip would hold one sum while the next is formed
         assert next(sums, None) is None, "an engine has exactly one sum for every parameter"
+
+
+def take_over(found: Tensor, dtype: torch.dtype, taken: set[int]) -> Tensor:
+    """A sum to write noise into: `found` itself where its memory is its own alone, otherwise a copy.
+
+    `taken` are the addresses of those before it: two parameters with one tensor would get two noises on it.
+    """
+    own = found.is_contiguous() and not found.requires_grad and found.dtype == dtype
+    if own and found.untyped_storage().nbytes() == found.nbytes and found.data_ptr() not in taken:
+        taken.add(found.data_ptr())
+        return found
+    return found.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def take(bench: Bench, step: int) -> bool:
