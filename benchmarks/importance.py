@@ -10,7 +10,9 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import nn
@@ -63,7 +65,7 @@ def bind(setting: Setting, recipe: Recipe) -> Private:
 
 def time_epochs(setting: Setting, turns: int) -> dict[str, float]:
     """Processor seconds of an epoch by variant: the median over turns, each of as many epochs as share a pass."""
-    common = {"batch_size": setting.batch_size, "epochs": (turns + 1) * PASSES, "clip": CLIP}
+    common: dict[str, Any] = {"batch_size": setting.batch_size, "epochs": (turns + 1) * PASSES, "clip": CLIP}
     made = {"dpsgd": recipes.dpsgd(lr=0.1, **common)}
     for name, (multiplier, refresh) in VARIANTS.items():
         made[name] = recipes.dpis(lr=0.1, momentum=0.0, multiplier=multiplier, refresh=refresh, **common)
@@ -96,8 +98,8 @@ def time_draws(batch_size: int = 256) -> list[list[str]]:
         epoch = Epoch.bounded(0, records, float(norms.double().sum()), CLIP, batch_size)
         state = Learnt(epoch, noise=1.0, bounds=sampler.bounds(norms, CLIP))
         ways: dict[str, Callable[[], object]] = {
-            "all": lambda count=records, held=state: toss_for_all(sampler, count, source, held),
-            "thinned": lambda count=records, held=state: sampler.draw(count, source, held),
+            "all": partial(toss_for_all, sampler, records, source, state),
+            "thinned": partial(sampler.draw, records, source, state),
         }
         taken = measure(ways, 1)
         lines.append([f"{records:,}", *(f"{taken[name] * 1e3:.2f} ms" for name in ways)])
@@ -113,9 +115,8 @@ def main(turns: int = 2) -> None:
     for name in VARIANTS:
         lines.append([name, *(f"{times[name] / times['dpsgd']:.2f}" for times in columns.values())])
         print(lines[-1], flush=True)
-    put(
-        PAGE, write_markdown(["time of an epoch over DP-SGD's", *columns], lines), " epochs", by="benchmarks.importance"
-    )
+    heads = ["time of an epoch over DP-SGD's", *columns]
+    put(PAGE, write_markdown(heads, lines), " epochs", by="benchmarks.importance")
     heads = ["records", "a coin for each", "coins for those who can be drawn"]
     put(PAGE, write_markdown(heads, time_draws()), " draws", by="benchmarks.importance")
 

@@ -11,6 +11,7 @@ cores can do for all methods alike.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -135,8 +136,8 @@ class Bag(nn.Module):
         nn.init.zeros_(self.words.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        summed: Tensor = self.words(tokens).sum(1)
-        return summed / LENGTH**0.5 + self.bias
+        scores: Tensor = self.words(tokens).sum(1) / math.sqrt(LENGTH) + self.bias
+        return scores
 
 
 @cache
