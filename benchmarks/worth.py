@@ -11,7 +11,7 @@ cores can do for all methods alike.
 
 from __future__ import annotations
 
-import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -123,6 +123,30 @@ def load_features(name: str) -> Task:
     return divide(found.train, found.test, lambda seed: seeded(seed, lambda: model_of(case, shape)))
 
 
+WORDS, LENGTH = 5_000, 256
+"""Of the table of words, and tokens of a review that are read."""
+
+
+class Bag(nn.Module):
+    """Logistic regression on the words of a text: a row of numbers for each word, added up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.bias = nn.Embedding(WORDS, 2, padding_idx=0), nn.Parameter(torch.zeros(2))
+        nn.init.zeros_(self.words.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores: Tensor = self.words(tokens).sum(1) / math.sqrt(LENGTH) + self.bias
+        return scores
+
+
+@cache
+def load_words() -> Task:
+    """Reviews as their most frequent words, by rank, as synthetic tokens are; Keras counted these on the records."""
+    loaded = data.load("imdb", words=WORDS, length=LENGTH)
+    return divide(tensors(loaded.train_set), loaded.test, lambda seed: seeded(seed, Bag))
+
+
 def divide(train: Split, test: Split, build: Callable[[int], nn.Module]) -> Task:
     """Put the last training records aside."""
     kept = len(train[1]) - min(HELD_OUT, len(train[1]) // 5)
@@ -142,12 +166,14 @@ TASKS: dict[str, Callable[[], Task]] = {
     "cifar10": lambda: load_pictures("cifar10"),
     "imdb": lambda: load_features("imdb"),
     "names": lambda: load_features("names"),
+    "imdb, words": load_words,
 }
 
 
 def compute_losses(model: nn.Module, batch: Split) -> Tensor:
     """Cross-entropy of each example."""
-    return F.cross_entropy(model(batch[0].float()), batch[1], reduction="none")
+    inputs = batch[0] if batch[0].dtype == torch.int64 else batch[0].float()
+    return F.cross_entropy(model(inputs), batch[1], reduction="none")
 
 
 @cache
@@ -185,24 +211,33 @@ def name_run(task: str, epsilon: float, method: str, rate: float, seed: int) -> 
     return f"{task}/eps{epsilon:g}/{method}/{rate:g}/seed{seed}"
 
 
-def search(rows: dict[str, Row], task: str, epsilon: float, method: str) -> tuple[float, bool]:
-    """A learning rate: the next one to try, or, with True, the one that did best on the records put aside.
+@dataclass(frozen=True)
+class Search:
+    """The learning rate to try next, None at the end; and the best so far, None before all of the first are tried."""
+
+    following: float | None
+    best: float | None
+
+
+def search(rows: dict[str, Row], task: str, epsilon: float, method: str) -> Search:
+    """How far the search of a method is, judged on the records put aside.
 
     Rates are kept on the grid of the first ones: a step beyond is a factor of the last two.
     """
     rates = METHODS[method].rates
     scores: dict[float, float] = {}
-    for tried in itertools.count():
-        below, above = rates[0] * rates[0] / rates[1], rates[-1] * rates[-1] / rates[-2]
+    best: float | None = None
+    for _ in range(BEYOND + 1):
         for rate in rates:
             if (row := rows.get(name_run(task, epsilon, method, rate, SEARCHED))) is None:
-                return rate, False
+                return Search(rate, best)
             scores[rate] = row["accuracy"]
         best = max(scores, key=lambda rate: scores[rate])
-        if tried == BEYOND or best not in (rates[0], rates[-1]):
-            return best, True
+        if best not in (rates[0], rates[-1]):
+            break
+        below, above = rates[0] * rates[0] / rates[1], rates[-1] * rates[-1] / rates[-2]
         rates = (round_rate(below), *rates) if best == rates[0] else (*rates, round_rate(above))
-    raise AssertionError
+    return Search(None, best)
 
 
 def round_rate(rate: float) -> float:
@@ -212,6 +247,8 @@ def round_rate(rate: float) -> float:
 
 def list_methods(task: str) -> list[str]:
     """The rows of a task's table."""
+    if task == "imdb, words":
+        return [method for method in METHODS if method.startswith(("dpsgd", "preconditioned", "adam_bc"))]
     return [method for method in METHODS if task in LINEAR or method not in WITH_MOMENTUM]
 
 
@@ -222,8 +259,10 @@ def list_missing(
     for epsilon in epsilons:
         for task in tasks:
             for method in list_methods(task):
-                rate, found = search(rows, task, epsilon, method)
-                for seed in SEEDS if found else (SEARCHED,):
+                found = search(rows, task, epsilon, method)
+                rate, seeds = (found.best, SEEDS) if found.following is None else (found.following, (SEARCHED,))
+                assert rate is not None
+                for seed in seeds:
                     if name_run(task, epsilon, method, rate, seed) not in rows:
                         yield task, epsilon, method, rate, seed
 
@@ -256,9 +295,8 @@ def run(
 
 
 def collect(rows: dict[str, Row], task: str, epsilon: float, method: str) -> list[float]:
-    """Test accuracies of the chosen settings, in per cent."""
-    chosen, known = search(rows, task, epsilon, method)
-    if not known:
+    """Test accuracies of the best settings so far, in per cent."""
+    if (chosen := search(rows, task, epsilon, method).best) is None:
         return []
     found = (rows.get(name_run(task, epsilon, method, chosen, seed)) for seed in SEEDS)
     return [100 * row["accuracy"] for row in found if row is not None]
@@ -288,7 +326,8 @@ def tabulate(rows: dict[str, Row]) -> str:
             cells = [method]
             for epsilon in EPSILONS:
                 scores = collect(rows, task, epsilon, method)
-                cells += [_show(scores), _compare(scores, best[epsilon])]
+                ended = search(rows, task, epsilon, method).following is None
+                cells += [_show(scores, ended), _compare(scores, best[epsilon])]
             if any(cells[1:]):
                 lines.append(cells)
         if lines:
@@ -297,10 +336,12 @@ def tabulate(rows: dict[str, Row]) -> str:
     return "\n".join(tables) or "No column is finished yet.\n"
 
 
-def _show(scores: list[float]) -> str:
+def _show(scores: list[float], ended: bool) -> str:
+    """Mean, deviation and number of seeds; a star where another learning rate should still be tried."""
+    mark = "" if ended else " *"
     if len(scores) < 2:
-        return f"{scores[0]:.1f} (1)" if scores else ""
-    return f"{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f} ({len(scores)})"
+        return f"{scores[0]:.1f} (1){mark}" if scores else ""
+    return f"{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f} ({len(scores)}){mark}"
 
 
 def _compare(scores: list[float], best: list[float]) -> str:

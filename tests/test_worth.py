@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from benchmarks import worth
 from benchmarks.results import BEGIN, CHOICE, END
 from sordino import recipes
@@ -35,6 +37,33 @@ def test_runs_are_taken_in_order_and_the_report_waits_for_the_search() -> None:
     rows = make_rows({"dpsgd": (0.9,)})
     left = [each for each in worth.list_missing(rows, ["mnist"]) if each[1:3] == (1.0, "dpsgd")]
     assert left == [("mnist", 1.0, "dpsgd", worth.METHODS["dpsgd"].rates[1], seed) for seed in worth.SEEDS[1:]]
+
+
+def find_rates(score: Callable[[float], float], method: str = "dpsgd") -> tuple[list[float], float]:
+    """Which learning rates a search tries, and which it ends with."""
+    rows: dict[str, Row] = {}
+    tried: list[float] = []
+    while True:
+        found = worth.search(rows, "mnist", 1.0, method)
+        if (rate := found.following) is None:
+            assert found.best is not None
+            return tried, found.best
+        tried.append(rate)
+        rows[worth.name_run("mnist", 1.0, method, rate, worth.SEARCHED)] = {"accuracy": score(rate)}
+
+
+def test_a_search_goes_beyond_its_edges_until_the_best_has_neighbours() -> None:
+    assert find_rates(lambda rate: -abs(rate - 8)) == ([4.0, 8.0, 16.0], 8.0)
+    assert find_rates(lambda rate: -abs(rate - 33)) == ([4.0, 8.0, 16.0, 32.0, 64.0], 32.0)
+    assert find_rates(lambda rate: -rate) == ([4.0, 8.0, 16.0, 2.0, 1.0, 0.5, 0.25], 0.25)
+    assert find_rates(lambda rate: rate)[0] == [4.0, 8.0, 16.0, 32.0, 64.0, 130.0, 260.0], "not for ever"
+
+
+def test_the_others_have_momentum_where_the_yardstick_gains_by_it() -> None:
+    assert "dpis, momentum" in worth.list_methods("imdb")
+    assert "dpis, momentum" not in worth.list_methods("mnist")
+    assert {"dpsgd", "dpis", "dpsur", "allocation"} <= set(worth.list_methods("mnist"))
+    assert worth.METHODS["dpis, momentum"].options["momentum"] == 0.9
 
 
 def test_a_difference_is_called_what_it_is() -> None:

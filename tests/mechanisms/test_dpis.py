@@ -456,10 +456,10 @@ def exceed(sampler: Importance, norms: tuple[float, float, float], noise: float 
     assert step.event.noise_multiplier == pytest.approx(noise / epoch.sensitivity)
     paid, found = np.outer(charged, charged), weigh_two_steps(sampler, epoch, norms, noise)
     assert found.sum() == pytest.approx(paid.sum(), rel=1e-9)
-    levels = (0.0, 0.05, 0.2, 0.5, 1.0)
-    removed = [distinguish(found, alone, e) - distinguish(paid, alone, e) for e in levels]
-    added = [distinguish(alone, found, e) - distinguish(alone, paid, e) for e in levels]
-    return max(removed + added)
+    epsilons = (0.0, 0.05, 0.2, 0.5, 1.0)
+    removed = [distinguish(found, alone, each) - distinguish(paid, alone, each) for each in epsilons]
+    added = [distinguish(alone, found, each) - distinguish(alone, paid, each) for each in epsilons]
+    return max(*removed, *added)
 
 
 @pytest.mark.parametrize("norms", GROWN)

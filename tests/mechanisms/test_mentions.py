@@ -43,6 +43,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "dpagd": {"benchmarks/mechanisms.py": TABLES},
     "dpis": {
         "benchmarks/figures.py": FIGURE,
+        "benchmarks/importance.py": "its own benchmark",
         "benchmarks/mechanisms.py": TABLES,
         "benchmarks/prices.py": PRICES,
         "benchmarks/results.py": TABLES,
@@ -51,6 +52,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "benchmarks/draws.py": YARDSTICK,
         "benchmarks/figures.py": FIGURE,
         "benchmarks/finetuning.py": YARDSTICK,
+        "benchmarks/importance.py": YARDSTICK,
         "benchmarks/mechanisms.py": TABLES,
         "benchmarks/results.py": TABLES,
         "benchmarks/scaling.py": YARDSTICK,
