@@ -6,6 +6,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from sordino.audit.conformance.checking import check_source
 from sordino.gradients.engine import add_widely
 from sordino.noise import FEW, PIECE, STORE, Secure, Seeded, add_noise, count_workers, perturb
 
-MANY = 20 * PIECE + 5
+MANY = 4 * PIECE + 5
 PAID = Receipt(1, GaussianDpEvent(1.0))
 TABLES = bits.make_tables()
 SHARES = np.bincount(TABLES.place, minlength=bits.TAIL + 1)
@@ -322,8 +323,8 @@ def test_two_threads_noise_each_entry_once_and_with_the_claimed_deviation(two_th
     assert fits(some, 2.0)
     assert not fits(some, 1.9)
     assert not fits(some, 2.1)
-    pieces = flat[: 20 * PIECE].reshape(20, PIECE)
-    assert abs(np.corrcoef(pieces)[np.triu_indices(20, 1)]).max() < 6 / PIECE**0.5
+    pieces = flat[: 4 * PIECE].reshape(4, PIECE)
+    assert abs(np.corrcoef(pieces)[np.triu_indices(4, 1)]).max() < 6 / PIECE**0.5
     assert abs(flat.std() / 2.0 - 1) < 6 / (2 * len(flat)) ** 0.5
 
 
@@ -335,17 +336,17 @@ def test_threads_that_share_a_key_or_leave_a_piece_out_are_noticed(
     if sabotage == "one key for all threads":
         monkeypatch.setattr("sordino.noise.secrets.token_bytes", lambda size: bytes(size))
         together = threading.Barrier(2, timeout=20)
-        draw, begun = Secure.gaussian, set[int]()
+        draw, begun = Secure.overwrite, set[int]()
 
-        def meet(source: Secure, receipt: Receipt, size: int, std: float) -> torch.Tensor:
+        def meet(source: Secure, receipt: Receipt, out: np.ndarray, std: float) -> torch.Tensor:
             if threading.get_ident() not in begun:  # or one thread might do all of it
                 begun.add(threading.get_ident())
                 with source._cipher():
                     together.wait()
-                    return draw(source, receipt, size, std)
-            return draw(source, receipt, size, std)
+                    return draw(source, receipt, out, std)
+            return draw(source, receipt, out, std)
 
-        monkeypatch.setattr(Secure, "gaussian", meet)
+        monkeypatch.setattr(Secure, "overwrite", meet)
     else:
         split = sordino.noise._groups
         monkeypatch.setattr("sordino.noise._groups", lambda tensors: list(split(tensors))[1:])
@@ -357,6 +358,13 @@ def test_what_fails_in_a_thread_fails_the_release(two_threads: object, monkeypat
     monkeypatch.setattr(bits.Normals, "draw", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         perturb(Secure(), PAID, [torch.zeros(MANY)], 1.0)
+
+
+def test_threads_need_a_receipt_that_is_not_older_than_the_last_one(two_threads: object) -> None:
+    source = Secure()
+    source.gaussian(replace(PAID, sequence=2), 3, 1.0)
+    with pytest.raises(InvalidInput, match="older than receipt"):
+        perturb(source, PAID, [torch.zeros(MANY)], 1.0)
 
 
 def test_other_sources_and_small_models_are_noised_by_one_thread(two_threads: object) -> None:

@@ -30,9 +30,9 @@ from sordino.accounting.ledger import Receipt
 from sordino.bits import Normals, Tossed
 from sordino.errors import InvalidInput
 
-PIECE = 2**16
-"""Entries of noise made at a time: they fit in the processor's cache, and a large model needs no second copy."""
-MANY = 2**19
+PIECE = 2**18
+"""Entries of noise at a time: a large model needs no second copy, and threads seldom wait for one another."""
+MANY = 2**20
 """From so many entries on, several threads add noise: fewer are done before a thread has begun."""
 MOST_WORKERS = 8
 """More threads than this wait for Python's lock longer than they work."""
@@ -128,6 +128,11 @@ class _Stream(ABC):
         return self._directions(size)
 
     def gaussian(self, receipt: Receipt, size: int, std: float) -> Tensor:
+        self._require_paid(receipt)
+        return torch.from_numpy(self._normals(size, std))
+
+    def _require_paid(self, receipt: Receipt) -> None:
+        """Refuse a receipt older than the last one used, and a forked process."""
         if receipt.sequence < self._last_receipt:
             raise InvalidInput(
                 f"receipt {receipt.sequence} is older than receipt {self._last_receipt}, which was used already: "
@@ -135,7 +140,6 @@ class _Stream(ABC):
             )
         self._last_receipt = receipt.sequence
         self._require_own()
-        return torch.from_numpy(self._normals(size, std))
 
     @abstractmethod
     def _uniform(self, size: int) -> NDArray[np.float64]: ...
@@ -216,6 +220,13 @@ class Secure(_Stream):
             noise = np.empty(size)
             cipher.normals.draw(noise, std)
             return noise
+
+    def overwrite(self, receipt: Receipt, out: NDArray[np.float64], std: float) -> Tensor:
+        """`gaussian` in memory of the caller's."""
+        self._require_paid(receipt)
+        with self._cipher() as cipher:
+            cipher.normals.draw(out, std)
+        return torch.from_numpy(out)
 
 
 class Seeded(_Stream):
@@ -301,26 +312,45 @@ def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: fl
     held = list(tensors)
     before = _flat(held) if isinstance(source, Settling) else None
 
-    def add_to(pieces: list[Tensor]) -> None:
-        sizes = [piece.numel() for piece in pieces]
-        noise = source.gaussian(receipt, sum(sizes), std)
-        if all(piece.device == pieces[0].device for piece in pieces):
-            noise = _send(noise, pieces[0].device)
-        for piece, drawn in zip(pieces, noise.split(sizes), strict=True):
-            _add(piece, drawn)
-
-    workers = count_workers(source, held)
-    if workers == 1:
-        for pieces in _groups(held):
-            add_to(pieces)
+    if isinstance(source, Secure) and (workers := count_workers(source, held)) > 1:
+        _perturb_together(source, receipt, list(_groups(held)), std, workers)
     else:
-        with ThreadPoolExecutor(workers) as pool:
-            for _ in pool.map(add_to, _groups(held)):  # raises what a worker raised
-                pass
+        for pieces in _groups(held):
+            sizes = [piece.numel() for piece in pieces]
+            noise = source.gaussian(receipt, sum(sizes), std)
+            if all(piece.device == pieces[0].device for piece in pieces):
+                noise = _send(noise, pieces[0].device)
+            for piece, drawn in zip(pieces, noise.split(sizes), strict=True):
+                _add(piece, drawn)
     if before is not None:
         released = settle(source, receipt, before, _flat(held))
         for tensor, piece in zip(held, released.split([tensor.numel() for tensor in held]), strict=True):
             tensor.copy_(piece.view(tensor.shape))
+
+
+def _perturb_together(source: Secure, receipt: Receipt, groups: list[list[Tensor]], std: float, workers: int) -> None:
+    """Add noise to groups of pieces by several threads, this one among them; each group is taken by one of them.
+
+    Every thread has a key stream and memory of its own, which it uses again: fresh memory takes as long as the noise.
+    """
+
+    def work() -> None:
+        scratch = np.empty(PIECE)
+        while True:
+            try:
+                pieces = groups.pop()  # one operation: no two threads get the same
+            except IndexError:
+                return
+            sizes = [piece.numel() for piece in pieces]
+            noise = source.overwrite(receipt, scratch[: sum(sizes)], std)
+            for piece, drawn in zip(pieces, noise.split(sizes), strict=True):
+                _add(piece, drawn)
+
+    with ThreadPoolExecutor(workers - 1) as pool:
+        others = [pool.submit(work) for _ in range(workers - 1)]
+        work()
+    for each in others:
+        each.result()  # raises what it raised
 
 
 def count_workers(source: Source, tensors: list[Tensor]) -> int:

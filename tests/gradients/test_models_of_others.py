@@ -103,12 +103,34 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Loss, Any]] = {
         num_heads=2,
         vocab_size=60,
     ),
+    "Funnel, in place on a view": of_texts(
+        "Funnel",
+        "ForSequenceClassification",
+        classified,
+        d_model=16,
+        n_head=2,
+        d_head=8,
+        d_inner=24,
+        block_sizes=[1, 1],
+        vocab_size=60,
+        num_decoder_layers=1,
+    ),
+    "Longformer, in place on a layer's output": of_texts(
+        "Longformer", "ForSequenceClassification", classified, **WIDE, attention_window=4, max_position_embeddings=20
+    ),
+    "Falcon": of_texts(
+        "Falcon", "ForCausalLM", modelled, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, vocab_size=60
+    ),
     "ViT, a class token": of_images("ViT", **IMAGES, patch_size=4),
     "Swin, windows and shifts": of_images(
         "Swin", patch_size=2, embed_dim=8, depths=[2, 2], num_heads=[2, 2], window_size=4
     ),
     "ConvNeXt": of_images("ConvNext", hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, patch_size=2),
 }
+
+
+PROVEN = ("Longformer, in place on a layer's output",)
+"""Those that move examples by numbers made from data, so that each batch is proven by a backward pass."""
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -133,4 +155,4 @@ def test_exact_without_a_proof_by_gradients(name: str, monkeypatch: pytest.Monke
         torch.testing.assert_close(list(found.weighted_sum(weights)), list(wanted.weighted_sum(weights)), **close)
     (knowledge,) = engine._knowledge.values()
     assert not knowledge.refused
-    assert not passes
+    assert not passes or name in PROVEN

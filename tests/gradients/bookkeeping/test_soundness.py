@@ -401,3 +401,47 @@ def test_gradients_mixed_on_their_way_back_are_not_followed(mix: Callable[[Tenso
     (knowledge,) = engine._knowledge.values()
     assert knowledge.refused
     assert largest_contribution(model, classified, data) <= 1 + 1e-5
+
+
+def halve_slice(h: Tensor) -> Tensor:
+    h[..., :2].mul_(0.5)
+    return h
+
+
+def halve_shape(h: Tensor) -> Tensor:
+    return h.view(len(h), -1, 2).mul_(0.5).view(h.shape)
+
+
+def zero_column(h: Tensor) -> Tensor:
+    h[..., 0] = 0.0
+    return h
+
+
+IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": lambda h: F.relu(h, inplace=True),
+    "div": lambda h: h.div_(2),
+    "mask": lambda h: h.masked_fill_(h.detach() > 0.3, 0.0),
+    "slice": halve_slice,
+    "view": halve_shape,
+    "setitem": zero_column,
+}
+
+
+class ChangedInPlace(nn.Module):
+    """A layer of three dimensions, whose output is a view in torch, changed in place afterwards."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(12, 3)
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.change(self.second(self.first(x).tanh()))
+        return self.head(hidden.flatten(1))  # type: ignore[no-any-return]  # modules return Any
+
+
+@pytest.mark.parametrize("change", IN_PLACE)
+def test_a_layer_whose_output_is_a_view_changed_in_place_keeps_its_gradient(change: str) -> None:
+    """Hooks of such a view are never called: the layer was trained by noise alone, and nobody said so."""
+    torch.manual_seed(3)
+    agree(ChangedInPlace(IN_PLACE[change]).double(), [(doubles(size, 3, 4), labels(size)) for size in (5, 3, 1)])

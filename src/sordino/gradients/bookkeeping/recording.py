@@ -342,7 +342,14 @@ class Recording(TorchFunctionMode):
                 parameter.grad = grad
 
     def tap(self, output: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
-        """Arrange for the gradient of `output` to be received."""
+        """Arrange for the gradient of `output` to be received, also where it is changed in place afterwards.
+
+        A view that is changed in place gets another past, and its hooks are never called: F.linear of three dimensions
+        gives such views.
+        """
+        if output.requires_grad and output._is_view() and torch._C._functorch.peek_interpreter_stack() is None:
+            through: Tensor = Through.apply(output, receive)  # type: ignore[no-untyped-call]
+            return through
         if output.requires_grad:
             output = part_from_base(output) if output._is_view() else output
             output.register_hook(receive)
@@ -424,6 +431,20 @@ class Recorded(Call):
         if packed is None:
             raise NoRule("packed sequence: packed outside of the loss, so the order of its examples is unknown")
         return packed[1]
+
+
+class Through(torch.autograd.Function):
+    """Its input in the same memory, but not as a view of anything; what comes back is received and passed on."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
+        ctx.receive = receive
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        ctx.receive(gradients[0])
+        return gradients[0], None
 
 
 class Tap(torch.autograd.Function):
