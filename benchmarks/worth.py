@@ -4,15 +4,17 @@
 table are finished first; ``write`` puts the table into docs/which-method.md. Everything goes through the public API.
 
 Each method has the same search: three learning rates, one run each, judged on 5,000 training records that no run sees
-(fewer where there are few). The best is then run with three other seeds and measured on the test set. The sizes below
-are far from what is best: they are what two shared cores can do for all methods alike.
+(fewer where there are few); while the best is the smallest or the largest, one beyond it is tried. The best is then run
+with three other seeds and measured on the test set. The sizes below are far from what is best: they are what two shared
+cores can do for all methods alike.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -39,6 +41,8 @@ PAGE = CHOICE.parent / "mechanisms" / "preconditioned.md"
 DELTA, EPSILONS, SEEDS = 1e-5, (1.0, 3.0), (0, 1, 2)
 STEPS, BATCH, HELD_OUT, SEARCHED = 100, 512, 5_000, 100
 """Length of a run, expected size of a draw, training records that judge settings, and the seed of the search."""
+BEYOND = 4
+"""How often the search goes beyond the learning rates that a method starts with."""
 
 Split = tuple[Tensor, Tensor]
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -46,7 +50,7 @@ app = typer.Typer(add_completion=False, help=__doc__)
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table: a recipe, its own options, and the learning rates that are tried."""
+    """A row of the table: a recipe, its own options, and the learning rates that are tried first, evenly spaced."""
 
     recipe: Callable[..., Recipe]
     rates: tuple[float, ...] = (4.0, 8.0, 16.0)
@@ -65,7 +69,21 @@ METHODS = {
     "kalman": Method(recipes.kalman),
     "averaged": Method(recipes.averaged),
     "adam_bc": Method(recipes.adam_bc, (0.003, 0.01, 0.03)),
+    "allocation": Method(recipes.allocation),
+    "dpis": Method(recipes.dpis, options={"momentum": 0.0}),
+    "dpsur": Method(recipes.dpsur, options={"momentum": 0.0}),
 }
+LINEAR = ("imdb", "names")
+"""Tasks on which DP-SGD gains much by momentum: there the others have it too."""
+WITH_MOMENTUM = {
+    f"{name}, momentum": replace(
+        METHODS[name],
+        rates=tuple(rate / 10 for rate in METHODS[name].rates),
+        options={**METHODS[name].options, "momentum": 0.9},
+    )
+    for name in ("banded", "blockwise", "preconditioned", "allocation", "dpis", "dpsur")
+}
+METHODS |= WITH_MOMENTUM
 YARDSTICK = ("dpsgd", "dpsgd, momentum")
 """DP-SGD at its best is the better of these."""
 
@@ -167,30 +185,53 @@ def name_run(task: str, epsilon: float, method: str, rate: float, seed: int) -> 
     return f"{task}/eps{epsilon:g}/{method}/{rate:g}/seed{seed}"
 
 
-def choose_rate(rows: dict[str, Row], task: str, epsilon: float, method: str) -> float | None:
-    """The learning rate that did best on the records put aside; None while one of the runs is missing."""
-    found = {rate: rows.get(name_run(task, epsilon, method, rate, SEARCHED)) for rate in METHODS[method].rates}
-    scores = {rate: row["accuracy"] for rate, row in found.items() if row is not None}
-    return max(scores, key=lambda rate: scores[rate]) if len(scores) == len(found) else None
+def search(rows: dict[str, Row], task: str, epsilon: float, method: str) -> tuple[float, bool]:
+    """A learning rate: the next one to try, or, with True, the one that did best on the records put aside.
+
+    Rates are kept on the grid of the first ones: a step beyond is a factor of the last two.
+    """
+    rates = METHODS[method].rates
+    scores: dict[float, float] = {}
+    for tried in itertools.count():
+        below, above = rates[0] * rates[0] / rates[1], rates[-1] * rates[-1] / rates[-2]
+        for rate in rates:
+            if (row := rows.get(name_run(task, epsilon, method, rate, SEARCHED))) is None:
+                return rate, False
+            scores[rate] = row["accuracy"]
+        best = max(scores, key=lambda rate: scores[rate])
+        if tried == BEYOND or best not in (rates[0], rates[-1]):
+            return best, True
+        rates = (round_rate(below), *rates) if best == rates[0] else (*rates, round_rate(above))
+    raise AssertionError
 
 
-def list_missing(rows: dict[str, Row], tasks: list[str]) -> Iterator[tuple[str, float, str, float, int]]:
+def round_rate(rate: float) -> float:
+    """Two digits, which is what a run is named by."""
+    return float(f"{rate:.2g}")
+
+
+def list_methods(task: str) -> list[str]:
+    """The rows of a task's table."""
+    return [method for method in METHODS if task in LINEAR or method not in WITH_MOMENTUM]
+
+
+def list_missing(
+    rows: dict[str, Row], tasks: Sequence[str], epsilons: Sequence[float] = EPSILONS
+) -> Iterator[tuple[str, float, str, float, int]]:
     """The next runs, column by column; those of the report wait for their search."""
-    for epsilon in EPSILONS:
+    for epsilon in epsilons:
         for task in tasks:
-            for method, settings in METHODS.items():
-                for rate in settings.rates:
-                    if name_run(task, epsilon, method, rate, SEARCHED) not in rows:
-                        yield task, epsilon, method, rate, SEARCHED
-                chosen = choose_rate(rows, task, epsilon, method)
-                for seed in SEEDS:
-                    if chosen is not None and name_run(task, epsilon, method, chosen, seed) not in rows:
-                        yield task, epsilon, method, chosen, seed
+            for method in list_methods(task):
+                rate, found = search(rows, task, epsilon, method)
+                for seed in SEEDS if found else (SEARCHED,):
+                    if name_run(task, epsilon, method, rate, seed) not in rows:
+                        yield task, epsilon, method, rate, seed
 
 
 @app.command()
 def run(
     tasks: Annotated[list[str] | None, typer.Argument(help="Tasks, in order; all unless given.")] = None,
+    epsilon: Annotated[list[float] | None, typer.Option(help="Columns, in order; all unless given.")] = None,
     minutes: Annotated[float, typer.Option(help="Processor time to spend at most.")] = 50.0,
     stored: Annotated[Path, typer.Option(help="Where results are kept.")] = STORED,
 ) -> None:
@@ -199,14 +240,14 @@ def run(
     begun = time.process_time()
     while (time.process_time() - begun) / 60 < minutes:
         rows = {row["label"]: row for row in read_lines(stored)}
-        following = next(list_missing(rows, tasks or list(TASKS)), None)
+        following = next(list_missing(rows, tasks or list(TASKS), epsilon or EPSILONS), None)
         if following is None:
             break
-        name, epsilon, method, rate, seed = following
+        name, target, method, rate, seed = following
         task = TASKS[name]()
-        model, told = train(task, method, rate, epsilon, seed)
+        model, told = train(task, method, rate, target, seed)
         accuracy = measure_accuracy(model, task.choose if seed == SEARCHED else task.test)
-        row = {"label": name_run(*following), "task": name, "epsilon": epsilon, "method": method, "rate": rate}
+        row = {"label": name_run(*following), "task": name, "epsilon": target, "method": method, "rate": rate}
         keep_lines(stored, {**row, "seed": seed, "accuracy": accuracy, **told})
         print(row["label"], f"{100 * accuracy:.2f}", f"{told['seconds']:.1f} s", flush=True)
 
@@ -216,8 +257,8 @@ def run(
 
 def collect(rows: dict[str, Row], task: str, epsilon: float, method: str) -> list[float]:
     """Test accuracies of the chosen settings, in per cent."""
-    chosen = choose_rate(rows, task, epsilon, method)
-    if chosen is None:
+    chosen, known = search(rows, task, epsilon, method)
+    if not known:
         return []
     found = (rows.get(name_run(task, epsilon, method, chosen, seed)) for seed in SEEDS)
     return [100 * row["accuracy"] for row in found if row is not None]
@@ -243,7 +284,7 @@ def tabulate(rows: dict[str, Row]) -> str:
             found = [collect(rows, task, epsilon, method) for method in YARDSTICK]
             best[epsilon] = max((each for each in found if each), key=statistics.mean, default=[])
         lines = []
-        for method in METHODS:
+        for method in list_methods(task):
             cells = [method]
             for epsilon in EPSILONS:
                 scores = collect(rows, task, epsilon, method)

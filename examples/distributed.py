@@ -4,7 +4,8 @@
     torchrun --standalone --nproc-per-node=2 --max-restarts=3 examples/distributed.py       # two, restarted if one ends
 
 The program is the same for both. Each process computes the gradients of its part of every draw; the noise is drawn
-once, the ledger in the run's directory is written once. Start it again after it has ended, and it has nothing to do.
+once, and the ledger in the run's directory is written once. If you start it again after it has ended, it has nothing to
+do.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def loss(model: nn.Module, batch: Records) -> Tensor:
 
 
 def train(run: Path, epochs: int) -> Private:
-    """Begin the run in this directory, or go on with it from its last save."""
+    """Begin the run in this directory, or continue it from its last save."""
     images, digits = load_digits(return_X_y=True)
     records = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(digits)
     recipe = recipes.dpsgd(batch_size=256, epochs=epochs, lr=2.0)

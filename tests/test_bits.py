@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,11 +13,12 @@ import torch
 from dp_accounting import GaussianDpEvent
 from scipy import integrate, stats
 
+import sordino.noise
 from sordino import InvalidInput, bits
 from sordino.accounting.ledger import Receipt
 from sordino.audit.conformance.checking import check_source
 from sordino.gradients.engine import add_widely
-from sordino.noise import FEW, PIECE, STORE, Secure, Seeded, add_noise, perturb
+from sordino.noise import FEW, PIECE, STORE, Secure, Seeded, add_noise, count_workers, perturb
 
 MANY = 20 * PIECE + 5
 PAID = Receipt(1, GaussianDpEvent(1.0))
@@ -302,6 +304,71 @@ def test_a_large_model_is_noised_in_pieces_each_entry_once() -> None:
     assert max(asked) <= PIECE
     assert len(np.unique(flat)) >= len(flat) - 2, "two of millions may agree by chance"
     assert fits(flat[:: len(flat) // 100_000], 2.0)
+
+
+def check_threaded(source: Secure, std: float) -> np.ndarray:
+    """What two threads add to a large model: which entries are the noise of another, or none; and its distribution."""
+    assert count_workers(source, [torch.zeros(MANY)]) == 2
+    tensors = [torch.zeros(MANY, dtype=torch.float64), torch.zeros(3, 7, dtype=torch.float64)]
+    perturb(source, PAID, tensors, std)
+    flat = torch.cat([tensor.view(-1) for tensor in tensors]).numpy()
+    assert len(np.unique(flat)) >= len(flat) - 2, "noise was drawn twice, or left out"
+    return flat
+
+
+def test_two_threads_noise_each_entry_once_and_with_the_claimed_deviation(two_threads: object) -> None:
+    flat = check_threaded(Secure(), 2.0)
+    some = flat[:: len(flat) // 100_000]
+    assert fits(some, 2.0)
+    assert not fits(some, 1.9)
+    assert not fits(some, 2.1)
+    pieces = flat[: 20 * PIECE].reshape(20, PIECE)
+    assert abs(np.corrcoef(pieces)[np.triu_indices(20, 1)]).max() < 6 / PIECE**0.5
+    assert abs(flat.std() / 2.0 - 1) < 6 / (2 * len(flat)) ** 0.5
+
+
+@pytest.mark.parametrize("sabotage", ["one key for all threads", "a piece left out"])
+def test_threads_that_share_a_key_or_leave_a_piece_out_are_noticed(
+    sabotage: str, two_threads: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin: the same check objects to noise that two threads draw alike, and to entries without any."""
+    if sabotage == "one key for all threads":
+        monkeypatch.setattr("sordino.noise.secrets.token_bytes", lambda size: bytes(size))
+        together = threading.Barrier(2, timeout=20)
+        draw, begun = Secure.gaussian, set[int]()
+
+        def meet(source: Secure, receipt: Receipt, size: int, std: float) -> torch.Tensor:
+            if threading.get_ident() not in begun:  # or one thread might do all of it
+                begun.add(threading.get_ident())
+                with source._cipher():
+                    together.wait()
+                    return draw(source, receipt, size, std)
+            return draw(source, receipt, size, std)
+
+        monkeypatch.setattr(Secure, "gaussian", meet)
+    else:
+        split = sordino.noise._groups
+        monkeypatch.setattr("sordino.noise._groups", lambda tensors: list(split(tensors))[1:])
+    with pytest.raises(AssertionError, match="drawn twice, or left out"):
+        check_threaded(Secure(), 2.0)
+
+
+def test_what_fails_in_a_thread_fails_the_release(two_threads: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bits.Normals, "draw", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        perturb(Secure(), PAID, [torch.zeros(MANY)], 1.0)
+
+
+def test_other_sources_and_small_models_are_noised_by_one_thread(two_threads: object) -> None:
+    class Own(Secure):
+        """Whether it bears threads is not known."""
+
+    large = [torch.zeros(MANY)]
+    assert count_workers(Seeded(1), large) == count_workers(Own(), large) == 1
+    assert count_workers(Secure(), [torch.zeros(1000)]) == 1
+    assert count_workers(Secure(), [torch.zeros(MANY, dtype=torch.bfloat16)]) == 1
+    torch.set_num_threads(1)
+    assert count_workers(Secure(), large) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -91,7 +91,7 @@ def test_a_pipe_or_a_link_in_place_of_a_checkpoint_is_not_opened(tmp_path: Path,
     os.mkfifo(place) if kind == "pipe" else place.symlink_to("/dev/zero")
     signal.alarm(20)  # both would be read for ever
     try:
-        with pytest.raises(CheckpointError, match="no plain file"):
+        with pytest.raises(CheckpointError, match="not a plain file"):
             checkpoint.read_newest(tmp_path)
     finally:
         signal.alarm(0)

@@ -16,7 +16,7 @@ from sordino.gradients import Objective
 from sordino.gradients.engine import list_modules
 from sordino.noise import Seeded
 from sordino.parts import Automatic, Draw, Flat
-from sordino.step import add, begin, propose
+from sordino.step import add, begin, propose, take_over
 from tests.helpers import (
     batch_of,
     calibrated,
@@ -197,3 +197,26 @@ def test_parameters_and_buffers_are_found_in_the_order_of_torch() -> None:
     assert list(map(id, parameters)) == list(map(id, objective.parameters()))
     assert list(map(id, buffers)) == list(map(id, objective.buffers()))
     assert list_modules(objective) == list(objective.modules())
+
+
+def test_a_sum_is_written_into_only_where_its_memory_is_its_own() -> None:
+    """Noise is added in place: to one sum never twice, and to nothing that somebody else looks at."""
+    whole, taken = torch.arange(12.0).reshape(3, 4), set[int]()
+    shared = torch.ones(1).expand(5)
+    permuted = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
+    assert take_over(whole, torch.float32, taken) is whole
+    for found in (whole, whole[1:], whole[:2], shared, permuted, whole.T, torch.ones(3, requires_grad=True)):
+        own = take_over(found, torch.float32, taken)
+        assert own.data_ptr() != found.data_ptr()
+        assert own.is_contiguous()
+        assert not own.requires_grad
+        assert torch.equal(own, found)
+    assert take_over(torch.ones(2), torch.float64, taken).dtype == torch.float64
+
+
+@pytest.mark.parametrize("engine", ["auto", "vmap", "loop"])
+def test_what_two_parameters_release_shares_no_memory(engine: str) -> None:
+    run = private(calibrated(batch_size=64), source=Silent(1), engine=engine)
+    attempt = begin(run.bench, 0)
+    add(attempt, attempt.draw, attempt.differentiate(attempt.parameters, run.bench.fetch(attempt.draw)))
+    assert len({total.untyped_storage().data_ptr() for total in attempt.total}) == len(attempt.parameters)

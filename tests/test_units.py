@@ -576,8 +576,8 @@ def test_a_missing_value_of_pandas_is_nobody() -> None:
         ({"unit_name": "record"}, "would be taken for a guarantee by record"),
         ({"unit_name": " "}, "unit_name must be a word"),
         ({"unit_name": "a\nb"}, "unit_name must be a word"),
-        ({"unit": None, "per_unit": 3}, "per_unit=3 goes with unit="),
-        ({"unit": None, "unit_name": "user"}, "unit_name='user' goes with unit="),
+        ({"unit": None, "per_unit": 3}, "per_unit=3 needs unit="),
+        ({"unit": None, "unit_name": "user"}, "unit_name='user' needs unit="),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:

@@ -1,4 +1,4 @@
-"""Sordino trains PyTorch models so that the model says almost nothing about any one record."""
+"""Sordino trains PyTorch models that reveal almost nothing about any one record."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -53,7 +53,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name when it is first asked for: torch takes seconds that ``sordino --help`` need not wait."""
+    """Load a public name when it is first used: importing torch takes seconds, and ``sordino --help`` must not wait."""
     if name == "recipes":
         return import_module("sordino.recipes")
     if name not in _HOMES:

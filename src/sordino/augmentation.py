@@ -1,14 +1,15 @@
 """Augmentation multiplicity: several random views of every record, averaged before its gradient is clipped.
 
 De et al. (2022) show K views of each record in a step, such as shifted and mirrored copies of an image, and clip the
-mean of their K gradients. A record still moves the sum by one vector within the clipping bound, so that the price is
-the same, while the vector is a steadier one. Views are rows that belong to one unit of protection, as the records of a
-user are (`sordino.units`): the engines measure the mean's length without forming K gradients.
+mean of their K gradients. A record still moves the sum by one vector within the clipping bound, so the price is the
+same, while the vector is less noisy. Views are rows that belong to one unit of protection, like the records of a user
+(`sordino.units`): the engines measure the mean's length without forming K gradients.
 
-What the price needs of the views: those of a record are a function of that record and of randomness that no record has
-a part in. So every record has coins of its own. They are seeded by a keyed hash of the record's place in the dataset
-and of the number of the draw; the key is drawn from the run's source at every opening and told to nobody. Without the
-key, or with a common stream that one record more would shift, other records' views would depend on who is in the draw.
+The price makes one demand on the views: a record's views may depend only on that record and on randomness that no
+record influences. So every record has its own coins. They are seeded by a keyed hash of the record's place in the
+dataset and of the number of the draw; the key is drawn from the run's source at every opening and stays secret. Without
+the key, or with a common stream that an additional record would shift, the views of other records would depend on who
+is in the draw.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from sordino.gradients.engine import Groups
 from sordino.noise import Source
 
 Augmentation = Callable[[Any], Any]
-"""``augmentation(record)`` returns one random view of a record, as the dataset gives it: an image with its class, say.
+"""``augmentation(record)`` returns one random view of a record as the dataset returns it, e.g. an image with its class.
 
 It may draw from torch, NumPy's global generator and Python's ``random``, all of which are seeded for the record.
 """
 
 GIVEN_ALONE = "the augmentation looks at nothing but the record that it is given and at its coins"
-"""What no trial can show of a function of the user's own: every guarantee rests on it."""
+"""What no test can show about a user's function: every guarantee rests on it."""
 UNTRIED = "the augmentation looks at nothing but the record that it is given (which it was not seen to do)"
 """What must hold where it could not be tried, or was seen not to: the guarantee says so in its headline."""
 
@@ -112,7 +113,7 @@ def require_views(augment: int | None, augmentation: Augmentation | None, plain:
             raise InvalidInput("augmentation= needs the number of views of a record: augment=8, or 1 for a single one")
         return None
     if isinstance(augment, bool) or not isinstance(augment, int) or augment < 1:
-        raise InvalidInput(f"augment={augment!r} must be a whole number >= 1: so many views of a record are averaged")
+        raise InvalidInput(f"augment={augment!r} must be a whole number >= 1: the number of views of a record")
     if augmentation is not None and not callable(augmentation):
         raise InvalidInput(f"augmentation is a {type(augmentation).__name__}, must be a function from record to record")
     if augmentation is None and plain:
@@ -162,7 +163,7 @@ class ShiftAndMirror:
     """The usual augmentation of small images: a shift by up to `pixels` in each direction, mirrored by a fair coin.
 
     A record is an image [channels, height, width], or a tuple or list that begins with one. What a shift uncovers is
-    filled with the image's mirror image at that edge. Leave `mirror` off where left and right differ, as in writing.
+    filled with the image's mirror image at that edge. Leave `mirror` off if left and right differ, as in writing.
     """
 
     pixels: int = 4

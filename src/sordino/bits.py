@@ -75,8 +75,8 @@ REST = -128
 ENTRIES = 2**16
 UNIT = 2.0**-21
 """The share of φ that one of the entries for the rest stands for."""
-CHUNK = 2**15
-"""Normals at a time: their bits and the tables stay in the processor's cache."""
+CHUNK = 2**16
+"""Normals at a time: their bits and the tables stay in the processor's cache; fewer would make threads wait."""
 TRIES = 2**13
 """Proposals for the rest at a time; nearly half of them are kept."""
 FINEST = 2.0**-48

@@ -1,9 +1,9 @@
 """A run's folder: the names of its files, how they are written, and whether they belong together.
 
 What checkpoints, history and outcome know must be in the ledger. Each of them says how many events it had seen, and
-checkpoints and outcome also where the ledger's chain stood. If any knows of more than the ledger holds, or saw another
-chain, the ledger was rolled back, replaced or went another way. Then what was spent is unknown, and the answer is an
-error, never a smaller ε. Nothing here needs torch, or trusts a file.
+checkpoints and outcome also where the ledger's chain stood. If any of them knows of more than the ledger holds, or saw
+another chain, the ledger was rolled back, replaced or forked. Then what was spent is unknown, and the answer is an
+error, never a smaller ε. Nothing here needs torch or trusts a file.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def reading(directory: Path, key: Key | None = None) -> Iterator[Ledger]:
 
 
 def reopen(directory: Path) -> Ledger:
-    """Go on writing the ledger of the run in `directory`, if it holds all that the other files know of.
+    """Continue writing the ledger of the run in `directory`, if it holds everything that the other files know of.
 
     Charges that it says were given back unused, while a file without a head knows of them, are spent: the ledger may be
     an older one of the same length.
@@ -100,9 +100,9 @@ def reopen(directory: Path) -> Ledger:
 
 
 def require_fresh(directory: Path) -> None:
-    """Refuse to begin a run where there was one: its budget would be granted anew."""
+    """Refuse to begin a run where there was one: its budget would be granted again."""
     if (directory / LEDGER).exists():
-        raise LedgerError(f"{directory} holds a run already: choose another directory, or load it to go on with it")
+        raise LedgerError(f"{directory} holds a run already: choose another directory, or load it to continue it")
     if any(seen.events for seen in read_sightings(directory)) or any(directory.glob(CHECKPOINTS)):
         raise LedgerError(
             f"{directory} holds checkpoints or a history without their ledger, so what they cost is unknown: "
@@ -122,7 +122,7 @@ def find_plans(recipe: Recipe | None, header: Mapping[str, str]) -> list[plans.P
 def write_durably(path: Path, content: bytes) -> None:
     """Write, sync, rename, sync the directory: after a crash the file is the old one or the new one.
 
-    The directory may come from somebody else: nothing is written through a link, neither `path` nor what lies beside.
+    The directory may come from someone else: nothing is written through a link, neither `path` nor the files beside it.
     """
     beside = path.with_name(path.name + ".partial")
     if path.is_symlink():

@@ -1,8 +1,8 @@
 """Checkpoints that survive a crash: written whole or not at all, verified when read, the last two kept.
 
 A checkpoint is one file: a line with format, checksum, length, the number of events that the ledger held and its head,
-then what torch.save wrote. The checksum covers all of it. It is written beside its final name, synced and renamed, so
-that a torn or half-written file is never taken for a good one.
+then what torch.save wrote. The checksum covers all of it. It is written under a temporary name, synced and renamed, so
+a torn or half-written file is never mistaken for a good one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def write(directory: Path, step: int, state: dict[str, Any]) -> Path:
 
 
 def describe_ledger(ledger: Ledger) -> dict[str, Any]:
-    """What a checkpoint says of the ledger beside it."""
+    """Return what a checkpoint says about the ledger beside it."""
     head = ledger.head()
     return {"run_id": ledger.run_id, "events": head.events, "head": head.chain.hex()}
 
@@ -69,9 +69,9 @@ def read_newest_of(directory: Path, ledger: Ledger) -> dict[str, Any] | None:
 
 
 def read_newest(directory: Path) -> dict[str, Any] | None:
-    """The newest checkpoint that is whole, or None where there is none at all.
+    """Return the newest whole checkpoint, or None if there is none at all.
 
-    A damaged one is passed over for the one before it; if all are damaged, that is an error.
+    A damaged one is skipped in favour of the one before it; if all are damaged, that is an error.
     """
     paths = _list_newest_first(directory)
     problems = []
@@ -92,7 +92,7 @@ def _list_newest_first(directory: Path) -> list[Path]:
 def _read(path: Path) -> dict[str, Any]:
     try:
         if not stat.S_ISREG(path.lstat().st_mode):  # a pipe would be waited for, a link could lead anywhere
-            raise CheckpointError(f"{path} is no plain file, but a pipe, a link or a folder: remove it")
+            raise CheckpointError(f"{path} is not a plain file, but a pipe, a link or a folder: remove it")
         header, _, body = path.read_bytes().partition(b"\n")
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
@@ -108,7 +108,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _require_sound(state: Any, path: Path, seen: list[str]) -> dict[str, Any]:
-    """What every checkpoint must say, of the right type and not at odds with itself, whoever wrote the file."""
+    """Return what every checkpoint must say, with the right types and consistent, whoever wrote the file."""
     if not isinstance(state, dict) or not isinstance(state.get("run_id"), str):
         raise CheckpointError(f"{path} is not the checkpoint of a run: it names none")
     events, position = state.get("events"), state.get("position")
@@ -128,7 +128,7 @@ def _checksum(body: bytes, seen: str) -> str:
 
 @contextmanager
 def one_line(what: str) -> Iterator[None]:
-    """Whatever torch objects to in a file somebody else may have written, as one line."""
+    """Turn any objection of torch to a file, which someone else may have written, into one line."""
     try:
         yield
     except CheckpointError:

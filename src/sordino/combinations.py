@@ -1,7 +1,7 @@
 """Which parts are proven together, and why others are refused.
 
 A part that needs certain others says so in its `needs`, beside the proof of its price. What a setting needs, such as
-several processes or a federation, stands in `SETTINGS` below. `require` holds a recipe against both.
+several processes or a federation, is in `SETTINGS` below. `require` checks a recipe against both.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Setting = Literal[
 class Needs:
     """One rule: a recipe's `slot` must hold one of `proven`, or must not hold one of `refused`.
 
-    `refusal` is the message, with ``{part}`` for what stands in the slot, ``{kind}`` for its class and ``{owner}`` for
-    the class whose rule this is. A subclass may do something else than what was proven and counts as another part,
+    `refusal` is the message, with ``{part}`` for what is in the slot, ``{kind}`` for its class and ``{owner}`` for the
+    class whose rule this is. A subclass may do something other than what was proven, so it counts as a different part,
     unless `subclasses` is set. `alike` names a field that must have the same value in both parts, and `says` an
     attribute that the part's own class must have set to true.
     """
@@ -47,7 +47,7 @@ class Needs:
     says: str = ""
 
     def allows(self, part: object, owner: object = None) -> bool:
-        """Whether the rule, which is that of `owner`, lets `part` stand in its slot."""
+        """Whether this rule of `owner` allows `part` in its slot."""
         if self.alike and getattr(part, self.alike, None) != getattr(owner, self.alike, None):
             return False
         if self.says and not vars(type(part)).get(self.says, False):
@@ -145,13 +145,13 @@ SETTINGS: dict[str, tuple[Needs, ...]] = {
         ),
     ),
 }
-"""What each setting needs besides what the parts themselves do; a training in one process needs nothing."""
+"""What each setting needs beyond what the parts need; training in one process needs nothing more."""
 
 
 def require(recipe: Recipe, setting: Setting | None = None, **facts: object) -> None:
-    """Refuse a recipe whose parts are not proven together, or not in this setting, of which `facts` tell the message.
+    """Refuse a recipe whose parts are not proven together, or not in this setting; `facts` are for the message.
 
-    A sampler that is not chosen yet will be Poisson, which every part is proven with.
+    A sampler that is not chosen yet will be Poisson, with which every part is proven.
     """
     if hasattr(recipe.norms, "check"):  # as in version 0.1; nobody would call it
         raise InvalidInput(

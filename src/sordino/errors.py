@@ -23,23 +23,23 @@ class BudgetExhausted(SordinoError):
 
 
 class LostInNoise(SordinoError):
-    """What was released says too little to go on with. It was spent; whatever keeps the ledger stays as it is."""
+    """What was released is not enough to continue with. It was spent; the folder with the ledger stays usable."""
 
 
 class LedgerError(SordinoError):
-    """The ledger cannot be opened, belongs to another run, or is being written by somebody else."""
+    """The ledger cannot be opened, belongs to another run, or is being written by someone else."""
 
 
 class LedgerForged(LedgerError):
-    """The ledger was changed by something other than Sordino, or its signature is not that of the key."""
+    """The ledger was changed by something other than Sordino, or it was not signed with the key."""
 
 
 class LedgerRolledBack(LedgerError):
-    """Something knows of more events than the ledger holds: what was spent is unknown."""
+    """Another file knows of more events than the ledger holds: what was spent is unknown."""
 
 
 class LedgerForked(LedgerError):
-    """Something saw another history than the ledger's: two copies of it went different ways."""
+    """Another file saw a different history from the ledger's: two copies of it have diverged."""
 
 
 class VaultError(SordinoError):
@@ -47,7 +47,7 @@ class VaultError(SordinoError):
 
 
 class VaultForged(VaultError):
-    """The vault's history was changed by something other than Sordino, lost entries, or a receipt is none of its."""
+    """The vault's history was changed by something other than Sordino, lost entries, or did not issue a receipt."""
 
 
 class CheckpointError(SordinoError):
@@ -55,7 +55,7 @@ class CheckpointError(SordinoError):
 
 
 def locate_error(error: BaseException) -> str:
-    """An error of somebody else's by its type and place alone: its words may tell labels, values and sizes (law 7)."""
+    """Describe a foreign error only by its type and place: its message may reveal labels, values and sizes (law 7)."""
     places = traceback.extract_tb(error.__traceback__)
     place = f"{Path(places[-1].filename).name}:{places[-1].lineno}" if places else "an unknown place"
     return f"{type(error).__name__} in {place}"

@@ -1,7 +1,7 @@
 """A training loop that already exists keeps its shape: loader, backward, optimizer.step().
 
-The loader draws by the recipe's sampler and records the event first; `backward` weighs and sums; a hook on the
-optimizer adds the noise just before its step and lets the selector decide just after. Nothing is subclassed.
+The loader draws with the recipe's sampler and records the event first. `backward` weighs and sums. A hook on the
+optimizer adds the noise just before its step and lets the selector decide just after it. Nothing is subclassed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GIVEN = "private.backward was given the losses that were probed, one per example
 
 @dataclass
 class _Open:
-    """A draw that the user's loop is working on: its attempt, what is left of it, the part in the user's hands."""
+    """A draw that the user's loop is working on: its attempt, what is left of it, and the user's current part."""
 
     attempt: steps.Attempt
     before: Snapshot | None
@@ -50,7 +50,7 @@ class _Open:
 
 
 class UserLoop:
-    """Binds a bench to somebody else's loop; `probe` refuses a model that mixes examples."""
+    """Binds a bench to the user's loop; `probe` refuses a model that mixes examples."""
 
     def __init__(self, bench: steps.Bench, probe: Callable[[], None]) -> None:
         self.bench = bench
@@ -71,11 +71,11 @@ class UserLoop:
 
     @property
     def completes_draw(self) -> bool:
-        """Whether nothing of the open draw is left but the part in the user's hands."""
+        """Whether the user's current part is the last of the open draw."""
         return self._open is not None and self._open.parts_left <= 1
 
     def take(self) -> None:
-        """One step that Sordino runs by itself."""
+        """Take one step that Sordino runs itself."""
         self._ours = True
         try:
             self._advance(steps.take(self.bench, self.bench.run.position))
@@ -83,12 +83,12 @@ class UserLoop:
             self._ours = False
 
     def _advance(self, kept: bool) -> None:
-        """Go on to the next step of the recipe, unless a rejected one is to be taken again."""
+        """Advance to the next step of the recipe, unless a rejected one is to be repeated."""
         if kept or self.bench.recipe.selection.counts_attempts:
             self.bench.run.position += 1
 
     def batches(self, foreign: Iterable[Any] | None, num_workers: int, microbatch: int | None) -> Iterator[Any]:
-        """The batches for the user's loop; ends after the last step, or where the budget ends."""
+        """Yield the batches for the user's loop; end after the last step, or when the budget runs out."""
         try:
             for draw, fetch in self._draws(foreign, num_workers):
                 self._probe()
@@ -135,7 +135,7 @@ class UserLoop:
             yield draw, _in_order(take, bench)
 
     def _offer(self, draw: Draw | None, fetch: Callable[[Draw], Batch], microbatch: int | None) -> Iterator[Any]:
-        """The batches of one draw, which is paid for first."""
+        """Yield the batches of one draw, which is paid for first."""
         attempt = steps.begin(self.bench, self.bench.run.position, draw)
         before = self.bench.recipe.selection.snapshot(attempt)
         parts = list(self.bench.split(attempt.draw, microbatch or sys.maxsize))
@@ -160,7 +160,7 @@ class UserLoop:
         return engine.record(self.bench.objective, attempt.parameters, batch).__enter__()
 
     def backward(self, losses: Tensor) -> None:
-        """Weigh and sum the gradients of the batch in hand; `losses` holds one loss per example."""
+        """Weigh and sum the gradients of the current batch; `losses` holds one loss per example."""
         current = self._open
         if current is None or current.part is None or current.batch is None:
             raise SordinoError("private.backward needs a batch from private.loader(): loop over it")
@@ -181,9 +181,9 @@ class UserLoop:
         steps.add(current.attempt, part, found)
 
     def _compare(self, losses: Tensor, batch: Batch) -> None:
-        """On the first batch, hold the user's losses against the loss that was probed for mixing examples.
+        """On the first batch, compare the user's losses with the loss that was probed for mixing examples.
 
-        A model with dropout gives other losses every time and cannot be compared; the guarantee's headline says so.
+        A model with dropout gives different losses every time and cannot be compared; the guarantee's headline says so.
         """
         with torch.no_grad(), torch.random.fork_rng():
             first, second = (self.bench.objective.losses(batch.data, batch.size) for _ in range(2))
@@ -255,7 +255,7 @@ def _leave(loaded: Any) -> Any:
 
 
 def _take_whole(data: Any) -> Draw:
-    """A foreign batch as a draw; its records are known only by their place in it. No batch is an empty draw."""
+    """Return a foreign batch as a draw; its records are known only by their place in it. No batch is an empty draw."""
     if data is None:
         return Draw(torch.arange(0))
     leaves = [x for x in tree_leaves(data) if isinstance(x, Tensor) and x.dim() > 0]
@@ -265,7 +265,7 @@ def _take_whole(data: Any) -> Draw:
 
 
 def _in_order(take: Callable[[int], Batch], bench: steps.Bench) -> Callable[[Draw], Batch]:
-    """Fetch parts of a draw that was loaded whole: each has the records of its units, which come next."""
+    """Fetch parts of a draw that was loaded as a whole: each takes the next records, those of its units."""
 
     def fetch(part: Draw) -> Batch:
         rows, groups = bench.records.group(part.indices, part.choice)
@@ -276,7 +276,7 @@ def _in_order(take: Callable[[int], Batch], bench: steps.Bench) -> Callable[[Dra
 
 
 def _slice_in_order(data: Any, device: torch.device) -> Callable[[int], Batch]:
-    """Take so many rows at a time of one collated batch, in order."""
+    """Take the given numbers of rows from one collated batch, in order."""
     taken = 0
 
     def take(count: int) -> Batch:
@@ -290,6 +290,6 @@ def _slice_in_order(data: Any, device: torch.device) -> Callable[[int], Batch]:
 
 
 def _collate_in_order(items: Any, bench: steps.Bench) -> Callable[[int], Batch]:
-    """Collate so many of one draw's records at a time, where a collated batch cannot be cut into examples."""
+    """Collate the given numbers of one draw's records, if a collated batch cannot be cut into examples."""
     left = iter(items)
     return lambda count: bench.records.collate_items(list(islice(left, count)), bench.device)

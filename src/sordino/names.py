@@ -1,9 +1,9 @@
 """Names on disk are not places in code: what recipes call their parts, and frozen parts to TOML and back.
 
-A file may come from anybody. It can therefore only say a name that stands in the tables below or that a mechanism
-declares for a part of its own; nothing is imported because a file names it. A class that moves keeps its name; a name,
-once written, stays readable for ever. Version 0.1 wrote the dotted path of the class: those names are in
-`PARTS_OF_0_1`. What a ledger calls its events is in `sordino.accounting.events`.
+A file may come from anyone. So it can only use a name from the tables below, or one that a mechanism declares for its
+own part; nothing is imported because a file names it. A class that moves keeps its name; a name, once written, stays
+readable forever. Version 0.1 wrote the dotted path of the class: those names are in `PARTS_OF_0_1`. What a ledger calls
+its events is in `sordino.accounting.events`.
 
 A part is a frozen dataclass; in TOML it is a table whose `part` is its name, such as ``part = "automatic"``. A document
 can say nothing else: a name that is not known is refused unread.
@@ -99,7 +99,7 @@ class Names:
         place = self.place(name)
         if place is None:
             shown = repr(name[:60] if isinstance(name, str) else name)[:62]
-            raise InvalidInput(f"{self.kind}={shown} is not known: it is none of Sordino's, or of a later version")
+            raise InvalidInput(f"{self.kind}={shown} is not known: it is not one of Sordino's, or from a later version")
         module, _, cls = place.partition(":")
         found = getattr(import_module(module), cls)
         assert isinstance(found, type)
@@ -163,7 +163,7 @@ def read_toml(path: Path, what: str = "configuration") -> dict[str, Any]:
     """The tables of a TOML file that a user wrote; every mistake is named in one line."""
     try:
         if not path.is_file():  # a pipe would be waited for
-            raise InvalidInput(f"cannot read {what} {path}: it is no file")
+            raise InvalidInput(f"cannot read {what} {path}: it is not a file")
         with path.open(encoding="utf-8") as file:
             text = file.read(MOST_CHARACTERS + 1)
     except OSError as error:
@@ -176,7 +176,7 @@ def read_toml(path: Path, what: str = "configuration") -> dict[str, Any]:
 def parse_toml(text: str, what: str) -> dict[str, Any]:
     """The tables of a TOML document of whatever origin; its size, its depth and its numbers are bounded."""
     if len(text) > MOST_CHARACTERS:
-        raise InvalidInput(f"{what} has more than {MOST_CHARACTERS:,} characters: it is no document of Sordino")
+        raise InvalidInput(f"{what} has more than {MOST_CHARACTERS:,} characters: it is not a document of Sordino")
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError of its own
@@ -193,7 +193,7 @@ def _require_shallow(tables: dict[str, Any], what: str) -> None:
         level = [item for items in held for item in items if isinstance(item, dict | list)]
         if not level:
             return
-    raise InvalidInput(f"{what} has tables more than {DEEPEST} deep: it is no document of Sordino")
+    raise InvalidInput(f"{what} has tables more than {DEEPEST} deep: it is not a document of Sordino")
 
 
 def _table(part: Any, name: Callable[[type], str]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Where randomness comes from, and which shape noise has.
 
-Sources are secure by default, seeded for experiments, never torch's global generator; the plain noise is `Independent`.
-Gaussian noise can only be drawn against a ledger receipt, so that nothing is released that was not recorded first
-(law 5), and a receipt older than the last one used is refused (law 10).
+Sources are secure by default, seeded for experiments, and never torch's global generator. The plain noise is
+`Independent`. Gaussian noise can only be drawn against a ledger receipt, so nothing can be released before it is
+recorded (law 5), and a receipt older than the last one used is refused (law 10).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -30,14 +31,20 @@ from sordino.bits import Normals, Tossed
 from sordino.errors import InvalidInput
 
 PIECE = 2**16
-"""Entries of noise at a time: they stay in the processor's cache, and a large model needs no second copy."""
+"""Entries of noise made at a time: they fit in the processor's cache, and a large model needs no second copy."""
+MANY = 2**19
+"""From so many entries on, several threads add noise: fewer are done before a thread has begun."""
+MOST_WORKERS = 8
+"""More threads than this wait for Python's lock longer than they work."""
+NATIVE = (torch.float32, torch.float64)
+"""What numpy can add doubles to."""
 STORE = 2**14
 FEW = 2**12
-"""Fewer normals than this are taken from a store: the fixed price of making some is that of making thousands."""
+"""Fewer normals than this are taken from a store: making a few takes as long as making thousands."""
 WITHOUT_DOUBLES = {"mps"}
-"""Kinds of devices that have no double precision: what needs it is done in single precision there, or on the host."""
+"""Kinds of devices without double precision: single precision is used there instead, or the host."""
 ZEROS = memoryview(bytes(2**18))
-"""What is encrypted: a counter stream is what comes out."""
+"""Zeros to encrypt: the result is the counter stream."""
 
 
 class Gaussians(Protocol):
@@ -70,7 +77,7 @@ class Source(Gaussians, Protocol):
 
 
 def require_source(source: object) -> None:
-    """Refuse, before anything is spent, a source of the user's own that cannot do what a run may ask of it."""
+    """Refuse, before anything is spent, a user's source that lacks a method that a run may call."""
     if missing := [name for name in ("uniform", "toss", "directions", "gaussian") if not hasattr(source, name)]:
         raise InvalidInput(
             f"source of type {type(source).__name__} has no {missing[0]}(): give it one, or build on Secure, which has"
@@ -80,7 +87,7 @@ def require_source(source: object) -> None:
 class Settling(ABC):
     """A source that sees every value before and after its noise and says what leaves: for audits, never for training.
 
-    It is a class and not a method that any source might have: a name by chance must not change what is released.
+    It is a class, not a method that any source might have: a coincidence of names must not change what is released.
     """
 
     @abstractmethod
@@ -90,7 +97,7 @@ class Settling(ABC):
 
 
 class _Stream(ABC):
-    """What secure and seeded sources have in common: whose noise it is, and that none is drawn twice."""
+    """What secure and seeded sources share: which receipt the noise belongs to, and that none is drawn twice."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -145,7 +152,7 @@ class _Stream(ABC):
 
 
 class _Cipher:
-    """One key stream of OpenSSL's AES-128 in counter mode, and the normals that are made of it; for one thread."""
+    """One key stream of OpenSSL's AES-128 in counter mode, and the normals made from it; for one thread."""
 
     def __init__(self) -> None:
         key, start = secrets.token_bytes(16), secrets.token_bytes(16)
@@ -172,8 +179,8 @@ class _Cipher:
 class Secure(_Stream):
     """Cryptographic randomness under fresh keys from the operating system, the default.
 
-    Guarantees: nobody without the keys can predict or replay the stream; every process and every restart has new ones.
-    Threads may draw at the same time: each gets a key stream of its own while it does.
+    Guarantees: no one without the keys can predict or replay the stream; every process and every restart has new keys.
+    Threads may draw at the same time: each gets its own key stream meanwhile.
     """
 
     assumption = "noise and sampling from an AES-128 counter stream keyed by the operating system"
@@ -212,11 +219,11 @@ class Secure(_Stream):
 
 
 class Seeded(_Stream):
-    """Repeatable randomness for experiments: whoever knows the seed can remove the noise.
+    """Repeatable randomness for experiments: anyone who knows the seed can remove the noise.
 
-    `incarnation` counts how often the run was opened, and `begun` how many events its ledger held then, so that neither
-    resuming nor a second run on one ledger replays a stream (law 10). `stream` counts the runs on one opening: two that
-    were built before either has charged anything differ in it alone.
+    `incarnation` counts how often the run was opened, and `begun` how many events its ledger held then, so neither
+    resuming nor a second run on one ledger replays a stream (law 10). `stream` counts the runs of one opening: it is
+    the only difference between two runs that were built before either charged anything.
     """
 
     def __init__(self, seed: int, incarnation: int = 1, begun: int = 0, stream: int = 0) -> None:
@@ -248,19 +255,19 @@ class Seeded(_Stream):
 class Noise(Protocol):
     """The noise of a recipe: its shape over the entries of a sum and over the steps of a run, and what that costs.
 
-    Whoever takes a step passes it the exact sums and the receipt; nothing leaves but what `add` makes of them.
+    A step passes it the exact sums and the receipt; only the result of `add` is released.
     """
 
     def start(self) -> Any:
-        """What it remembers from step to step; a resumed run gets a fresh one (law 10)."""
+        """Return what it remembers from step to step; a resumed run gets a fresh state (law 10)."""
         return None
 
     def for_steps(self, steps: int, momentum: float = 0.0) -> Noise:
-        """This noise, made ready for so many steps of an optimizer with `momentum`; most is the same for any."""
+        """Return this noise, prepared for this many steps of an optimizer with `momentum`; most noise is unchanged."""
         return self
 
     def event(self, answer: DpEvent) -> DpEvent:
-        """What an answer costs that would cost `answer` with independent noise of the same deviation."""
+        """Return the price of an answer that would cost `answer` with independent noise of the same deviation."""
         ...
 
     def add(self, source: Source, receipt: Receipt, sums: list[Tensor], std: float, state: Any) -> None:
@@ -280,7 +287,7 @@ class Independent(Noise):
 
 
 def add_noise(source: Gaussians, receipt: Receipt, value: Tensor, std: float) -> Tensor:
-    """`value` with one independent normal of deviation `std` on every entry, in float64; on the host if need be."""
+    """Add one independent normal of deviation `std` to every entry of `value`, in float64; on the host if necessary."""
     exact = (value.cpu() if value.device.type in WITHOUT_DOUBLES else value).double()
     noise = source.gaussian(receipt, value.numel(), std).to(exact.device)
     return settle(source, receipt, exact, exact + noise.view(value.shape))
@@ -289,26 +296,45 @@ def add_noise(source: Gaussians, receipt: Receipt, value: Tensor, std: float) ->
 def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: float) -> None:
     """Add one independent normal of deviation `std` to every entry of contiguous tensors, in place.
 
-    They are added in double precision; only the noised entry is rounded to that of its tensor.
+    They are added in double precision; only the noised entry is rounded to the precision of its tensor.
     """
     held = list(tensors)
     before = _flat(held) if isinstance(source, Settling) else None
-    for pieces in _groups(held):  # by one thread: two of Python's wait for each other longer than they work
+
+    def add_to(pieces: list[Tensor]) -> None:
         sizes = [piece.numel() for piece in pieces]
         noise = source.gaussian(receipt, sum(sizes), std)
         if all(piece.device == pieces[0].device for piece in pieces):
             noise = _send(noise, pieces[0].device)
         for piece, drawn in zip(pieces, noise.split(sizes), strict=True):
             _add(piece, drawn)
+
+    workers = count_workers(source, held)
+    if workers == 1:
+        for pieces in _groups(held):
+            add_to(pieces)
+    else:
+        with ThreadPoolExecutor(workers) as pool:
+            for _ in pool.map(add_to, _groups(held)):  # raises what a worker raised
+                pass
     if before is not None:
         released = settle(source, receipt, before, _flat(held))
         for tensor, piece in zip(held, released.split([tensor.numel() for tensor in held]), strict=True):
             tensor.copy_(piece.view(tensor.shape))
 
 
+def count_workers(source: Source, tensors: list[Tensor]) -> int:
+    """How many threads add noise at once: as many as torch has, for many entries of the host and a secure source.
+
+    A seeded source has one stream, whose order must not depend on threads; one of the user's own may not bear them.
+    """
+    apart = type(source) is Secure and all(t.device.type == "cpu" and t.dtype in NATIVE for t in tensors)
+    return min(MOST_WORKERS, torch.get_num_threads()) if apart and sum(t.numel() for t in tensors) >= MANY else 1
+
+
 def _add(piece: Tensor, drawn: Tensor) -> None:
     """``piece += drawn`` in double precision, of which only the result is rounded."""
-    if piece.device.type == "cpu" and piece.dtype in (torch.float32, torch.float64):
+    if piece.device.type == "cpu" and piece.dtype in NATIVE:
         held = piece.numpy()  # numpy adds mixed precisions without a copy of either
         np.add(drawn.numpy(), held, out=held, casting="same_kind", dtype=np.float64)
     elif piece.device.type in WITHOUT_DOUBLES:
@@ -318,17 +344,17 @@ def _add(piece: Tensor, drawn: Tensor) -> None:
 
 
 def _send(noise: Tensor, device: torch.device) -> Tensor:
-    """Noise of the host on the device of the sum, in one copy; from pinned memory the host need not wait for it."""
+    """Copy the host's noise to the device of the sum in one go; from pinned memory the host does not have to wait."""
     if device.type == "cuda":
         return noise.pin_memory().to(device, non_blocking=True)
     return noise.to(device, torch.float32 if device.type in WITHOUT_DOUBLES else noise.dtype)
 
 
 def settle(source: Gaussians, receipt: Receipt, value: Tensor, released: Tensor) -> Tensor:
-    """What leaves in place of `value`: `released`, which every place that adds noise passes through here.
+    """Return what is released in place of `value`; all code that adds noise passes its result through here.
 
-    A `Settling` source sees both and decides: that of `sordino.audit.conformance`, which records the releases of a run
-    and puts them in place of those of another.
+    A `Settling` source sees both and decides: `sordino.audit.conformance` records the releases of one run and uses them
+    in place of those of another.
     """
     return source.settle(receipt, value, released) if isinstance(source, Settling) else released
 

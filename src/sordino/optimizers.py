@@ -23,9 +23,9 @@ def run_closure(closure: Callable[[], Any] | None) -> Any:
 class DistanceOverGradients(torch.optim.Optimizer):
     """x ← x − lr·r/√G·g: r is the largest distance from the start so far, G the sum of all ‖g‖² (Ivgi et al. 2023).
 
-    Started anywhere near, r grows until a step is as long as the way to go. With noised gradients G counts the noise
-    too, so that more of it means shorter steps, as it should. Everything it reads was released, hence it costs nothing.
-    `lr` is a factor that is left at 1.
+    From any small start, r grows until the steps match the distance to go. With noised gradients, G also counts the
+    noise, so more noise means shorter steps, as it should. Everything it reads was released, so it costs nothing. `lr`
+    is a factor; leave it at 1.
     """
 
     def __init__(

@@ -4,9 +4,9 @@
 
     sample -> differentiate -> weigh -> sum + noise -> propose -> select
 
-A part is a frozen dataclass: its fields are public, what it is given when it works is private. A mechanism
-(`sordino.mechanisms`) fills one slot or two with parts of its own and leaves the plain ones in the others. The plain
-noise is `sordino.noise.Independent`; a proposal is made by any optimizer of torch.
+A part is a frozen dataclass: its fields are public, and its arguments are private. A mechanism (`sordino.mechanisms`)
+fills one or two slots with its own parts and leaves the plain ones in the others. The plain noise is
+`sordino.noise.Independent`; any torch optimizer can make the proposal.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Terms:
 
 @dataclass(frozen=True)
 class Draw:
-    """The records of one step, by index. Private: its size too.
+    """The records of one step, by index. Private, including its size.
 
-    Where a unit owns several records, the indices are those of units, and `choice` says which of theirs are used.
-    A sampler that draws more records than are used gives `thresholds`: a record is used if its gradient is longer than
-    its threshold, where gradients shorter than `floor` count as that long (importance sampling).
+    If a unit owns several records, the indices are those of units, and `choice` says which of their records are used. A
+    sampler that draws more records than are used gives `thresholds`: a record is used if its gradient is longer than
+    its threshold, and gradients shorter than `floor` count as that long (importance sampling).
     """
 
     indices: Tensor
@@ -78,10 +78,10 @@ class Draw:
         return Draw(self.indices[part], thresholds, self.floor, self.choice)
 
     def split(self, size: int, weights: Tensor | None = None) -> Iterator[Draw]:
-        """The same draw in pieces of about `size` records, as equal as can be: a small rest costs a whole pass.
+        """Return the draw in pieces of about `size` records, as equal as possible: a small rest costs a whole pass.
 
-        A piece has at most an eighth more, where that saves one: half of all draws are larger than expected. `weights`
-        says how many records each unit brings along; none is split, so that pieces may be a unit larger.
+        A piece may be an eighth larger if that saves a piece: half of all draws are larger than expected. `weights`
+        says how many records each unit has; no unit is split, so a piece may be larger by one unit.
         """
         total = len(self) if weights is None else int(weights.sum())
         most = size + size // 8
@@ -102,11 +102,11 @@ class Draw:
 
 @dataclass
 class State:
-    """What a part remembers from step to step. Private (law 7), but for a field with the metadata ``{"public": kind}``.
+    """What a part remembers from step to step. Private (law 7), except for fields with metadata ``{"public": kind}``.
 
-    Such a field holds None or a dataclass `kind` of plain numbers that were released and paid for. It is all that a
-    checkpoint holds: the rest a resumed run must find out again. A part makes its own state with `start`, the bench
-    holds one for each slot, and only the part reads it.
+    Such a field holds None or a dataclass `kind` of plain numbers that were released and paid for. A checkpoint holds
+    only these; a resumed run must compute the rest again. A part makes its own state with `start`, the bench holds one
+    for each slot, and only the part reads it.
     """
 
     def save(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class State:
         return {name: value for one in held if one is not None for name, value in asdict(one).items()}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Go on with the released values of a checkpoint."""
+        """Continue with the released values of a checkpoint."""
         for f in fields(self):
             if saved and "public" in f.metadata:
                 try:
@@ -131,27 +131,27 @@ class State:
 class Sampler(Protocol):
     """Decides which records a step sees, and what that does to the price.
 
-    A sampler that learns as it goes keeps what it learnt in a `State` of its own.
+    A sampler that learns as it goes keeps what it learnt in its own `State`.
     """
 
     apart: ClassVar[bool] = False
-    """Whether each record joins by coins of its own, whatever others do: audits may then try many records at once."""
+    """Whether each record joins by its own coins, independently of others: audits may then try many at once."""
     knows_users: ClassVar[bool] = False
     """Whether it is proven for users who come and go (`draw_among`); a subclass has to say so again."""
     chooses_noise: ClassVar[bool] = False
-    """Whether it finds its noise as it goes, so that its recipe needs a budget and cannot be given a noise."""
+    """Whether it chooses its noise as it goes, so that its recipe needs a budget and takes no noise multiplier."""
 
     def start(self) -> Any:
         """What it remembers at the beginning of a run; most samplers need nothing."""
         return State()
 
     def for_records(self, records: int, batch_size: int) -> Sampler:
-        """This sampler, made ready for a public number of `records` and an expected size of a draw."""
+        """Return this sampler, prepared for a public number of `records` and an expected size of a draw."""
         return self
 
     @property
     def covers(self) -> int:
-        """How many steps in a row one event pays for: 1, or an epoch's where a record is in one batch of it."""
+        """Return how many steps in a row one event pays for: 1, or an epoch if a record is in one batch of it."""
         return 1
 
     @property
@@ -160,17 +160,17 @@ class Sampler(Protocol):
         return False
 
     def calibrate(self, recipe: Recipe, budget: Budget) -> Recipe | None:
-        """`recipe` made ready for `budget` in this sampler's own way; None to have its plan priced as usual."""
+        """Return `recipe` calibrated to `budget` in this sampler's own way; None to price its plan as usual."""
         return None
 
     def prepare(self, bench: Bench, step: int) -> None:
-        """Make releases of its own before a step, each charged; most samplers need none."""
+        """Make its own releases before a step, each charged; most samplers need none."""
         return
 
     def terms(self, terms: Terms, state: Any) -> Terms:
-        """The terms of a step whose answer costs ``terms.event`` on a known set of records, on a fresh draw instead.
+        """Turn terms whose event is priced on a known set of records into terms on a fresh draw.
 
-        Where one event `covers` several steps, ``terms.event`` has the least noise of all of them.
+        If one event `covers` several steps, ``terms.event`` has the smallest noise of all of them.
         """
         ...
 
@@ -179,7 +179,7 @@ class Sampler(Protocol):
         ...
 
     def draw_among(self, users: Sequence[int], source: Source, state: Any) -> list[int]:
-        """Whom of the `users` that are there now a round asks; they have lasting numbers, and others may come later."""
+        """Choose whom of the present `users` a round asks; their numbers are permanent, and others may come later."""
         return [users[place] for place in self.draw(len(users), source, state).indices.tolist()]
 
     def observe(self, draw: Draw, norms: Tensor, state: Any) -> None:
@@ -191,9 +191,9 @@ class Sampler(Protocol):
 class Poisson(Sampler):
     """Each record joins the draw independently with probability `rate`, in time and memory proportional to the draw.
 
-    Guarantees: inclusions are independent of the data and of each other, so the draw amplifies
-    (Mironov, Talwar, Zhang 2019, Def. 3; Poisson-subsampled PLD).
-    What "independently" means in finite bits is said in `sordino.bits`: it costs nothing that could be counted.
+    Guarantees: inclusions are independent of the data and of each other, so the draw amplifies (Mironov, Talwar, Zhang
+    2019, Def. 3; Poisson-subsampled PLD). `sordino.bits` says what "independently" means with finitely many bits: the
+    cost is negligible.
     Edge cases: an empty draw is a draw, and the step then releases noise alone; rate 1 is the full data.
     """
 
@@ -211,7 +211,7 @@ class Poisson(Sampler):
         return replace(terms, event=self.amplify(terms.event))
 
     def amplify(self, event: DpEvent) -> DpEvent:
-        """The event of answering once about a fresh draw; several answers are merged before (law 3)."""
+        """Return the event of one answer about a fresh draw; several answers are merged first (law 3)."""
         return PoissonSampledDpEvent(self.rate, event)
 
     def draw(self, records: int, source: Source, state: Any) -> Draw:
@@ -220,12 +220,12 @@ class Poisson(Sampler):
 
 @dataclass(frozen=True)
 class Foreign(Sampler):
-    """A loader of the user's own, shuffled or not; nothing is known of how it chooses records.
+    """The user's own loader, shuffled or not; nothing is known about how it chooses records.
 
-    Guarantees: no amplification. Without one record, its batch may hold another one instead and later batches may
-    shift by one, so that each sum changes by up to two contributions: every batch is charged as a plain Gaussian with
-    half the noise. A record must not occur twice in a batch, which the guarantee states as an assumption. A torch
-    DataLoader that shuffles is priced by the epoch with `sordino.mechanisms.shuffled.ShuffledLoader`.
+    Guarantees: no amplification. Without one record, its batch may hold another one instead and later batches may shift
+    by one, so each sum changes by up to two contributions. So every batch is charged as a plain Gaussian with half the
+    noise. A record must not occur twice in a batch; the guarantee states this as an assumption. To price a torch
+    DataLoader that shuffles by the epoch, use `sordino.mechanisms.shuffled.ShuffledLoader`.
     """
 
     @property
@@ -239,7 +239,7 @@ class Foreign(Sampler):
 
     def terms(self, terms: Terms, state: Any) -> Terms:
         if not isinstance(terms.event, GaussianDpEvent):
-            raise InvalidInput(f"sampler=Foreign() goes with exact norms, not with {terms.event}: use Poisson draws")
+            raise InvalidInput(f"sampler=Foreign() works with exact norms, not with {terms.event}: use Poisson draws")
         return replace(terms, event=GaussianDpEvent(terms.event.noise_multiplier / 2))
 
     def passes(self, loader: Iterable[Any], bench: Bench) -> Iterable[Any]:
@@ -249,7 +249,7 @@ class Foreign(Sampler):
     def draw(self, records: int, source: Source, state: Any) -> Draw:
         raise InvalidInput(
             f"sampler={type(self).__name__}() does not draw: pass your loader to private.loader(yours), "
-            "or use sampler=Poisson to be priced with amplification"
+            "or use sampler=Poisson, which is priced with amplification"
         )
 
 
@@ -260,7 +260,7 @@ class Norms(Protocol):
     """Exact or estimated norms."""
 
     def event(self, noise_multiplier: float) -> DpEvent:
-        """The event of one noised sum of gradients that were weighed by these norms."""
+        """Return the event of one noised sum of gradients weighed by these norms."""
         ...
 
     def engine(self, name: str, source: Source) -> Engine:
@@ -272,15 +272,15 @@ class Norms(Protocol):
         return
 
     def survey(self, bench: Bench, step: int) -> None:
-        """Look at the model, never at a record, before a step is charged; most norms need not."""
+        """Look at the model, never at a record, before a step is charged; most norms do nothing."""
         return
 
     def finish(self, bench: Bench, released: list[Tensor]) -> list[Tensor]:
-        """What the optimizer is given for the noised sums, one for each parameter: most leave them as they are."""
+        """Return what the optimizer gets for the noised sums, one for each parameter; most leave them unchanged."""
         return released
 
     def calibrate(self, recipe: Recipe, budget: Budget) -> Recipe | None:
-        """The recipe with its noise found by these norms themselves; None where the ordinary search will do."""
+        """Return the recipe with its noise found by these norms themselves; None if the ordinary search works."""
         return None
 
 
@@ -298,20 +298,20 @@ class Exact(Norms):
 class Stretching(Norms):
     """Exact norms in another geometry: of gradients that a public linear map has stretched (`gradients.stretch`).
 
-    The map may depend on the model, whose weights were released, and on nothing else of the records: not on the draw,
-    and not on the data. Every sum, its noise and what is released is of stretched gradients.
+    The map may depend on the model, whose weights were released, but not on the draw or the data. Every sum, its noise
+    and the release are in terms of stretched gradients.
     """
 
     natural: bool
 
     @abstractmethod
     def is_due(self, step: int) -> bool:
-        """Whether a map that is at hand has to be found anew before this step."""
+        """Whether an existing map has to be computed again before this step."""
         ...
 
     @abstractmethod
     def probe(self, bench: Bench, step: int) -> Stretches:
-        """Find the map of each of the parameters that are trained now."""
+        """Compute the map of each parameter that is currently trained."""
         ...
 
     def event(self, noise_multiplier: float) -> DpEvent:
@@ -338,7 +338,7 @@ class Stretching(Norms):
 ROUNDING = 5e-5
 """Weights shrink by this much, so that rounding in float32 norms and sums moves no sum by more than the bound.
 
-What rounding does, and how much of it this covers: docs/proofs/rounding.md.
+docs/proofs/rounding.md says what rounding does, and how much of it this covers.
 """
 
 
@@ -351,7 +351,7 @@ class Weighing(Protocol):
 
 
 def drop_not_finite(values: Tensor, norms: Tensor) -> Tensor:
-    """`values` with 0 where the norm is not finite: one bad record changes its own contribution alone (law 6)."""
+    """Return `values` with 0 where the norm is not finite: one bad record changes only its own contribution (law 6)."""
     return torch.where(torch.isfinite(norms), values, torch.zeros_like(values))
 
 
@@ -369,9 +369,9 @@ class Flat:
 
 @dataclass(frozen=True)
 class Automatic:
-    """Automatic clipping, AUTO-S: ``C / (|g| + gamma)`` (Bu et al. 2023, Eq. 5), which spares the tuning of C.
+    """Automatic clipping, AUTO-S: ``C / (|g| + gamma)`` (Bu et al. 2023, Eq. 5): no need to tune C.
 
-    Guarantees: contributions shorter than C, hence the sensitivity of flat clipping.
+    Guarantees: contributions shorter than C, and so the sensitivity of flat clipping.
     """
 
     gamma: float = 0.01
@@ -385,10 +385,10 @@ class Automatic:
 
 
 class Blockwise(ABC):
-    """A weighing that is given the norms of blocks of parameters apart, and weighs each block of an example by itself.
+    """A weighing that gets the norms of blocks of parameters, and weighs each block of an example separately.
 
     What it learns from draws it releases on the receipt of the step, whose event must pay for both (law 3), and keeps
-    in a `State` of its own.
+    in its own `State`.
     """
 
     def start(self) -> Any:
@@ -397,15 +397,15 @@ class Blockwise(ABC):
 
     @abstractmethod
     def find_blocks(self, names: Sequence[str], state: Any) -> list[int]:
-        """The block of every parameter that is trained now, by its name; counted from 0 without a gap."""
+        """Return the block of every currently trained parameter, by its name; counted from 0 without gaps."""
         ...
 
     def terms(self, terms: Terms, state: Any) -> Terms:
-        """The terms of a step, where bounds are found on the way and their price is taken out of the noise."""
+        """Return the terms of a step whose bounds are found during the run, at the price of more noise."""
         return terms
 
     def weights(self, norms: Tensor, clip: float, draw: Draw) -> Tensor:
-        """Norms of whole gradients are not what it weighs."""
+        """Refuse: it does not weigh norms of whole gradients."""
         raise InvalidInput(f"weighing={self!r} needs the norms of blocks of parameters: use Flat() for whole gradients")
 
     @abstractmethod
@@ -414,7 +414,7 @@ class Blockwise(ABC):
         ...
 
     def release(self, attempt: Attempt, state: Any) -> None:
-        """Answer about the same draw what the terms set aside for it; most need nothing."""
+        """Make the release about the same draw that the terms have paid for; most need none."""
         return
 
 
@@ -430,7 +430,7 @@ class Schedule(Protocol):
 
 
 def factor_at(schedule: Schedule, step: int, steps: int) -> float:
-    """The factor of a schedule, or an error where it is none: without noise or bound there is no privacy."""
+    """Return the factor of a schedule, or raise an error: without noise or a bound there is no privacy."""
     factor = float(schedule(step, steps))
     if not (factor > 0 and math.isfinite(factor)):
         raise InvalidInput(
@@ -462,7 +462,7 @@ class Snapshot(Protocol):
 class Selector(Protocol):
     """Sees the model before and after a proposal, and keeps one of them.
 
-    What it must remember from attempt to attempt it keeps in a `State` of its own, ``attempt.bench.states.selection``.
+    It keeps what it must remember from attempt to attempt in its own `State`, ``attempt.bench.states.selection``.
     """
 
     def start(self) -> Any:
@@ -478,19 +478,19 @@ class Selector(Protocol):
         return replace(terms, event=self.event(terms.event))
 
     def check(self, bench: Bench) -> None:
-        """Refuse, before anything is spent, a model that the price does not hold for."""
+        """Refuse, before anything is spent, a model for which the price does not hold."""
         return
 
     def snapshot(self, attempt: Attempt) -> Snapshot | None:
-        """Remember what a rejection must restore, or nothing where nothing is ever rejected."""
+        """Remember what a rejection must restore, or nothing if nothing is ever rejected."""
         ...
 
     def refine(self, attempt: Attempt) -> None:
-        """Change the released gradient, now in the parameters, by what was released before; most leave it alone."""
+        """Change the released gradient, now in the parameters, using earlier releases; most leave it alone."""
         return
 
     def accepts(self, attempt: Attempt, before: Snapshot | None) -> bool:
-        """Decide on the proposal that now stands in the model."""
+        """Decide on the proposal that is now in the model."""
         ...
 
     @property
@@ -516,7 +516,7 @@ class Selector(Protocol):
 
 @dataclass(frozen=True)
 class Always(Selector):
-    """Keep every proposal. Guarantees: post-processing alone, so it costs nothing."""
+    """Keep every proposal. Guarantees: only post-processing, so it costs nothing."""
 
     def event(self, proposal: DpEvent) -> DpEvent:
         return proposal
@@ -530,7 +530,7 @@ class Always(Selector):
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout, and with every module's mode as it was afterwards."""
+    """Switch dropout off, and restore every module's mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

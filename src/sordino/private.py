@@ -40,39 +40,39 @@ _log = logging.getLogger("sordino")
 
 UNPROBED = ("the model was NOT probed for mixing examples (validate=False)", IN_ANY_COMPANY)
 ALONE = ("model and loss treat every example by itself",)
-"""What a guarantee must assume, and its headline name, where nobody looked."""
+"""What a guarantee must assume, and what its headline must say, if the model was not probed."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What may be said of a step in public: which one it was."""
+    """What may be said about a step in public: its number."""
 
     number: int
     steps: int
 
 
 class Private:
-    """Trains `model` with `optimizer` on `dataset` by `recipe`, and says what that reveals.
+    """Train `model` with `optimizer` on `dataset` by `recipe`, and say what that reveals.
 
-    `loss(model, batch)` returns one loss per example. `run` names a directory in which every event is recorded
-    durably before its release exists; without it the ledger stays in memory until `save`. `ledger` is one that already
-    holds releases about these records, such as the statistics they were normalised by. `seed` makes noise and
-    sampling repeatable for experiments, which the guarantee then says. `engine` and `microbatch`, so many records at
-    once, are performance knobs that change no numbers. `validate=False` skips the probe of model and loss, and the
-    guarantee says so. Under ``torchrun`` all processes of `group`, by default all there are, take each step together
-    (`sordino.distributed`). `vault` is the dataset's own budget (`sordino.vault.open_budget`): the plan is reserved
-    there before the first step.
+    `loss(model, batch)` returns one loss per example. `run` names a directory in which every event is recorded durably
+    before its release exists; without it the ledger stays in memory until `save`. `ledger` is a ledger that already
+    holds releases about these records, such as statistics for normalising them. `seed` makes noise and sampling
+    repeatable for experiments, and the guarantee says so. `engine` and `microbatch` (how many records are processed at
+    once) affect only performance and change no numbers. `validate=False` skips the probe of model and loss, and the
+    guarantee says so. Under ``torchrun``, all processes of `group` (by default all processes) take each step together
+    (`sordino.distributed`). `vault` is the dataset's budget (`sordino.vault.open_budget`): the plan is reserved there
+    before the first step.
 
-    `unit` names the owner of every record, as one identifier each or as a column of the dataset: then whole owners are
-    drawn, clipped and protected, and the recipe's `records` counts them. An owner brings at most `per_unit` of its
-    records to a draw. `unit_name` is what the guarantee calls it, "user" by default (`sordino.units`).
+    `unit` names the owner of every record, as one identifier each or as a column of the dataset. Whole owners are then
+    drawn, clipped and protected, and the recipe's `records` counts owners. A draw uses at most `per_unit` records of an
+    owner. `unit_name` is what the guarantee calls an owner, "user" by default (`sordino.units`).
 
-    `augment` is how many random views of a record a draw uses, which `augmentation` makes one at a time, or else the
-    dataset, whenever it is asked. Their gradients are averaged before clipping, so that the price stays
-    (`sordino.augmentation`).
+    `augment` is the number of random views of a record that a draw uses. `augmentation` makes them one at a time, or
+    the dataset itself does whenever a record is read. Their gradients are averaged before clipping, so the price stays
+    the same (`sordino.augmentation`).
 
-    Nothing wraps the model and nothing subclasses the optimizer; `close` takes the optimizer's hooks off again.
-    The attribute `run` is the `sordino.run.Run` that pays for the steps: its ledger, its folder, its team.
+    Nothing wraps the model and nothing subclasses the optimizer; `close` removes the optimizer's hooks. The attribute
+    `run` is the `sordino.run.Run` that pays for the steps: its ledger, its folder, its team.
     """
 
     def __init__(
@@ -164,9 +164,10 @@ class Private:
     # -- training -----------------------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[Step]:
-        """Take the recipe's steps one by one; ends after the last, or before the first that the budget cannot pay.
+        """Take the recipe's steps one by one; end after the last, or before the first that the budget cannot pay for.
 
-        An optimizer that gives out another model than it trains on then puts that in place (`sordino.proposals`).
+        If an optimizer returns a different model from the one it trains, it then puts that one in place
+        (`sordino.proposals`).
         """
         while self.position < self.total:
             try:
@@ -183,7 +184,7 @@ class Private:
             name = type(self.bench.recipe.sampler).__name__
             raise InvalidInput(
                 f"sampler={name}() draws no batches: pass your loader to private.loader(yours), "
-                "or leave sampler out to have Poisson draws and be priced with amplification"
+                "or leave out sampler= to get Poisson draws, which are priced with amplification"
             )
         self._probe()
         if self.position >= self.total:
@@ -197,20 +198,20 @@ class Private:
     def loader(
         self, foreign: Iterable[Any] | None = None, *, num_workers: int = 0, microbatch: int | None = None
     ) -> Iterator[Any]:
-        """Batches for a loop of your own, one per draw (or in parts of `microbatch`), drawn by the recipe's sampler.
+        """Yield batches for your own loop, one per draw (or in parts of `microbatch`), drawn by the recipe's sampler.
 
-        An empty draw is dealt with inside: there is no batch for it. `foreign` is a loader of your own, for recipes
-        with ``sampler=Foreign()``.
+        An empty draw is handled internally and yields no batch. `foreign` is your own loader, for recipes with
+        ``sampler=Foreign()``.
         """
         if sharding.is_sharded(self.bench.objective):
             raise InvalidInput(
-                "a sharded model cannot run in a loop of your own: processes with parts of different sizes would wait "
-                "for one another in its forward passes; use private.steps()"
+                "a sharded model cannot run in your own loop: processes with parts of different sizes would wait "
+                "for each other in its forward passes; use private.steps()"
             )
         return self._loop.batches(foreign, num_workers, microbatch)
 
     def backward(self, losses: Tensor) -> None:
-        """In place of ``losses.mean().backward()``: a vector with one loss per example of the loader's last batch."""
+        """Replace ``losses.mean().backward()``; `losses` has one loss per example of the loader's last batch."""
         self._loop.backward(losses)
 
     @property
@@ -219,7 +220,7 @@ class Private:
         return self._loop.completes_draw
 
     def attach(self, scheduler: LRScheduler) -> None:
-        """Let a learning-rate scheduler step with every proposal, and go back when the proposal is rejected.
+        """Step a learning-rate scheduler with every proposal, and roll it back when the proposal is rejected.
 
         Do not step it yourself.
         """
@@ -262,26 +263,26 @@ class Private:
     def guarantee(
         self, delta: float | None = None, accountant: str | None = None, *, stopped: Stopped = "after looking"
     ) -> Guarantee:
-        """What is promised: a pure function of the ledger.
+        """Return what is promised: a pure function of the ledger.
 
-        It is the price of the whole plan, of what is spent and what is left: whoever looks at a model and stops then
-        has chosen among all the models of the plan. ``stopped="in advance"`` gives the smaller price of what was spent
-        so far. It holds only if the moment of stopping depended on nothing that the run released.
+        It is the price of the whole plan, both what is spent and what is left: if you look at a model and then stop,
+        you have chosen among all the models of the plan. ``stopped="in advance"`` gives the smaller price of what was
+        spent so far. It holds only if the moment of stopping did not depend on anything that the run released.
         """
         return self.run.guarantee(delta, accountant, stopped=stopped, more=self._loop.assumptions)
 
     def declare(self, kind: str, text: str) -> None:
         """Add a line to the ledger that every guarantee about it has to state.
 
-        ``"assumption"`` is what it rests on, ``"unprotected"`` names records that it does not cover, such as "the
-        held-out records", ``"condition"`` is what must hold of a part of your own.
+        ``"assumption"`` is what the guarantee rests on, ``"unprotected"`` names records that it does not cover, such as
+        "the held-out records", and ``"condition"`` is what must hold for a part that you wrote.
         """
         self.run.declare(kind, text)
 
     # -- saving -------------------------------------------------------------------------------------------------
 
     def save(self, run: str | Path | None = None, extra: dict[str, Any] | None = None) -> Path:
-        """Store model, optimizer, position and ledger in the run's directory; `extra` holds plain state of your own."""
+        """Store model, optimizer, position and ledger in the run's directory; `extra` is for your own plain values."""
         folder = self.run.folder
         if run is not None and folder is not None and Path(run) != folder:
             raise InvalidInput(f"this run is recorded in {folder}, not in {run}: call save() without a directory")
@@ -294,7 +295,7 @@ class Private:
         return folder
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the training: model, optimizer and released values; nothing private (law 7)."""
+        """Return what a checkpoint holds: model, optimizer and released values; nothing private (law 7)."""
         return {
             "model": sharding.gather_state(self.bench.objective.model.state_dict()),
             "optimizer": sharding.gather_state(self.bench.optimizer.state_dict()),
@@ -302,9 +303,9 @@ class Private:
         }
 
     def load(self, run: str | Path) -> dict[str, Any]:
-        """Go on with a saved or killed run: its ledger in full, its newest whole checkpoint; returns its `extra`.
+        """Continue a saved or killed run from its full ledger and its newest whole checkpoint; return its `extra`.
 
-        Work that was charged after the checkpoint is lost but stays paid for; the noise stream starts afresh.
+        Work charged after the checkpoint is lost but stays paid for; the noise is fresh.
         """
         extra: dict[str, Any] = {}
         try:
@@ -317,7 +318,7 @@ class Private:
         return extra
 
     def resume(self, run: str | Path) -> dict[str, Any]:
-        """`load` the run in this directory, or begin it there: for a program that may be killed and started again."""
+        """`load` the run in this directory, or begin it there: for a program that may be killed and restarted."""
         if self.run.team.lead((Path(run) / books.LEDGER).exists):
             return self.load(run)
         self._begin(Path(run))
@@ -334,10 +335,10 @@ class Private:
         team.lead(write)
 
     def load_position(self, run: str | Path, folder: str | Path | None) -> None:
-        """Go on with `run`, whose model and optimizer another framework put back as they were in `folder`.
+        """Continue `run`, whose model and optimizer another framework has restored from `folder`.
 
-        That is a folder in which `save_position` wrote; None goes on from the first step. What was charged after it
-        stays paid for.
+        `save_position` wrote to that folder; None starts from the first step. What was charged afterwards stays paid
+        for.
         """
         try:
             with self.run.reopen(Path(run), None if folder is None else Path(folder)) as state:
@@ -356,7 +357,7 @@ class Private:
         self._renew_engine()
 
     def _renew_engine(self) -> None:
-        """Some engines draw from the run's source, which is another one after every opening; so do views of records."""
+        """Renew what draws from the run's source, which is a new one after every opening: engines, views of records."""
         if self.bench.records.views is not None:
             self.bench.records.views.forget()
         self.bench.engine = self.bench.recipe.norms.engine(self._engine, self.run.source)
@@ -368,7 +369,7 @@ class Private:
             if not isinstance(state.get(part), dict):
                 raise CheckpointError(f"the checkpoint in {folder} holds no {part}: it was not written by Private.save")
         if not isinstance(state.get("released", {}), dict):
-            raise CheckpointError(f"the checkpoint in {folder} holds released values that are no table")
+            raise CheckpointError(f"the checkpoint in {folder} holds released values that are not a table")
         with checkpoint.one_line("does not fit this model and optimizer"):
             bench.objective.model.load_state_dict(sharding.scatter_state(state["model"], bench.objective.model))
             bench.optimizer.load_state_dict(sharding.scatter_optimizer(state["optimizer"], bench.optimizer))
@@ -390,7 +391,7 @@ class Private:
 
 
 def _shared_by_all(bench: Bench, validate: bool) -> dict[str, str]:
-    """What every process must hold alike, by the names that an error shows."""
+    """Return what must be the same in every process, by the names that an error shows."""
     return {
         **{f"recipe's {each.name}": spell(getattr(bench.recipe, each.name)) for each in fields(bench.recipe)},
         "number of records": str(bench.records.length),

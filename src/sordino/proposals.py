@@ -1,9 +1,9 @@
 """Optimizers around optimizers: what is done to a noisy gradient, or to the iterates, on the side of the proposal.
 
-A released gradient is public. Whatever is made of it, of those before it and of the models that came of them is
-post-processing and costs nothing (docs/proofs/post-processing.md). So these are optimizers of torch like any other:
-`Private` is given one in place of the bare one, they nest, and a checkpoint holds what they remember, because they keep
-it in the state of the optimizer that they are built around.
+A released gradient is public. Anything computed from it, from earlier gradients and from the resulting models is
+post-processing and costs nothing (docs/proofs/post-processing.md). So these are torch optimizers like any other: pass
+one to `Private` in place of the bare optimizer. They nest, and a checkpoint holds what they remember, because they keep
+it in the state of the optimizer that they wrap.
 
     optimizer = LowPass(torch.optim.SGD(model.parameters(), lr=0.5))
 """
@@ -23,7 +23,7 @@ from sordino.optimizers import run_closure
 
 
 class NoiseAware(ABC):
-    """An optimizer that makes use of how much noise there is in a gradient."""
+    """An optimizer that uses the amount of noise in a gradient."""
 
     @abstractmethod
     def hear(self, deviation: float) -> None:
@@ -38,14 +38,14 @@ def tell_noise(optimizer: torch.optim.Optimizer, deviation: float) -> None:
 
 
 def finish(optimizer: torch.optim.Optimizer) -> None:
-    """Put the model that is to be given out in place of the one that was trained on, where there are two."""
+    """Put the model to be returned in place of the one that was trained, if there are two."""
     if isinstance(optimizer, Proposer):
         optimizer.finish()
 
 
 @contextmanager
 def hold_final(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """With the model that is to be given out in place, where there are two: to try it, or to save it."""
+    """Put the model to be returned in place for a while, if there are two: to try it, or to save it."""
     with optimizer.final() if isinstance(optimizer, Proposer) else nullcontext():
         yield
 
@@ -54,15 +54,15 @@ class Proposer(torch.optim.Optimizer, NoiseAware):
     """An optimizer around `inner`, with its parameters, its settings and its state.
 
     A subclass changes gradients before the step of `inner` (`refine`), or the parameters after it (`follow`). What it
-    remembers stands in the state of `inner` beside what that remembers, so that whatever saves, restores, rolls back or
-    shards one does it to both.
+    remembers is in the state of `inner` beside `inner`'s own, so anything that saves, restores, rolls back or shards
+    one does it to both.
 
     Guarantees: reads gradients and parameters, no record. A step that fails changes nothing that is remembered.
     """
 
     inner: torch.optim.Optimizer
     moves: ClassVar[bool] = False
-    """Whether it trains on another model than the one it gives out."""
+    """Whether it trains a different model from the one it returns."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         held: object = inner
@@ -96,12 +96,12 @@ class Proposer(torch.optim.Optimizer, NoiseAware):
         return 1.0
 
     def give(self, parameter: nn.Parameter) -> Tensor:
-        """What is to be given out in place of `parameter`."""
+        """Return what is to be returned in place of `parameter`."""
         return self.inner.give(parameter) if isinstance(self.inner, Proposer) else parameter.detach()
 
     @property
     def holds_two(self) -> bool:
-        """Whether the model that is trained on is another than the one to be given out, by this or by `inner`."""
+        """Whether this optimizer or `inner` trains a different model from the one to be returned."""
         return self.moves or (isinstance(self.inner, Proposer) and self.inner.holds_two)
 
     # -- what an optimizer does ----------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class Proposer(torch.optim.Optimizer, NoiseAware):
 
     @contextmanager
     def final(self) -> Iterator[None]:
-        """With the model that is to be given out in place of the one that is trained on, to try it or to save it."""
+        """Put the model to be returned in place of the one that is trained for a while, to try it or to save it."""
         held = [p for group in self.param_groups for p in group["params"]]
         trained = [p.detach().clone() for p in held]
         self.finish()
@@ -135,7 +135,7 @@ class Proposer(torch.optim.Optimizer, NoiseAware):
             _write(held, trained)
 
     def finish(self) -> None:
-        """Put the model that is to be given out in place for good: once all steps are taken, `Private` does it."""
+        """Put the model to be returned in place permanently; `Private` does this after the last step."""
         held = [p for group in self.param_groups for p in group["params"]]
         _write(held, [self.give(p) for p in held])
 

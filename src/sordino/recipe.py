@@ -1,4 +1,4 @@
-"""Recipe: a frozen choice of parts. Public in full: it may be published with the model."""
+"""Recipe: a frozen choice of parts. All of it is public: it may be published with the model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 
 class Common(TypedDict, total=False):
-    """What every constructor of a recipe takes besides its own arguments; see `Recipe` for the defaults."""
+    """The arguments that every constructor of a recipe takes in addition to its own; `Recipe` has the defaults."""
 
     batch_size: int
     epochs: float
@@ -63,7 +63,7 @@ class Common(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Optimizer:
-    """A torch.optim optimizer by name. A hint for `sordino train`: `Private` takes any optimizer that you build."""
+    """A torch.optim optimizer by name. `sordino train` builds it; `Private` takes any optimizer that you build."""
 
     kind: str = "sgd"
     lr: float = 0.5
@@ -113,7 +113,7 @@ class Around(Optimizer, ABC):
 
 @dataclass
 class States:
-    """What the parts of a run remember, one state for each slot. Private, but for what `save` gives (law 7)."""
+    """What the parts of a run remember, one state for each slot. Private, except for what `save` returns (law 7)."""
 
     sampler: Any
     noise: Any
@@ -121,16 +121,17 @@ class States:
     weighing: Any = None
 
     def save(self) -> dict[str, Any]:
-        """The values that were released and paid for: all that a checkpoint may hold.
+        """Return the values that were released and paid for: a checkpoint may hold nothing else.
 
-        Those of the sampler come first and by their own names, as version 0.1 wrote them; of other slots under theirs.
+        Those of the sampler come first, under their own names, as version 0.1 wrote them; those of other slots come
+        under the name of the slot.
         """
         saved = {slot: state.save() for slot, state in vars(self).items() if isinstance(state, State)}
         own = saved.pop("sampler", {})
         return own | {slot: values for slot, values in saved.items() if values}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Go on with the released values of a checkpoint."""
+        """Continue with the released values of a checkpoint."""
         left = dict(saved)
         given = {slot: left.pop(slot, {}) for slot in ("noise", "selection", "weighing")} | {"sampler": left}
         for slot, state in vars(self).items():
@@ -144,9 +145,9 @@ class Recipe:
 
     `batch_size` is the expected size of a draw and the public divisor of every sum (law 1). The length of training is
     `steps`, or `epochs` until the number of records is known; `sampler` is then Poisson at rate batch_size / records,
-    unless another one is given. `noise_multiplier` is noise over sensitivity at the first step, or None until
-    calibrated. `clip` and noise are multiplied by their schedules. `rdp_filter` prices a recipe that chooses its noise
-    as it goes. `noise` is the shape of the noise.
+    unless you give another one. `noise_multiplier` is noise over sensitivity at the first step, or None until
+    calibrated. The schedules multiply `clip` and the noise. `rdp_filter` prices a recipe that chooses its noise as it
+    goes. `noise` is the shape of the noise.
     """
 
     name: str = "dpsgd"
@@ -190,9 +191,9 @@ class Recipe:
         combinations.require(self, setting, **facts)
 
     def for_records(self, records: int) -> Recipe:
-        """Fix the sampling rate and the number of steps for a data set of about `records` records.
+        """Fix the sampling rate and the number of steps for a dataset of about `records` records.
 
-        `records` is a public number. The mechanism uses it alone, never the true length of the data set.
+        `records` is a public number. The mechanism uses only this number, never the true length of the dataset.
         """
         _require(records >= 1, f"records={records} must be >= 1: an empty data set cannot be trained on")
         _require(
@@ -207,16 +208,16 @@ class Recipe:
         return replace(self, sampler=sampler, records=records, steps=steps)._fit_noise()
 
     def _fit_noise(self) -> Recipe:
-        """With noise for a run of this length, where its shape depends on that."""
+        """Return the recipe with noise for a run of this length, if the shape of the noise depends on it."""
         fit = getattr(self.noise, "for_steps", None)  # noise of the user's own need not know of lengths
         return (
             self if fit is None or self.steps is None else replace(self, noise=fit(self.steps, self.optimizer.momentum))
         )
 
     def calibrate(self, budget: Budget, *, records: int) -> Recipe:
-        """The same recipe with just enough noise for the budget; or, where the noise is given, with as many steps.
+        """Return this recipe with just enough noise for the budget; or, if the noise is given, with as many steps.
 
-        The price never exceeds the budget and lies within 0.1 % below it.
+        The price never exceeds the budget and is at most 0.1 % below it.
         """
         _require(
             budget.delta < 1 / records,
@@ -268,9 +269,9 @@ class Recipe:
         )  # a part of the user's own need not remember
 
     def terms(self, step: int, states: States | None = None) -> Terms:
-        """The public terms of a step: schedules, then what noise, sampler and selector say on the price.
+        """Return the public terms of a step: schedules first, then what noise, sampler and selector add to the price.
 
-        Without `states` those of a run that has not begun: what the step costs as far as it is known in advance.
+        Without `states`, these are the terms of a run that has not begun: what is known in advance about the price.
         """
         if self.noise_multiplier is None or self.steps is None or self.sampler is None:
             raise InvalidInput(
@@ -283,7 +284,7 @@ class Recipe:
 
     @cached_property
     def _same_terms(self) -> Terms | None:
-        """The terms that all steps share but for their number; None where a part may want others at another step."""
+        """Return the terms that all steps share except for their number; None if they may differ between steps."""
         parts = (self.clip_schedule, self.noise_schedule, self.sampler, self.norms, self.selection, self.noise)
         same = tuple(map(type, parts)) == (Constant, Constant, Poisson, Exact, Always, Independent)
         plain = same and self.rdp_filter is None and not isinstance(self.weighing, Blockwise)
@@ -309,7 +310,7 @@ class Recipe:
         return self.noise_multiplier * factor_at(self.noise_schedule, step, self.steps)
 
     def _find_covered(self, step: int) -> range:
-        """The steps that an event charged at `step` pays for; where the noise is constant one stands for all."""
+        """Return the steps that an event charged at `step` pays for; if the noise is constant, one stands for all."""
         assert self.steps is not None
         last = min(step + self._covers, self.steps)
         return range(step, step + 1 if isinstance(self.noise_schedule, Constant) else max(step + 1, last))
@@ -328,9 +329,9 @@ class Recipe:
             yield event if (step - start) % self._covers == 0 else PaidByEpoch(self._noise(step))
 
     def foresee(self, start: int, count: int) -> list[DpEvent]:
-        """What the next `count` steps from `start` on will be charged, one event each, as far as that is certain.
+        """Return the events of the next `count` steps from `start` on, one each, as far as they are certain.
 
-        Nothing is where a part may make releases of its own, choose its price as it goes, or take a step again.
+        Nothing is certain if a part may make its own releases, choose its price as it goes, or repeat a step.
         """
         certain = (
             self.rdp_filter is None
@@ -360,11 +361,11 @@ class Recipe:
         return not isinstance(self.sampler, Foreign)
 
     def to_toml(self) -> str:
-        """The recipe as a TOML document that `from_toml` reads back to an equal recipe."""
+        """Return the recipe as a TOML document, which `from_toml` reads back to an equal recipe."""
         return names.to_toml(self)
 
     def fingerprint(self) -> str:
-        """A short hash that tells whether two runs follow the same recipe: of its text as version 0.1 wrote it."""
+        """Return a short hash that is equal if two runs follow the same recipe: of its text as version 0.1 wrote it."""
         try:
             text = names.to_toml(self, names.PARTS.first)
         except InvalidInput:  # parts of the user's own have no stable text: what is left are their plain fields
@@ -373,7 +374,7 @@ class Recipe:
 
     @staticmethod
     def from_toml(text: str) -> Recipe:
-        """Read what `to_toml` wrote, or what a user wrote by hand; only parts of Sordino can be named."""
+        """Read what `to_toml` wrote, or what a user wrote by hand; it may name only Sordino's own parts."""
         recipe = names.from_toml(text, Recipe)
         if not isinstance(recipe, Recipe):
             raise InvalidInput(f'this is a {type(recipe).__name__}, not a recipe: it must begin with part = "recipe"')

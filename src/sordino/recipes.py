@@ -1,6 +1,6 @@
 """The mechanisms by name, one constructor each: a paper is a choice of parts.
 
-A mechanism that is a file in `sordino.mechanisms` is offered here without being listed.
+Every mechanism with a file in `sordino.mechanisms` is available here without being listed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The private records: any map-style dataset or plain tensors, fetched by index and collated on the model's device.
 
-What a step draws are units of protection. Here a unit is a record; in `sordino.units` it owns several.
+A step draws units of protection. Here a unit is a record; in `sordino.units` it owns several.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Records:
     # -- what is drawn: here a record is its own unit of protection, `sordino.units` has others ----------------
 
     def group(self, indices: Tensor, choice: int = 0) -> tuple[Tensor, Groups | None]:
-        """The rows of the units at `indices`, each a record or a view of one, and whose each is unless all have one.
+        """Return the rows of the units at `indices`, each a record or a view, and who owns each unless all own one.
 
-        Where a unit has more records than are used, `choice` says which.
+        If a unit has more records than are used, `choice` says which.
         """
         rows, groups = self.list_owned(indices, choice)
         return (rows, groups) if self.views is None else self.views.spread(rows, groups)
@@ -167,10 +167,10 @@ class Records:
         return (self.collate or default_collate)(items)
 
     def make_fetcher(self, device: torch.device) -> Callable[[Sequence[int]], Batch]:
-        """A way to `gather` that loads every record once, so that it is the same in any company.
+        """Return a way to `gather` that loads every record once, so that it is the same beside any others.
 
-        Without it a dataset with a generator of its own could not be probed. One that fetches several records at once
-        by a method of its own may mix them there, so it is asked for all of them each time.
+        Without it a dataset with its own generator could not be probed. A dataset with its own method to fetch several
+        records at once may mix them there, so it is asked for all of them each time.
         """
         if self.views is None and (self._tensors is not None or _fetches_several(self.dataset)):
             return lambda indices: self.gather(indices, device)

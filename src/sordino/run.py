@@ -1,9 +1,9 @@
 """Run: ledger, budget, noise source, folder and guarantee of one training, central or federated.
 
 A run pays for every release of a training: `Run.charge` refuses what the budget cannot pay and records the event
-durably, before the release exists (law 5). What is protected, a record or a user, and what the guarantee rests on are
-data. Below the class stands what may be promised: the assumptions and conditions that follow from a recipe, and
-`assemble`, which puts every guarantee together, also for those who read a ledger without its run.
+durably, before the release exists (law 5). What is protected (a record or a user) and what the guarantee rests on are
+data. Below the class comes what may be promised: the assumptions and conditions that follow from a recipe, and
+`assemble`, which puts every guarantee together, also for readers of a ledger without its run.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from sordino.vault.claims import DatasetBudget, RunClaim, require_untied
 _log = logging.getLogger("sordino")
 
 Stopped = Literal["after looking", "in advance"]
-"""Why a run ended where it did: somebody may have looked at what it released, or that had nothing to do with it."""
+"""Why a run ended where it did: someone may have looked at what it released, or the end did not depend on it."""
 
 SHARE = 16
-"""One step is reserved for so many that were taken: what a kill leaves spent in vain is a sixteenth at most."""
+"""One step is reserved for this many taken: a kill wastes at most a sixteenth."""
 MOST_RESERVED = 64
-"""More would save little: at 64 a write is shared by so many that what is left is the rows themselves."""
+"""More would save little: with 64 steps in one write, the remaining cost is the rows themselves."""
 UNKNOWN = (-1, -1)
 """The version of no ledger: what is left of the budget is to be priced."""
 
 FIXED_IN_ADVANCE = "hyperparameters were fixed in advance, not tuned on these records"
-"""Choosing among runs on private data costs too: by hand it is not priced."""
+"""Choosing among runs on private data also costs privacy; a choice made by hand is not priced."""
 SEARCHED = "settings were searched on these records, and epsilon includes the search"
 """Of a search that was charged, which says what it searched; then they were not fixed in advance."""
 FLOATING_POINT = "Gaussian noise is sampled in floating point"
@@ -60,21 +60,21 @@ DUTIES = {
     "noise_schedule": "reads no record",
     "source": "draws secret, independent noise of the size it is asked for",
 }
-"""What the proof takes for granted of each part of a recipe."""
+"""What the proof assumes about each part of a recipe."""
 
 
 class Run:
     """One training by `recipe`, as its ledger knows it; `begin` or `reopen` it before anything is charged.
 
-    `unit` is what is protected, and `population` how many there are of it where the recipe does not say.
-    `assumptions` and `conditions` are written into the ledger, so that whoever reads it later must state them;
-    `setting` is noted of every opening. `ledger` is one that already holds releases about the same records; without it
-    there is a new one in memory. `seed` makes the noise repeatable, `source` replaces it. Of the processes of `team`
-    the leader alone writes the ledger; the others keep a copy in memory, so that all give the same answers. `vault` is
-    the budget of the dataset, shared with other runs: the whole plan is reserved there before its first event.
+    `unit` is what is protected, and `population` how many units there are if the recipe does not say. `assumptions` and
+    `conditions` are written into the ledger, so that every later reader must state them; `setting` is noted at every
+    opening. `ledger` is one that already holds releases about the same records; without it there is a new one in
+    memory. `seed` makes the noise repeatable; `source` replaces the source of noise. Only the leader of `team` writes
+    the ledger; the other processes keep a copy in memory, so that all give the same answers. `vault` is the budget of
+    the dataset, shared with other runs: the whole plan is reserved there before its first event.
 
-    Guarantees: the whole plan is in the ledger before its first event; nothing is charged that the budget cannot pay,
-    also if others charge the same ledger; every opening has fresh noise (law 10).
+    Guarantees: the whole plan is in the ledger before its first event; nothing is charged that the budget cannot pay
+    for, even if others charge the same ledger; every opening has fresh noise (law 10).
     """
 
     def __init__(
@@ -137,10 +137,10 @@ class Run:
         return receipt
 
     def _reserve(self) -> list[DpEvent]:
-        """The events after this one that are worth writing along with it, as far as they are known and can be paid.
+        """Return the next events that are worth writing together with this one, if they are known and can be paid for.
 
-        As many as a part of what was charged since the opening, so that a kill costs no more than that part again;
-        none after one that was in vain, as where two runs take turns on one ledger.
+        Their number is a share of what was charged since the opening, so a kill costs at most that share more. There
+        are none after a reservation was wasted, as when two runs take turns on one ledger.
         """
         if self.ledger.forfeits:
             return []
@@ -155,16 +155,16 @@ class Run:
             self.ledger.declare(kind, text)
 
     def count_steps_left(self) -> int:
-        """How many of the recipe's steps are still to come and can be paid."""
+        """How many of the recipe's steps are still to come and can be paid for."""
         self._renew_allowance()
         return sum(count for _, count in self._plan_rest())
 
     def _plan_rest(self) -> Events:
-        """What of the recipe's plan is still to come and can be paid."""
+        """Return the part of the recipe's plan that is still to come and can be paid for."""
         return self.allowance.left if isinstance(self.allowance, Prepaid) else self.recipe.plan(self.position)
 
     def _renew_allowance(self) -> None:
-        """Price anew what is left of the budget; until that is done, also where it is interrupted, nothing is known."""
+        """Price what is left of the budget again; until that is done, even if it is interrupted, nothing is known."""
         recipe, ledger = self.recipe, self.ledger
         recorded, self._recorded = ledger.version, UNKNOWN
         allowance: Allowance = Unlimited()
@@ -185,11 +185,11 @@ class Run:
         stopped: Stopped = "after looking",
         more: tuple[str, ...] = (),
     ) -> Guarantee:
-        """What is promised: a pure function of the ledger; `more` are assumptions that only the caller knows of.
+        """Return what is promised: a pure function of the ledger; `more` are assumptions that only the caller knows.
 
-        It is the price of the whole plan, of what is spent and what is left: whoever looks at a model and stops then
-        has chosen among all the models of the plan. ``stopped="in advance"`` gives the smaller price of what was spent
-        so far. It holds only if the moment of stopping depended on nothing that the run released.
+        It is the price of the whole plan, both what is spent and what is left: if you look at a model and then stop,
+        you have chosen among all the models of the plan. ``stopped="in advance"`` gives the smaller price of what was
+        spent so far. It holds only if the moment of stopping did not depend on anything that the run released.
         """
         if stopped not in get_args(Stopped):
             raise InvalidInput(f"stopped={stopped!r} must be 'after looking' or 'in advance'")
@@ -211,14 +211,14 @@ class Run:
     # -- opening ------------------------------------------------------------------------------------------------
 
     def begin(self, folder: Path | None = None) -> None:
-        """Spend on the ledger from now on, durably where there is a `folder`, which must not hold a run yet."""
+        """Spend on the ledger from now on, durably if there is a `folder`, which must not hold a run yet."""
         if folder is not None:
             self.team.lead(self._ask_vault)
             self.keep_in(folder)
         self._bind()
 
     def keep_in(self, folder: Path) -> None:
-        """Move the ledger from memory to `folder`, which must not hold a run yet; the run goes on as it is."""
+        """Move the ledger from memory to `folder`, which must not hold a run yet; the run continues unchanged."""
         self.team.lead(lambda: self._move_to(folder))
         self.folder = folder
 
@@ -242,11 +242,11 @@ class Run:
 
     @contextmanager
     def reopen(self, folder: Path, checkpoints: Path | None = None) -> Iterator[dict[str, Any] | None]:
-        """Go on with the run in `folder`: hands out its newest whole checkpoint, None where there is none yet.
+        """Continue the run in `folder`: yield its newest whole checkpoint, or None if there is none yet.
 
-        `checkpoints` is where they are, if that is another folder.
-        The block puts the checkpoint's content into place; if it fails, the run is as it was. Work that was charged
-        after the checkpoint is lost but stays paid for; the noise starts afresh.
+        `checkpoints` is where the checkpoints are, if that is another folder. The block restores the checkpoint's
+        content; if it fails, the run is as it was. Work charged after the checkpoint is lost but stays paid for; the
+        noise is fresh.
         """
         if spent := len(self.ledger):
             raise LedgerError(
@@ -278,7 +278,7 @@ class Run:
                 )
             if theirs not in (None, ours):
                 raise CheckpointError(
-                    f"{folder} follows recipe {theirs}, not {ours}: load it with the recipe it was made by"
+                    f"{folder} follows recipe {theirs}, not {ours}: load it with the recipe it was made with"
                 )
             state = checkpoint.read_newest_of(checkpoints, ledger)
         except BaseException:
@@ -315,7 +315,7 @@ class Run:
             self.claim.preview(plan, self.ledger.header.get("adjacency", "add-or-remove-one"))
 
     def _reserve_in_vault(self) -> None:
-        """Reserve the plan of a run with a folder; one in memory may be loaded yet, and reserves at its first event."""
+        """Reserve the plan of a run with a folder; one in memory may yet be loaded, and reserves at its first event."""
         if self.claim is None:
             require_untied(self.ledger)
         elif self.folder is not None:
@@ -346,7 +346,7 @@ class Run:
         self.team.lead(lambda: checkpoint.write(folder, self.position, content))
 
     def close(self) -> None:
-        """Free the ledger; what was charged stays, and what was reserved in a vault and never drawn is returned."""
+        """Release the ledger; what was charged stays, and what was reserved in a vault but never drawn is returned."""
         try:
             if self.claim is not None and self.team.leads:
                 self.claim.settle(self.ledger)
@@ -369,7 +369,7 @@ def assemble(
     unprotected: Iterable[str],
     conditions: Iterable[str],
 ) -> Guarantee:
-    """The guarantee of a `bill`: its price, by a basis no better than the accountant's, with each line said once."""
+    """Return the guarantee of a `bill`: its price, a basis no better than the accountant's, and each line once."""
     said = tuple(dict.fromkeys(assumptions))
     if any(line.startswith(SEARCHED) for line in said):
         said = tuple(line for line in said if line != FIXED_IN_ADVANCE)
@@ -392,7 +392,7 @@ def weaken(first: Basis, second: Basis) -> Basis:
 
 
 def make_header(recipe: Recipe, unit: str = "record") -> dict[str, str]:
-    """What the ledger of a run by `recipe` says of it from the start."""
+    """Return what the ledger of a run by `recipe` says about it from the start."""
     budget, basis = recipe.budget, recipe.basis
     return {
         "recipe": recipe.fingerprint(),
@@ -405,8 +405,8 @@ def make_header(recipe: Recipe, unit: str = "record") -> dict[str, str]:
 def announce_together(ledger: Ledger, recipe: Recipe, before: Events) -> None:
     """Declare releases that come `before` training, such as statistics of the data, and the training as one plan.
 
-    To be called before the first of them. Which of them are made may then depend on the others: all are priced. Where
-    a kill interrupted them and they are made again, what was spent stays in the plan.
+    Call it before the first of them. Which of them are made may then depend on the others: all are priced. If a kill
+    interrupts them and they are made again, what was spent stays in the plan.
     """
     name = recipe.fingerprint()
     number, earlier = plans.own(ledger, name, resumed=True)
@@ -420,7 +420,7 @@ def announce_together(ledger: Ledger, recipe: Recipe, before: Events) -> None:
 
 
 def list_assumptions(recipe: Recipe, source: str, unit: str = "record") -> list[str]:
-    """What a guarantee by `recipe` rests on; `source` is what the source of randomness says of itself."""
+    """Return what a guarantee by `recipe` rests on; `source` is what the source of randomness says about itself."""
     said = [source, FIXED_IN_ADVANCE, FLOATING_POINT]
     if unit == "record":  # the updates of users are added up in double precision
         said.append(ROUNDING_IS_SMALL)
@@ -430,7 +430,7 @@ def list_assumptions(recipe: Recipe, source: str, unit: str = "record") -> list[
 
 
 def list_conditions(recipe: Recipe, source: object) -> list[str]:
-    """What has to be true of the parts that Sordino did not write: nobody has checked it."""
+    """Return what has to be true of the parts that Sordino did not write: it is unchecked."""
     parts = {**{slot: getattr(recipe, slot) for slot in DUTIES if slot != "source"}, "source": source}
     return [
         f"your {slot.replace('_', ' ')} {type(part).__name__} {DUTIES[slot]}"

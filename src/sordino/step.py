@@ -5,8 +5,8 @@
     records -> sample -> differentiate -> weigh -> sum + noise -> propose -> select -> model
                   \\____________ one event, recorded before anything is released ___________/
 
-`take` reads top to bottom. What it calls are parts (`sordino.parts`): a sampler, an engine (`sordino.gradients`), a
-weighing, schedules behind ``recipe.terms``, noise from a source (`sordino.noise`) and a selector. A new mechanism
+`take` reads top to bottom. It calls parts (`sordino.parts`): a sampler, an engine (`sordino.gradients`), a weighing,
+schedules behind ``recipe.terms``, noise from a source (`sordino.noise`) and a selector. A new mechanism
 (`sordino.mechanisms`) is a new part; this file does not change.
 """
 
@@ -50,10 +50,10 @@ from sordino.validation.watching import Watch
 class Bench:
     """What a step works on: the parts of the recipe, bound to a model, its records and the run that pays for them.
 
-    The processes of the run's team take the step together; each of them has a bench of its own.
-    `schedulers` of the learning rate belong to the proposal: they step with it, and go back when it is rejected.
-    `watch` holds examples of real draws against themselves in other company, now and then.
-    `states` are what the parts remember: each its own.
+    The processes of the run's team take the step together; each of them has its own bench. `schedulers` of the learning
+    rate belong to the proposal: they step with it, and are rolled back when it is rejected. Now and then, `watch`
+    checks that examples of real draws do not depend on the examples beside them. `states` are what the parts remember,
+    one for each.
     """
 
     recipe: Recipe
@@ -88,12 +88,12 @@ class Bench:
         return self.run.charge(event)
 
     def parameters(self) -> list[nn.Parameter]:
-        """What is trained now: the optimizer's parameters that are not frozen, each once."""
+        """Return what is currently trained: the optimizer's parameters that are not frozen, each once."""
         held = (p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad)
         return list({id(p): p for p in held}.values())
 
     def find_blocks(self, parameters: list[nn.Parameter]) -> list[int] | None:
-        """The block of each parameter, where the recipe weighs blocks apart."""
+        """Return the block of each parameter, if the recipe weighs blocks separately."""
         weighing = self.recipe.weighing
         if not isinstance(weighing, Blockwise):
             return None
@@ -108,12 +108,12 @@ class Bench:
         return draw if self.team.size == 1 else draw[self.team.own(len(draw))]
 
     def number_draw(self) -> int:
-        """Count the draws of a run, also of one that goes on: a public number that says which records are used."""
+        """Count the draws of a run, even of a resumed one: a public number that determines which records are used."""
         self.draws = max(self.draws, self.run.position) + 1
         return self.draws
 
     def split(self, draw: Draw, size: int) -> Iterator[Draw]:
-        """The draw in pieces of about `size` records, of which no unit is split."""
+        """Return the draw in pieces of about `size` records; no unit is split."""
         return draw.split(size, self.records.weigh(draw.indices))
 
     def fetch(self, draw: Draw) -> Batch:
@@ -121,7 +121,7 @@ class Bench:
         return self.records.fetch(draw.indices, self.device, draw.choice)
 
     def versions(self) -> list[tuple[nn.Parameter, int]]:
-        """Which parameters there are, frozen ones too, and how often each was written to: a loss changes nothing."""
+        """Return all parameters, including frozen ones, and how often each was written: a loss must change nothing."""
         return [(p, p._version) for p in self.objective.list_owned()[0]]
 
     @property
@@ -131,7 +131,7 @@ class Bench:
 
 @dataclass
 class Attempt:
-    """One step under way. Everything in it but the terms is private."""
+    """One step in progress. Everything in it except the terms is private."""
 
     bench: Bench
     terms: Terms
@@ -143,7 +143,7 @@ class Attempt:
     released: bool = False
 
     def differentiate(self, parameters: list[nn.Parameter], batch: Batch) -> Differentiated:
-        """Norms and sums of a part of the draw; norms of blocks of parameters where the recipe weighs these apart."""
+        """Return norms and sums of a part of the draw; norms of blocks if the recipe weighs blocks separately."""
         engine, objective = self.bench.engine, self.bench.objective
         if self.blocks is None:
             return engine.differentiate(objective, parameters, batch)
@@ -159,7 +159,7 @@ class Attempt:
         return [torch.zeros(p.shape, dtype=total_dtype(p), device=p.device) for p in self.parameters]
 
     def is_untouched(self) -> bool:
-        """Whether the loss left every parameter as it was, and put none in the place of another."""
+        """Whether the loss left every parameter unchanged and replaced none."""
         before, now = self.versions, self.bench.versions()
         pairs = zip(before, now, strict=False)
         return len(before) == len(now) and all(old is new and was == is_now for (old, was), (new, is_now) in pairs)
@@ -169,14 +169,27 @@ class Attempt:
 
         What one process adds up from one part loses nothing in the precision it came in, and stays in it.
         """
-        sums, alone, plain = iter(some), self.bench.team.size == 1, torch.contiguous_format
+        sums, alone = iter(some), self.bench.team.size == 1
         if "total" not in vars(self):
+            taken: set[int] = set()
             parts = (next(sums) for _ in self.parameters)
-            self.total = [x.to(x.dtype if alone else total_dtype(x), copy=True, memory_format=plain) for x in parts]
+            self.total = [take_over(x, x.dtype if alone else total_dtype(x), taken) for x in parts]
         else:
             for place, total in enumerate(self.total):
                 self.total[place] = add_widely(total, next(sums))  # zip would hold one sum while the next is formed
         assert next(sums, None) is None, "an engine has exactly one sum for every parameter"
+
+
+def take_over(found: Tensor, dtype: torch.dtype, taken: set[int]) -> Tensor:
+    """A sum to write noise into: `found` itself where its memory is its own alone, otherwise a copy.
+
+    `taken` are the addresses of those before it: two parameters with one tensor would get two noises on it.
+    """
+    own = found.is_contiguous() and not found.requires_grad and found.dtype == dtype
+    if own and found.untyped_storage().nbytes() == found.nbytes and found.data_ptr() not in taken:
+        taken.add(found.data_ptr())
+        return found
+    return found.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def take(bench: Bench, step: int) -> bool:
@@ -240,7 +253,9 @@ def propose(attempt: Attempt) -> None:
     """Noise. Release ``(sum + noise) / divisor``: over all processes, noised once, by a public divisor (law 1)."""
     bench, terms, team = attempt.bench, attempt.terms, attempt.bench.team
     if attempt.released:
-        raise SordinoError("this draw was released already: a second noise on it would halve the protection; draw anew")
+        raise SordinoError(
+            "this draw was released already: a second noise on it would halve the protection; draw again"
+        )
     if not attempt.is_untouched():
         raise UnsupportedModel(
             "the loss changed a parameter, as nn.Embedding(max_norm=...) does in place: "
@@ -266,7 +281,7 @@ def propose(attempt: Attempt) -> None:
 
 
 def conclude(attempt: Attempt, before: Snapshot | None) -> bool:
-    """Select. Keep the proposal that now stands in the model, or put everything back as it was."""
+    """Select. Keep the proposal that is now in the model, or put everything back as it was."""
     drop_gradients(attempt.bench.optimizer)
     for scheduler in attempt.bench.schedulers:
         scheduler.step()

@@ -1,13 +1,13 @@
 """Units of protection that own several records: one person's rows, one author's texts, one device's sessions.
 
-A step draws units where it otherwise draws records. Each drawn unit brings at most `per_unit` of its records along,
-chosen anew for every draw; its loss is the mean of theirs, and the gradient of that mean is clipped. Whatever a unit's
-records are, and however many, the unit moves a sum by one clipped gradient: everything that is proven of records holds
-of units (docs/proofs/units.md).
+A step draws units instead of records. At most `per_unit` records of each drawn unit are used, different ones in every
+draw; the unit's loss is their mean, and the gradient of that mean is clipped. Whatever a unit's records are, and
+however many, the unit moves a sum by one clipped gradient. So everything that is proven for records holds for units
+(docs/proofs/units.md).
 
-Which records are chosen is a function of what is the unit's own, its name and the order of its records, and of the
-number of the draw, which is public. It looks random, but the price does not need it to be: no other unit has a part in
-it. Who owns what is private: no identifier is shown, logged or written.
+The chosen records depend only on the unit itself (its name and the order of its records) and on the public number of
+the draw. The choice looks random, but the price does not need it to be: no other unit affects it. Who owns what is
+private: no identifier is shown, logged or written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Unit = str | Sequence[Hashable] | Tensor | NDArray[Any]
 """One owner for each record, or the name of the dataset's column that says so."""
 
 PER_UNIT = 8
-"""Records that a unit brings along to a draw by default: more make its gradient steadier, and a step longer."""
+"""Records of a unit used in a draw by default: more make its gradient less noisy, and a step slower."""
 
 RECORD, USER = "record", "user"
 MOST_LETTERS = 40
@@ -40,9 +40,9 @@ SEVERAL = (list, tuple, set, frozenset, dict, np.ndarray, Tensor)
 
 
 class Units(Records):
-    """The records of a dataset by their owners, of which `count` are drawn; each owns one at least.
+    """The records of a dataset by their owners. There are `count` owners to draw from; each owns at least one record.
 
-    `unit` says who owns which record, `per_unit` how many records of a unit are used in a draw at most.
+    `unit` says who owns which record, and `per_unit` how many records of a unit a draw uses at most.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Units(Records):
     ) -> None:
         self.per_unit = PER_UNIT if per_unit is None else per_unit
         if not (isinstance(self.per_unit, int) and self.per_unit >= 1):
-            raise InvalidInput(f"per_unit={per_unit} must be a whole number >= 1: so many records of a unit are used")
+            raise InvalidInput(f"per_unit={per_unit} must be a whole number >= 1: how many records of a unit are used")
         self._column = unit if isinstance(unit, str) else None
         super().__init__(dataset, collate, views)
         owners, self._names = number_owners(find_owners(dataset, unit, self.length), self.length)
@@ -82,12 +82,12 @@ class Units(Records):
         return f", at most {self.per_unit} records of a {unit} are used in a draw{super().describe(unit)}"
 
     def digest_owners(self) -> str:
-        """Whose each record is, in so few words that several processes can compare them."""
+        """Return a short digest of who owns which record, for several processes to compare."""
         parts = (self._order.numpy(), self._counts.numpy(), self._names)
         return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
 
     def _items(self, indices: Tensor) -> Any:
-        """Without the column of owners: it says whose a record is, and a model must not learn that."""
+        """Remove the column of owners: a model must not learn whose a record is."""
         items = super()._items(indices)
         if self._column is None or not all(isinstance(item, Mapping) for item in items):
             return items
@@ -105,7 +105,7 @@ def mark(names: NDArray[np.uint64], ranks: NDArray[np.int64], choice: int) -> ND
 
 
 def keep_lowest(marks: NDArray[np.uint64], owners: NDArray[np.int64], most: int) -> Tensor:
-    """Which records are used, in their order: of every owner the `most` with the lowest marks, or all it has."""
+    """Return the records that are used, in order: the `most` of every owner with the lowest marks, or all of them."""
     order = np.lexsort((marks, owners))
     sorted_owners = owners[order]
     places = np.arange(len(order)) - np.searchsorted(sorted_owners, sorted_owners)
@@ -127,7 +127,7 @@ def name_unit(unit: Unit | None, per_unit: int | None, unit_name: str | None) ->
         given = {"per_unit": per_unit, "unit_name": unit_name}
         for name, value in given.items():
             if value is not None:
-                raise InvalidInput(f"{name}={value!r} goes with unit=: say who owns each record, or leave it out")
+                raise InvalidInput(f"{name}={value!r} needs unit=: say who owns each record, or leave it out")
         return RECORD
     name = USER if unit_name is None else unit_name
     if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > MOST_LETTERS:
@@ -140,7 +140,7 @@ def name_unit(unit: Unit | None, per_unit: int | None, unit_name: str | None) ->
 
 
 def describe_units(records: Records) -> dict[str, str]:
-    """What several processes must hold alike besides the records: who owns which, and how many of them are used."""
+    """Return what must be the same in all processes besides the records: who owns which, and how many are used."""
     if not isinstance(records, Units):
         return {}
     return {"per_unit": str(records.per_unit), "owners": records.digest_owners()}
@@ -161,7 +161,7 @@ def find_owners(dataset: Any, unit: Unit, records: int) -> Iterable[Any]:
     if columns is not None and not callable(columns):
         if unit not in list(columns):
             raise InvalidInput(
-                f"unit={unit!r} is no column of the dataset: it has {', '.join(map(str, columns))[:200]}"
+                f"unit={unit!r} is not a column of the dataset: it has {', '.join(map(str, columns))[:200]}"
             )
         return _to_list(dataset[unit])
     first = dataset[0] if not isinstance(dataset, Tensor | tuple) else None
@@ -193,7 +193,7 @@ ONE_OWNER = (
 def number_owners(owners: Iterable[Any], records: int) -> tuple[Tensor, NDArray[np.uint64]]:
     """Owners by number, in the order in which they first appear, and a hash of the name of each.
 
-    Errors tell neither who nor how many.
+    Errors reveal neither who nor how many.
     """
     numbers: dict[Any, int] = {}
     found: list[int] = []
@@ -224,7 +224,7 @@ def _hash(owner: object) -> int:
 
 
 def _is_missing(owner: Any) -> bool:
-    """Nobody: one unit of all such records would change with each of their true owners."""
+    """No owner: if all such records were one unit, it would change with each of their true owners."""
     if owner is None or (isinstance(owner, str) and not owner.strip()):
         return True
     try:

@@ -160,7 +160,7 @@ def test_a_side_file_that_is_a_link_or_a_pipe_is_refused_and_not_read(tmp_path: 
     for make in (os.mkfifo, lambda at: at.symlink_to("/dev/zero"), lambda at: at.symlink_to("/nowhere"), Path.mkdir):
         make(beside)
         for opening in (Ledger.read, Ledger.open):
-            with pytest.raises(LedgerError, match="no plain file"):
+            with pytest.raises(LedgerError, match="not a plain file"):
                 opening(path)
         beside.rmdir() if beside.is_dir() else beside.unlink()
     with Ledger.read(path) as ledger:
@@ -356,7 +356,7 @@ def test_a_pipe_or_a_link_beside_the_ledger_is_refused_unopened(tmp_path: Path, 
     signal.alarm(20)  # opening a pipe waits for ever
     try:
         for opened in (Ledger.read, Ledger.open):
-            with pytest.raises(LedgerError, match="no plain file"):
+            with pytest.raises(LedgerError, match="not a plain file"):
                 opened(path)
     finally:
         signal.alarm(0)

@@ -153,7 +153,7 @@ def test_configuration_is_refused(sordino, tmp_path, text, words):
 
 
 def test_missing_configuration(sordino, tmp_path):
-    refused(sordino("train", "--config", tmp_path / "none.toml", "--epsilon", 3), "it is no file")
+    refused(sordino("train", "--config", tmp_path / "none.toml", "--epsilon", 3), "it is not a file")
     (tmp_path / "run.toml").write_text("[recipe]\nsteps = 3")
     twice = sordino("train", "--config", tmp_path / "run.toml", "--recipe", "dpsgd", "--epsilon", 3)
     refused(twice, "are both given")

@@ -197,7 +197,7 @@ def test_a_classifier_writes_nothing_and_bad_settings_are_named(classified, writ
     out = tmp_path / "x.jsonl"
     for arguments, words in (
         ((classified[0],), "was trained for classify"),
-        ((tmp_path,), "is no run of `sordino finetune`"),
+        ((tmp_path,), "is not a run of `sordino finetune`"),
         ((written[0], "--temperature", 0), "temperature=0 must be in"),
         ((written[0], "--top-p", 2), "top-p=2 must be in"),
         ((written[0], "--records", 0), "records=0 must be in"),
@@ -383,7 +383,7 @@ Change = Callable[[Path], dict[str, object]]
         (lambda t: {"--data": t / "none.csv"}, "does not exist"),
         (lambda t: {"--data": make(t, "a.docx", "x")}, "must be a .csv"),
         (lambda t: {"--data": make(t, "a.parquet", "x")}, "no Parquet, or damaged"),
-        (lambda t: {"--data": make(t, "a.jsonl", '{"review": "x"}\n[1]\n')}, "line 2 is no JSON object"),
+        (lambda t: {"--data": make(t, "a.jsonl", '{"review": "x"}\n[1]\n')}, "line 2 is not a JSON object"),
         (lambda t: {"--data": make(t, "a.jsonl", '{"review": ["x"], "mood": "y"}')}, "holds a list"),
         (lambda t: {"--data": make(t, "a.csv", "review,mood\n")}, "has 0 records"),
         (lambda t: {"--data": make(t, "a.csv", "review,mood\n" + " ,a\n,b\n" * 9)}, "holds no text"),

@@ -155,7 +155,7 @@ def test_other_recipe_is_refused(sordino, small, tmp_path):
     config.write_text(config.read_text().replace("clip = 1.0", "clip = 2.0"))
     result = sordino("resume", run)
     assert result.exit_code == 2
-    assert "load it with the recipe it was made by" in result.stderr
+    assert "load it with the recipe it was made with" in result.stderr
 
 
 def test_ctrl_c_before_the_first_step_is_one_line_and_130(sordino, small, tmp_path, monkeypatch):

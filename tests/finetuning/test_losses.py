@@ -272,7 +272,7 @@ def test_models_without_a_known_task_are_refused() -> None:
         loss(bert("ForPreTraining"), with_text_as_labels())
     model, batch = make("llama")
     model.loss_function = lambda *_, **__: torch.zeros(())  # type: ignore[assignment]
-    with pytest.raises(UnsupportedModel, match="loss_function of its own"):
+    with pytest.raises(UnsupportedModel, match="its own loss_function"):
         loss(model, batch)
 
 

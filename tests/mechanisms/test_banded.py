@@ -358,7 +358,7 @@ def test_bad_settings_are_refused_in_one_line() -> None:
     for wrong, said in (
         ({"bands": 0}, "bands=0 must be >= 1"),
         ({"strategy": "best"}, "strategy='best' must be one of"),
-        ({"sampler": Poisson(0.5)}, "needs cyclic draws of its own"),
+        ({"sampler": Poisson(0.5)}, "needs its own cyclic draws"),
     ):
         with pytest.raises(InvalidInput, match=said):
             recipes.banded(**wrong)

@@ -410,6 +410,77 @@ def test_broken_variants_are_found() -> None:
     assert audited(100.0, 1e-3, Importance(), StaleWeights()) > claim()
 
 
+# -- attacked over two steps of one pass ----------------------------------------------------------------------------
+
+AXIS = np.linspace(-5.0, 6.0, 281)
+
+
+def weigh_two_steps(sampler: Importance, epoch: Epoch, norms: tuple[float, float, float], noise: float) -> np.ndarray:
+    """Exact densities of two noised sums that one record may join, on a grid: its norm at the pass, and at both steps.
+
+    Whether it was drawn decides by which bound it is drawn next: the rate of the second step depends on the coin of the
+    first, which nobody sees.
+    """
+    known, *now = norms
+    old, fresh = (float(sampler.bounds(torch.tensor([norm]), epoch.clip)) for norm in (known, now[0]))
+    still = [stats.norm.pdf(AXIS, 0.0, noise), stats.norm.pdf(AXIS, epoch.sensitivity, noise)]
+
+    def rate(bound: float, norm: float) -> float:
+        return min(1.0, min(bound, max(norm, sampler.floor * epoch.clip)) / epoch.reach)
+
+    def second(bound: float) -> np.ndarray:
+        used = rate(bound, now[1])
+        return (1 - used) * still[0] + used * still[1]
+
+    drawn, used = min(1.0, old / epoch.reach), rate(old, now[0])
+    after_draw = used * still[1] + (drawn - used) * still[0]
+    return np.outer(after_draw, second(fresh)) + np.outer((1 - drawn) * still[0], second(old))
+
+
+def distinguish(one: np.ndarray, other: np.ndarray, epsilon: float) -> float:
+    cell = (AXIS[1] - AXIS[0]) ** 2
+    return float(np.maximum(one - math.exp(epsilon) * other, 0).sum() * cell)
+
+
+GROWN = [(0.002, 5.0, 5.0), (0.1, 0.15, 5.0), (5.0, 1e-4, 5.0), (0.3, 5.0, 0.01), (0.002, 0.02, 0.3), (9.0, 9.0, 9.0)]
+
+
+def exceed(sampler: Importance, norms: tuple[float, float, float], noise: float = 0.6) -> float:
+    """By how much the two steps are told apart better than two sampled Gaussians that are charged."""
+    epoch = Epoch.bounded(0, 40.0, 12.0, 1.0, 4)
+    alone = np.outer(*[stats.norm.pdf(AXIS, 0.0, noise)] * 2)  # C = 1: the noise of the sum has deviation σ_G·C
+    step = epoch.event(noise)
+    charged = (1 - step.sampling_probability) * stats.norm.pdf(AXIS, 0.0, noise) + (
+        step.sampling_probability * stats.norm.pdf(AXIS, epoch.sensitivity, noise)
+    )
+    assert step.event.noise_multiplier == pytest.approx(noise / epoch.sensitivity)
+    paid, found = np.outer(charged, charged), weigh_two_steps(sampler, epoch, norms, noise)
+    assert found.sum() == pytest.approx(paid.sum(), rel=1e-9)
+    levels = (0.0, 0.05, 0.2, 0.5, 1.0)
+    removed = [distinguish(found, alone, e) - distinguish(paid, alone, e) for e in levels]
+    added = [distinguish(alone, found, e) - distinguish(alone, paid, e) for e in levels]
+    return max(removed + added)
+
+
+@pytest.mark.parametrize("norms", GROWN)
+def test_rates_that_follow_a_records_own_coins_are_paid_for(norms: tuple[float, float, float]) -> None:
+    """Old norms, and bounds that are renewed for whoever was drawn: two steps are never more than is charged."""
+    for multiplier in (1.0, 5.0):
+        assert exceed(Importance(multiplier), norms) < 1e-9
+
+
+class Tripled(Importance):
+    """Bounds up to three times C: a long gradient is used oftener than is charged."""
+
+    def bounds(self, norms: Tensor, clip: float) -> Tensor:
+        return (self.multiplier * norms.clamp(min=self.floor * clip)).clamp(max=3 * clip).float()
+
+
+def test_bounds_that_grow_beyond_the_cap_are_found_by_the_same_sums() -> None:
+    assert exceed(Tripled(5.0), (0.2, 5.0, 5.0)) > 1e-2
+    assert exceed(Tripled(5.0), (9.0, 9.0, 9.0)) > 1e-2
+
+
 # -- saved and resumed --------------------------------------------------------------------------------------------
 
 

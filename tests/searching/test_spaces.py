@@ -48,13 +48,13 @@ def test_a_toml_file_says_the_same(tmp_path: Path) -> None:
     ("plain", "words"),
     [
         ({}, "the space is empty"),
-        ({"lr": 3}, "lr = 3 is no law"),
+        ({"lr": 3}, "lr = 3 is no distribution"),
         ({"lr": []}, "lr: choices is empty"),
         ({"lr": {"low": 2, "high": 1}}, "lr: low=2.0 must be below"),
         ({"lr": {"low": 0, "high": 1, "log": True}}, "lr: low=0.0 must be > 0"),
         ({"lr": {"low": 0.5, "high": 1, "whole": True}}, "whole numbers"),
-        ({"lr": {"low": 0, "high": 1, "lg": True}}, "is no law"),
-        ({"lr": {"low": "a", "high": 1}}, "is no law"),
+        ({"lr": {"low": 0, "high": 1, "lg": True}}, "is no distribution"),
+        ({"lr": {"low": "a", "high": 1}}, "is no distribution"),
         ({"lr": [[1]]}, "must be a number"),
         ({"lr": {"low": 0, "high": float("inf")}}, "finite"),
     ],
@@ -65,5 +65,5 @@ def test_what_makes_no_sense_is_refused(plain: dict[str, Any], words: str) -> No
 
 
 def test_unknown_settings_are_named() -> None:
-    with pytest.raises(InvalidInput, match="'depth', which the learner has not: use lr"):
+    with pytest.raises(InvalidInput, match="'depth', which the learner does not have: use lr"):
         make_space({"depth": [1]}).require_known(("lr",), "the learner")

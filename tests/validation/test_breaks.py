@@ -15,7 +15,9 @@ from torch.nn import functional
 import sordino
 from sordino import recipes
 from sordino.errors import UnsupportedModel
-from tests.validation.probes import Augmented, around, cross_entropy, vectors
+from sordino.validation.examination import CROWD, PROBED
+from sordino.validation.trial import SEEDS
+from tests.validation.probes import Augmented, around, cross_entropy, findings, vectors
 
 RECORDS = 128
 
@@ -86,15 +88,58 @@ ORDERS: dict[str, Callable[[int], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("costly", [False, True])
 @pytest.mark.parametrize("heads", [True, False])
 @pytest.mark.parametrize(
     ("coin", "order"),
     [("torch", "permutation"), ("python", "sorted noise"), ("numpy", "any partner"), ("torch", "sorted noise")],
 )
-def test_a_mixture_behind_a_coin_is_refused_before_anything_is_spent(coin: str, order: str, heads: bool) -> None:
+def test_a_mixture_behind_a_coin_is_refused_before_anything_is_spent(
+    coin: str, order: str, heads: bool, costly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a costly model most seeds see the few records alone, which is enough."""
+    if costly:
+        monkeypatch.setattr("sordino.validation.examination.COSTLY", 0)
     torch.manual_seed(2)
     with pytest.raises(UnsupportedModel, match="MixesUp '1' mixes examples"):
         train(around(MixesUp(COINS[coin], ORDERS[order], heads)))
+
+
+class MixesCrowds(MixesUp):
+    """The same, but in large batches alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if len(x) > 8 else x
+
+
+@pytest.mark.parametrize("heads", [True, False])
+def test_a_costly_model_that_mixes_large_batches_by_a_coin_is_refused_at_a_draw_at_the_latest(
+    heads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe sees one crowd of it, the draws 1, 2 and 4 are looked at with other coins."""
+    monkeypatch.setattr("sordino.validation.examination.COSTLY", 0)
+    torch.manual_seed(2)
+    with pytest.raises(UnsupportedModel, match=r"mixes examples|in a smaller batch"):
+        train(around(MixesCrowds(COINS["torch"], ORDERS["permutation"], heads)))
+
+
+def test_a_model_is_costly_by_its_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight crowds of a costly model would take a minute: one of half the size is run, and the few for other seeds."""
+
+    def list_sizes(width: int) -> list[int]:
+        sizes: list[int] = []
+        model = around(nn.Dropout(), width)
+        model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+        assert findings(model, vectors()) == []
+        return sizes
+
+    monkeypatch.setattr("sordino.validation.examination.COSTLY", 1000)
+    cheap, costly = list_sizes(8), list_sizes(512)
+    assert max(cheap) == CROWD
+    assert cheap.count(CROWD) >= 3 * SEEDS
+    assert max(costly) == CROWD // 2
+    assert costly.count(CROWD // 2) <= 3
+    assert costly.count(PROBED) >= 3 * (SEEDS - 1)
 
 
 def test_a_random_loss_that_divides_by_the_size_of_the_batch_is_refused() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from sordino.errors import UnsupportedModel
 from sordino.gradients.engine import Batch, Objective
-from sordino.validation import check, check_optimizer, require_valid
+from sordino.validation import check, check_optimizer, require_valid, tell_if_slow
 from tests.validation.probes import (
     CLASSES,
     Augmented,
@@ -212,3 +214,14 @@ def test_at_most_four_records_are_read_and_always_the_same() -> None:
     check(Objective(model, cross_entropy), list(model.parameters()), fetch, 100)
     assert {i for indices in seen for i in indices} == {0, 33, 66, 99}
     assert all(len(indices) <= 4 for indices in seen)
+
+
+def test_whoever_waits_long_for_the_probe_is_told_what_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At a terminal, and only after a while: a script's output stays as it was."""
+    for terminal, seconds, told in ((True, 0.0, True), (False, 0.0, False), (True, 60.0, False)):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        with tell_if_slow(seconds):
+            time.sleep(0.2)
+        assert ("probing whether model and loss mix examples" in capsys.readouterr().err) == told

@@ -153,7 +153,7 @@ def test_units_and_adjacencies_are_not_mixed(vault: Vault) -> None:
 
 
 def test_only_proven_prices_are_added_up(vault: Vault) -> None:
-    with pytest.raises(InvalidInput, match="proven prices alone"):
+    with pytest.raises(InvalidInput, match="only proven prices"):
         DatasetBudget(vault, "patients").claim(basis="published")
 
 

@@ -1,4 +1,4 @@
-"""What privacy costs: events, the ledger that records them, and the prices, budgets and guarantees made of them.
+"""What privacy costs: events, the ledger that records them, and the prices, budgets and guarantees based on them.
 
 Nothing in this package imports torch.
 """

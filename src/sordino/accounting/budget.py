@@ -48,7 +48,7 @@ class Budget:
 
 
 def affordable(budget: Budget, spent: Events, upcoming: Sequence[DpEvent | tuple[DpEvent, int]]) -> int:
-    """How many of the `upcoming` events, taken in order, still fit beside what was `spent`.
+    """Return how many of the `upcoming` events, in order, still fit together with what was `spent`.
 
     A run (event, count) stands for `count` events. The price grows with every event, so the largest prefix is found by
     bisection: one pricing if everything fits, otherwise about log2 of the number of events.
@@ -89,7 +89,7 @@ class Allowance(Protocol):
         ...
 
     def covers(self, events: Sequence[DpEvent]) -> int:
-        """How many of `events`, taken in order, are sure to pass `require` later; nothing changes by asking."""
+        """Return how many of `events`, in order, are sure to pass `require` later; asking changes nothing."""
         ...
 
 
@@ -117,7 +117,7 @@ class Prepaid:
 
     @property
     def left(self) -> list[tuple[DpEvent, int]]:
-        """The part of the plan that can be paid and is still to come."""
+        """Return the part of the plan that is still to come and can be paid for."""
         return list(spell_out(self._prepaid))
 
     def covers(self, events: Sequence[DpEvent]) -> int:

@@ -36,10 +36,10 @@ class _Probe:
 def noise_for(budget: Budget, make_events: Callable[[float], Events], *, start: float = 1.0) -> Calibrated:
     """The smallest σ for which `make_events(σ)` costs at most the budget, to 0.1 % of ε.
 
-    The price must not grow with σ. In logarithms it is almost a straight line in σ, so that interpolation within a
-    bracket needs about six prices from any reasonable `start`.
-    Edge cases: where even `LEAST_NOISE` stays below the budget, that is the answer; where no noise suffices because
-    other events alone cost more, the error says what they cost.
+    The price must not grow with σ. In logarithms it is almost a straight line in σ, so interpolation within a bracket
+    needs about six prices from any reasonable `start`.
+    Edge cases: if even `LEAST_NOISE` stays below the budget, that is the answer; if no noise is enough because other
+    events alone cost more, the error says what they cost.
     """
     short: _Probe | None = None
     enough: _Probe | None = None
@@ -81,7 +81,7 @@ def _next_noise(short: _Probe | None, enough: _Probe | None, target: float) -> f
 
 
 def steps_for(budget: Budget, event: DpEvent, *, spent: Events = ()) -> int:
-    """How often `event` may happen beside what was `spent`: the largest number that the budget pays for."""
+    """Return how often `event` may happen in addition to what was `spent`, within the budget."""
     horizon = 1
     while True:
         steps = affordable(budget, spent, [(event, horizon)])

@@ -1,14 +1,14 @@
 """The hash chain through a ledger's rows, and the key that signs it: how a row is added, and how all are verified.
 
 The chain begins with the SHA-256 of the header. Each row, a charge or a declaration, adds its own content:
-``chain_k = SHA-256(chain_(k-1) + content_k)``. A declaration stands after the charge whose number it names.
-Where the chain ends is read from the file each time, inside the transaction that goes on from there: a copy of it in
-memory would be stale after an interrupt, and the next row would break the chain.
+``chain_k = SHA-256(chain_(k-1) + content_k)``. A declaration comes after the charge whose number it names. The end of
+the chain is read from the file each time, inside the transaction that extends it: a copy in memory would be stale after
+an interrupt, and the next row would break the chain.
 
-Whoever can write the file can also compute the chain anew. With a key every row is signed as well, HMAC-SHA256 over its
-chain, and nobody without the key can write a ledger that passes. Who verifies needs the same key that signs: keep it
-where the run's folder is not. It comes from the environment, as text in hexadecimal or base64: ``SORDINO_LEDGER_KEY``,
-or the name of a file that holds it, ``SORDINO_LEDGER_KEY_FILE``. Make one with ``openssl rand -hex 32``.
+Anyone who can write the file can also recompute the chain. With a key, every row is signed as well, with HMAC-SHA256
+over its chain, and no one without the key can write a ledger that passes. Verifying needs the same key as signing: keep
+it outside the run's folder. It comes from the environment, as text in hexadecimal or base64: ``SORDINO_LEDGER_KEY``, or
+the name of a file that holds it, ``SORDINO_LEDGER_KEY_FILE``. Make one with ``openssl rand -hex 32``.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Chain:
         return self._connection.execute(query).fetchone()
 
     def _require(self, query: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        """What was written must be there: a trigger that somebody added can swallow it without an error."""
+        """Check that what was written is there: an added trigger can swallow it without an error."""
         if self._connection.execute(query, rows[0][:1]).fetchall() != rows:
             raise LedgerForged(
                 f"ledger {self._path} did not keep what was written: something in the file swallows rows"

@@ -9,19 +9,19 @@ surplus), and with the acceptance probabilities a = (1−q_v)·lo + q_v·hi and 
     δ_remove(ε) = max{ a·G(E·lo/a) + (1−q_v)(hi−lo)·G(E/(1−q_v)) ,  1 − E + b·H(E·hi/b) }
     e^ε·δ_add(−ε) = δ_remove(ε) − 1 + E
 
-Proof in docs/proofs/erasure.md. Where each record's share of the test is clipped too, one record moves the test value
-by at most `shift` deviations of its noise, so that the acceptance probabilities u without and x with the record are
-not only both in [lo, hi] but close: x ≤ U(u) = Φ(Φ⁻¹(u) + shift), which is concave. The extreme pairs then lie on two
-curves, which tangents enclose from outside by polygons with corners (uⱼ, vⱼ), v = (1−q_v)·u + q_v·x. With Δuⱼ, Δvⱼ from
-corner to corner, the origin first and the hull taken, and rⱼ = Δuⱼ/Δvⱼ:
+Proof in docs/proofs/erasure.md. If each record's share of the test is clipped, too, one record moves the test value by
+at most `shift` deviations of its noise, so the acceptance probabilities u without and x with the record are not only
+both in [lo, hi] but close: x ≤ U(u) = Φ(Φ⁻¹(u) + shift), which is concave. The extreme pairs then lie on two curves,
+which tangents enclose from outside by polygons with corners (uⱼ, vⱼ), v = (1−q_v)·u + q_v·x. With Δuⱼ, Δvⱼ from corner
+to corner, the origin first and the hull taken, and rⱼ = Δuⱼ/Δvⱼ:
 
     δ_remove(ε) = max{ Σ Δvⱼ·G(E·rⱼ) over the upper polygon ,  1 − E + Σ Δvⱼ·H(E·rⱼ) over the lower one }
 
 The formula above is the case of a shift beyond the interval, whose polygons have two corners.
 
-The output says whether the attempt was accepted, so that the trace of acceptances is paid for. A larger interval costs
-more, so that an interval may be rounded outwards. Where earlier outputs decide which of several intervals applies, the
-pointwise maximum of their curves dominates each, and the composition stays a composition of equal events.
+The output says whether the attempt was accepted, so the trace of acceptances is paid for. A larger interval costs more,
+so an interval may be rounded outwards. If earlier outputs decide which of several intervals applies, the pointwise
+maximum of their curves dominates each, and the composition stays a composition of equal events.
 """
 
 from __future__ import annotations

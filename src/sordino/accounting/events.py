@@ -1,11 +1,11 @@
 """Events: what a release costs, as plain frozen data, and their one canonical text form.
 
-Events are those of dp_accounting wherever it has one. Sordino's own stand in a file each, beside this one, with their
-prices: a frozen dataclass derived from `DpEvent`, and in `NAMES` what a ledger calls it. That file is found because it
-is there; nothing else lists it.
+Events are dp_accounting's wherever it has one. Each of Sordino's own events is in a separate file beside this one, with
+its prices: a frozen dataclass derived from `DpEvent`, and in `NAMES` its name in a ledger. Sordino finds that file by
+itself; no other list mentions it.
 
-A ledger may come from anybody. It can only say a name of `find_names`; nothing is imported because a file names it. A
-class may move, but a name, once written, stays readable for ever.
+A ledger may come from anyone. It can only use names from `find_names`; nothing is imported because a file names it. A
+class may move, but a name, once written, stays readable forever.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _find(name: str) -> type[DpEvent]:
     name = NAMES_OF_0_1.get(name, name)
     kind = FROM_DP_ACCOUNTING.get(name) or find_names().get(name)
     if kind is None:
-        raise InvalidInput(f"event={name[:60]!r} is not known: it is none of Sordino's, or of a later version")
+        raise InvalidInput(f"event={name[:60]!r} is not known: it is not one of Sordino's, or from a later version")
     return kind
 
 
@@ -154,7 +154,7 @@ def require_adjacency(adjacency: str) -> Adjacency:
 
 
 def merge(*gaussians: GaussianDpEvent) -> GaussianDpEvent:
-    """One Gaussian worth as much as all of `gaussians` on the same draw: σ = (Σ σᵢ⁻²)^(-1/2) (law 3).
+    """Return one Gaussian that costs as much as all of `gaussians` on the same draw: σ = (Σ σᵢ⁻²)^(-1/2) (law 3).
 
     The joint answer of Gaussians with sensitivities 1 and noise σᵢ has the sufficient statistic Σ xᵢ/σᵢ², which is
     again a Gaussian, so the merged event is exact. It must be merged *before* the draw amplifies it: two separately

@@ -1,4 +1,4 @@
-"""Prices where a privacy loss distribution is hopeless: hardly any noise, or a δ below what a transform resolves.
+"""Prices where a privacy loss distribution does not work: hardly any noise, or a δ below what a transform resolves.
 
 **Quiet events.** The loss of a Gaussian answer reaches about 1/(2σ²): with σ = 1e-8 no grid holds it. Above `MOST_LOSS`
 events are priced in closed form instead, and composed with the rest by adding up ε and δ:
@@ -9,11 +9,11 @@ events are priced in closed form instead, and composed with the rest by adding u
 - an answer that is ε-DP by itself (Laplace noise) adds its ε;
 - an event that is a function of several costs no more than all of them.
 
-Both are open: `price_quiet.register(MyEvent)` gives an event of its own a closed form, `dissect.register(MyEvent)` says
-of what it is a function.
+Both can be extended: `price_quiet.register(MyEvent)` gives a new event a closed form, and `dissect.register(MyEvent)`
+says of which events it is a function.
 
-**All or nothing.** An event that reveals everything with probability p and else nothing, beside events with the curve
-δ(ε), makes p + (1 - p)·δ(ε) of it: beside Gaussians no grid is needed (`price_beside`).
+**All or nothing.** An event that reveals everything with probability p and otherwise nothing, together with events with
+the curve δ(ε), gives p + (1 - p)·δ(ε): with Gaussians no grid is needed (`price_beside`).
 
 **Small δ.** The transform leaves 1e-15 of mass whose loss is unknown. Rényi accounting, and the closed form where all
 events are Gaussian, hold at every δ: `bounds` gives what they say.

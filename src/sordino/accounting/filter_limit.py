@@ -1,4 +1,4 @@
-"""All that one Rényi filter lets pass, as one event: what a trial of a search costs that chooses its noise as it goes.
+"""Everything that one Rényi filter allows, as one event: the cost of a trial that chooses its noise as it goes.
 
 Whatever the releases were and however they were chosen, together they are (α, B)-RDP (`sordino.accounting.filtered`).
 That alone bounds the whole privacy profile, at every ε (docs/proofs/selection.md, "Trials under a filter"):

@@ -1,13 +1,13 @@
 """A Rényi filter: the price of a run whose later releases are chosen after its earlier ones are known.
 
-Where the noise or the rate of a release depends on what was released before, the sum of the prices is itself random,
-and the usual accounting does not apply: a PLD of the events that happened, or the best Rényi order for them, is chosen
-with knowledge of the outcome. What does hold: fix one order α and a limit B in advance and refuse, before it is made,
-every release that would lift Σ ρ_t(α) above B; then everything released together is (α, B)-RDP, at any stopping time
-(Feldman & Zrnic 2021, Thm. 4.3), which becomes (ε, δ) at that same α (Canonne, Kamath & Steinke 2020, Prop. 12).
+If the noise or the rate of a release depends on earlier releases, the sum of the prices is itself random, and the usual
+accounting does not apply: a PLD of the events that happened, or the best Rényi order for them, is chosen with knowledge
+of the outcome. But this holds: fix one order α and a limit B in advance, and refuse every release that would raise Σ
+ρ_t(α) above B before it is made; then everything released together is (α, B)-RDP, at any stopping time (Feldman & Zrnic
+2021, Thm. 4.3), which becomes (ε, δ) at that same α (Canonne, Kamath & Steinke 2020, Prop. 12).
 
-The price is that of the limit, not of what was used: a smaller sum that came out by chance proves nothing. What
-this costs beside a fixed plan, and which other filters were tried, stands in docs/proofs/filter.md.
+The price is that of the limit, not of what was used: a sum that happens to be smaller proves nothing.
+docs/proofs/filter.md says how much more this costs than a fixed plan, and which other filters were tried.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 class GdpPricing:
-    """ε and δ of the limiting Gaussian. A limit, no bound: finite runs cost *more*.
+    """ε and δ of the limiting Gaussian. It is a limit, not a bound: finite runs cost *more*.
 
     T sampled Gaussians together approach the trade-off of N(0, 1) against N(μ, 1) as T → ∞ with q·√T constant, where
 
@@ -103,8 +103,8 @@ def starting_noise(events: Events, epsilon: float, delta: float) -> float:
     """How much more noise `events` need, as a factor, to cost about (ε, δ): where calibration should start looking.
 
     A schedule whose noise falls tenfold must not be priced at σ = 1: its last steps would have σ = 0.1, whose loss
-    reaches hundreds and takes minutes. The limit is right to some tenths and costs nothing. Any answer is safe, since
-    calibration goes on from here by a proven price; it is 1 where the limit has no price for the events.
+    reaches hundreds and takes minutes. The limit is right to a few tenths and costs nothing. Any answer is safe,
+    because calibration continues from here with a proven price; it is 1 if the limit has no price for the events.
     """
     try:
         parts = [part for part in _costly(events) if part[1] > 0]

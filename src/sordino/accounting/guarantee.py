@@ -1,4 +1,4 @@
-"""A guarantee: what may be claimed about a run, on what basis, and its numbers as people and machines read them."""
+"""A guarantee: what may be claimed about a run, on what basis, with numbers for people and for machines."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _CAUTIONS = {
         "and often is. Ask for a proven accountant before you rely on it."
     ),
     "published": (
-        "CAUTION: this is what the paper charges, where that is no proof: the true epsilon may be larger. "
-        "It is for comparison only; do not promise it to anybody."
+        "CAUTION: this is what the paper charges, without a valid proof: the true epsilon may be larger. "
+        "It is for comparison only; do not promise it to anyone."
     ),
 }
 
 
 UNPROTECTED, CONDITION = "unprotected", "condition"
-"""Kinds of lines in the ledger: records that no guarantee covers, and what must hold though nobody checked it."""
+"""Kinds of lines in the ledger: records that no guarantee covers, and conditions that were not checked."""
 _LISTS = ("assumptions", "unprotected", "conditions")
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(ε, δ) with all that is needed to read it: basis, protected unit, adjacency, accountant and assumptions.
+    """(ε, δ) with everything needed to interpret it: basis, protected unit, adjacency, accountant and assumptions.
 
-    `unprotected` are records that it does not cover, and `conditions` what must hold though nobody checked it, such as
-    of parts that Sordino did not write: both stand in the headline, for without them it would promise too much.
+    `unprotected` are records that it does not cover. `conditions` must hold but were not checked, for example those
+    about parts that Sordino did not write. Both appear in the headline, because it would promise too much without them.
     """
 
     epsilon: float
@@ -61,7 +61,7 @@ class Guarantee:
         require_adjacency(self.adjacency)
 
     def __str__(self) -> str:
-        """One honest paragraph in plain words."""
+        """Return one honest paragraph in plain words."""
         sentences = [self._claim(), self._meaning(), self._basis()]
         if self.basis in _CAUTIONS:
             sentences.append(_CAUTIONS[self.basis])
@@ -82,13 +82,13 @@ class Guarantee:
 
     @property
     def units(self) -> str:
-        """Several of what it protects; what stands in brackets after the name stays there."""
+        """Return the plural of the protected unit; a remark in brackets after the name stays there."""
         name, bracket, rest = self.unit.partition(" (")
         return f"{name}s{bracket}{rest}"
 
     @property
     def protected(self) -> str:
-        """Whom it protects, and whom not."""
+        """Return whom it protects, and whom it does not."""
         if not self.unprotected:
             return f"every {self.unit}"
         return f"every training {self.unit}, but {' and '.join(self.unprotected)} are NOT protected"
@@ -145,15 +145,15 @@ def read_versions() -> dict[str, str]:
 
 
 def describe_basis(basis: str, accounting: str = "proven") -> str:
-    """The basis of a finished run in a few words; where the paper's own accountant proves something, that it was this.
+    """Return the basis of a finished run in a few words, and whether the paper's own accountant proved it.
 
-    A run by the paper's accountant has another length or other noise than the run that is calibrated by ours, so the
-    two never share a line even where both are proven.
+    A run priced by the paper's accountant has a different length or noise from one calibrated with ours, so the two
+    never share a line, even if both are proven.
     """
     return "proven, paper's accountant" if (basis, accounting) == ("proven", "published") else basis
 
 
 def label_method(method: str, basis: str, accounting: str = "proven") -> str:
-    """The method, with what its ε is unless that is proven by our accountant."""
+    """Return the method, with the kind of its ε unless our accountant proves it."""
     words = describe_basis(basis, accounting)
     return method if words in ("", "proven") else f"{method} ({words})"

@@ -1,15 +1,15 @@
 """The ledger: every event of a run, append-only and durable before the release that it pays for (law 5).
 
-One SQLite file. Rows can be added, never changed: triggers refuse it, and every row carries the SHA-256 of its content
-and of the row before, so that an edit, a deletion in the middle or at the end, or a swap shows on opening. Beside
-charges the chain holds declarations: what every guarantee about this ledger must say, and when it was opened.
-One writer at a time; readers at any time.
+It is one SQLite file. Rows can be added but never changed: triggers refuse it. Every row carries the SHA-256 of its
+content and of the previous row, so an edit, a deletion in the middle or at the end, or a swap is noticed on opening. In
+addition to charges, the chain holds declarations: what every guarantee about this ledger must say, and when it was
+opened. There is one writer at a time; anyone may read at any time.
 
-A writer that knows what it will charge next may have it written along with a charge, in the same transaction: a
-*reservation*. Every reader counts it as spent. The writer gives a receipt for one reserved charge after the other,
-without touching the disk; until then, and for the writer alone, it is not spent. A writer that is killed leaves its
-reservation spent. One that closes says which charges it never gave a receipt for, as its last row, and the next writer
-of the same file goes on with them. Any other row after that one ends this: then they are spent for good.
+A writer that knows what it will charge next may write it together with a charge, in the same transaction: a
+*reservation*. Every reader counts it as spent. The writer hands out receipts for the reserved charges one by one,
+without touching the disk; until then, and only for the writer, they are not spent. If a writer is killed, its
+reservation stays spent. If it closes, its last row says for which charges it gave no receipt, and the next writer of
+the same file uses them. If any other row follows that one, they are spent.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SIGNED = "signed"
 Signature = Literal["none", "checked", "unchecked", "missing"]
 """Of the rows: there is none and none was asked for; right; of a key that is not here; none, though a key is here."""
 _SPENT = "sequence <= (SELECT COALESCE(MAX(sequence), 0) FROM charges) - ?"
-"""Reserved charges are always the last ones: a charge that is none of them forfeits the rest."""
+"""Reserved charges are always the last ones: any other charge forfeits the rest."""
 COPIED = "this run was continued from a copy of its folder; the original must not be continued"
 
 _opened: ContextVar[list[Ledger] | None] = ContextVar("_opened", default=None)
@@ -57,11 +57,11 @@ class Receipt:
 
 
 class Ledger:
-    """Open one with `create`, `open`, `read` or `in_memory`; close it, or use it in a `with` statement.
+    """Open a ledger with `create`, `open`, `read` or `in_memory`; close it, or use it in a `with` statement.
 
     Guarantees: when `charge` returns, the event is on disk and survives SIGKILL and loss of power; every opening as a
-    writer has its own number, `incarnation`; two writers of one file are refused, and a killed writer blocks nobody.
-    An interrupt at any moment leaves ledger and object usable: the event is in the ledger, or it is not.
+    writer has its own number, `incarnation`; a second writer of one file is refused, and a killed writer blocks no one.
+    After an interrupt at any moment, ledger and object stay usable: the event is in the ledger, or it is not.
     Edge cases: a failed charge raises and leaves no row. Use it in the process and thread that opened it.
     """
 
@@ -98,14 +98,14 @@ class Ledger:
 
     @classmethod
     def open(cls, path: str | Path) -> Ledger:
-        """Go on writing the ledger of a run that stopped."""
+        """Continue writing the ledger of a run that stopped."""
         return cls._writer(store.require_file(Path(path)), find_key())
 
     @classmethod
     def read(cls, path: str | Path, key: Key | None = None) -> Ledger:
-        """Look at a ledger, also while its run is writing; sees what was charged so far at every question.
+        """Read a ledger, even while its run is writing; every query sees what was charged so far.
 
-        `key` verifies its signatures; by default it is the one that the environment names.
+        `key` verifies its signatures; by default it is the key that the environment names.
         """
         file, key = store.require_file(Path(path)), key or find_key()
         with store.close_on_error(store.connect(file, read_only=True)) as connection:
@@ -121,7 +121,7 @@ class Ledger:
 
     @classmethod
     def in_memory(cls, *, run_id: str | None = None, header: Mapping[str, str] | None = None) -> Ledger:
-        """A ledger that dies with the process: for experiments, and until `copy_to`."""
+        """Create a ledger that ends with the process: for experiments, or until `copy_to`."""
         connection, key = store.connect(None), find_key()
         _fill(connection, None, _full_header(run_id, header, key))
         ledger, opened = cls(connection, None, None, key), _opened.get()
@@ -130,7 +130,7 @@ class Ledger:
         return ledger
 
     def copy_to(self, path: str | Path) -> Ledger:
-        """Move on to a file: copies everything to `path`, closes this ledger and returns the writer from now on."""
+        """Move to a file: copy everything to `path`, close this ledger and return the new writer."""
         file = Path(path)
         copied = self._writer(file, find_key(), lambda new: store.copy(self._connection, new, file))
         if os.getpid() == self._home[0]:
@@ -174,9 +174,9 @@ class Ledger:
         )
 
     def _open_again(self) -> list[tuple[int, str]]:
-        """Record this opening; a file that is not the one last written is a copy, and says so from now on.
+        """Record this opening; a file other than the one last written is a copy, and says so from now on.
 
-        Returns the charges that the last writer gave back. Not in a copy: the original may use them too.
+        Returns the charges that the last writer gave back, but not in a copy: the original may use them, too.
         """
         file = "-" if self.path is None else f"{self.path.stat().st_ino:x}"
         before, unused = self._lines(OPENING), self._chain.find_unused()
@@ -193,8 +193,8 @@ class Ledger:
     def charge(self, event: DpEvent, note: str = "", *, ahead: Callable[[], Sequence[DpEvent]] = lambda: ()) -> Receipt:
         """Record `event`; when this returns it is on disk. Only then may the release that it pays for be made.
 
-        If it is the next one of the reservation it is on disk already. If not, what is left of that is forfeited, and
-        what `ahead` says will follow is reserved along with it.
+        If it is the next event of the reservation, it is already on disk. If not, the rest of the reservation is
+        forfeited, and the events in `ahead` are reserved together with this one.
         """
         opened = _opened.get()
         if opened is not None and not any(each is self for each in opened):
@@ -212,11 +212,11 @@ class Ledger:
 
     @property
     def reserved(self) -> int:
-        """How many charges are on disk that no receipt was given for; elsewhere than here they count as spent."""
+        """How many charges on disk have no receipt yet; everyone but this writer counts them as spent."""
         return len(self._reserved) if os.getpid() == self._home[0] else 0
 
     def holds(self, event: DpEvent) -> bool:
-        """Whether `event` is the next one of the reservation, so that to charge it costs no write."""
+        """Whether `event` is the next one of the reservation, so that charging it needs no write."""
         at_home = (os.getpid(), threading.get_ident()) == self._home  # anywhere else writing is refused
         return at_home and bool(self._reserved) and self._reserved[0][1] == to_json(event)
 
@@ -256,19 +256,19 @@ class Ledger:
         if os.getpid() != self._home[0]:
             raise LedgerError(
                 f"ledger {self.path or 'in memory'} was opened by another process, which forked this one: "
-                "only that one may write it; start a run of your own"
+                "only that one may write it; start a new run"
             )
         if not self._writable:
             raise LedgerError(f"ledger {self.path} is open for reading: open it with Ledger.open to charge it")
         return store.transaction(self._connection, self.path)
 
     def _require_latest(self) -> None:
-        """Where a second writer got past the lock, as on file systems without one, the first must stop."""
+        """Stop if a second writer got past the lock, as on file systems without locks."""
         if len(self._lines(OPENING)) != self.incarnation:
-            raise LedgerError(f"ledger {self.path} was opened by another writer meanwhile: this one may not go on")
+            raise LedgerError(f"ledger {self.path} was opened by another writer meanwhile: this one may not continue")
 
     def next_stream(self) -> int:
-        """How many streams of seeded noise were begun since this opening: each needs a number of its own (law 10)."""
+        """Count the streams of seeded noise begun since this opening: each needs its own number (law 10)."""
         self._streams += 1
         return self._streams - 1
 
@@ -293,7 +293,7 @@ class Ledger:
         return int(self._all("SELECT COALESCE(MAX(sequence), 0) FROM charges")[0][0]) - self.reserved
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """A block in which every question is answered from one state of the ledger, while its run goes on writing."""
+        """Answer every query in this block from one state of the ledger, while its run keeps writing."""
         if self._writable and os.getpid() == self._home[0]:
             store.leave(self._connection)  # what an interrupt left half-written was never acknowledged: do not count it
         return store.snapshot(self._connection, self.path)
@@ -341,7 +341,7 @@ class Ledger:
             return self._chain.passed(events, _bytes(head))
 
     def fingerprint(self) -> str:
-        """One hash of header, charges and declarations: equal for equal histories alone."""
+        """Return one hash of header, charges and declarations: equal only for equal histories."""
         with self.snapshot():
             return self._verify().chain.hex()
 
@@ -371,7 +371,7 @@ class Ledger:
             return self._connection.execute(query, values).fetchall()
 
     def close(self) -> None:
-        """Free the file and the lock; what was charged stays, and what was reserved is given back."""
+        """Release the file and the lock; what was charged stays, and what was reserved is given back."""
         unused = list(self._reserved)
         self._reserved.clear()  # first: whatever interrupts from here on, nothing is drawn on them any more
         if self._lock is not None and os.getpid() == self._home[0]:
@@ -398,9 +398,9 @@ class Ledger:
 
 @contextmanager
 def collect_ledgers(*given: Ledger) -> Iterator[list[Ledger]]:
-    """A block, as a trial of a search, in whose thread only `given` ledgers and those made in it can be charged.
+    """Allow charges only to `given` ledgers and to those made in this block and thread, such as a trial of a search.
 
-    Hands out the list of them. None may be on disk: what did not win would leave it behind.
+    Yields the list of these ledgers. None may be on disk: losing trials would leave them behind.
     """
     opened = list(given)
     token = _opened.set(opened)
@@ -424,7 +424,7 @@ def refuse_in_trials(what: str) -> None:
 
 def _require_new(file: Path) -> Path:
     if file.exists():
-        raise LedgerError(f"ledger {file} exists already: open it to go on with its run, or choose another directory")
+        raise LedgerError(f"ledger {file} exists already: open it to continue its run, or choose another directory")
     return file
 
 
@@ -436,7 +436,7 @@ def _full_header(run_id: str | None, header: Mapping[str, str] | None, key: Key 
 
 
 def _file_of(opening: str) -> str:
-    """The file that an opening wrote, by the number its file system gives it: a copy has another."""
+    """Return the file that an opening wrote, by its number in the file system: a copy has a different one."""
     return opening.partition(" ")[2] or "-"
 
 
@@ -457,5 +457,5 @@ def _fill(connection: sqlite3.Connection, path: Path | None, header: Mapping[str
 
 
 def _now() -> str:
-    """The time to the minute: finer ones would tell how long a draw took, and so what was in it."""
+    """Return the time to the minute: a finer one would reveal how long a draw took, and so what was in it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")

@@ -21,9 +21,9 @@ N(−μ, 1): with x the point where the densities of H balance and R = tanh(xμ 
 d/dμ log(dH/ds) ∝ x² − xμR + μ²R² ≥ 0, and ε < 0 follows by reflection.
 
 The error is of second order in the width of a rung, while rounding the noise down to a rung, the usual grouping, has
-one of first order. Rungs grow geometrically in e^{μ²} − 1, what a step costs in the limit theorem (Dynamic DP-SGD,
-Eq. 9). They are the same for every ledger: distributions are reused by all prices of a calibration, and a step costs
-the same whatever stands beside it, so that a longer ledger never has a smaller price.
+one of first order. Rungs grow geometrically in e^{μ²} − 1, what a step costs in the limit theorem (Dynamic DP-SGD, Eq.
+9). They are the same for every ledger: distributions are reused by all prices of a calibration, and a step costs the
+same whatever else is in the ledger, so a longer ledger never has a smaller price.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Plans: what a run has announced to release, declared in the ledger before its first event; and what that is worth.
+"""Plans: what a run announces to release, declared in the ledger before its first event; and what that costs.
 
-**Stopping.** A run that follows a plan fixed in advance and is stopped after somebody looked at what it released is a
-function of the whole plan: the plan's ε holds. The ε of what was spent so far holds only if the moment of stopping
-depended on nothing that was released (docs/proofs/stopping.md). So a ledger is priced as what was spent together with
-what is left of its plans.
+**Stopping.** If a run follows a plan fixed in advance and someone stops it after looking at what it released, the
+result is a function of the whole plan: the plan's ε holds. The ε of what was spent so far holds only if the moment of
+stopping depended on nothing that was released (docs/proofs/stopping.md). So a ledger is priced as what was spent
+together with what is left of its plans.
 
 **Several runs.** Plans that were all declared before the first event are one plan, priced as one composition. A plan
-declared after events had been charged may have been chosen because of them: it opens a new *stage*. Each stage is
-priced by itself, the i-th at δ/2^i, and ε adds up: Σᵢ εᵢ(δ/2^i) holds however later stages were chosen
+declared after events were charged may have been chosen because of them: it opens a new *stage*. Each stage is priced
+separately, the i-th at δ/2^i, and the ε add up: Σᵢ εᵢ(δ/2^i) holds however later stages were chosen
 (docs/proofs/composition-over-runs.md).
 """
 
@@ -95,7 +95,7 @@ def parse_plan(text: str) -> Plan:
 
 def _require_count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value
 
 
@@ -117,10 +117,10 @@ def declare(ledger: Ledger, plan: Plan) -> None:
 
 
 def announce(ledger: Ledger, recipe: str, left: Events, *, budget: Budget | None = None, resumed: bool = False) -> None:
-    """Declare what the run of `recipe` is going to release from now on, unless that is in a plan of its already.
+    """Declare what the run of `recipe` is going to release from now on, unless one of its plans already does.
 
-    A run that went on after an interruption may have to repeat work that was paid for: what it has spent together with
-    what is left then replaces its plan. `resumed` says that the ledger is the run's own, with or without a plan.
+    A run that continues after an interruption may have to repeat work that was paid for. What it has spent, together
+    with what is left, then replaces its plan. `resumed` says that the ledger is the run's own, with or without a plan.
     """
     number, plan = own(ledger, recipe, resumed)
     if plan is not None:
@@ -205,7 +205,7 @@ def room(ledger: Ledger, recipe: str, budget: Budget, *, resumed: bool = False) 
 
 @dataclass(frozen=True)
 class Bill:
-    """What has to be priced: the stages, and what has to be said of them."""
+    """What has to be priced: the stages, and what has to be said about them."""
 
     stages: tuple[tuple[tuple[DpEvent, int], ...], ...]
     beyond: int = 0
@@ -258,8 +258,8 @@ def list_unplanned(ledger: Ledger, plans: Sequence[Plan]) -> Events:
 def bill(spent: Events, plans: Sequence[Plan], unplanned: Events, *, stopped_in_advance: bool = False) -> Bill:
     """What `spent` costs under these plans; with `stopped_in_advance` without what is left of the last stage.
 
-    Of `spent`, `unplanned` came before the first plan: it is a stage of its own, whatever it looks like. An earlier
-    stage is priced whole in any case: when it ended, and what came next, was decided after looking at it.
+    The `unplanned` part of `spent` came before the first plan: it is a separate stage, whatever it looks like. An
+    earlier stage is always priced in full: when it ended, and what came next, was decided after looking at it.
     """
     if not spent:
         return Bill(())

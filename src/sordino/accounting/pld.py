@@ -1,8 +1,8 @@
-"""Privacy loss distributions: of one event, of a whole run, and the ε and δ that follow: the default accountant.
+"""Privacy loss distributions of one event and of a whole run, and the ε and δ that follow: the default accountant.
 
-`pld` is open: `pld.register(MyEvent)` gives a new event a price, `sampled_pld.register(MyEvent)` the same event on a
-Poisson draw. A handler returns a pessimistic dp_accounting `PrivacyLossDistribution` on the grid of the given interval;
-`sordino.accounting.grids.connect_the_dots` makes one of any δ(ε) curve.
+`pld` can be extended: `pld.register(MyEvent)` gives a new event a price, and `sampled_pld.register(MyEvent)` prices it
+on a Poisson draw. A handler returns a pessimistic dp_accounting `PrivacyLossDistribution` on the grid of the given
+interval; `sordino.accounting.grids.connect_the_dots` makes one of any δ(ε) curve.
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ def _unpriced(event: DpEvent, adjacency: Adjacency, function: str) -> InvalidInp
 class PldPricing:
     """A proven upper bound, and nearly exact: both directions of adjacency, every step composed.
 
-    The grid is dp_accounting's (1e-4) and so are the prices, to 1e-6, except where the loss of a single event is not
-    much larger than the grid: rounding would then dominate (and RDP be smaller), so that a finer grid is used.
+    The grid is dp_accounting's (1e-4) and so are the prices, to 1e-6, except if the loss of a single event is not much
+    larger than the grid: rounding would then dominate (and RDP be smaller), so a finer grid is used.
     Edge cases: where a grid would be too long it is coarser; events with hardly any noise, and a δ below what the
     transform resolves, are priced by `sordino.accounting.extremes`. The answer takes seconds and bounded memory.
     """

@@ -1,7 +1,7 @@
 """Pricing: from the events that happened to ε or δ. Asking never changes anything.
 
-An accountant is a name, a basis and two functions; the table `ACCOUNTANTS` is the only place that lists them, so that
-another accountant is one file and one line here. New *events* need no line here: register their price with
+An accountant is a name, a basis and two functions; the table `ACCOUNTANTS` is the only place that lists them, so
+another accountant needs one file and one line here. New *events* need no line here: register their price with
 `pld.register` / `sampled_pld.register` or `rdp_curve.register` / `sampled_rdp_curve.register`.
 """
 
@@ -35,7 +35,7 @@ Basis = Literal["proven", "asymptotic", "published"]
 
 
 class Accountant(Protocol):
-    """Turns events into ε or δ; `basis` says what the answer is worth."""
+    """Turns events into ε or δ; `basis` says on what grounds the answer holds."""
 
     @property
     def name(self) -> str: ...

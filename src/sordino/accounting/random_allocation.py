@@ -89,7 +89,7 @@ def _(event: RandomAllocation, _adjacency: Adjacency, _orders: Sequence[float] =
 
 @dissect.register(RandomAllocation)
 def _(event: RandomAllocation) -> tuple[DpEvent, ...]:
-    """Whoever knows the step sees one Gaussian answer."""
+    """To anyone who knows the step, it is one Gaussian answer."""
     return (GaussianDpEvent(event.noise_multiplier),)
 
 

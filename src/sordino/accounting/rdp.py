@@ -1,9 +1,10 @@
 """Rényi prices: from an event type to its curve of Rényi divergences over orders.
 
-`rdp_curve` is open: `rdp_curve.register(MyEvent)` gives a new event a price, `sampled_rdp_curve.register(MyEvent)` the
-same event on a Poisson draw. Whatever dp_accounting's own accountant supports is delegated to it. Curves add under
-composition, also adaptive (Mironov 2017, Prop. 1), and become (ε, δ) by Canonne, Kamath & Steinke 2020, Prop. 12, or
-as papers until 2020 did, which is looser: ε = ε(α) + ln(1/δ)/(α − 1) (Mironov 2017, Prop. 3).
+`rdp_curve` can be extended: `rdp_curve.register(MyEvent)` gives a new event a price, and
+`sampled_rdp_curve.register(MyEvent)` prices it on a Poisson draw. Whatever dp_accounting's own accountant supports is
+delegated to it. Curves add under composition, even adaptive (Mironov 2017, Prop. 1), and become (ε, δ) by Canonne,
+Kamath & Steinke 2020, Prop. 12, or, as in papers until 2020, by a looser conversion: ε = ε(α) + ln(1/δ)/(α − 1)
+(Mironov 2017, Prop. 3).
 """
 
 from __future__ import annotations
@@ -176,8 +177,8 @@ class RdpPricing:
 class ClassicRdpPricing:
     """ε and δ by the conversion of Mironov 2017, Prop. 3, over whole orders: a proven bound, looser than `RdpPricing`.
 
-    It is here for the papers that charged by it (noise screening, Lemma 2 and Theorem 2; Tramèr & Boneh): at the ε
-    that they print, the later conversion pays for a third more steps than they took.
+    It is here for the papers that used it (noise screening, Lemma 2 and Theorem 2; Tramèr & Boneh): at their printed ε,
+    the later conversion pays for a third more steps than they took.
     """
 
     name = "rdp-classic"

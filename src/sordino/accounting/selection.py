@@ -13,9 +13,9 @@ at every ε̂: the profile of one trial, shifted by R and lifted by E[K]. What t
 loss distribution of the trial's events. The Rényi price is that of Papernot & Steinke 2022, Theorem 2; where it is the
 smaller one, it is the one that is printed.
 
-The bound asks for conditions that no event can see: K is drawn before the first trial and stays secret, nothing of a
-trial that lost leaves, settings are drawn at random, not because of scores, and no trial costs more than `event`.
-`sordino.searching` keeps them.
+The bound has conditions that no event can show: K is drawn before the first trial and stays secret, nothing about a
+losing trial leaves, settings are drawn at random and not because of scores, and no trial costs more than `event`.
+`sordino.searching` enforces them.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class Selection(DpEvent):
 class PaidBySearch(NoOpDpEvent):
     """A step of the run that won a search, which the search's event, charged before the first trial, pays for.
 
-    It costs nothing by itself, and is recorded when the search has ended, so that a ledger shows every release. The
-    noise is that of its recipe, at the first step.
+    It costs nothing, and is recorded when the search has ended, so that a ledger shows every release. The noise is that
+    of its recipe at the first step.
     """
 
     noise_multiplier: float
@@ -363,7 +363,7 @@ def _(event: Selection, adjacency: Adjacency, orders: Sequence[float] = ORDERS) 
     """ε(α) + log E[K]/(α−1) + (1+η)·min over λ of ((1 − 1/λ)·ε(λ) + log(1/γ)/λ); it never falls with the order."""
     if event.slack > 0:
         raise InvalidInput(
-            f"selection with slack={event.slack:g} has no RDP price: a difference of δ is no Rényi divergence; use pld"
+            f"selection with slack={event.slack:g} has no RDP price: δ is not a Rényi divergence; use pld"
         )
     alpha = np.asarray(orders, dtype=np.float64)
     curve = rdp_curve(event.event, adjacency, orders)

@@ -1,8 +1,8 @@
 """The file underneath the ledger: SQLite connections, the schema and its check, transactions, and the writer's lock.
 
 The file alone holds what was charged. A commit writes the old pages to a rollback journal, then the new ones to the
-file, syncs both, and clears the journal: whoever has the file has every charge that was acknowledged, whatever becomes
-of the journal. (A write-ahead log is faster, but the newest charges would live in a second file that can get lost.)
+file, syncs both, and clears the journal: the file always holds every charge that was acknowledged, whatever becomes of
+the journal. (A write-ahead log is faster, but the newest charges would live in a second file that can get lost.)
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _refuse_foreign_files(path: Path) -> None:
         with suppress(FileNotFoundError):
             if not stat.S_ISREG(_beside(path, suffix).lstat().st_mode):
                 raise LedgerError(
-                    f"ledger {path} has a {suffix[1:]} that is no plain file: it was not written by Sordino; remove it"
+                    f"ledger {path} has a {suffix[1:]} that is not a plain file, and not from Sordino: remove it"
                 )
     with suppress(FileNotFoundError), _beside(path, "-journal").open("rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -239,7 +239,7 @@ def require_file(path: Path) -> Path:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, path: Path | None) -> Iterator[None]:
-    """All of it or nothing, on disk when the block is left; whatever interrupts it, the next one starts afresh."""
+    """Commit all of it or nothing, on disk when the block ends; after any interrupt, the next one starts clean."""
     with one_line_errors(path):
         leave(connection)
         try:

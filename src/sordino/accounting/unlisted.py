@@ -1,9 +1,9 @@
-"""The price of naming values that nobody had listed: those that clearly more than one record has.
+"""The price of naming values that were not listed in advance: those that clearly more than one record has.
 
 Adding a record either changes the count of a value that is there by one, which Gaussian noise of deviation σ hides; or
 it brings a value that was not there, which is seen with probability at most δ' = Pr[1 + σZ > threshold]. Either way the
-release is no worse than a Gaussian event beside an event that reveals everything with probability δ' (Korolova et al.
-2009, for search queries; with Gaussian noise, Wilkins et al. 2024). Proof in docs/proofs/unlisted.md.
+release is no worse than a Gaussian event together with an event that reveals everything with probability δ' (Korolova
+et al. 2009, for search queries; with Gaussian noise, Wilkins et al. 2024). Proof in docs/proofs/unlisted.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sordino.accounting.pld import pld
 
 @dataclass(frozen=True)
 class Unlisted(DpEvent):
-    """With probability `delta` whatever one record says is seen, else nothing of it."""
+    """With probability `delta`, everything that one record says is revealed; otherwise nothing."""
 
     delta: float
 

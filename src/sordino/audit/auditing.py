@@ -1,6 +1,6 @@
-"""Audit a recipe in seconds, by attacks on its real step on small worst cases; audit a saved run and its model too.
+"""Audit a recipe in seconds, by attacks on its real step on small worst cases; audit a saved run and its model, too.
 
-What an audit found is a lower bound beside the claim, and a loud failure where it exceeds the claim.
+An audit finds a lower bound, to compare with the claim, and fails loudly if it exceeds the claim.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of the attack, how many runs it has made, and how many it will make."""
 SHORT = 4
 BEYOND = 1e30
-"""What a value that is not finite counts as: something that is seen at once."""
+"""What a value that is not finite counts as: something that an attacker sees at once."""
 MOST = 10_000
 """Attack models learn from at most so many members and others."""
 FEWEST = 16
@@ -39,10 +39,10 @@ FEWEST = 16
 
 @dataclass(frozen=True)
 class Measured:
-    """One attack: what was claimed, what the attacker certainly reached.
+    """One attack: what was claimed, and what the attacker demonstrably reached.
 
     `epsilon_certain` assumes nothing about the mechanism; `epsilon_implied` is the ε of the claimed mechanism at the
-    noise that the attacker's errors imply (None where its events have not one noise to scale).
+    noise that the attacker's errors imply (None if its events do not have a single noise to scale).
     """
 
     instance: str
@@ -155,14 +155,14 @@ def audit_recipe(
 
     All parts are the recipe's own and take the real private step; what changes is the data, the sampling rate (an
     attacker who is drawn once in a thousand steps sees nothing in seconds) and the length: `steps` steps. The claim is
-    what the ledger says afterwards. `trials` are made with the canary and without where one run holds many, and
-    `single_trials` where each needs runs of its own. `noise_multiplier` replaces the recipe's, which is 1 where it is
-    not calibrated. `source` makes a noise source of a number and `arrange` changes a run before it starts, for auditing
-    parts of your own; `check=False` returns a failed audit instead of raising.
+    what the ledger says afterwards. There are `trials` with the canary and as many without if one run holds many, and
+    `single_trials` if each needs its own runs. `noise_multiplier` replaces the recipe's, which is 1 if it is not
+    calibrated. `source` makes a noise source from a number, and `arrange` changes a run before it starts, for auditing
+    your own parts; `check=False` returns a failed audit instead of raising.
 
     Guarantees: a recipe that keeps its claim fails with probability at most 1 − confidence, provided that its lanes are
-    independent of each other where an instance has several (see `instances`).
-    Limits: passing is no proof; it says that these attackers found nothing.
+    independent of each other where an instance has several (see `instances`). Limits: passing is not a proof; it only
+    says that these attackers found nothing.
     """
     if trials < 20 or single_trials < 20:
         raise InvalidInput(f"trials={min(trials, single_trials)} must be >= 20: an audit needs repetition")
@@ -220,7 +220,7 @@ def _make_finite(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class RunAudit:
-    """What attackers found about a run. `membership` speaks of the private records: no guarantee covers it."""
+    """What attackers found about a run. `membership` describes the private records: no guarantee covers it."""
 
     epsilon: float
     delta: float

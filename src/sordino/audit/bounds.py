@@ -1,7 +1,7 @@
 """Lower bounds on ε from what an attacker got right, and claims that they refute. Nothing here imports torch.
 
 An attacker who tells "the record was there" from "it was not" makes false alarms and misses. Differential privacy
-bounds both error rates from below, so that error rates that are certainly small contradict a small ε.
+bounds both error rates from below, so error rates that are demonstrably small contradict a small ε.
 
 A ledger claims more than one ε: it claims δ(ε) for every ε at once, and with it a trade-off between the errors of every
 attacker. Rates below that trade-off refute the claim, whatever the mechanism really is. The attacker's statistic and
@@ -108,8 +108,8 @@ def gaussian_epsilon(
 ) -> float:
     """ε from below for a mechanism that is Gaussian, such as full-batch DP-SGD (Nasr et al. 2023).
 
-    One point of the trade-off between the two errors fixes the whole of a Gaussian trade-off, hence ε at any δ. Where
-    the mechanism is not Gaussian, as with sampled draws, this is no bound: use `Claim.implied_epsilon`.
+    One point of the trade-off between the two errors fixes the whole Gaussian trade-off, and so ε at any δ. If the
+    mechanism is not Gaussian, as with sampled draws, this is not a bound: use `Claim.implied_epsilon`.
 
     >>> round(gaussian_epsilon(150, 1000, 150, 1000, delta=1e-5), 2)
     8.51

@@ -1,7 +1,7 @@
-"""Canaries: records that the trainer puts in, with the user's consent, to see after one run whether they show.
+"""Canaries: records inserted with the user's consent, to see after one run whether they can be detected.
 
-Each of m canaries joins the training data by its own fair coin. Afterwards a score tells which seem to have been there;
-the share of right guesses bounds ε from below, after a single run (Steinke, Nasr and Jagielski 2023).
+Each of m canaries joins the training data by its own fair coin. Afterwards a score says which ones seem to have been
+there; the share of right guesses bounds ε from below, after a single run (Steinke, Nasr and Jagielski 2023).
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class Canaries:
     ) -> OneRun:
         """Guess the coins of the canaries that stand out most, half of them as "in" and half as "out".
 
-        How many is fixed beforehand, a quarter of them unless given: choosing it by the result would be no bound.
+        Their number is fixed in advance, by default a quarter of them: choosing it by the result would invalidate the
+        bound.
         """
         scores, count = self.scores(model), len(self.included)
         half = max(1, (count // 4 if guesses is None else guesses) // 2)
@@ -89,7 +90,7 @@ class Canaries:
 
 
 def random_labels(examples: Examples, inputs: Tensor, classes: int, *, consent: bool, seed: int = 0) -> Canaries:
-    """Put `inputs` with random labels among the `examples`: only a model that saw such a label knows it.
+    """Add `inputs` with random labels to the `examples`: only a model that saw such a label knows it.
 
     `inputs` are records of the same kind that are not among the examples, such as held-out ones.
     """
@@ -105,9 +106,9 @@ def random_labels(examples: Examples, inputs: Tensor, classes: int, *, consent: 
 
 
 def diracs(examples: Examples, model: nn.Module, count: int, *, consent: bool, seed: int = 0) -> Canaries:
-    """Put in `count` canaries whose gradient is a single coordinate of the model, the loudest that clipping allows.
+    """Add `count` canaries whose gradient is a single coordinate of the model, as large as clipping allows.
 
-    They need the model as it is before training, and are seen by how far it moved along each coordinate.
+    They need the model before training, and are detected by how far it moved along each coordinate.
     """
     _require_consent(consent)
     start = _flatten(model).detach().clone()

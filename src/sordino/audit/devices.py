@@ -1,9 +1,10 @@
-"""Does Sordino compute on this device what it computes by definition? What ``sordino selftest`` asks.
+"""Does Sordino compute on this device what its definitions say? This is what ``sordino selftest`` checks.
 
-Three questions, each of which can be answered with no. *Oracle*: do the norms and clipped sums of every engine, on the
-device, equal those of a plain loop over single examples, in double precision on the host? *Noise*: is what a step adds
-to a gradient normal with the deviation that the ledger charged, by a Kolmogorov-Smirnov test that also rejects 0.95 and
-1.05 times that deviation, and is it new at every step? *Speed*: what does a private step take beside one of SGD?
+There are three questions, and each can be answered with no. *Oracle*: do the norms and clipped sums of every engine, on
+the device, equal those of a plain loop over single examples, in double precision on the host? *Noise*: is what a step
+adds to a gradient normal with the deviation that the ledger charged, by a Kolmogorov-Smirnov test that also rejects
+0.95 and 1.05 times that deviation, and is it new at every step? *Speed*: how long does a private step take compared
+with SGD?
 """
 
 from __future__ import annotations

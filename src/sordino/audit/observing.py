@@ -189,7 +189,7 @@ class _Stage:
             yield [column[lanes] for column in columns]
 
     def claim(self) -> Claim:
-        """What the ledger says of the dearest run: where events depend on what was released, runs differ."""
+        """Return the ledger of the most expensive run: if events depend on releases, runs differ."""
         return Claim(max(self._claims.values(), key=_rough_cost))
 
     def findings(self) -> list[str]:

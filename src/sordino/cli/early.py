@@ -78,7 +78,7 @@ def check_training(flags: Flags, *, searching: bool = False) -> None:
     require_known("adjacency", flags.adjacency, options.ADJACENCIES, words="is unknown: use")
     for what, path in (("configuration", flags.config), ("schema", flags.schema), ("space", flags.space)):
         if path is not None and not path.exists():
-            raise InvalidInput(f"cannot read {what} {path}: it is no file")
+            raise InvalidInput(f"cannot read {what} {path}: it is not a file")
     if flags.data is not None:
         _check_data(flags, flags.data)
 

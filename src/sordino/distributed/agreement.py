@@ -1,9 +1,8 @@
-"""Whether all processes work on the same thing: asked before anything is spent, and again as training goes on.
+"""Whether all processes work on the same thing: checked before anything is spent, and again during training.
 
-What must agree is given by name, as text, by whoever holds it; this module compares, and says what to do about a
-difference. At the start model, recipe, records and optimizer are compared in full. Later the settings of optimizer and
-schedulers and a sample of the weights are compared at public steps: a rank with another learning rate trains another
-model.
+The caller gives what must agree, by name and as text; this module compares, and says what to do about a difference. At
+the start, model, recipe, records and optimizer are compared in full. Later, the settings of optimizer and schedulers
+and a sample of the weights are compared at public steps: a rank with another learning rate would train another model.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SAMPLE = 16
 """How many records are compared: enough to see another order or another file, few enough to cost nothing."""
 
 EVERY = 16
-"""After so many steps settings and weights are compared again; also after the first ones, which show most mistakes."""
+"""Settings and weights are compared again every so many steps, and at the first ones, which show most mistakes."""
 
 WEIGHTS = 256
 """How many weights of each tensor are compared again: a model that went another way differs nearly everywhere."""
@@ -53,9 +52,9 @@ def list_assumptions(team: Team) -> tuple[str, ...]:
 
 
 def require_same(team: Team, values: Callable[[], Mapping[str, str]]) -> None:
-    """Refuse, on every rank alike, if one of them differs from rank 0 in a named value; an empty one says nothing.
+    """Refuse, on every rank alike, if one of them differs from rank 0 in a named value; empty values are ignored.
 
-    A process alone is not asked for its values.
+    A single process is not asked for its values.
     """
     if team.size > 1:
         _compare(team.gather(dict(values())))
@@ -64,7 +63,7 @@ def require_same(team: Team, values: Callable[[], Mapping[str, str]]) -> None:
 def require_still(
     team: Team, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, schedulers: Sequence[LRScheduler]
 ) -> None:
-    """Refuse, on every rank alike and before the step is paid for, to go on with settings or weights that differ.
+    """Refuse, on every rank alike and before the step is paid for, to continue with settings or weights that differ.
 
     Asked at public steps only, so that all ranks join: the first two and every sixteenth.
     """

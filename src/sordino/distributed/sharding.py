@@ -1,9 +1,9 @@
-"""Models sharded by FSDP2: whole in every process while gradients are computed, in shards at every other time.
+"""Models sharded by FSDP2: whole in every process while gradients are computed, and in shards otherwise.
 
 Per-example norms need all of a layer's parameters, and processes whose parts of a draw differ in size cannot meet in
-FSDP's own collectives, which come with every forward pass. So the shards are gathered once per step, each process
-works on its part of the draw by itself, and the sum of all is cut into shards again for the optimizer. Parameters and
-optimizer state are sharded between steps; within one, every process holds the model and one gradient whole.
+FSDP's own collectives, which come with every forward pass. So the shards are gathered once per step, each process works
+on its own part of the draw, and the total sum is cut into shards again for the optimizer. Parameters and optimizer
+state are sharded between steps; within one, every process holds the model and one gradient whole.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def unshard(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[list[n
 
 
 def _require_whole(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
-    """`parameters`, unless they are in pieces in spite of everything."""
+    """Return `parameters`, or refuse if they are still in pieces."""
     if any(map(is_shard, parameters)):
         raise UnsupportedModel(
             "a parameter is a DTensor that fully_shard does not manage, as tensor parallelism makes them: "
@@ -118,7 +118,7 @@ def _switch(units: list[Any], on: bool) -> None:
 
 
 def is_shard(value: object) -> bool:
-    """Whether this is a DTensor; asked by its shape of mind, for its module takes long to import."""
+    """Whether this is a DTensor; checked by its attributes, because its module takes long to import."""
     return hasattr(value, "device_mesh") and hasattr(value, "full_tensor")
 
 

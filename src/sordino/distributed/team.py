@@ -1,7 +1,7 @@
 """The processes that take a step together: who leads, whose part is whose, one stream of noise and one ledger for all.
 
-`join` makes a process one of them, `form_team` says which they are. The leader draws, and writes the ledger; the others
-hear what it drew and answer questions from a copy of the ledger in memory.
+`join` adds a process to the group, and `form_team` returns the team. The leader draws, and writes the ledger; the
+others receive what it drew and answer queries from a copy of the ledger in memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Team:
-    """A team of one: a single process leads, owns every record and has nobody to talk to."""
+    """A team of one: a single process leads, owns every record and talks to no one."""
 
     size = 1
     rank = 0
@@ -40,7 +40,7 @@ class Team:
         return self.rank == 0
 
     def own(self, count: int) -> slice:
-        """Which of `count` things are this process's: consecutive ones, disjoint, as many for everybody as can be."""
+        """Return which of `count` things are this process's: consecutive, disjoint, as equal in number as possible."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def sum(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -48,11 +48,11 @@ class Team:
         return tensors
 
     def lead(self, action: Callable[[], T]) -> T:
-        """Let the leader do it; its result, or its refusal, reaches everybody."""
+        """Let the leader do it; its result, or its refusal, reaches all processes."""
         return action()
 
     def gather(self, value: T) -> list[T]:
-        """Everybody's value, by rank."""
+        """Return every process's value, by rank."""
         return [value]
 
     def shared(self, make: Callable[[], Source]) -> Source:
@@ -60,15 +60,15 @@ class Team:
         return make()
 
     def secret(self, source: Source) -> Source:
-        """The leader's own source behind a shared one: what is drawn from it nobody else hears of."""
+        """Return the leader's own source behind a shared one: no other process learns what is drawn from it."""
         return source
 
 
 class Ranks(Team):
     """The ranks of a `torch.distributed` process group; all of them run the same program.
 
-    Guarantees: every method is one collective operation that all ranks join, so that they stay in step; a rank that
-    ends, or cannot be reached, ends the step for all of them with an error.
+    Guarantees: every method is one collective operation that all ranks join, so they stay in step. If a rank ends or
+    cannot be reached, the step ends for all of them with an error.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -126,9 +126,9 @@ class SharedSource:
 
     @property
     def own(self) -> Source:
-        """The leader's stream; nobody else has one."""
+        """Return the leader's stream; no other process has one."""
         if self._own is None:
-            raise InvalidInput("noise is drawn by rank 0 alone: noise of a second rank would not be accounted for")
+            raise InvalidInput("only rank 0 draws noise: noise of a second rank would not be accounted for")
         return self._own
 
     def uniform(self, size: int) -> NDArray[np.float64]:
@@ -178,7 +178,7 @@ def join(backend: str | None = None) -> None:
 
 
 def mirror_ledger(team: Team, ledger: Ledger) -> Ledger:
-    """The leader's own ledger; for everybody else one in memory with the same events, to which they add what they hear.
+    """Return the leader's own ledger; the others get one in memory with the same events, and add what they are told.
 
     Guarantees: `guarantee()` gives the same answer on every rank without asking the leader.
     """
@@ -213,5 +213,5 @@ def _one_line_errors() -> Iterator[None]:
         reason = str(error).strip().split("\n")[0].split(". ")[0]
         raise SordinoError(
             f"another process of this run ended or cannot be reached ({reason}): start all of them again, as "
-            "`torchrun --max-restarts` does; private.resume goes on from the last save"
+            "`torchrun --max-restarts` does; private.resume continues from the last save"
         ) from error

@@ -1,8 +1,8 @@
 """Federated training on Flower in which a whole user is protected, not one record (the extra `federated`).
 
-`PrivateStrategy` is a Flower strategy, `client_app` makes the ClientApp that goes with it; what the clients compute is
-`FedAvg` or `FedSGD`, and `Quantile` lets the clipping bound find itself. `InProcessGrid` runs all clients in this
-process, for tests and experiments. `QUIET` is the environment in which Flower calls nobody.
+`PrivateStrategy` is a Flower strategy, and `client_app` makes the matching ClientApp. Clients compute `FedAvg` or
+`FedSGD`, and `Quantile` adapts the clipping bound. `InProcessGrid` runs all clients in this process, for tests and
+experiments. `QUIET` is the environment in which Flower sends no telemetry.
 """
 
 from collections.abc import Mapping

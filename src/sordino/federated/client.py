@@ -1,8 +1,8 @@
-"""Clients: the ClientApp that goes with `PrivateStrategy`, what it sends, and a grid that runs all of them in here.
+"""Clients: the ClientApp for `PrivateStrategy`, what it sends, and a grid that runs all clients in this process.
 
-A client does its work, clips the update and votes on the bound; no count of examples leaves it. What comes back may be
-from anybody: reading is total and runs no foreign code. The bytes of an array are never parsed: name, type and shape
-must be the expected ones and its last bytes are the numbers. Whatever else a client sends is no update: a zero.
+A client does its work, clips the update and votes on the bound; no count of examples leaves it. A reply may come from
+anyone: reading it never fails and runs no foreign code. The bytes of an array are never parsed: name, type and shape
+must be the expected ones, and its last bytes are the numbers. Anything else counts as a zero update.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _config(message: Message) -> ConfigRecord:
 
 
 def _local(model: nn.Module | Callable[[], nn.Module], message: Message) -> nn.Module:
-    """A model of this round's own: nothing that another round, or another client in this process, left in it."""
+    """Return a fresh model for this round: nothing is left in it from another round or another client."""
     own = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
     own.load_state_dict(message.content.array_records[ARRAYS].to_torch_state_dict())
     return own.train()

@@ -3,11 +3,10 @@
 ::
 
     connected users -> sample -> (clients work) -> clip again -> sum + noise -> server optimizer -> model
-                          \\_________ one event, recorded before anybody is asked _________/
+                          \\_________ one event, recorded before any user is asked ________/
 
-The parts are those of the private step (`sordino.step`), with a user where it has a record: the same recipes,
-schedules, draws, weighings, noise and runs. `Quantile` lets the clipping bound find itself. Nothing in
-here knows of Flower.
+The parts are those of the private step (`sordino.step`), with a user in place of a record: the same recipes, schedules,
+draws, weighings, noise and runs. `Quantile` adapts the clipping bound. Nothing in here depends on Flower.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ SENSITIVITY = 0.5
 
 @dataclass
 class Round:
-    """One round under way. Everything in it but the terms is private, the number of its users too."""
+    """One round in progress. Everything in it except the terms is private, including the number of its users."""
 
     terms: Terms
     count_noise: float
@@ -60,10 +59,10 @@ class Rounds:
     """Takes private rounds with the parts of `recipe` on `model`; `run` pays for them.
 
     Guarantees: what moves the model is a Gaussian release of sensitivity ``terms.clip`` about a Poisson draw of users,
-    divided by the public ``terms.divisor`` = rate × population; its event is in the ledger before anybody is asked.
-    Each drawn user contributes once, at most ``terms.clip`` long, whatever it sends; nobody else contributes.
-    Edge cases: an empty draw, or one in which nobody answers, releases noise alone. An update that is not finite is
-    a zero. A user that drops out contributes zero, and the divisor does not know.
+    divided by the public ``terms.divisor`` = rate × population; its event is in the ledger before any user is asked.
+    Each drawn user contributes once, with length at most ``terms.clip``, whatever it sends; no one else contributes.
+    Edge cases: an empty draw, or one in which no user answers, releases noise alone. An update that is not finite
+    counts as zero. A user that drops out contributes zero, and the divisor does not change.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class Rounds:
         return Round(terms, count_noise, receipt, drawn, set(drawn), total)
 
     def add(self, current: Round, user: int, update: Mapping[str, Tensor], within: bool) -> None:
-        """Weigh and add one user's update; whoever was not drawn, or answered already, is passed over.
+        """Weigh and add one user's update; ignore users who were not drawn or have already answered.
 
         The user's own clipping is not trusted. `within` is its vote on the bound.
         """
@@ -171,8 +170,8 @@ class Quantile:
     Guarantees: costs nothing beyond the recipe's price. Votes and updates answer about the same draw, so both are one
     Gaussian of the recipe's noise multiplier z (law 3), which leaves z_Δ = (z⁻² − (2σ_b)⁻²)^(−1/2) for the updates
     (their Thm. 1): the votes are paid for with slightly more noise on the model.
-    Edge cases: the fraction is relative to the public expected number of clients, so that those who are missing pull
-    it towards 1/2; it is cut to [0, 1] before it is used.
+    Edge cases: the fraction is relative to the public expected number of clients, so missing clients pull it towards
+    1/2; it is cut to [0, 1] before it is used.
     """
 
     target: float = 0.5

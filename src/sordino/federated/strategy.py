@@ -39,13 +39,13 @@ class PrivateStrategy(Strategy):
     in a round, its steps are rounds. `work` is what clients compute. `optimizer` is the server's, over the parameters
     of `model`, and is built from the recipe unless given; SGD with learning rate 1 is plain federated averaging.
     `adaptive` lets the clipping bound follow a quantile. `run` names a directory in which every event is recorded
-    before anybody is asked, and the model after every round; with `resume` a run that is there already goes on.
-    `patience` is how many seconds to wait at the start for users to connect. `seed` makes draws and noise repeatable,
-    for experiments, which the guarantee then says. `vault` is the budget of the users (`sordino.vault.open_budget`),
-    whose unit must be "user": all rounds are reserved there before the first.
+    before any user is asked, and the model after every round; `resume` continues a run that is already there.
+    `patience` is how many seconds to wait at the start for users to connect. `seed` makes draws and noise repeatable
+    for experiments, and the guarantee says so. `vault` is the budget of the users (`sordino.vault.open_budget`), whose
+    unit must be "user": all rounds are reserved there before the first.
 
     `weighted_by_key` must stay None: weights by the number of examples are refused, because one user that claims many
-    would be most of the average, and their sum, the divisor, is private.
+    examples would dominate the average, and their sum, the divisor, is private.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class PrivateStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """Take the recipe's remaining rounds, or `num_rounds` of them; ends where the budget does.
+        """Take the recipe's remaining rounds, or `num_rounds` of them; end when the budget runs out.
 
-        The model starts from `initial_arrays`, or as it is. Who has not answered after `timeout` seconds counts as
-        zero. `evaluate_fn` sees released models only; evaluate on public records.
+        The model starts from `initial_arrays`, or as it is. A user who has not answered after `timeout` seconds counts
+        as zero. `evaluate_fn` sees only released models; evaluate on public records.
         """
         if initial_arrays is not None:
             self.rounds.model.load_state_dict(initial_arrays.to_torch_state_dict())
@@ -132,7 +132,7 @@ class PrivateStrategy(Strategy):
         """Clip every update again, sum, add noise once, divide by the public constant, step. Total: never fails."""
         current, self._current = self._current, None
         if current is None:
-            raise InvalidInput("no round is under way: configure_train comes first, once per round")
+            raise InvalidInput("no round is in progress: configure_train comes first, once per round")
         shapes = {name: total.shape for name, total in current.total.items()}
         for message in replies:
             update = read_update(message, shapes)
@@ -149,7 +149,7 @@ class PrivateStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nobody is asked: what clients measure on their records would be a release without noise."""
+        """Ask no client: what clients measure on their records would be a release without noise."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -172,15 +172,15 @@ class PrivateStrategy(Strategy):
     def guarantee(
         self, delta: float | None = None, accountant: str | None = None, *, stopped: Stopped = "after looking"
     ) -> Guarantee:
-        """What every user is promised, by the whole plan of the run: a pure function of the ledger.
+        """Return what every user is promised, by the whole plan of the run: a pure function of the ledger.
 
         ``stopped="in advance"`` gives the smaller price of the rounds so far, which holds only if the moment of
-        stopping depended on nothing that was released.
+        stopping did not depend on any release.
         """
         return self.run.guarantee(delta, accountant, stopped=stopped)
 
     def load(self, run: str | Path) -> None:
-        """Go on with a run that stopped: its ledger, its newest model; a round cut short stays paid for."""
+        """Continue a run that stopped, with its ledger and newest model; an interrupted round stays paid for."""
         with self.run.reopen(Path(run)) as state:
             if state is not None:
                 with checkpoint.one_line("does not fit this model and optimizer"):
@@ -189,13 +189,13 @@ class PrivateStrategy(Strategy):
                     self.rounds.clip = float(state["clip"])
 
     def _save(self) -> None:
-        """Store the model after a round, where the run has a folder."""
+        """Store the model after a round, if the run has a folder."""
         if self.run.folder is not None:
             model, optimizer = self.rounds.model.state_dict(), self.rounds.optimizer.state_dict()
             self.run.save({"model": model, "optimizer": optimizer, "clip": self.rounds.clip})
 
     def _await(self, grid: Grid) -> None:
-        """Wait for users to connect; goes on without the missing ones, so that nobody's absence can stop a release."""
+        """Wait for users to connect; continue without the missing ones, so that no one's absence can stop a release."""
         deadline = time.monotonic() + self._patience
         while len(set(grid.get_node_ids())) < (self.rounds.recipe.records or 0) and time.monotonic() < deadline:
             time.sleep(min(0.5, self._patience))

@@ -1,4 +1,4 @@
-"""What a client computes in a round: parts that know torch and nothing of Flower."""
+"""What a client computes in a round: parts that use torch and do not depend on Flower."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class FedAvg:
     """DP-FedAvg: local SGD from the global model; the update is start − end (McMahan et al. 2018, Alg. 1).
 
     `epochs` passes over the client's records in batches of `batch_size` at learning rate `lr`, at most `max_steps`
-    steps, so that a client with many records keeps nobody waiting.
+    steps, so that a client with many records does not keep the others waiting.
     """
 
     epochs: int = 1

@@ -1,1 +1,1 @@
-"""Fine-tuning of language models: what Hugging Face models need beside an ordinary `sordino.Private`."""
+"""Fine-tuning of language models: what Hugging Face models need in addition to an ordinary `sordino.Private`."""

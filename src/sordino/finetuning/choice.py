@@ -90,7 +90,7 @@ class TextChoice:
         if self.task not in TASKS:
             raise InvalidInput(f"task={self.task!r} must be one of {', '.join(TASKS)}")
         if not 2 <= self.length <= LONGEST:
-            raise InvalidInput(f"length={self.length} must be in 2..{LONGEST:,}: so many tokens of a text are read")
+            raise InvalidInput(f"length={self.length} must be in 2..{LONGEST:,}: how many tokens of a text are read")
         if self.dtype not in DTYPES:
             raise InvalidInput(f"dtype={self.dtype!r} must be one of {', '.join(DTYPES)}")
         if self.dtype == BYTES and self.lora is None:

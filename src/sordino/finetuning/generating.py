@@ -41,7 +41,7 @@ class Sampling:
         if not 0 < self.top_p <= 1:
             raise InvalidInput(f"top-p={self.top_p:g} must be in (0, 1]: 1 keeps every token")
         if self.length is not None and not 1 <= self.length <= LONGEST:
-            raise InvalidInput(f"length={self.length} must be >= 1: so many tokens are written at most")
+            raise InvalidInput(f"length={self.length} must be >= 1: it is how many tokens are written at most")
 
 
 def generate(tuned: Tuned, records: int, sampling: Sampling, prompt: str = "") -> Iterator[list[str]]:

@@ -38,7 +38,7 @@ def loss(model: nn.Module, batch: Mapping[str, Any], label_smoothing: float = 0.
     """One loss per example of `batch`: the inputs and labels that the model's own `forward` takes.
 
     `model` may be wrapped by PEFT, by a data-parallel module or by ``torch.compile``. `label_smoothing` is that of
-    transformers' Trainer, applied to each example by itself; tasks without classes refuse it.
+    transformers' Trainer, applied to each example separately; tasks without classes refuse it.
     """
     base = unwrap(model)
     task = find_task(base)
@@ -82,9 +82,9 @@ def find_task(model: nn.Module) -> str:
     base = unwrap(model)
     name, config = type(base).__name__, getattr(base, "config", None)
     if config is None:
-        raise UnsupportedModel(f"{name} has no config: it is no Hugging Face model; write loss(model, batch) yourself")
+        raise UnsupportedModel(f"{name} has no config: it is not a Hugging Face model; write loss(model, batch)")
     if hasattr(base, "_loss_function"):
-        raise UnsupportedModel(f"{name} has a loss_function of its own: write loss(model, batch) for it")
+        raise UnsupportedModel(f"{name} has its own loss_function: write loss(model, batch) for it")
     for ending, task in TASKS.items():
         if name.endswith(ending):
             encodes_and_decodes = getattr(config, "is_encoder_decoder", False)
@@ -94,7 +94,7 @@ def find_task(model: nn.Module) -> str:
 
 
 def require_own(model: nn.Module, batch: Mapping[str, Any]) -> None:
-    """Hold `loss` against the model's own ``output.loss`` on one example, without dropout; refuse where they differ.
+    """Compare `loss` with the model's own ``output.loss`` on one example, without dropout; refuse if they differ.
 
     A class may add terms that no other has (a router's balance, a penalty on logits). `batch` holds one example.
     """

@@ -1,4 +1,4 @@
-"""How the numbers of a model are kept: what is trained in float32, what is frozen in fewer bits if one likes.
+"""How the weights of a model are stored: trained ones in float32, frozen ones optionally in fewer bits.
 
 | dtype | what is frozen | what is computed |
 |---|---|---|
@@ -6,9 +6,9 @@
 | bfloat16 | in bfloat16 | under autocast, so that products are in bfloat16; losses, norms, sums and noise are not |
 | int8 | linear layers: one byte per weight and one scale per output; the rest in float32 | in float32 |
 
-Weights alone are rounded, once, before the run: w ≈ scale · round(w / scale) with scale = max|w| / 127 over the inputs
-of an output. No activation is ever scaled by what else is in its batch, so that a record is computed by itself. The
-frozen base is public, and so is its rounding; what is trained never loses a small step to coarse numbers.
+Only weights are rounded, once, before the run: w ≈ scale · round(w / scale) with scale = max|w| / 127 over the inputs
+of an output. No activation is ever scaled by the rest of its batch, so each record is computed separately. The frozen
+base is public, and so is its rounding; what is trained never loses a small step to coarse numbers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The model of a fine-tuning: from a folder on this machine, or with random weights from a `config.json`.
 
-Nothing is downloaded and no code that a folder brings is run.
+Nothing is downloaded, and no code in a folder is run.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _read_config(path: Path, missing: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
-        raise InvalidInput(f'{path} is no configuration of a transformers model: it must name its "model_type"')
+        raise InvalidInput(f'{path} is not the configuration of a transformers model: it must name its "model_type"')
     return found
 
 

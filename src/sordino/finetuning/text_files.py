@@ -131,7 +131,7 @@ def _parse_line(path: Path, number: int, line: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         record = None  # its words would quote the line
     if not isinstance(record, dict):
-        raise InvalidInput(f"{path} line {number} is no JSON object: every line must be one record, {{...}}")
+        raise InvalidInput(f"{path} line {number} is not a JSON object: every line must be one record, {{...}}")
     return record
 
 
@@ -159,7 +159,7 @@ def split_texts(table: Table, choice: TextChoice, target: str | None, share: flo
 
 
 def describe_columns(choice: TextChoice, classes: tuple[str, ...] | None) -> Schema:
-    """What is public about the columns: one is text, and how its classes are called, if anybody said so."""
+    """Return what is public about the columns: one is text, and the names of its classes, if they were given."""
     columns: dict[str, Column | None] = {choice.text: Text()}
     if choice.unit is not None:
         columns[choice.unit] = Skip("it names the owner")
@@ -169,8 +169,8 @@ def describe_columns(choice: TextChoice, classes: tuple[str, ...] | None) -> Sch
 def check_texts(sheet: Sheet, choice: TextChoice) -> None:
     """Refuse what leaves nothing to learn, before anything is spent; no content is told.
 
-    A single empty text is a text. Whoever runs the command holds the records: what is refused here is told to nobody
-    else, and there is no run yet.
+    A single empty text is a text. The person who runs the command holds the records: no one else sees what is refused
+    here, and there is no run yet.
     """
     train, name = sheet.train, sheet.train.name
     if not len(train):
@@ -180,7 +180,7 @@ def check_texts(sheet: Sheet, choice: TextChoice) -> None:
 
 
 def find_owners(table: Table, unit: str) -> list[str]:
-    """Whose each record is; a record without an owner is refused, because nobody would protect it."""
+    """Return whose each record is; a record without an owner is refused, because no unit would protect it."""
     owners = [cell.strip() for cell in table.columns[unit]]
     missing: NDArray[np.bool_] = np.array([is_missing(cell) for cell in owners], np.bool_)
     if missing.any():

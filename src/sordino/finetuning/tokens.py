@@ -1,8 +1,8 @@
 """From texts to tokens, record by record: with the tokenizer of the model's folder, or by bytes.
 
-A tokenizer that is learnt from private texts reveals them: whether a rare name is one token tells that somebody wrote
-it, and no ε pays for that. So none is learnt here. A model that comes without a tokenizer reads bytes: the 256 values
-of a byte and three marks, whatever the texts are.
+A tokenizer learnt from private texts reveals them: if a rare name is one token, someone wrote it, and no ε pays for
+that. So none is learnt here. A model without a tokenizer reads bytes: the 256 values of a byte and three marks,
+whatever the texts are.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A fine-tuned run, opened to be used: its model as last saved, its tokenizer, its classes. Nothing is spent by that.
+"""A fine-tuned run, opened for use: its model as last saved, its tokenizer, its classes. This spends nothing.
 
-The folder may come from anybody: what is loaded are tensors and numbers, never code.
+The folder may come from anyone: only tensors and numbers are loaded, never code.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def locate_origin(model: dict[str, Any], choice: TextChoice, run: Path) -> Origi
     """Where the model of a run lies: in the run itself if it began at random, else where it was."""
     path = model.get("path")
     if not isinstance(path, str):
-        raise InvalidInput(f"{run / CONFIGURATION}: [model] names no path: it is no run of `sordino finetune`")
+        raise InvalidInput(f"{run / CONFIGURATION}: [model] names no path: it is not a run of `sordino finetune`")
     if choice.random and (run / BASE / CONFIG).is_file():
         return Origin(run / BASE, random=False)
     if not (Path(path) / CONFIG).is_file():
@@ -74,7 +74,7 @@ def load_tuned(run: Path, task: str | None = None) -> Tuned:
     require_packages()
     tables = Folder(run).toml(CONFIGURATION)
     if not isinstance(tables.get("finetuning"), dict):
-        raise InvalidInput(f"{run} is no run of `sordino finetune`: its {CONFIGURATION} has no [finetuning]")
+        raise InvalidInput(f"{run} is not a run of `sordino finetune`: its {CONFIGURATION} has no [finetuning]")
     choice = read_choice(tables["finetuning"], str(run / CONFIGURATION))
     if task not in (None, choice.task):
         command = "sordino generate" if choice.task == CAUSAL else "sordino predict"
@@ -82,7 +82,7 @@ def load_tuned(run: Path, task: str | None = None) -> Tuned:
     classes = _read_classes(tables) if choice.task != CAUSAL else ()
     state = checkpoint.read_newest(run)
     if state is None:
-        raise InvalidInput(f"{run} holds no checkpoint yet: wait for its first, or go on with `sordino resume {run}`")
+        raise InvalidInput(f"{run} holds no checkpoint yet: wait for one, or continue with `sordino resume {run}`")
     origin = locate_origin(tables.get("model", {}), choice, run)
     tokenizer = open_tokenizer(origin)
     base, _ = load_base(origin, choice, load_config(origin, choice, tokenizer, classes), seed=0)

@@ -176,7 +176,8 @@ class Differentiated(Protocol):
     def weighted_sum(self, weights: Tensor) -> Iterable[Tensor]:
         """``sum_i weights[i] * gradient_i`` of one parameter after the other, float32 or better.
 
-        An example whose weight is 0 contributes exactly 0, even where its gradient is NaN or infinite.
+        Noise is written into what is handed out, so that nobody else may count on it. An example whose weight is 0
+        contributes exactly 0, even where its gradient is NaN or infinite.
         """
         ...
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._C import _functorch
 from torch.func import functional_call, grad, vmap
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from sordino.errors import UnsupportedModel
@@ -145,6 +146,15 @@ class Materialising(ABC):
         ...
 
 
+class _Refusing(TorchFunctionMode):
+    """Refuses operations whose gradients torch gets wrong under vmap: those of cdist between shared tensors."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.cdist:
+            raise UnsupportedModel("torch.cdist: torch's own rule for it under vmap gives other gradients")
+        return func(*args, **(kwargs or {}))
+
+
 class Vmapped(Materialising):
     """``vmap(grad(loss))`` over the examples of a batch."""
 
@@ -161,6 +171,6 @@ class Vmapped(Materialising):
             losses: Tensor = functional_call(objective, values, (single,))
             return losses.squeeze()
 
-        with keep_tensors(objective):
+        with keep_tensors(objective), _Refusing():
             per_example = vmap(grad(loss_of_one), in_dims=(None, 0), randomness="different")(values, batch.data)
         return [per_example[names[id(p)]] for p in parameters]

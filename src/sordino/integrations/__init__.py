@@ -1,6 +1,6 @@
-"""Other people's training loops, one short file each; nothing here is imported unless it is asked for.
+"""Other people's training loops, one short file each; nothing here is imported until it is needed.
 
-Accelerate and Lightning hook into the loop of one's own: batches from ``private.loader()``, then
-``private.backward(losses)`` for the backward pass, and the optimizer's step as it is. The Trainers of transformers and
-TRL take ``private.step()`` in the place of their inner loop.
+With Accelerate and Lightning you write the loop: batches from ``private.loader()``, then ``private.backward(losses)``
+for the backward pass, and the optimizer's step unchanged. The Trainers of transformers and TRL call ``private.step()``
+in place of their inner loop.
 """

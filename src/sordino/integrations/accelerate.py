@@ -12,9 +12,9 @@
             optimizer.step()
 
 The batches come from the recipe's sampler, so there is no DataLoader to prepare. Accumulation cuts a draw into
-microbatches: a performance knob that changes no numbers. Several processes take each step together, each on its own
-part of the draw; the model is not wrapped for that. What `accelerator.log` shows of the training batches is private and
-no guarantee covers it.
+microbatches, which affects only performance and changes no numbers. Several processes take each step together, each on
+its own part of the draw; the model is not wrapped. Anything about the training batches that you pass to
+`accelerator.log` is private, and no guarantee covers it.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def prepare(
 def load(accelerator: Accelerator, private: Private, *, num_workers: int = 0) -> Iterator[Any]:
     """The recipe's draws, each in about `gradient_accumulation_steps` parts, for ``accelerator.accumulate(model)``.
 
-    A draw has a random size, so that it may have a part more or less. The accelerator counts parts: it is told where in
-    its count each one stands, so that it lets the optimizer step after the last part of a draw and never before.
+    A draw has a random size, so it may have a part more or less. The accelerator counts parts; it is told the position
+    of each one, so that it lets the optimizer step after the last part of a draw and never before.
     """
     parts = accelerator.gradient_accumulation_steps
     microbatch = math.ceil(private.bench.recipe.batch_size / parts / accelerator.num_processes) if parts > 1 else None

@@ -1,4 +1,4 @@
-"""Between transformers' objects and Sordino's: a model's batches, its own forward pass, what it may not hide."""
+"""Between transformers' objects and Sordino's: a model's batches, its forward pass, and what it must not hide."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class AsDict:
 
 @dataclass(frozen=True, eq=False)
 class MaskedRecords(Dataset[dict[str, Any]]):
-    """Records whose tokens are masked at random when they are drawn, each by itself, as a masking collator would.
+    """Records whose tokens are masked at random when they are drawn, each separately, as a masking collator would.
 
-    A collator that masks a whole batch gives a record other masks in other company, so that nobody could see whether
-    records mix. Here a record is masked once for each draw, and the batch is only padded afterwards.
+    If a collator masks a whole batch, a record's masks depend on the records beside it, and mixing cannot be detected.
+    Here a record is masked once for each draw, and the batch is only padded afterwards.
     """
 
     records: Any
@@ -51,10 +51,10 @@ class MaskedRecords(Dataset[dict[str, Any]]):
 
 @contextmanager
 def plain_forward(model: nn.Module) -> Iterator[None]:
-    """Let the model run as its class says, without what TRL and Accelerate put in the place of `forward` on the object.
+    """Run the model as its class defines it, without what TRL and Accelerate put in place of `forward` on the object.
 
-    TRL's fused head is a closure over the model, which a copy for the probe would share; Accelerate's does nothing but
-    autocast, which `TaskLoss` does. Anybody else's replacement is refused: it would be left out in silence.
+    TRL's fused head is a closure over the model, which a copy for the probe would share; Accelerate's only does
+    autocast, which `TaskLoss` does. Any other replacement is refused, because it would be silently left out.
     """
     parts = list(dict.fromkeys((model, losses.unwrap(model))))
     laid_by = {part: vars(part).pop("forward") for part in parts if "forward" in vars(part)}
@@ -86,7 +86,7 @@ def require_seen_checkpoints(model: nn.Module) -> None:
 
 
 def require_apart(train: Any, held_out: Any) -> None:
-    """Refuse records to measure on that are those of training, or some of them: what is measured is published."""
+    """Refuse to evaluate on training records, or on some of them: the result would be published."""
     if train is None or held_out is None:
         return
     for each in held_out.values() if isinstance(held_out, dict) else (held_out,):

@@ -13,7 +13,7 @@
     lightning.Trainer(max_epochs=-1, callbacks=[privacy]).fit(module, privacy.loader())
     print(privacy.private.guarantee())
 
-What `self.log` shows of the training batches (a training loss, an accuracy) is private and no guarantee covers it.
+Anything about the training batches in `self.log` (a training loss, an accuracy) is private, and no guarantee covers it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from sordino.validation.first_step import require_held
 class PrivateTraining(Callback):
     """Binds `recipe` to the module and the optimizer that the Trainer sets up; takes the options of `Private`.
 
-    The Trainer stops when the recipe's steps are taken. Where `run` is among the options, the ledger is durable from
-    the first step and the run is saved at the end, also when it was interrupted; `resume=True` goes on with it.
+    The Trainer stops after the recipe's last step. If `run` is among the options, the ledger is durable from the first
+    step and the run is saved at the end, even if it was interrupted; `resume=True` continues it.
     """
 
     def __init__(self, dataset: Any, loss: Loss, recipe: Recipe, *, resume: bool = False, **options: Any) -> None:
@@ -70,13 +70,13 @@ class PrivateTraining(Callback):
             self.private.load(self._resumed)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop after the last step, or where the budget ends: an epoch that charged nothing."""
+        """Stop after the last step, or when the budget runs out: an epoch that charged nothing."""
         assert self.private is not None
         before, self._charged = self._charged, len(self.private.run.ledger)
         trainer.should_stop |= self.private.position == self.private.total or self._charged == before
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        """Save; `private` stays open for `guarantee()`, its `close()` is yours."""
+        """Save; `private` stays open for `guarantee()`, and you call its `close()`."""
         if self.private is not None and self.private.run.folder is not None:
             self.private.save()
 

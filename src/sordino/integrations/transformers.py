@@ -12,10 +12,10 @@
     trainer.train()
     print(trainer.guarantee())
 
-A step of the Trainer is one private step: a draw by the recipe, a gradient per example, clipped and summed in
-microbatches, noise once. `PrivateLoop` puts that step in the place of the Trainer's own inner loop; everything around
-it (callbacks, evaluation, saving, the hub) is the Trainer's. What the arguments mean then stands in
-`sordino.integrations.arguments`.
+A step of the Trainer is one private step: a draw by the recipe, one gradient per example, clipped and summed in
+microbatches, and noise added once. `PrivateLoop` replaces the Trainer's inner loop with that step; everything around it
+(callbacks, evaluation, saving, the hub) is the Trainer's. `sordino.integrations.arguments` says what each argument
+means.
 """
 
 from __future__ import annotations
@@ -59,20 +59,21 @@ PRIVATE = (
     *("loss", "grad_norm", "train_loss", "total_flos"),
     *("train_runtime", "train_samples_per_second", "train_steps_per_second"),  # how long draws took tells their sizes
 )
-"""What the Trainer would log of the training batches; the last tells how much text there was in them."""
+"""What the Trainer would log about the training batches; the last one reveals how much text they held."""
 STATE = "trainer_state.json"
 
 
 class PrivateLoop:
-    """A Trainer whose steps are private: to be mixed in before `transformers.Trainer` or a subclass of it.
+    """A Trainer whose steps are private: mix it in before `transformers.Trainer` or a subclass of it.
 
-    `recipe` says how; without one it is DP-SGD's draws and noise, made from the arguments for the `budget`, with the
-    optimizer that the arguments name. A recipe that is not calibrated yet is calibrated to the budget. `loss` is a
-    per-example loss of one's own. `unit` is who owns each record, or the column that says so: then whole owners are
-    drawn and protected. `options` are further ones of `sordino.Private`: per_unit, engine, ledger, vault, seed (for
-    experiments). The attribute `private` is the run's `Private` once training has begun; its `close` frees the ledger.
+    `recipe` says how to train. Without one, it is DP-SGD, with draws and steps from the arguments, noise for the
+    `budget`, and the optimizer that the arguments name. A recipe that is not calibrated yet is calibrated to the
+    budget. `loss` is your own per-example loss. `unit` is who owns each record, or the column that says so: then whole
+    owners are drawn and protected. `options` are further options of `sordino.Private`: per_unit, engine, ledger, vault,
+    seed (for experiments). The attribute `private` is the run's `Private` once training has begun; its `close` releases
+    the ledger.
 
-    Guarantees: what cannot be private is refused before anything is spent. Nothing of the training batches is logged.
+    Guarantees: what cannot be private is refused before anything is spent. Nothing about training batches is logged.
     """
 
     ordinary: ClassVar[type] = Trainer
@@ -109,7 +110,7 @@ class PrivateLoop:
     # -- what is refused, and what is made of the arguments -----------------------------------------------------
 
     def _require_ordinary(self: Any) -> None:
-        """Refuse what the private step would leave out in silence, or what makes batches depend on one another."""
+        """Refuse what the private step would silently leave out, or what makes records depend on each other."""
         require_private(self.args, self.more_meanings)
         if self.train_dataset is None:
             raise InvalidInput("train_dataset is missing: the records are what is protected")
@@ -209,7 +210,7 @@ class PrivateLoop:
         return self.private.guarantee(**options)
 
     def train(self: Any, resume_from_checkpoint: Any = None, trial: Any = None, *more: Any, **kwargs: Any) -> Any:
-        """Train by the recipe; `resume_from_checkpoint` goes on with the ledger, also if a kill left no checkpoint."""
+        """Train by the recipe; `resume_from_checkpoint` continues the ledger, even if a kill left no checkpoint."""
         self._require_ordinary()
         if trial is not None:
             raise InvalidInput(TRIALS)
@@ -221,16 +222,16 @@ class PrivateLoop:
         if self.private is not None and not (resumes and self.private.run.folder == self.folder):
             raise InvalidInput(
                 "this trainer has trained already, and its guarantee is about that alone: make a new one, with "
-                "options={'ledger': Ledger.open(...)} to go on with the same records"
+                "options={'ledger': Ledger.open(...)} to continue on the same records"
             )
         return super().train(resume_from_checkpoint, trial, *more, **kwargs)  # type: ignore[misc]
 
     def hyperparameter_search(self, *_: Any, **__: Any) -> Any:
-        """Refused: what is chosen by many private runs is not covered by the price of one."""
+        """Refuse: the price of one run does not cover a choice among many private runs."""
         raise InvalidInput(TRIALS)
 
     def _find_newest_whole(self: Any) -> str | None:
-        """The newest checkpoint that was written to its end; None where a kill left the ledger alone."""
+        """Return the newest complete checkpoint; None if a kill left only the ledger."""
         found = {
             path.name.removeprefix("checkpoint-"): path for path in Path(self.args.output_dir).glob("checkpoint-*")
         }
@@ -363,18 +364,18 @@ class PrivateLoop:
     # -- what is shown and saved --------------------------------------------------------------------------------
 
     def log(self: Any, logs: dict[str, float], *more: Any, **kwargs: Any) -> None:
-        """Log what is public: nothing that was computed from the training batches alone."""
+        """Log only what is public: nothing computed directly from the training batches."""
         if kept := _drop_private(logs):
             super().log(kept, *more, **kwargs)  # type: ignore[misc]
 
     def evaluate(self: Any, eval_dataset: Any = None, *more: Any, **kwargs: Any) -> Any:
-        """Evaluate on held-out records, which are not protected; never on those that are."""
+        """Evaluate on held-out records, which are not protected; never on training records."""
         require_apart(self.train_dataset, eval_dataset)
         self._declare_held_out()
         return super().evaluate(eval_dataset, *more, **kwargs)  # type: ignore[misc]
 
     def predict(self: Any, test_dataset: Any, *more: Any, **kwargs: Any) -> Any:
-        """Predict for records that are not those of training: their metrics would be published without noise."""
+        """Predict for records outside training: metrics on training records would be published without noise."""
         require_apart(self.train_dataset, test_dataset)
         self._declare_held_out()
         return super().predict(test_dataset, *more, **kwargs)  # type: ignore[misc]
@@ -385,7 +386,7 @@ class PrivateLoop:
             private.declare(UNPROTECTED, HELD_OUT)
 
     def _save_rng_state(self: Any, output_dir: str) -> None:
-        """In its place the position in the ledger: how far generators have come would tell the sizes of draws."""
+        """Store the position in the ledger instead: the state of generators would reveal the sizes of draws."""
         assert self.private is not None
         self.private.save_position(output_dir)
 
@@ -414,7 +415,7 @@ class PrivateLoop:
 
 
 class PrivateTrainer(PrivateLoop, Trainer):
-    """`transformers.Trainer` with private steps: give it `budget=` or `recipe=`, the rest is as ever."""
+    """`transformers.Trainer` with private steps: give it `budget=` or `recipe=`; the rest is as usual."""
 
 
 class PrivateSeq2SeqTrainer(PrivateLoop, Seq2SeqTrainer):
@@ -434,7 +435,7 @@ def _drop_private(logs: Mapping[str, float]) -> dict[str, float]:
 
 
 def _is_whole(checkpoint: Path) -> bool:
-    """Whether a checkpoint was written to its end: the Trainer's state comes last, after the private position."""
+    """Whether a checkpoint is complete: the Trainer's state comes last, after the private position."""
     try:
         json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -11,8 +11,8 @@
         budget=Budget(epsilon=3, delta=1e-5),
     )
 
-Chat templates, prompts with completions and masks of what is not to be learnt are TRL's. One row of the dataset is one
-record: packing is refused, because several records would share a row and one record several rows.
+Chat templates, prompts with completions and loss masks work as in TRL. One row of the dataset is one record: packing is
+refused, because several records would share a row, or one record several rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sordino.integrations.transformers import PrivateLoop
 
 
 class PrivateSFTTrainer(PrivateLoop, SFTTrainer):
-    """TRL's `SFTTrainer` with private steps: give it `budget=` or `recipe=`, the rest is as ever."""
+    """TRL's `SFTTrainer` with private steps: give it `budget=` or `recipe=`; the rest is as usual."""
 
     ordinary: ClassVar[type] = SFTTrainer
     more_meanings: ClassVar[Mapping[str, Meaning]] = OF_SFT

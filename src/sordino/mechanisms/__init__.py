@@ -1,8 +1,8 @@
 """The mechanisms: one file per paper, found by looking into this folder.
 
-A file offers its mechanisms as ``MECHANISMS``, a tuple of `Mechanism`; one with parts that any recipe may be given
-offers those as ``PARTS``. The command line, completion, the report, the index of the documentation, the names on disk
-and the conformance tests read them from here, so that a new file needs no other change.
+A file lists its mechanisms in ``MECHANISMS``, a tuple of `Mechanism`; parts that any recipe may use are listed in
+``PARTS``. The command line, completion, the report, the index of the documentation, the names on disk and the
+conformance tests read them from here, so a new file needs no other change.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A way to train privately: how people and files call it, where it is published, and how its recipe is made.
+    """A way to train privately: its names for people and files, where it is published, and how to make its recipe.
 
-    `name` is that of ``recipes.NAME(...)`` and of ``sordino train --recipe NAME``; `title` and `summary` make one
-    sentence together. `parts` are the classes that the mechanism adds, by the type of their slot and by the name that
-    files give them, which must never change: ``{"Weighing": {"automatic": Automatic}}``. `example` are the options,
-    besides those that all recipes share, with which a small run can be audited.
+    `name` is used in ``recipes.NAME(...)`` and ``sordino train --recipe NAME``; `title` and `summary` together form one
+    sentence. `parts` are the classes that the mechanism adds, by the type of their slot and by their name in files,
+    which must never change: ``{"Weighing": {"automatic": Automatic}}``. `example` are the options, in addition to those
+    that all recipes share, with which a small run can be audited.
     """
 
     name: str
@@ -86,7 +86,7 @@ def find_parts() -> dict[str, dict[str, type]]:
 
 
 def list_names() -> list[str]:
-    """The names of all mechanisms, read from the files' text: a shell that completes a line cannot wait for torch."""
+    """Return the names of all mechanisms, read from the files' text: shell completion cannot wait for torch."""
     return sorted(name for file in _files() for name in _written_names(file))
 
 

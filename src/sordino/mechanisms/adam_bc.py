@@ -1,8 +1,8 @@
 """DP-AdamBC: Adam without the noise in its second moment (Tang, Shpilevskiy, Lécuyer 2024).
 
-Adam divides by the root of the mean square of what it is given. Of a noisy gradient that is mostly the square of the
-noise, the same for all coordinates, so that DP-Adam is little else than DP-SGD with momentum. The noise's deviation
-Φ^½ = σ·C/B is public and can be taken out:
+Adam divides by the root mean square of its gradients. For a noisy gradient that is mostly the square of the noise,
+which is the same for all coordinates, so DP-Adam is little more than DP-SGD with momentum. The deviation of the noise,
+Φ^½ = σ·C/B, is public, so its variance can be subtracted:
 
     m ← β₁·m + (1−β₁)·g,   v ← β₂·v + (1−β₂)·g²,   x ← x − η · m̂ / √max(v̂ − Φ, γ′),
 
@@ -28,9 +28,9 @@ FLOOR = 5e-8
 
 
 class AdamBC(torch.optim.Optimizer, NoiseAware):
-    """Adam whose second moment is corrected for the noise of privacy, of which `Private` tells it.
+    """Adam whose second moment is corrected for the privacy noise, whose size `Private` tells it.
 
-    `floor` is γ′, which bounds the corrected second moment from below: √γ′ is the least that is divided by.
+    `floor` is γ′, which bounds the corrected second moment from below: it never divides by less than √γ′.
     `weight_decay` is decoupled, as in AdamW.
 
     Guarantees: post-processing. Edge cases: told of no noise it is Adam with √max(v̂, γ′) in place of √v̂ + ε.
@@ -108,7 +108,7 @@ class CorrectedAdam(Optimizer):
 
 
 def adam_bc(*, clip: float = 1.0, lr: float = 1e-3, floor: float = FLOOR, **common: Unpack[Common]) -> Recipe:
-    """DP-Adam with the noise taken out of its second moment (DP-AdamBC): the same releases, hence the same price.
+    """DP-Adam with the noise removed from its second moment (DP-AdamBC): the same releases, and so the same price.
 
     >>> from sordino import recipes
     >>> recipes.adam_bc(batch_size=64, epochs=1).optimizer.floor

@@ -1,13 +1,13 @@
-"""Random allocation: every record takes part in one step of each epoch, which a secret coin of its own chooses.
+"""Random allocation: every record takes part in one step of each epoch, which its own secret coin chooses.
 
-An ordinary epoch shows every record once; Poisson draws show it 0, 1, 2, … times. Where each record is dealt to a
-uniformly random one of the epoch's t steps ("balls into bins", Chua et al. 2025; Feldman & Shenfeld 2025), whoever
-does not know the step sees
+An ordinary epoch shows every record once; Poisson draws show it 0, 1, 2, … times. If each record is dealt to a
+uniformly random one of the epoch's t steps ("balls into bins", Chua et al. 2025; Feldman & Shenfeld 2025), an observer
+who does not know the step sees
 
     (1/t) Σ_i N(e_i, σ²·I)    against    N(0, σ²·I),
 
-which hides a record about as well as Poisson draws at rate 1/t do, and a little better wherever it was tried. The draws
-are those of `Shuffled`, which is priced as if the step were known; here it is not, and the epoch is one
+which hides a record about as well as Poisson draws at rate 1/t, and a little better in every case that we tried. The
+draws are those of `Shuffled`, which is priced as if the step were known. Here it is secret, and the epoch is one
 `RandomAllocation` (proof in docs/proofs/allocation.md).
 """
 
@@ -35,10 +35,10 @@ def _unproven(slot: str, proven: type, use: str) -> Needs:
 
 @dataclass(frozen=True)
 class Allocated(Shuffled):
-    """Each epoch every record picks one of `batches` steps by a secret coin of its own, and is in that step alone.
+    """In each epoch every record picks one of `batches` steps by its own secret coin, and is only in that step.
 
     Guarantees: an epoch is one `RandomAllocation` with its smallest noise, charged before its first step.
-    Edge cases: those of `Shuffled`. An epoch that is left stays paid in full, and the next has coins of its own.
+    Edge cases: those of `Shuffled`. An epoch that ends early stays paid for in full, and the next has fresh coins.
     """
 
     apart: ClassVar[bool] = True
@@ -61,7 +61,7 @@ class Allocated(Shuffled):
 
 
 def allocation(*, clip: float = 1.0, lr: float = 0.5, momentum: float = 0.0, **common: Unpack[Common]) -> Recipe:
-    """DP-SGD whose every epoch deals each record to one of its steps by a secret coin (random allocation).
+    """DP-SGD that deals each record to one secret step of every epoch (random allocation).
 
     >>> from sordino import Budget, recipes
     >>> recipe = recipes.allocation(batch_size=600, epochs=2).calibrate(Budget(3, 1e-5), records=60_000)

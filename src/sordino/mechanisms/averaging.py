@@ -1,4 +1,4 @@
-"""Averages of the iterates: the noise of single steps averages out, what they have in common stays.
+"""Averages of the iterates: the noise of single steps averages out, and what they have in common stays.
 
 With x_t the model after step t = 1, 2, …, and a_t its average,
 
@@ -7,7 +7,7 @@ With x_t the model after step t = 1, 2, …, and a_t its average,
       polynomial    (1+p)/(t+p)                      (Shamir and Zhang 2013): later models weigh more, for any length
       tail          1 up to step `after`, then 1/(t − after)    (the mean of the models after that step)
 
-Training goes on from x_t; a_t is what is given out.
+Training continues from x_t; a_t is what is returned.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ POWER = 8.0
 
 
 class Averaged(Proposer):
-    """An optimizer that keeps an average of the models: give one of `decay`, `power` and `after`; power=8 if none is.
+    """An optimizer that keeps an average of the models: give one of `decay`, `power` and `after`; the default is
+    power=8.
 
-    ``with optimizer.final():`` the model holds the average, and for good once the last step is taken. One buffer per
-    parameter. Buffers of the model, such as running statistics, are not averaged.
+    Within ``with optimizer.final():`` the model holds the average, and permanently after the last step. It needs one
+    buffer per parameter. Buffers of the model, such as running statistics, are not averaged.
 
     Guarantees: post-processing.
     """
@@ -72,9 +73,9 @@ class Averaged(Proposer):
 
 
 def check_average(decay: float | None, power: float | None, after: int | None) -> None:
-    """Refuse several averages at once, and weights that are none."""
+    """Refuse several averages at once, and invalid weights."""
     if sum(value is not None for value in (decay, power, after)) > 1:
-        raise InvalidInput(f"decay={decay}, power={power}, after={after}: give one of them, for there is one average")
+        raise InvalidInput(f"decay={decay}, power={power}, after={after}: give only one of them")
     if decay is not None and not 0 <= decay < 1:
         raise InvalidInput(f"decay={decay} must lie in [0, 1): the weight of the past; try 0.999")
     if power is not None and not power >= 0:
@@ -110,10 +111,10 @@ def averaged(
     inner: Optimizer | None = None,
     **common: Unpack[Common],
 ) -> Recipe:
-    """DP-SGD that gives out an average of its models: at no price.
+    """DP-SGD that returns an average of its models, at no extra price.
 
-    `decay` averages exponentially, `after` over all models after that step, `power` by a polynomial that leans to the
-    later ones and fits any length; without any of them power=8. `inner` is another optimizer of a recipe.
+    `decay` averages exponentially, `after` over all models after that step, and `power` by a polynomial that favours
+    later models and suits any length; the default is power=8. `inner` is another optimizer of a recipe.
 
     >>> from sordino import recipes
     >>> recipes.averaged(batch_size=256, epochs=5, decay=0.999).optimizer.decay
@@ -127,7 +128,7 @@ MECHANISMS = (
     Mechanism(
         "averaged",
         title="Averaged DP-SGD",
-        summary="an average of the models is given out",
+        summary="an average of the models is returned",
         paper="De et al., Unlocking High-Accuracy Differentially Private Image Classification through Scale, 2022; "
         "Shamir and Zhang, Stochastic Gradient Descent for Non-smooth Optimization, ICML 2013",
         recipe=averaged,

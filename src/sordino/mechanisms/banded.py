@@ -1,17 +1,16 @@
-"""Correlated noise: each step takes back a part of the noise of the steps before it (BandMF, DP-FTRL's family).
+"""Correlated noise: each step cancels a part of the noise of the steps before it (BandMF, from the DP-FTRL family).
 
-Training adds gradients up. What hurts a model is the noise of the sums Σ_{s≤t} g̃_s, not that of single steps. So let C
-be a lower-triangular Toeplitz matrix with b bands c_0, …, c_{b−1}, ‖c‖ = 1, and z_t fresh normals. Released is
+Training adds up gradients. What hurts a model is the noise of the sums Σ_{s≤t} g̃_s, not that of single steps. So let C
+be a lower-triangular Toeplitz matrix with b bands c_0, …, c_{b−1}, ‖c‖ = 1, and z_t fresh normals. The run releases
 
     G̃ = G + σ·C⁻¹z,    that is    w_t = (z_t − Σ_{i=1}^{b−1} c_i·w_{t−i}) / c_0,    g̃_t = g_t + σ·w_t,
 
-which is a function of C·G + σ·z. A record that joins at step t moves rows t … t+b−1 of C·G by c_i·g_t, together no
-further than clipping lets g_t be: where it joins at most every b-th step, these rows cost one Gaussian. Draws are
-cyclic: each record belongs to one of b groups, by a coin of its own, and step t draws from group t mod b alone, at b
-times the rate. A run of T steps costs ⌈T/b⌉ steps of DP-SGD at rate b·q (Choquette-Choo et al. 2023; proof in
-docs/proofs/banded.md).
+which is a function of C·G + σ·z. A record that joins at step t moves rows t … t+b−1 of C·G by c_i·g_t, together by no
+more than the length of g_t. If it joins at most every b-th step, these rows cost one Gaussian. Draws are cyclic: each
+record belongs to one of b groups, by its own coin, and step t draws only from group t mod b, at b times the rate. A run
+of T steps costs ⌈T/b⌉ steps of DP-SGD at rate b·q (Choquette-Choo et al. 2023; proof in docs/proofs/banded.md).
 
-More bands cancel more noise and amplify less; at b = 1 it *is* DP-SGD.
+More bands cancel more noise but give less amplification; with b = 1 it *is* DP-SGD.
 """
 
 from __future__ import annotations
@@ -67,15 +66,15 @@ class _Cycle(State):
 
 @dataclass(frozen=True)
 class Cyclic(Sampler):
-    """Cyclic Poisson draws: each record is in one of `bands` groups by a coin of its own, and groups take turns.
+    """Cyclic Poisson draws: each record is in one of `bands` groups by its own coin, and the groups take turns.
 
     In its turn a record joins with probability `bands` times `rate`, the share of all records that a draw expects.
 
     Guarantees: a record joins at most every `bands`-th draw. The first step of a cycle is charged for all of it: a
     record is in one turn of it, with the least noise that any turn has (docs/proofs/banded.md).
-    Edge cases: a draw may be empty. A run that goes on begins a cycle, with groups of its own, and is charged for it.
-    Where a group is smaller than a draw, which `calibrate` refuses, all of it joins. One band is Poisson sampling, coin
-    by coin. The groups take 8 bytes a record.
+    Edge cases: a draw may be empty. A resumed run begins a cycle with new groups, and is charged for it. If a group is
+    smaller than a draw, which `calibrate` refuses, all of it joins. One band is Poisson sampling, coin by coin. The
+    groups take 8 bytes per record.
     """
 
     bands: int = 1
@@ -115,14 +114,14 @@ class Cyclic(Sampler):
         return min(1.0, self.bands * self.rate)
 
     def prepare(self, bench: Bench, step: int) -> None:
-        """Go on to the next group once the last one was drawn, whatever became of the draw."""
+        """Advance to the next group once the last one was drawn, whatever became of the draw."""
         state: _Cycle = bench.states.sampler
         if state.drawn:
             state.turn, state.drawn = (state.turn + 1) % self.bands, False
 
     def terms(self, terms: Terms, state: _Cycle) -> Terms:
         if not isinstance(terms.event, GaussianDpEvent):
-            raise InvalidInput(f"sampler=Cyclic() goes with exact norms, not with {terms.event}: use Poisson draws")
+            raise InvalidInput(f"sampler=Cyclic() works with exact norms, not with {terms.event}: use Poisson draws")
         if state.turn:
             return replace(terms, event=PaidByEpoch(terms.noise_multiplier))
         return replace(terms, event=PoissonSampledDpEvent(self.joins, terms.event))
@@ -154,7 +153,7 @@ class Cyclic(Sampler):
 
 @dataclass
 class _Past(State):
-    """The noise w of the last steps, newest first, in units of its deviation. Whoever knew it could undo the noise."""
+    """The noise w of the last steps, newest first, in units of its deviation. Knowing it would undo the noise."""
 
     noises: list[list[Tensor]] = field(default_factory=list)
     receipt: int = 0
@@ -169,11 +168,11 @@ class Banded(Noise):
     error of all models of the run under SGD with `momentum`, that of the recipe's optimizer unless it is given, and
     learning rates in proportion to `rates`. The recipe sets `coefficients`; they count up to their length.
 
-    Guarantees: with draws at most every `bands`-th of which holds a given record, one cycle costs one Gaussian of the
-    recipe's noise multiplier. At most `bands` − 1 buffers of past noise, in memory alone: never saved, so that a run
-    that goes on starts from fresh noise.
-    Edge cases: a draw that was charged and never released, or other parameters than before, break the chain: the noise
-    goes on as at the start, which costs nothing and cancels less. One band is independent noise, bit for bit.
+    Guarantees: if at most every `bands`-th draw holds a given record, one cycle costs one Gaussian of the recipe's
+    noise multiplier. It keeps at most `bands` − 1 buffers of past noise, only in memory. They are never saved, so a
+    resumed run starts from fresh noise.
+    Edge cases: a draw that was charged and never released, or a change of parameters, breaks the chain. The noise then
+    starts over, which costs nothing but cancels less. One band is independent noise, bit for bit.
     """
 
     bands: int = 1
@@ -208,7 +207,7 @@ class Banded(Noise):
             if len(given) > self.bands or not given or not given[0] > 0 or not all(map(math.isfinite, given)):
                 raise InvalidInput(
                     f"coefficients={given} must be finite, at most bands={self.bands} of them, the first > 0: "
-                    "leave them out to have them found"
+                    "leave them out to compute them"
                 )
 
     def for_steps(self, steps: int, momentum: float = 0.0) -> Banded:
@@ -350,9 +349,9 @@ def banded(
     rates: Schedule | None = None,
     **common: Unpack[Common],
 ) -> Recipe:
-    """DP-SGD whose noise takes back a part of itself in the next `bands` − 1 steps (Choquette-Choo et al. 2023).
+    """DP-SGD whose noise is partly cancelled in the next `bands` − 1 steps (Choquette-Choo et al. 2023).
 
-    `strategy` is "optimised" or "sqrt". `rates` are factors on the learning rate over the run, where a scheduler
+    `strategy` is "optimised" or "sqrt". `rates` are factors on the learning rate over the run: give them if a scheduler
     changes it, so that the noise fits. With `bands`=1 this is `recipes.dpsgd`.
 
     >>> from sordino import Budget, recipes
@@ -361,7 +360,7 @@ def banded(
     (1172, 4, True)
     """
     if common.get("sampler") is not None:
-        raise InvalidInput(f"sampler={common['sampler']!r} cannot be given: banded noise needs cyclic draws of its own")
+        raise InvalidInput(f"sampler={common['sampler']!r} cannot be given: banded noise needs its own cyclic draws")
     own: Common = {**common, "sampler": Cyclic(bands)}
     noise = Banded(bands, strategy, rates=rates or Constant())
     return Recipe(name="banded", clip=clip, optimizer=Optimizer("sgd", lr=lr, momentum=momentum), noise=noise, **own)
@@ -371,7 +370,7 @@ MECHANISMS = (
     Mechanism(
         "banded",
         title="BandMF",
-        summary="the noise of each step takes back a part of the noise before it",
+        summary="the noise of each step cancels a part of the noise before it",
         paper="Choquette-Choo et al., (Amplified) Banded Matrix Factorization: A Unified Approach to Private Training, "
         "NeurIPS 2023",
         recipe=banded,

@@ -1,11 +1,11 @@
-"""Clipping block by block: each layer of an example's gradient has a bound of its own, fixed or found on the way.
+"""Clipping block by block: each layer of an example's gradient has its own bound, fixed or adaptive.
 
-A gradient whose layers have very different lengths is clipped by its longest layer alone, and the others shrink with
-it. With bounds C_1, …, C_K for K blocks of parameters each block is clipped by itself,
+If the layers of a gradient have very different lengths, flat clipping is decided by the longest layer, and the others
+shrink with it. With bounds C_1, …, C_K for K blocks of parameters, each block is clipped separately,
 
     g_k ← g_k · min(1, C_k / ‖g_k‖),        Σ_k C_k² = C²,
 
-so that the whole contribution is no longer than C: the price is that of flat clipping (McMahan et al. 2018; He et al.
+so the whole contribution is no longer than C, and the price is that of flat clipping (McMahan et al. 2018; He et al.
 2023). The adaptive variant lets every C_k follow a quantile of its block's norms (Andrew et al. 2021): each drawn
 example votes +1/2 in the blocks that are within their bounds and −1/2 in the others. The sums of votes are released
 with noise of deviation σ_b, about the same draw as the gradient: both are one Gaussian of the recipe's multiplier z,
@@ -78,10 +78,10 @@ def _find_owner(name: str, by: str) -> str:
 
 @dataclass(frozen=True)
 class PerBlock(Blockwise):
-    """Clipping of each block of parameters to a bound of its own; all bounds are equal, and C together.
+    """Clip each block of parameters to its own bound; all bounds are equal, and together they are C.
 
-    `by` is "layer", the module that owns a parameter; "parameter", each by itself; or "block", the first numbered part
-    of its name, such as a transformer's layers, and its topmost module where there is none.
+    `by` is "layer", the module that owns a parameter; "parameter", each one separately; or "block", the first numbered
+    part of its name, such as a transformer's layers, or its topmost module if there is none.
 
     Guarantees: contributions no longer than C. Edge cases: an example that is not finite anywhere has weight 0 in all
     blocks; a block without gradient has weight 1.
@@ -117,7 +117,7 @@ def clip_blocks(norms: Tensor, bounds: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bounds in force, over the recipe's clipping bound: released values and nothing else, hence public."""
+    """The current bounds, over the recipe's clipping bound: only released values, and so public."""
 
     shares: tuple[float, ...]
 
@@ -129,7 +129,7 @@ class Bounds:
 
 @dataclass
 class Followed(State):
-    """The released bounds; and, private, the votes of the draw in hand."""
+    """The released bounds, and the votes of the current draw, which are private."""
 
     bounds: Bounds | None = field(default=None, metadata={"public": Bounds})
     votes: Tensor | None = None
@@ -137,16 +137,16 @@ class Followed(State):
 
 @dataclass(frozen=True)
 class QuantileBlocks(PerBlock):
-    """Clipping of each block to a private quantile of its norms: C_k ← C_k · exp(−rate·(f_k − target)) after a step.
+    """Clip each block to a private quantile of its norms: C_k ← C_k · exp(−rate·(f_k − target)) after a step.
 
     f_k is the noised share of drawn examples within C_k, relative to the public batch size. `vote_noise` is the
     deviation of the noise on each sum of votes; unless given, a twentieth of the batch size or four noise multipliers
     of the votes' sensitivity, whichever is more. All bounds begin at C/√K.
 
-    Guarantees: costs nothing beyond the recipe's price: votes and gradient are one Gaussian about the same draw
-    (law 3), and the gradient has more noise instead.
+    Guarantees: it costs nothing beyond the recipe's price. Votes and gradient are one Gaussian about the same draw (law
+    3); in return, the gradient has more noise.
     Edge cases: an example that is not finite votes −1/2 in the blocks where it is not; bounds stay within a factor of
-    1000 of where they began; other parameters than before begin anew.
+    1000 of where they began; if the parameters change, the bounds start over.
     """
 
     target: float = 0.5
@@ -245,7 +245,7 @@ def blockwise(
     momentum: float = 0.0,
     **common: Unpack[Common],
 ) -> Recipe:
-    """Clip every layer of a gradient to a bound of its own, at the price of DP-SGD (He et al. 2023).
+    """Clip every layer of a gradient to its own bound, at the price of DP-SGD (He et al. 2023).
 
     `by` is "layer", "parameter" or "block". `adaptive` lets the bounds follow the `target` quantile of their blocks'
     norms, which is paid for with slightly more noise on the gradient.
@@ -263,7 +263,7 @@ MECHANISMS = (
     Mechanism(
         "blockwise",
         title="Per-layer clipping",
-        summary="every layer of a gradient is clipped by itself, to fixed or followed bounds",
+        summary="every layer of a gradient is clipped separately, to fixed or adaptive bounds",
         paper="He et al., Exploring the Limits of Differentially Private Deep Learning with Group-wise Clipping, ICLR "
         "2023; Andrew et al., Differentially Private Learning with Adaptive Clipping, NeurIPS 2021",
         recipe=blockwise,

@@ -48,13 +48,13 @@ class Lengths(Attempts):
 class StepLength(Rejecting):
     """Of `candidates` lengths between 0 and `longest`, take the one with the smallest noisy loss (Lee & Kifer 2018).
 
-    The direction is that of the optimizer's proposal, normalised to length 1. Where length 0 wins, no step helps: the
-    model stays, and the gradient gets more budget, for the next release at the same model is averaged with it. (Lee
-    and Kifer buy a tenth more instead of another whole release, which makes what is spent depend on what was seen;
-    here every attempt costs the same, so that the budget fixes their number.) After every ten kept steps `longest`
-    shrinks to 1.1 times the longest of them.
+    The direction is that of the optimizer's proposal, normalised to length 1. If length 0 wins, no step helps: the
+    model stays, and the gradient gets more budget, because the next release at the same model is averaged with it. (Lee
+    and Kifer buy a tenth more instead of another whole release, which makes what is spent depend on what was seen; here
+    every attempt costs the same, so the budget fixes their number.) After every ten kept steps, `longest` shrinks to
+    1.1 times the longest of them.
 
-    Guarantees: a noisy minimum of `epsilon` on a fresh draw of expected `size` records beside the Gaussian proposal.
+    Guarantees: a noisy minimum of `epsilon` on a fresh draw of expected `size` records, plus the Gaussian proposal.
     Edge cases: a loss that is not finite counts as the bound `loss_clip`, a negative one as 0.
     """
 
@@ -156,7 +156,7 @@ def dpagd(
 
     Of `candidates` lengths up to `longest` the one with the smallest noisy loss is taken, by a choice that is
     `choice_epsilon`-private on a draw of `validation_size` records. The learning rate has no effect: the gradient gives
-    the direction alone.
+    only the direction.
 
     >>> from sordino import recipes
     >>> recipes.dpagd(batch_size=512, epochs=10, choice_epsilon=0.5).selection.candidates

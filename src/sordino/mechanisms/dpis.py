@@ -1,7 +1,7 @@
 """Importance sampling by gradient norm (DPIS, Wei et al. 2022): long gradients are drawn more often and weigh less.
 
-At the start of an epoch one pass measures every record's norm, and K̃ ≈ Σ min(‖g‖, C) is released once; Ñ, the number of
-records, is released once per run (Eqs. 10-12). In every step each record tosses one coin u and is used where
+At the start of an epoch one pass measures every record's norm, and K̃ ≈ Σ min(‖g‖, C) is released once; Ñ, the number
+of records, is released once per run (Eqs. 10-12). In every step each record tosses one coin u and is used if
 
     u · K̃/b < min(max(‖g‖, g_L), C),
 
@@ -52,7 +52,7 @@ EXPECTED = 0.5
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an epoch was told about the records: released values and nothing else, hence public."""
+    """What an epoch knows about the records: only released values, and so public."""
 
     number: int
     records: float
@@ -88,9 +88,9 @@ class Epoch:
 
 @dataclass
 class Learnt(State):
-    """What importance sampling knows: the released epoch, the σ_G in force, and, private, the bounds ĝ of all records.
+    """What importance sampling knows: the released epoch, the current σ_G and, in private, the bounds ĝ of all records.
 
-    `seen` are the bounds that changed in this process since the others heard of them.
+    `seen` are the bounds that changed in this process since it last told the others.
     """
 
     epoch: Epoch | None = field(default=None, metadata={"public": Epoch})
@@ -108,9 +108,9 @@ def _unproven(slot: str, proven: type, why: str) -> Needs:
 class ImportanceWeights:
     """Importance weights with rejection: ``C / max(|g|, floor)`` above the record's threshold, else 0 (DPIS, Eq. 15).
 
-    A record is used with a probability in proportion to the length of its gradient, so that all used gradients are
-    made equally long. The floor, which the paper lacks, keeps the weights finite: they would else turn the rounding of
-    a tiny norm into a contribution above the bound.
+    A record is used with a probability in proportion to the length of its gradient, so all used gradients are made
+    equally long. The floor, which the paper lacks, keeps the weights finite: otherwise the rounding of a tiny norm
+    could become a contribution above the bound.
 
     Guarantees: contributions no longer than C, whatever the norms. Needs the thresholds of `Importance`.
     """
@@ -297,7 +297,7 @@ class Importance(Sampler):
 
 
 def measure(bench: Bench) -> Tensor:
-    """The norm of every record's gradient at the present model, in microbatches; no gradient is formed or released."""
+    """Return the norm of every record's gradient at the current model, in microbatches; no gradient is formed."""
     parameters = bench.parameters()
     size = bench.microbatch or bench.engine.microbatch(parameters)
     norms = torch.zeros(bench.records.count)
@@ -391,7 +391,7 @@ def _check_budget(recipe: Recipe, budget: Budget) -> None:
         raise InvalidInput("neither steps nor epochs is set: give the length of training")
     if budget.accountant not in ("pld", filters.NAME):
         raise InvalidInput(
-            f"accountant={budget.accountant!r} cannot price noise that is chosen on the way: use {filters.NAME!r}"
+            f"accountant={budget.accountant!r} cannot price noise that is chosen during the run: use {filters.NAME!r}"
         )
     if budget.adjacency != "add-or-remove-one":
         raise InvalidInput(
@@ -429,11 +429,11 @@ def dpis(
 ) -> Recipe:
     """Draw records in proportion to their gradient norms, weigh them so that all are equally long (DPIS, Alg. 1).
 
-    The noise follows the mean norm: where that falls during training, so does σ_G, which is chosen anew for every epoch
-    within a budget that a filter guards. An epoch costs (1/`refresh` + `multiplier`) epochs of gradients at most: all
-    norms are measured every `refresh`-th epoch, in between those of drawn records alone. `adaptive` lets the clipping
-    bound follow `quantile` times the mean norm, at most `external`·`clip`. `lr` is 0.5 for SGD and 0.001 for Adam
-    unless given.
+    The noise follows the mean norm: if that falls during training, so does σ_G, which is chosen again for every epoch
+    within a budget that a filter guards. An epoch takes at most (1/`refresh` + `multiplier`) epochs of gradients: all
+    norms are measured every `refresh`-th epoch, and in between only those of drawn records. `adaptive` lets the
+    clipping bound follow `quantile` times the mean norm, at most `external`·`clip`. `lr` is 0.5 for SGD and 0.001 for
+    Adam unless given.
 
     >>> from sordino import Budget, recipes
     >>> recipe = recipes.dpis(batch_size=256, epochs=5).calibrate(Budget(epsilon=3, delta=1e-5), records=60_000)

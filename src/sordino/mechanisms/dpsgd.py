@@ -1,4 +1,4 @@
-"""DP-SGD, DP-Adam and automatic clipping: the baselines of every paper, made of plain parts."""
+"""DP-SGD, DP-Adam and automatic clipping: the baselines of every paper, made from plain parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def dpsgd(*, clip: float = 1.0, lr: float = 0.5, momentum: float = 0.0, **common
 
 
 def dpadam(*, clip: float = 1.0, lr: float = 1e-3, **common: Unpack[Common]) -> Recipe:
-    """DP-SGD whose released gradients go to Adam: the same releases, hence the same price.
+    """DP-SGD whose released gradients go to Adam: the same releases, and so the same price.
 
     >>> from sordino import recipes
     >>> recipes.dpadam(batch_size=64, epochs=1).optimizer.kind
@@ -32,7 +32,7 @@ def dpadam(*, clip: float = 1.0, lr: float = 1e-3, **common: Unpack[Common]) -> 
 
 
 def automatic(*, gamma: float = 0.01, lr: float = 0.05, momentum: float = 0.9, **common: Unpack[Common]) -> Recipe:
-    """AUTO-S: normalise instead of clip, so that there is no bound to tune (Bu et al. 2023).
+    """AUTO-S: normalise instead of clipping, so there is no bound to tune (Bu et al. 2023).
 
     >>> from sordino import recipes
     >>> recipes.automatic(batch_size=64, epochs=1).weighing

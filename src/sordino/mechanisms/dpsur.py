@@ -32,7 +32,7 @@ HALVINGS = 4
 
 @dataclass
 class Tested(Attempts):
-    """Where the block of proposals began that are tested together, and how many paid verdicts are left."""
+    """Where the current block of jointly tested proposals began, and how many paid verdicts are left."""
 
     block: Rollback | None = None
     tests: int = 0
@@ -40,7 +40,7 @@ class Tested(Attempts):
 
 @dataclass(frozen=True, kw_only=True)
 class Selective(Rejecting):
-    """Keep a proposal that passes a `NoisyTest`, else roll it back (DPSUR, Alg. 2).
+    """Keep a proposal if it passes a `NoisyTest`, otherwise roll it back (DPSUR, Alg. 2).
 
     By default a rejected proposal leaves no trace and an attempt costs the erasure event. Three refinements use what
     was rejected, and so pay for the proposal and for the verdicts in full:
@@ -67,7 +67,7 @@ class Selective(Rejecting):
         if self.line_search and not isinstance(self.test.schedule, Constant):
             raise InvalidInput(
                 "line_search=True keeps paid verdicts for later, where a schedule of the test's noise would make them "
-                "dearer than what was paid: leave validation_schedule out"
+                "more expensive than what was paid: leave out validation_schedule"
             )
         if self.published and self.test.share is not None:
             raise InvalidInput("accounting='published' is the paper's algorithm: leave validation_share out")
@@ -172,10 +172,10 @@ def dpsur(
 ) -> Recipe:
     """Keep an update if a noisy test on fresh records says that it helps (DPSUR, Alg. 2; defaults of its MNIST run).
 
-    Every attempt is a step of the recipe and is charged. accounting="published" counts accepted updates alone, as the
-    paper does; that is no guarantee. `reuse`, `line_search` and `test_every` go beyond the paper (see `Selective`), and
-    so does `validation_share`: one record moves the test by that share of its clipping bound at most, which makes an
-    attempt cheaper; None is the paper's test, which "published" always takes.
+    Every attempt is a step of the recipe and is charged. accounting="published" counts only accepted updates, as the
+    paper does; that gives no guarantee. `reuse`, `line_search` and `test_every` go beyond the paper (see `Selective`).
+    So does `validation_share`: one record moves the test by at most that share of its clipping bound, which makes an
+    attempt cheaper. None is the paper's test, which "published" always uses.
 
     >>> from sordino import recipes
     >>> recipe = recipes.dpsur(batch_size=1024, noise_multiplier=2.0, steps=1152).for_records(60_000)

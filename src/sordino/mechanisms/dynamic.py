@@ -1,10 +1,10 @@
 """Dynamic DP-SGD and the noise-decay baselines: noise and clipping bound that change over the run.
 
 A schedule is a shape, a factor on the recipe's base value: the noise of step t is ``noise_multiplier * shape(t, T)``.
-Calibration finds the base value; the shape stays what the paper says. All of them are 1 at step 0.
+Calibration finds the base value; the shape is the paper's. All shapes are 1 at step 0.
 
-Noise means the noise *multiplier* σ/C. What is added to the sum is σ·C, so that a falling clipping bound lowers it too
-without costing anything: the price depends on the multipliers alone.
+Noise means the noise *multiplier* σ/C. The noise added to the sum is σ·C, so a decaying clipping bound also lowers it
+at no cost: the price depends only on the multipliers.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ class VarianceDecay:
 
 @dataclass(frozen=True)
 class PerEpoch:
-    """Steps `inner` once per epoch, as the authors' scripts do: all steps of epoch e have the value inner(e, epochs).
+    """Change `inner` once per epoch, as the authors' scripts do: all steps of epoch e have the value inner(e, epochs).
 
-    For a falling schedule the value at the epoch's start is the safe side of what the paper's formula says.
+    For a decaying schedule, the value at the epoch's start is on the safe side of the paper's formula.
     """
 
     inner: Schedule
@@ -148,9 +148,9 @@ class PerEpoch:
 class Levels:
     """`inner` as a staircase of `count` levels, which is what then *runs*: at most `count` different events to price.
 
-    A level ends where Σ factor⁻², the privacy spent to first order, passes the next multiple of total/count, and
-    has the factor that spends as much as the steps it replaces. Any event that depends on the noise becomes cheap to
-    price so, also those of random projections and selective updates; sampled Gaussians are priced well without it.
+    A level ends where Σ factor⁻², the privacy spent to first order, passes the next multiple of total/count, and has
+    the factor that spends as much as the steps it replaces. This makes any event that depends on the noise cheap to
+    price, including those of random projections and selective updates; sampled Gaussians do not need it.
     """
 
     inner: Schedule
@@ -210,7 +210,7 @@ def dynamic(
     per_epoch: bool = False,
     **common: Unpack[Common],
 ) -> Recipe:
-    """Growing μ and falling clipping bound together: σ_t·C_t = C_0/μ_0 · (ρ_μ ρ_c)^(−t/T) (Dynamic DP-SGD, Alg. 2).
+    """Growing μ and a decaying clipping bound together: σ_t·C_t = C_0/μ_0 · (ρ_μ ρ_c)^(−t/T) (Dynamic DP-SGD, Alg. 2).
 
     The defaults are those of the authors' MNIST script at ε = 0.4. μ_0 is found by `calibrate` from the composition of
     all different steps, where the paper uses a limit theorem; sums are divided by the public batch size, where it uses
@@ -310,7 +310,7 @@ MECHANISMS = (
     Mechanism(
         "growing_mu",
         title="Dynamic DP-SGD",
-        summary="the noise falls, so that later steps spend more",
+        summary="the noise decays, so later steps spend more",
         paper=DYNAMIC,
         recipe=growing_mu,
         parts={"Schedule": {"growing-mu": GrowingMu}},
@@ -318,7 +318,7 @@ MECHANISMS = (
     Mechanism(
         "sensitivity_decay",
         title="Dynamic DP-SGD",
-        summary="the clipping bound falls",
+        summary="the clipping bound decays",
         paper=DYNAMIC,
         recipe=sensitivity_decay,
         parts={"Schedule": {"sensitivity-decay": SensitivityDecay}},
@@ -326,7 +326,7 @@ MECHANISMS = (
     Mechanism(
         "noise_decay",
         title="Noise decay",
-        summary="the noise falls from epoch to epoch",
+        summary="the noise decays from epoch to epoch",
         paper="Yu et al., Differentially Private Model Publishing for Deep Learning, S&P 2019; Zhang et al. 2021",
         recipe=noise_decay,
         parts={

@@ -34,8 +34,8 @@ class ProjectedNorms(Norms):
     """Norms estimated by `projections` random projections of each gradient, fresh for every draw.
 
     Guarantees: one answer is a `ProjectedGaussian`, for flat and automatic clipping alike: either bounds a contribution
-    by clip · ‖g‖/M, the random length that the event prices. "auto" is replaced, while the noise is calibrated, by the
-    fewest projections whose noise is at most `factor` times what exact norms need.
+    by clip · ‖g‖/M, the random length that the event prices. Calibrating the noise replaces "auto" with the fewest
+    projections whose noise is at most `factor` times what exact norms need.
     """
 
     projections: int | str = "auto"
@@ -92,7 +92,7 @@ class ProjectedNorms(Norms):
         if place == len(CHOICES):
             raise InvalidInput(
                 f"factor={self.factor:g} is out of reach of {CHOICES[-1]} projections at epsilon={budget.epsilon:g}: "
-                "allow more noise by a larger factor, or use exact norms"
+                "allow a larger factor, or use exact norms"
             )
         return _with_noise(recipe, replace(self, projections=CHOICES[place]), budget, start=self.factor * exact)
 
@@ -134,9 +134,9 @@ def jl(
 ) -> Recipe:
     """Clip every gradient by its norm as estimated from `projections` random projections (DP-SGD-JL, Algs. 1 and 3).
 
-    `projections="auto"` takes the fewest that need at most 5 % more noise than exact norms. `lr` is 0.25 for SGD and
-    0.001 for Adam unless given, as in the paper. Unlike there, draws are Poisson and few projections cost what they
-    reveal.
+    `projections="auto"` uses the fewest that need at most 5 % more noise than exact norms. `lr` is 0.25 for SGD and
+    0.001 for Adam by default, as in the paper. Unlike in the paper, draws are Poisson, and few projections cost what
+    they reveal.
 
     >>> from sordino.mechanisms.jl import jl
     >>> jl(optimizer="adam", projections=24, batch_size=256, epochs=5).norms

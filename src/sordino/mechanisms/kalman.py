@@ -26,10 +26,10 @@ from sordino.recipe import Around, Common, Optimizer, Recipe
 
 
 class Kalman(Proposer):
-    """An optimizer that is given ĝ_t, while the model holds the point y_t ahead at which gradients are taken.
+    """An optimizer that gets ĝ_t, while the model holds the point y_t ahead at which gradients are taken.
 
-    ``with optimizer.final():`` the model holds the iterate x_t, and for good once the last step is taken. Two buffers
-    per parameter.
+    Within ``with optimizer.final():`` the model holds the iterate x_t, and permanently after the last step. It needs
+    two buffers per parameter.
 
     Guarantees: post-processing. The first ĝ is the first gradient. Edge cases: κ = 1 is the inner optimizer, unchanged.
     """
@@ -77,7 +77,7 @@ class Kalman(Proposer):
 
 
 def check_kappa(kappa: float) -> None:
-    """Refuse a weight of the new gradient that is none."""
+    """Refuse an invalid weight of the new gradient."""
     if not 0 < kappa <= 1:
         raise InvalidInput(f"kappa={kappa} must lie in (0, 1]: the weight of the new gradient; try 0.7")
 
@@ -105,9 +105,9 @@ def kalman(
     inner: Optimizer | None = None,
     **common: Unpack[Common],
 ) -> Recipe:
-    """DP-SGD with gradients taken ahead of the iterate and averaged by a Kalman filter (DiSK): at no price.
+    """DP-SGD with gradients taken ahead of the iterate and averaged by a Kalman filter (DiSK), at no extra price.
 
-    `inner` is another optimizer of a recipe to be given the filtered gradients.
+    `inner` is another recipe's optimizer, which gets the filtered gradients.
 
     >>> from sordino import recipes
     >>> recipes.kalman(batch_size=256, epochs=5).optimizer.kappa

@@ -1,12 +1,13 @@
 """DOPPLER: a low-pass filter on noisy gradients (Zhang et al. 2024).
 
-Gradients change slowly from step to step, the noise of privacy is as strong at all frequencies: a linear filter that
-lets low frequencies through keeps most of the first and loses most of the second. With g_t the released gradient,
+Gradients change slowly from step to step, while the privacy noise is equally strong at all frequencies. So a linear
+filter that passes low frequencies keeps most of the gradient and removes most of the noise. With g_t the released
+gradient,
 
     m_t = − Σ_k a_k·m_{t−k} + Σ_k b_k·g_{t−k},     c_t = − Σ_k a_k·c_{t−k} + Σ_k b_k·[t ≥ k],     ĝ_t = m_t / c_t,
 
-and ĝ_t goes to the optimizer. c_t is what the filter makes of a constant 1, so that a constant gradient comes through
-as it is from the first step on. b = (1 − β), a = (−β) is momentum that is not biased at the start.
+and ĝ_t goes to the optimizer. c_t is the filter's response to the constant 1, so a constant gradient passes unchanged
+from the first step on. b = (1 − β), a = (−β) is momentum without bias at the start.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ LOOKED_AT = 256
 
 
 class LowPass(Proposer):
-    """An optimizer that is given low-pass filtered gradients: b_0 … b_n are `inputs`, a_1 … a_m are `outputs`.
+    """An optimizer that gets low-pass filtered gradients: b_0 … b_n are `inputs`, a_1 … a_m are `outputs`.
 
-    One buffer per parameter for each output, and one for each input but the first.
+    It needs one buffer per parameter for each output, and one for each input except the first.
 
     Guarantees: post-processing. Edge cases: a parameter without a gradient keeps its past.
     """
@@ -128,9 +129,9 @@ def low_pass(
     inner: Optimizer | None = None,
     **common: Unpack[Common],
 ) -> Recipe:
-    """DP-SGD whose noisy gradients are low-pass filtered (DOPPLER, Zhang et al. 2024, Alg. 2): at no price.
+    """DP-SGD whose noisy gradients are low-pass filtered (DOPPLER, Zhang et al. 2024, Alg. 2), at no extra price.
 
-    `inner` is another optimizer of a recipe to be given the filtered gradients.
+    `inner` is another recipe's optimizer, which gets the filtered gradients.
 
     >>> from sordino import recipes
     >>> recipes.low_pass(batch_size=256, epochs=5).optimizer.outputs

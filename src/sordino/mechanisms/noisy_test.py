@@ -30,7 +30,7 @@ AT_ONCE = 1024
 LEVELS = 16
 SINGLE = 4
 ROUNDING = 1.01
-"""In float32 the losses of other records change in their last digits with the company they are computed in."""
+"""In float32 the losses of other records depend in their last digits on the batch they are computed in."""
 
 Array = NDArray[np.float64]
 
@@ -152,11 +152,11 @@ def validation_draw(attempt: Attempt, rate: float) -> Draw:
 
 
 def losses(bench: Bench, records: Records, indices: Tensor) -> Tensor:
-    """One loss per record of the model as it stands, in eval mode, in float64; each process computes its part.
+    """Return one loss per record of the current model, in eval mode, in float64; each process computes its part.
 
-    Where a unit owns several records, it is the mean of theirs, of the same ones each time.
-    Autocast around the step is off and products are in full float32: coarser ones round a record's loss in another way
-    in another company.
+    If a unit owns several records, its loss is the mean over them, over the same ones each time. Autocast around the
+    step is off and products are in full float32: coarser products would round a record's loss differently beside other
+    records.
     """
     size = bench.microbatch or AT_ONCE
     found = torch.zeros(len(indices), dtype=torch.float64)

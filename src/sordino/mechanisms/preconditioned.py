@@ -1,14 +1,14 @@
-"""Preconditioning for free: gradients are clipped and noised in a geometry that was found without any record (DP-KFC).
+"""Preconditioning for free: gradients are clipped and noised in a geometry found without any record (DP-KFC).
 
-Noise is as strong in every direction, gradients are not: a few directions of a layer's inputs and output gradients
-carry most of their length, and these alone decide what is clipped. With G and A the second moments of a layer's output
+Noise is equally strong in every direction, but gradients are not: a few directions of a layer's inputs and output
+gradients carry most of their length, and decide what is clipped. With G and A the second moments of a layer's output
 gradients and inputs,
 
     g̃_i = (G + γ)^(−1/2) · g_i · (A + γ)^(−1/2),      Σ_i g̃_i · min(1, C / ‖g̃‖) + noise
 
-clips and noises gradients that are about as long in every direction. The moments come from synthetic records: pink
-noise for images, Zipf's law for tokens, white noise for anything else, with labels by chance, sent through the model as
-it is now (Molina Van den Bosch et al., ICML 2026). No record is looked at, so that the price is that of DP-SGD
+clips and noises gradients that are about equally long in every direction. The moments come from synthetic records: pink
+noise for images, Zipf's law for tokens, white noise for anything else, with random labels, sent through the current
+model (Molina Van den Bosch et al., ICML 2026). No record is looked at, so the price is that of DP-SGD
 (docs/proofs/preconditioned.md).
 """
 
@@ -192,14 +192,14 @@ class RangeWatch(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Probed(Stretching):
-    """Exact norms of gradients that are stretched by what `probes` synthetic records showed of the model.
+    """Exact norms of gradients stretched by what `probes` synthetic records show about the model.
 
-    `inputs` is "pink" or "white" noise, or "auto" for pink where records look like images. `damping` is γ over the mean
-    eigenvalue of the moments: more of it is nearer to DP-SGD. The model is probed when training begins and, with
-    `every`, again after so many steps. `balanced` makes entries of all parameters about as long, not only those of each
-    parameter. `natural` stretches the released gradient once more, so that steps follow the
-    natural gradient; the paper takes what is released as it is. `length` is that of synthetic texts where a collate
-    function of the user's own pads. `seed` is of the synthetic records.
+    `inputs` is "pink" or "white" noise, or "auto" for pink if records look like images. `damping` is γ over the mean
+    eigenvalue of the moments: a larger value is closer to DP-SGD. The model is probed when training begins and, with
+    `every`, again after that many steps. `balanced` evens out the entries of all parameters together, not only those
+    within each parameter. `natural` stretches the released gradient once more, so that steps follow the natural
+    gradient; the paper uses the released gradient as it is. `length` sets the length of synthetic texts if the user's
+    own collate function pads. `seed` is for the synthetic records.
 
     Guarantees: no synthetic record depends on a record, only on shapes and dtypes; the map is public, and the price
     that of a Gaussian. Edge cases: parameters that nothing was found about are not stretched, and none where the
@@ -315,7 +315,7 @@ def preconditioned(
     momentum: float = 0.0,
     **common: Unpack[Common],
 ) -> Recipe:
-    """DP-SGD in a geometry that synthetic records showed, at the price of DP-SGD (DP-KFC).
+    """DP-SGD in a geometry found from synthetic records, at the price of DP-SGD (DP-KFC).
 
     `inputs`, `probes`, `damping`, `every`, `natural`, `balanced` and `length` are those of `Probed`.
 
@@ -331,7 +331,7 @@ MECHANISMS = (
     Mechanism(
         "preconditioned",
         title="DP-KFC",
-        summary="gradients are clipped and noised in a geometry that synthetic records showed",
+        summary="gradients are clipped and noised in a geometry found from synthetic records",
         paper="Molina Van den Bosch et al., DP-KFC: Data-Free Preconditioning for Privacy-Preserving Deep Learning, "
         "ICML 2026",
         recipe=preconditioned,

@@ -1,7 +1,7 @@
 """Training with nothing to tune: automatic clipping has no bound to choose, distance over gradients no learning rate.
 
-Both look at released values alone, so that the price is that of DP-SGD. It is the recipe to hold a search against: a
-search has to win back what it costs.
+Both look only at released values, so the price is that of DP-SGD. Compare a search with this recipe: a search has to
+win back what it costs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from sordino.recipe import Common, Optimizer, Recipe
 
 
 def rate_free(*, gamma: float = 0.01, **common: Unpack[Common]) -> Recipe:
-    """AUTO-S with steps as long as the way from the start, over the root of all squared gradients (Ivgi et al. 2023).
+    """AUTO-S with steps as long as the distance from the start, over the root of all squared gradients (Ivgi et al.
+    2023).
 
     >>> from sordino import recipes
     >>> recipes.rate_free(batch_size=64, epochs=1).optimizer.kind

@@ -37,7 +37,7 @@ class Rejecting(Selector):
     """A selector that may roll a proposal back.
 
     With accounting="proven" every attempt is a step of the recipe and is charged. "published" charges a step once,
-    however many attempts it takes until one is accepted, as DPSUR and noise screening do: that is no guarantee.
+    however many attempts it takes until one is accepted, as DPSUR and noise screening do: that gives no guarantee.
     """
 
     accounting: str = "proven"
@@ -162,10 +162,10 @@ def validation_rate(size: int, recipe: Recipe) -> float:
 class Rollback:
     """Parameters, buffers, optimizer state, learning rates and schedulers as they were.
 
-    Guarantees: `restore` is exact, bit for bit, and keeps every tensor of the model where it is, so that whoever holds
-    a reference still sees the model. State that the optimizer created with the proposal is gone afterwards.
-    Edge cases: a learning-rate scheduler is known if it was given to ``private.attach``, and then steps with the
-    proposal; a scheduler that the user steps in a loop of their own is the user's.
+    Guarantees: `restore` is exact, bit for bit, and keeps every tensor of the model where it is, so that references to
+    it stay valid. State that the optimizer created with the proposal is gone afterwards.
+    Edge cases: a learning-rate scheduler that was given to ``private.attach`` steps with the proposal; one that the
+    user steps in their own loop is the user's responsibility.
     """
 
     def __init__(self, bench: Bench) -> None:
@@ -281,5 +281,5 @@ def average_with_rejected(attempt: Attempt) -> None:
 
 
 def forget_rejected(attempt: Attempt) -> None:
-    """The model moves on: gradients at the old one are of no use."""
+    """Forget rejected gradients: the model moves on, and gradients at the old one are useless."""
     attempt.bench.states.selection.rejected = None

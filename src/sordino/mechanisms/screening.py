@@ -76,7 +76,7 @@ class Annealing(Rejecting):
                 "or public records, or accounting='published' to reproduce the paper"
             )
         if self.test is not None and not isinstance(self.test.schedule, Constant):
-            raise InvalidInput("the noise of an annealed test is constant: leave its schedule out")
+            raise InvalidInput("the noise of an annealed test is constant: leave out its schedule")
 
     def start(self) -> Screened:
         return Screened()
@@ -152,7 +152,7 @@ def screening(
 
     The energy is the mean loss on `public` records, which the guarantee names by `public_name`; or on a draw of
     `validation_size` private ones, clipped and noised by `validation_noise`. Every attempt is charged.
-    accounting="published" charges accepted updates alone, and allows private records without noise: no guarantee.
+    accounting="published" charges only accepted updates, and allows private records without noise: no guarantee.
 
     >>> import torch
     >>> from sordino import recipes

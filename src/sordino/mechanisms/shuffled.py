@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Dealt:
-    """An epoch under way: the records by batch, which batch is next or in hand, and whether it was drawn. Private.
+    """An epoch in progress: the records by batch, the next or current batch, and whether it was drawn. Private.
 
-    The records are grouped once, so that a step looks at its own alone; `ends` are where the batches end in `order`.
+    The records are grouped once, so that a step looks only at its own; `ends` are where the batches end in `order`.
     """
 
     order: Tensor
@@ -54,16 +54,16 @@ class _Epoch(State):
 
 @dataclass(frozen=True)
 class Shuffled(Sampler):
-    """Each epoch every record picks one of `batches` batches by a secret coin of its own: balls into bins.
+    """In each epoch every record picks one of `batches` batches by its own secret coin: balls into bins.
 
     `batches` is a public number, set by the recipe to records / batch_size, rounded up.
 
     Guarantees: with one record more or less the other records' batches are the same, and one batch of the epoch has one
-    record more or less. An epoch is therefore at most one Gaussian with its smallest noise, charged before its first
-    batch (docs/proofs/shuffled.md); sampling is not claimed to amplify.
-    Edge cases: batches differ in size and may be empty; the sum is divided by the public batch_size. An epoch that is
-    left (a killed run, a budget that ends) stays paid in full: the coins are not kept, and the next epoch has new ones.
-    Dealing takes 8 bytes a record for the epoch, and a batch as long as it is large.
+    record more or less. So an epoch is at most one Gaussian with its smallest noise, charged before its first batch
+    (docs/proofs/shuffled.md); no amplification is claimed.
+    Edge cases: batches differ in size and may be empty; the sum is divided by the public batch_size. An epoch that ends
+    early (a killed run, a budget that runs out) stays paid for in full: the coins are not kept, and the next epoch has
+    new ones. Dealing takes 8 bytes per record for the epoch; a batch takes time in proportion to its size.
     """
 
     batches: int | None = None
@@ -82,7 +82,7 @@ class Shuffled(Sampler):
         return _Epoch()
 
     def prepare(self, bench: Bench, step: int) -> None:
-        """Go on to the next batch once the last one was drawn, whatever became of it; forget an epoch that is over."""
+        """Advance to the next batch once the last one was drawn, whatever became of it; forget a finished epoch."""
         dealt = bench.states.sampler.dealt
         if dealt is None or not dealt.drawn:
             return
@@ -112,16 +112,17 @@ class _PassState(State):
 
 @dataclass(frozen=True)
 class ShuffledLoader(Foreign):
-    """A torch DataLoader of the user's own with ``shuffle=True``: every record once per pass, in batches of fixed size.
+    """The user's own torch DataLoader with ``shuffle=True``: every record once per pass, in batches of fixed size.
 
-    A pass is one epoch. Its order is drawn by Sordino's own secret source in place of torch's generator, whose seed
-    is public unless somebody changes it. `batches`, the public number of batches in a pass, is set by the recipe to
-    records / batch_size, rounded up: further batches of the loader are left out, missing ones are empty.
+    A pass is one epoch. Sordino's secret source draws its order instead of torch's generator, whose seed is public
+    unless someone changes it. `batches`, the public number of batches in a pass, is set by the recipe to records /
+    batch_size, rounded up: further batches of the loader are left out, missing ones are empty.
 
     Guarantees: with one record more, the last place of the order holds another record, and one other place holds the
-    new one: one batch changes by replacement and one gains a record, so that an epoch is at most one Gaussian with
-    1/√5 of its smallest noise (docs/proofs/shuffled.md), charged before its first batch.
-    Edge cases: a pass that is left stays paid in full; one that goes on after steps of another is charged again.
+    new one: one batch changes by replacement and one gains a record, so an epoch is at most one Gaussian with 1/√5 of
+    its smallest noise (docs/proofs/shuffled.md), charged before its first batch.
+    Edge cases: a pass that ends early stays paid for in full; one that continues after steps of another is charged
+    again.
     """
 
     batches: int | None = None
@@ -207,7 +208,7 @@ def _price_epoch(sampler: Sampler, terms: Terms, opens: bool, sensitivity: float
     """The whole epoch at its first batch, nothing more at the others; ``terms.event`` has the epoch's least noise."""
     if not isinstance(terms.event, GaussianDpEvent):
         raise InvalidInput(
-            f"sampler={type(sampler).__name__}() goes with exact norms, not with {terms.event}: use Poisson draws"
+            f"sampler={type(sampler).__name__}() works with exact norms, not with {terms.event}: use Poisson draws"
         )
     if not opens:
         return replace(terms, event=PaidByEpoch(terms.noise_multiplier))

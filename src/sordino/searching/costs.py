@@ -5,9 +5,9 @@ released (`sordino.accounting.selection`). **Composition**: a fixed number of tr
 all of them may be seen and later settings may follow from earlier scores. Selection is far cheaper for many trials, and
 for few it was cheaper wherever we looked; `plan_search` takes the cheaper one of those allowed, and says which.
 
-Every trial may spend what its *reference* costs: the plan of a recipe that all trials share, or one Gaussian release
-where their plans differ; a part of it pays for the score. Trials that choose their noise as they go, as those of DPIS,
-have no plan; their reference is the limit of one Rényi filter, which each of them keeps.
+Every trial may spend what its *reference* costs: the plan of a recipe that all trials share, or one Gaussian release if
+their plans differ; a part of it pays for the score. Trials that choose their noise as they go, like those of DPIS, have
+no plan; their reference is the limit of one Rényi filter, within which each of them stays.
 """
 
 from __future__ import annotations

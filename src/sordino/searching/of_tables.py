@@ -1,9 +1,9 @@
-"""A search for the settings of the learner of tables, within one budget.
+"""A search for the settings of the learner for tables, within one budget.
 
-What the table is like (ranges, categories, classes) is released once, before the search, and every trial learns from
-the same encoding. A trial is steps over all records, its calibration, and its score on the held-out records; every
-record decides by its own bytes in which part it is, so that the score costs nothing beside the training. All releases
-of a trial are Gaussian and add up to exactly what was charged for it, however many steps it has.
+The description of the table (ranges, categories, classes) is released once, before the search, and every trial learns
+from the same encoding. A trial consists of steps over all records, its calibration, and its score on the held-out
+records. Each record's own bytes decide in which part it is, so the score costs nothing beyond the training. All
+releases of a trial are Gaussian and add up to exactly what was charged for it, however many steps it has.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def rate_records(scores: Floats, targets: Floats, encoder: Encoder) -> Floats:
 
 
 def tune_table(planned: TableSearch, folder: Path | None = None) -> tuple[Fitted, Winner]:
-    """Survey the table, search, and keep the winner; a search that was killed in `folder` goes on."""
+    """Survey the table, search, and keep the winner; continue a search that was killed in `folder`."""
     ready, base, search = planned.ready, planned.base, planned.search
     sheet, seed = ready.sheet, ready.wishes.seed
     ledger = search.open_books(folder)

@@ -1,12 +1,12 @@
-"""The secret state of a search on disk, so that a search that was killed can go on: sealed, and gone at its end.
+"""The secret state of a search on disk, so that a killed search can continue: sealed, and removed at its end.
 
-How many trials there are, which are done and which is best so far must survive a kill, and must stay secret: whoever
-reads them learns what the guarantee takes for unknown. They are one file in the run's folder, encrypted with AES-GCM,
-readable by its owner alone. The key is another file, of 32 bytes, in memory where the system has a file system for that
-(`XDG_RUNTIME_DIR`, /dev/shm), so that it is on no disk and in no backup; else beside the state. At the end both are
-removed, the key first, and without the key the state is noise. After a restart of the machine a search whose key was
-in memory cannot go on: what it spent stays spent (ADR 29). The folder's path is sealed too: a copy, in which the trials
-could be made a second time, cannot go on.
+How many trials there are, which are done and which is best so far must survive a kill, and must stay secret: anyone who
+reads them learns what the guarantee assumes to be unknown. They are in one file in the run's folder, encrypted with
+AES-GCM and readable only by its owner. The key is another file, of 32 bytes, in memory if the system has a file system
+for that (`XDG_RUNTIME_DIR`, /dev/shm), so that it is on no disk and in no backup; otherwise it is beside the state. At
+the end both are removed, the key first, and without the key the state is noise. After a restart of the machine, a
+search whose key was in memory cannot continue: what it spent stays spent (ADR 29). The folder's path is sealed, too: a
+copy, in which the trials could be repeated, cannot continue.
 """
 
 from __future__ import annotations

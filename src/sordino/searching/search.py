@@ -1,9 +1,9 @@
 """`sordino.tune`: random search whose price includes the search.
 
-The order is the law. The number of trials and all settings are drawn from the secret source; they are sealed; the whole
-search is charged as one event; then the first trial begins. A trial that does not win leaves nothing: its ledger, its
-model and its score die with it, what it prints goes nowhere, and nobody is told that it ended. A search that was killed
-goes on with the same number and settings; the trial in hand begins anew, with fresh noise.
+The order matters. The number of trials and all settings are drawn from the secret source; they are sealed; the whole
+search is charged as one event; then the first trial begins. A losing trial leaves nothing: its ledger, its model and
+its score are discarded, its output goes nowhere, and no one learns that it ended. A search that was killed continues
+with the same number and settings; the interrupted trial starts over, with fresh noise.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ Suggest = Callable[[Sequence[tuple[dict[str, Value], float]]], dict[str, Value]]
 
 @dataclass(frozen=True)
 class Winner:
-    """The best trial of a search, all that is released of it.
+    """The best trial of a search, the only thing that is released.
 
-    `settings` and `score` are its own, `state` is what its objective returned; of a `Private` run model, optimizer and
-    recipe. `guarantee` is that of the whole search. `alone` is what the winner would have cost without a search: it may
-    not be quoted for it, since it was chosen because of how well it fits these records.
+    `settings` and `score` are its own. `state` is what its objective returned; for a `Private` run, the model,
+    optimizer and recipe. `guarantee` is that of the whole search. `alone` is what the winner would have cost without a
+    search. Do not quote it as the winner's guarantee, because the winner was chosen for how well it fits these records.
     """
 
     settings: dict[str, Value]
@@ -122,37 +122,37 @@ def tune(
     vault: DatasetBudget | None = None,
     rehearse: bool = True,
 ) -> Winner:
-    """The best of a random number of trials, within `budget` with the search included.
+    """Return the best of a random number of trials, within a `budget` that covers the whole search.
 
     `objective(trial)` trains with the settings `trial["lr"]`, ..., gives ``trial.score(values)`` one value in [0, 1]
     for each held-out private record, and returns its `Private` run. Settings are drawn from `space` at random. The
-    number of trials is secret; `expected_trials` is its mean, and `eta` its law: 1 geometric; 0 logarithmic, which is
-    cheaper but makes a single trial four times as often.
+    number of trials is secret; `expected_trials` is its mean, and `eta` its distribution: 1 is geometric; 0 is
+    logarithmic, which is cheaper but makes a single trial four times as often.
 
-    `like` is a recipe whose plan all trials follow, as where the space has no batch size, length or schedule: then they
-    are noised exactly. Without it a trial may be anything that costs no more than one Gaussian release, which
-    ``trial.calibrate(recipe, records=N)`` sees to. A recipe that chooses its noise as it goes, as DPIS does, must be
-    given here; a trial may then be any such recipe, within one filter.
+    `like` is a recipe whose plan all trials follow, if the space has no batch size, length or schedule: then they get
+    exactly the right noise. Without it, a trial may be anything that costs no more than one Gaussian release, which
+    ``trial.calibrate(recipe, records=N)`` ensures. A recipe that chooses its noise as it goes, like DPIS, must be given
+    here; a trial may then be any such recipe, within one filter.
 
-    `public_score` declares the held-out records public: they are not protected. `disjoint` says that every record
-    decides by itself, as by a hash of it, whether it is trained on or held out: then no record is in both, and the
-    score costs nothing beside the training.
+    `public_score` declares the held-out records public: they are not protected. `disjoint` says that each record alone
+    determines, for example by its hash, whether it is trained on or held out: then no record is in both parts, and the
+    score costs nothing beyond the training.
 
-    `way` is how the search is paid: "selection" or "composition"; by default the cheaper one. `suggest(seen)` makes
-    settings from earlier ones and their scores: such a search has no proof as selection, and is paid by composition.
-    `unit` is what is protected. If that is no record, private scores need `rows_per_unit`, the most held-out records
-    that one unit has: it divides their values, so that a unit moves their sum by at most 1.
+    `way` is how the search is paid for: "selection" or "composition"; by default the cheaper one. `suggest(seen)`
+    chooses settings from earlier ones and their scores: such a search has no proof as selection, and is paid for by
+    composition. `unit` is what is protected. If that is not a record, private scores need `rows_per_unit`, the largest
+    number of held-out records of one unit: it divides their values, so that a unit moves their sum by at most 1.
 
-    `run` is a folder for the ledger; a search that was killed there goes on when it is called again with the same
-    arguments. `jobs` trials are made at a time. `seed` makes everything repeatable, which protects nobody. `vault` is
-    the dataset's own budget (`sordino.vault.open_budget`), in which the whole search is reserved before it begins; give
-    `like` with it, unless every trial is Gaussian releases on all records.
+    `run` is a folder for the ledger; a search that was killed there continues when it is called again with the same
+    arguments. `jobs` trials run at a time. `seed` makes everything repeatable, which protects no one. `vault` is the
+    dataset's budget (`sordino.vault.open_budget`), in which the whole search is reserved before it begins; give `like`
+    with it, unless every trial makes only Gaussian releases on all records.
 
-    Guarantees: the whole search is charged before its first trial; nothing of a trial that lost leaves.
+    Guarantees: the whole search is charged before its first trial; nothing about a losing trial leaves.
     """
     found = make_space(space)
     if jobs < 1:
-        raise InvalidInput(f"jobs={jobs} must be >= 1: so many trials are made at a time")
+        raise InvalidInput(f"jobs={jobs} must be >= 1: it is how many trials run at a time")
     if rows_per_unit is not None and rows_per_unit < 1:
         raise InvalidInput(f"rows_per_unit={rows_per_unit} must be >= 1: the most held-out records that a unit has")
     if unit != "record" and not public_score and rows_per_unit is None:
@@ -208,7 +208,7 @@ def _require_records(records: int | None, budget: Budget) -> int:
 
 @dataclass
 class _Secret:
-    """What must survive a kill and nobody may see: all settings, the trials that are done, and the best of them."""
+    """What must survive a kill but no one may see: all settings, the finished trials, and the best of them."""
 
     settings: list[dict[str, Value]]
     done: set[int]
@@ -219,7 +219,7 @@ class _Secret:
 
 
 class Search:
-    """A search that is planned and paid for; `run` makes it, or goes on with it."""
+    """A search that is planned and paid for; `run` starts or continues it."""
 
     def __init__(
         self,
@@ -343,13 +343,13 @@ class Search:
         if paid and not seal:
             raise BudgetExhausted(
                 f"{ledger.path} has paid for this search already, and its sealed state is gone: it is over, or was "
-                "lost; start a new one elsewhere, which costs its epsilon anew"
+                "lost; start a new one elsewhere, which costs its epsilon again"
             )
         if seal:
             secret: _Secret = pickle.loads(seal.read())
             if secret.space != self.space.describe():
                 raise InvalidInput(
-                    f"{ledger.path} holds a search of another space: give that one to go on, or another folder"
+                    f"{ledger.path} holds a search of another space: give that space to continue it, or another folder"
                 )
         else:
             secret = self._draw(source)
@@ -417,7 +417,7 @@ class Search:
             self._take(secret, number, attempt(self.objective, self._make_trial(settings, secret.seeds[number])), seal)
 
     def _try_many(self, secret: _Secret, seal: Seal | None) -> None:
-        """Each trial in a process of its own, which dies with all that it knew."""
+        """Run each trial in its own process, which ends with everything that it knew."""
         forks = "fork" in multiprocessing.get_all_start_methods()
         context: Any = multiprocessing.get_context("fork" if forks else "spawn")
         waiting = [number for number in range(len(secret.settings)) if number not in secret.done]
@@ -464,9 +464,7 @@ class Search:
         best = secret.best
         assert best is not None
         if best.failure:
-            raise InvalidInput(
-                f"no trial came to its end, and the search is spent; the last word of one: {best.failure}"
-            )
+            raise InvalidInput(f"no trial finished, and the search is spent; the last error of one: {best.failure}")
         for kind, text in best.said:
             if text != FIXED_IN_ADVANCE:
                 ledger.declare(kind, text)  # a line that the search says itself stays one
@@ -510,7 +508,7 @@ def draw_count(cost: Cost, source: Source) -> int:
 
 
 def _work(pipe: Connection, search: Search, settings: dict[str, Value], seed: int | None) -> None:
-    """In a process of its own: what it prints goes nowhere, whoever prints it."""
+    """Run in a separate process: what it prints goes nowhere, whoever prints it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)

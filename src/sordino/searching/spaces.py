@@ -34,7 +34,7 @@ class Between:
         if not (finite and self.low < self.high):
             raise InvalidInput(f"low={self.low} must be below high={self.high}, and both finite: or give choices")
         if self.log and not self.low > 0:
-            raise InvalidInput(f"low={self.low} must be > 0 where all decades are as likely: or leave out log")
+            raise InvalidInput(f"low={self.low} must be > 0 on a log scale: or leave out log")
         if self.whole and not (float(self.low).is_integer() and float(self.high).is_integer()):
             raise InvalidInput(f"low={self.low} and high={self.high} must be whole numbers, as whole=true says")
 
@@ -79,7 +79,7 @@ def uniform(low: float, high: float) -> Between:
 
 
 def log_uniform(low: float, high: float) -> Between:
-    """Any number between `low` and `high`, each decade as likely as the next: for rates, bounds, variances."""
+    """Any number between `low` and `high`, uniform on a log scale: for rates, bounds, variances."""
     return Between(low, high, log=True)
 
 
@@ -114,7 +114,7 @@ class Space:
     def require_known(self, names: tuple[str, ...], what: str) -> None:
         """Refuse a setting that `what` does not have."""
         if unknown := next((name for name in self.laws if name not in names), None):
-            raise InvalidInput(f"the space has a setting {unknown!r}, which {what} has not: use {', '.join(names)}")
+            raise InvalidInput(f"the space has setting {unknown!r}, which {what} does not have: use {', '.join(names)}")
 
 
 def make_space(given: Space | Mapping[str, Any]) -> Space:
@@ -141,7 +141,7 @@ def _make_law(name: str, plain: Any) -> Between | Among:
     except InvalidInput as error:
         raise InvalidInput(f"{name}: {error}") from None
     raise InvalidInput(
-        f"{name} = {str(plain)[:60]} is no law: use {{ low = 0.01, high = 1.0, log = true }} or a list of choices"
+        f"{name} = {str(plain)[:60]} is no distribution: use {{ low = 0.01, high = 1.0, log = true }} or a list"
     )
 
 

@@ -35,15 +35,15 @@ WORST = -math.inf
 
 
 class Rehearsed(Exception):
-    """A rehearsal came as far as it goes: to where noise would be chosen or a score be given."""
+    """A rehearsal reached its end: the point where noise would be chosen or a score be given."""
 
 
 class Candidate:
-    """What an objective is handed: the settings of its trial, and the only ways to noise and to score it.
+    """What an objective receives: the settings of its trial, and the only ways to noise and to score it.
 
-    `trial["lr"]` is a setting. `calibrate` gives a recipe the noise that was charged for, `score` says how good the
-    result is. `ledger` is where releases of your own are charged, and `seed` a number for what else is random; it is
-    None where chance is secret.
+    `trial["lr"]` is a setting. `calibrate` gives a recipe the noise that was charged for, and `score` says how good the
+    result is. Charge your own releases to `ledger`. `seed` is a number for other random choices; it is None if chance
+    is secret.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class Candidate:
     def score(self, values: Any) -> None:
         """Score this trial by the sum of `values`, one for each held-out record of the same private data, plus noise.
 
-        A value is in [0, 1], such as 1 where the prediction is right; more is better. What is outside is clipped, and
-        what is no number counts 0. Where a unit has several records their sum is divided by the most that one
-        may have, `rows_per_unit`. The noise was charged for with the trial; a trial is scored once.
+        A value is in [0, 1], such as 1 if the prediction is right; more is better. Values outside are clipped, and a
+        value that is not a number counts as 0. If a unit has several records, their sum is divided by the largest
+        number that one may have, `rows_per_unit`. The noise was charged for with the trial; a trial is scored once.
         """
         if self._rehearsing:
             raise Rehearsed
@@ -130,7 +130,7 @@ class Candidate:
         if self.cost.score_noise is not None:
             raise InvalidInput(
                 "the score is private: give trial.score one value for each record, or declare public_score=True if the "
-                "held-out records are nobody's secret"
+                "held-out records are not secret"
             )
         self._require_unscored()
         self.scored = float(value) if not math.isnan(float(value)) else WORST
@@ -142,7 +142,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Tried:
-    """What a trial leaves: everything of it, which is thrown away unless it wins.
+    """Everything that a trial leaves behind, which is thrown away unless it wins.
 
     `said` are the lines, each with its kind, that every guarantee about it must state.
     """
@@ -168,7 +168,7 @@ class KeptRun:
 
 
 def attempt(objective: Callable[[Candidate], Any], candidate: Candidate) -> Tried:
-    """Make one trial in silence. One that fails, or that costs more than was charged, has the worst score of all."""
+    """Run one trial silently. A trial that fails, or that costs more than was charged, gets the worst score."""
     tie, opened = float(candidate.source.uniform(1)[0]), [candidate.ledger]
     try:
         with silence(), shield_chance(candidate.seed), collect_ledgers(candidate.ledger) as opened:
@@ -209,9 +209,9 @@ def _find_charged(result: Any, opened: list[Ledger]) -> list[Ledger]:
 def _require_announced(ledgers: list[Ledger], cost: Cost) -> None:
     """Refuse releases that may have been chosen because of earlier ones, where their sum would then prove nothing.
 
-    What was made one by one may have reacted to what came before. Its price after the fact holds under a filter, and
-    where all of it are Gaussian answers on all records, whose sum of 1/σ² is a filter too (docs/proofs/filter.md). All
-    else must stand in a plan that was on its ledger before anything of the trial was charged.
+    Releases made one by one may have reacted to earlier ones. Pricing them afterwards is valid under a filter, and if
+    all of them are Gaussian answers on all records, whose sum of 1/σ² is also a filter (docs/proofs/filter.md).
+    Anything else must be in a plan that was on its ledger before anything of the trial was charged.
     """
     odd = [ledger for ledger in ledgers if not _are_gaussian(ledger.events())]
     if cost.filter is not None or not odd:
@@ -270,7 +270,7 @@ def _keep(result: Any) -> Any:
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Nothing that a trial prints, logs or warns of leaves it, also by code that is not Python."""
+    """Discard everything that a trial prints, logs or warns about, even from code that is not Python."""
     before = logging.root.manager.disable
     logging.disable(sys.maxsize)  # levels have no end
     try:
@@ -317,8 +317,8 @@ def _flush() -> None:
 def shield_chance(seed: int | None) -> Iterator[None]:
     """What a trial draws from the generators of torch, numpy and Python is its own; the caller's stay as they were.
 
-    Drawn from the caller's, which anybody may have seeded, a trial's first weights would tell how many came before it.
-    CUDA's generators are given back where CUDA was in use before.
+    Drawn from the caller's generators, which anyone may have seeded, a trial's initial weights would reveal how many
+    trials came before it. CUDA's generators are restored if CUDA was in use before.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002

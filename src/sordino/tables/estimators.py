@@ -6,9 +6,9 @@
     model.predict_proba(new)
     model.guarantee_
 
-They call what `sordino train` calls (`sordino.tables.training`): data frames keep their kinds of columns, arrays are
-columns x0, x1, .... Every `fit` spends its ε anew, on whatever records it is handed: a grid search of a hundred fits
-costs a hundred times as much, and a pipeline's other steps must not have looked at the records without noise.
+They call the same code as `sordino train` (`sordino.tables.training`): data frames keep their kinds of columns, and
+arrays become columns x0, x1, .... Every `fit` spends its ε again, on whatever records it gets: a grid search of a
+hundred fits costs a hundred times as much. The other steps of a pipeline must not look at the records without noise.
 """
 
 from __future__ import annotations
@@ -136,12 +136,12 @@ class PrivateClassifier(ClassifierMixin, _Private):  # scikit-learn has no types
 
     `epsilon` is what a `fit` may spend at `delta` (by default at most a tenth of one over the records). `schema` says
     what is public about the columns, as a `Schema` or its plain data; `bounds` is the public range of every number, or
-    of some by name. `classes` are the public names of the classes; without them those that enough records have are
-    released with noise, and are numbers or booleans where all of them read like that, whatever `y` is. `unit` names a
-    column that says whose record it is, of which `per_unit` are used at most. `run` is a folder for the ledger and the
-    model. `random_state` makes the noise repeatable, which protects nobody. `vault` is the dataset's own budget, from
-    `sordino.vault.open_budget` or by its name: every `fit` reserves its ε there, so that a search that would spend more
-    than there is left ends with `BudgetExhausted`.
+    of some by name. `classes` are the public names of the classes; without them, the names that enough records have are
+    released with noise, and become numbers or booleans if all of them look like that, whatever `y` is. `unit` names the
+    column that says whose record it is; at most `per_unit` records of each owner are used. `run` is a folder for the
+    ledger and the model. `random_state` makes the noise repeatable, which protects no one. `vault` is the dataset's
+    budget, from `sordino.vault.open_budget` or by its name: every `fit` reserves its ε there, so a search that would
+    spend more than is left ends with `BudgetExhausted`.
 
     After `fit`: `classes_`, `guarantee_`, `model_` (a plain `torch.nn.Module`), `encoder_`, `left_out_`.
     """

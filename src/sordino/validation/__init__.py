@@ -4,13 +4,18 @@ Per-example privacy needs every example's loss, and so its gradient, to be a fun
 and public state alone. No list of layer types decides this: the probe changes one example and watches the others.
 
 Guarantees: before the first draw at most four records are looked at; the model, its buffers, gradients and flags and
-all generators of random numbers are afterwards bit for bit what they were. A finding speaks about model and loss, never
-about one bad record. Limits: a mixture that shows on none of the probed records, or state outside the model, is not
-seen; real draws are looked at too (`sordino.validation.watching`). The model is probed in the train/eval flags it has:
-check again after changing them.
+all generators of random numbers are afterwards bit for bit what they were. A finding is about model and loss, never
+about one bad record. Limits: the probe misses mixing that shows on none of the probed records, and state outside the
+model; real draws are checked, too (`sordino.validation.watching`). The model is probed with its current train/eval
+flags: check again after changing them.
 """
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Timer
 
 import torch
 from torch import nn
@@ -28,15 +33,20 @@ from sordino.validation.trial import Finding
 __all__ = ["CROWD", "Finding", "check", "check_ledger", "check_length", "check_optimizer", "require_valid"]
 
 
+SLOW = 3.0
+"""Seconds after which whoever waits for the probe is told so."""
+
+WAITING = "sordino: probing whether model and loss mix examples, once before the first step; nothing is spent yet\n"
+
 NO_COMPLEX = "keep its real and imaginary parts in a real one, and use torch.view_as_complex"
 
 
 def check(
     objective: Objective, parameters: list[nn.Parameter], fetch: Fetch, records: int, crowd: int = CROWD
 ) -> list[Finding]:
-    """All findings of a behavioural probe on a few records; an empty list if nothing is wrong.
+    """Return all findings of a behavioural probe on a few records; an empty list if nothing is wrong.
 
-    `crowd` is how many examples are run at once, the few records again and again, to see whether a large batch mixes.
+    `crowd` is how many examples are run at once, by repeating the few records, to see whether a large batch mixes them.
     """
     names = {id(p): name for name, p in objective.named_parameters()}
     if not parameters:
@@ -60,13 +70,29 @@ def check(
 def require_valid(
     objective: Objective, parameters: list[nn.Parameter], fetch: Fetch, records: int, crowd: int = CROWD
 ) -> None:
-    """Refuse a model, loss or collate function that `check` objects to."""
-    for finding in check(objective, parameters, fetch, records, crowd):
+    """Refuse a model, loss or collate function that `check` objects to; whoever waits long is told what for."""
+    with tell_if_slow():
+        findings = check(objective, parameters, fetch, records, crowd)
+    for finding in findings:
         raise UnsupportedModel(finding.message) from finding.cause
 
 
+@contextmanager
+def tell_if_slow(seconds: float = SLOW) -> Iterator[None]:
+    """One line for whoever looks at a terminal or a notebook, if what is inside takes longer than so many seconds."""
+    looked_at = sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    timer = Timer(seconds, lambda: sys.stderr.write(WAITING))
+    timer.daemon = True
+    if looked_at:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def check_length(count: int, declared: int | None, unit: str = "record") -> None:
-    """The declared number of records need not be exact (it is public, the true one is not), but must be about right."""
+    """Refuse a declared number of records that is clearly wrong; it is public and need not be exact."""
     declared = declared or count
     if abs(count - declared) > max(10, declared // 100):
         raise InvalidInput(
@@ -101,9 +127,10 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, selectio
 
 
 def check_ledger(basis: str, ledger: Ledger | None, unit: str = "record") -> None:
-    """Published accounting leaves attempts out, so that no other release may be priced together with it.
+    """Refuse to share a ledger with published accounting, which leaves out attempts.
 
-    Nor can what protects records be priced with what protects their owners: the sum would be a promise to neither.
+    Nor can releases that protect records be priced with releases that protect their owners: the total would protect
+    neither.
     """
     if ledger is not None and (theirs := ledger.header.get("unit", "record")) != unit:
         raise InvalidInput(

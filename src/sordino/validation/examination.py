@@ -1,14 +1,14 @@
-"""The probes themselves: change one example, the company, the batch size or the past, and watch the others."""
+"""The probes themselves: change one example, its neighbours, the batch size or the past, and watch the others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 from sordino.errors import locate_error
 from sordino.gradients.engine import Batch
 from sordino.validation.probing import AS_GIVEN, WORDS, How, ProbeFailed, Prober
-from sordino.validation.trial import COMPANY, SIZE, Finding, Rows, Swap, Trial, are_same
+from sordino.validation.trial import COMPANY, SIZE, Finding, Rows, Swap, Trial, Watched, are_same
 
 Fetch = Callable[[Sequence[int]], Batch]
 """Collates the given records of the user's dataset, on the model's device."""
@@ -18,6 +18,9 @@ PROBED = 4
 
 CROWD = 32
 """How many places the same records take where a crowd is needed, as by experts that take so many and no more."""
+
+COSTLY = 2**19
+"""Where an example's forward pass makes more entries than so many, most of the seeds are tried on the few records."""
 
 
 class Examination(Trial):
@@ -70,6 +73,11 @@ class Examination(Trial):
             message = f"dataset or collate function failed on {len(indices)} records ({locate_error(error)}; {WORDS})"
             raise ProbeFailed("data", "dataset", f"{message}; every record must load and collate") from error
 
+    @property
+    def costly(self) -> bool:
+        """Whether an example takes so much arithmetic that eight crowds would take a minute; by shapes alone."""
+        return self.first.randomness.entries > COSTLY * self.size
+
     @cached_property
     def repeatable(self) -> bool:
         """Whether the dataset gives the same record twice when generators are seeded alike."""
@@ -92,7 +100,7 @@ class Examination(Trial):
                 yield Finding("non-finite", "loss", f"loss is not finite for any of {self.distinct} records: {advice}")
 
     def probe_decidable(self) -> Iterator[Finding]:
-        """A batch that can be neither sliced nor collated again in other company says nothing."""
+        """Refuse a batch that can be neither sliced nor collated again with other records: it shows nothing."""
         if not self.sliceable and not self.repeatable:
             yield UNREPEATABLE
 
@@ -104,7 +112,7 @@ class Examination(Trial):
             watched = tuple(i for i in range(self.size) if i != row)
             summed = self.inner if self.size > 2 else watched
             yield Swap(self.arrange(order), watched, summed)
-            if self.sliceable:
+            if self.sliceable and self.rows.can_shift:
                 yield Swap(self.rows.shift(row, scale, offset), watched, summed, optional=True)
 
     def probe_mixing(self) -> Iterator[Finding]:
@@ -117,22 +125,35 @@ class Examination(Trial):
     def probe_crowd(self) -> Iterator[Finding]:
         """Many examples, of which the first half becomes one record, or goes away: the last half must not notice.
 
-        A model with randomness is tried with several seeds, as it may mix examples by the toss of a coin.
+        A model with randomness is tried with several seeds, as it may mix examples by the toss of a coin. Of a
+        costly one all but the first see the few records alone: real draws are looked at with fresh seeds (`watching`).
         """
-        size = max(self.size, self._crowd)
-        half = size // 2
-        before, watched = [i % self.size for i in range(size)], tuple(range(half, size))
-        trial = Trial(self.prober, self.arrange(before))
-        hows = [How(seed=seed) for seed in trial.seeds]
-        for number, how in enumerate(hows if trial.random else [AS_GIVEN] * 2):
-            order = [number % self.size] * half + before[half:]
+        crowd = self.place_crowd(max(self.size, self._crowd // 2 if self.costly else self._crowd))
+        few = self.place_crowd(self.size) if self.costly else crowd
+        hows = [How(seed=seed) for seed in self.seeds]
+        for number, how in enumerate(hows if self.random else [AS_GIVEN] * 2):
+            trial, places, watched = few if number else crowd
+            order = [number % self.size] * watched[0] + places[watched[0] :]
             if found := list(trial.judge(Swap(self.arrange(order), watched, watched[-PROBED:]), how)):
                 yield from found
                 return
-        for how in hows:
-            if found := list(trial.judge_alone(lambda places: self.arrange([before[i] for i in places]), watched, how)):
+        for number, how in enumerate(hows):
+            trial, places, watched = few if number else crowd
+            if found := list(trial.judge_alone(partial(self.pick, places), watched, how)):
                 yield from found
                 return
+
+    def place_crowd(self, size: int) -> tuple[Trial, list[int], Watched]:
+        """A trial of the probed examples in `size` places, which of them is in each, and the places of the last half.
+
+        The model was seen to be random or not on the few: it is not asked again.
+        """
+        places = [i % self.size for i in range(size)]
+        return Trial(self.prober, self.arrange(places)), places, tuple(range(size // 2, size))
+
+    def pick(self, places: Sequence[int], some: Sequence[int]) -> Rows:
+        """The examples at `some` of the `places`, as a batch of their own."""
+        return self.arrange([places[i] for i in some])
 
     def probe_sizes(self) -> Iterator[Finding]:
         """The same examples in a smaller batch: same losses, and nothing that counted the examples."""

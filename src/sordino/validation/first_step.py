@@ -1,8 +1,8 @@
 """Does training reach what it should? Asked before every step by name, and after the first one by what it did.
 
-An adapter that was wrapped around the model after the optimizer was built is trained by nobody: the run costs its
-privacy and its hours, and the model is the one it began with. Nothing here looks at a record: which tensors are
-trainable, held by the optimizer, given noise or changed is public.
+If an adapter is wrapped around the model after the optimizer was built, nothing trains it: the run costs its privacy
+and its hours, and the model stays as it was. Nothing here looks at a record: which tensors are trainable, held by the
+optimizer, given noise or changed is public.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def require_held(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def watch_first_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Around the first step: every trainable tensor must receive noise, and no frozen one may change.
 
-    Noise has no exact zeros, so that a gradient of zeros was not released by the step; whether it moves its tensor is
-    up to the learning rate, which a warm-up begins at zero. Nothing is kept of the trainable tensors.
+    Noise has no exact zeros, so a gradient of zeros was not released by the step. Whether the gradient moves its tensor
+    depends on the learning rate, which a warm-up starts at zero. Nothing is kept of the trainable tensors.
     """
     require_held(model, optimizer)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -1,4 +1,4 @@
-"""Replace layers that mix examples or remember data by their nearest private relatives."""
+"""Replace layers that mix examples or remember data with their closest private equivalents."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Change:
 
 
 def fix(model: nn.Module) -> nn.Module:
-    """A copy of `model` without layers that mix examples; the model itself is untouched.
+    """Return a copy of `model` without layers that mix examples; the model itself is unchanged.
 
     BatchNorm becomes GroupNorm with the same affine weights (the running statistics are dropped: a pretrained network
     needs fine-tuning); an activation that is fused with it stays. InstanceNorm stops tracking running statistics. A
-    layer that was put in eval mode inside a model in train mode is frozen on purpose, does not mix, and stays. One log
-    line per change.
+    layer in eval mode inside a model in train mode is frozen on purpose, does not mix, and stays. Each change is logged
+    in one line.
     """
     fixed, changes = _fix(model)
     for change in changes:
@@ -51,7 +51,7 @@ def fix(model: nn.Module) -> nn.Module:
 
 
 def plan(model: nn.Module) -> list[Change]:
-    """What `fix` would change."""
+    """Return what `fix` would change."""
     return _fix(model)[1]
 
 

@@ -1,8 +1,8 @@
 """Run a loss on copies of a model so that two runs differ only in what the prober changed.
 
-Nothing of the user's is touched: every run has its own copy of the model, and every generator of random numbers is
-saved, seeded before each run and put back at the end. Copies have their parameters in common once a first run has left
-them as they were; a later run that writes into them is taken again, with parameters of its own.
+The user's objects stay untouched: every run has its own copy of the model, and every generator of random numbers is
+saved, seeded before each run and restored at the end. Copies share their parameters once a first run has left them
+unchanged; a later run that writes into them is repeated with its own parameters.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ class Randomness(TorchDispatchMode):
     """Notes what is drawn inside it; if `shared`, replaces it by coins that are the same for all rows.
 
     `drawn` lists torch's operations with the shapes of their results, `unshared` those of them that have no rule. A
-    torch.Generator of the user's own is passed over, as nobody could seed it: the default one, which was seeded, takes
-    its place. Python's and NumPy's generators are seeded too; `outside` is where they stand in the end. It sees every
-    operation, and also says whether any was `halved`: had a result in half precision.
+    user's own torch.Generator is replaced, because it could not be seeded: the default one, which was seeded, takes its
+    place. Python's and NumPy's generators are seeded too; `outside` is where they stand in the end. It sees every
+    operation, and also says whether any was `halved`: had a result in half precision, and how many `entries` they made.
     """
 
     def __init__(self, seed: int, shared: bool) -> None:
@@ -37,6 +37,7 @@ class Randomness(TorchDispatchMode):
         self.drawn: list[tuple[str, tuple[int, ...]]] = []
         self.unshared: set[str] = set()
         self.halved = False
+        self.entries = 0
         self._row = torch.rand(WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         self._start = self.outside = _read_generators()
 
@@ -67,7 +68,9 @@ class Randomness(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags:
             result = func(*args, **kwargs)
             made = result[0] if isinstance(result, tuple | list) and result else result
-            self.halved |= isinstance(made, Tensor) and made.dtype in HALVES
+            if isinstance(made, Tensor):
+                self.halved |= made.dtype in HALVES
+                self.entries += made.numel()
             return result
         if kwargs.get("generator") is not None:
             kwargs["generator"] = None

@@ -1,4 +1,4 @@
-"""One batch, run again and again by the same objective: what does another company do to the examples that stay?"""
+"""One batch, run repeatedly by the same objective: do other neighbours change the examples that stay?"""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Watched = tuple[int, ...]
 class Finding:
     """One reason why a model, loss or collate function cannot be trained privately: what, where, and one line.
 
-    `cause` is the error of torch or of the user's code, if there is one. Its words may tell labels, values and sizes:
-    it is for a traceback before those who hold the records, and for no log, report or screen.
+    `cause` is the error of torch or of the user's code, if there is one. Its message may reveal labels, values and
+    sizes: it is only for a traceback shown to the holder of the records, not for a log, report or screen.
     """
 
     kind: str
@@ -52,6 +52,11 @@ class Rows:
     def take(self, rows: Sequence[int]) -> Rows:
         index = list(rows)
         return Rows(tree_map(lambda x: x[index], self.data), len(index))
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether there is anything to rescale: tokens are not."""
+        return any(isinstance(x, Tensor) and x.is_floating_point() for x in tree_leaves(self.data))
 
     def shift(self, row: int, scale: float, offset: float) -> Rows:
         """The same examples, with the floating inputs of one of them rescaled."""
@@ -331,16 +336,24 @@ def noise_floor(a: Tensor, b: Tensor) -> float:
 
 
 def distance(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> tuple[float, float]:
-    """Euclidean distance of two gradients and the length of the first; both 0 where that is not finite.
+    """Euclidean distance of two gradients and the length of the first; both 0 where they agree or are not finite.
 
     A bad example with weight 0 still makes ``0 * inf`` in a shared parameter, so bad values here say nothing.
     """
     gap = length = 0.0
-    for x, y in zip(a, b, strict=True):
+    pairs = list(zip(a, b, strict=True))
+    if all(x is y or (x is not None and y is not None and _equal(x, y)) for x, y in pairs):
+        return 0.0, 0.0  # as most are: to add up what is equal would take longer than to compute it
+    for x, y in pairs:
         left, right = (torch.zeros(()) if g is None else g.to_dense().double().cpu() for g in (x, y))
         gap += float((left - right).square().sum())
         length += float(left.square().sum())
     return (math.sqrt(gap), math.sqrt(length)) if math.isfinite(gap + length) else (0.0, 0.0)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two dense gradients agree in all digits."""
+    return a.layout is b.layout is torch.strided and torch.equal(a, b)
 
 
 def are_same(a: Any, b: Any) -> bool:

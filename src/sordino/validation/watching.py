@@ -1,4 +1,4 @@
-"""The probe on real draws: now and then a step's own examples are held against themselves in other company.
+"""The probe on real draws: now and then, a step's own examples are compared with themselves beside other examples.
 
 The probe at the start sees a few records. A model may mix examples only in a batch as large as a draw, only for some
 records or only by the toss of a coin. So at attempts 1, 2, 4, 8, ... of every opening of a run, before the noise is
@@ -6,14 +6,14 @@ drawn, half of the examples of the draw's first part are replaced by copies of o
 half must keep its losses, and a few of them their gradients, each time with the same coins. From the third attempt on
 that is done by losses alone: where nothing is drawn at random half is left out, otherwise it is replaced.
 
-What a refusal tells. The attempt is charged before the draw is made, and the refusal comes before its release; its one
-line names no record and no size. For a loss that computes every example from itself alone, which is what a guarantee
-assumes, there is never a refusal, whatever the records, but for rounding beyond what the comparison allows: so the
-check tells nothing about them. For any other loss no guarantee holds; that it was refused at this step, and not
-at another, may then depend on the draw, and the run has ended.
+What a refusal reveals. The attempt is charged before the draw is made, and the refusal comes before its release; its
+one line names no record and no size. If the loss computes every example from itself alone, as a guarantee assumes,
+there is never a refusal, whatever the records, except for rounding beyond what the comparison allows. So the check
+reveals nothing about them. For any other loss no guarantee holds. That it was refused at this step, and not at another,
+may then depend on the draw, but the run has ended.
 
-Limits: a mixture that shows at none of the checked attempts is not seen. The schedule is public and does not depend on
-the records.
+Limits: the check misses mixing that shows at none of the checked attempts. The schedule is public and does not depend
+on the records.
 """
 
 from __future__ import annotations

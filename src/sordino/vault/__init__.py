@@ -1,8 +1,8 @@
 """The vault: one budget per dataset, across runs, people and machines.
 
 A dataset's budget is a name, ε and δ, the unit that is protected, an owner and a rule of composition. Runs reserve what
-they may draw before they draw it, and return what was never drawn. It is kept in one SQLite file, or in PostgreSQL.
-Nothing in this package imports torch.
+they may spend before they spend it, and return what they did not use. The vault is one SQLite file, or a PostgreSQL
+database. Nothing in this package imports torch.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ __all__ = [
 PLACE = "SORDINO_VAULT"
 """The variable that names the vault: a file, or an address that begins with postgresql://."""
 DEFAULT = Path(".sordino") / "vault.sqlite"
-"""In the home of the user, where nothing else is named."""
+"""The default, in the user's home directory."""
 
 
 def open_vault(place: str | Path | None = None, *, create: bool = False) -> Vault:
-    """The vault at `place`: a file, or ``postgresql://...``; by default what SORDINO_VAULT names, or one's own file.
+    """Open the vault at `place`: a file, or ``postgresql://...``; by default what SORDINO_VAULT names, or your own
+    file.
 
-    `create` makes it where there is none.
+    `create` makes it if there is none.
     """
     where = str(place or os.environ.get(PLACE) or Path.home() / DEFAULT)
     if where.startswith(("postgresql://", "postgres://")):
@@ -52,7 +53,7 @@ def open_vault(place: str | Path | None = None, *, create: bool = False) -> Vaul
 
 
 def open_budget(name: str, place: str | Path | None = None) -> DatasetBudget:
-    """The budget of the dataset `name`, as `Private(..., vault=...)` takes it."""
+    """Return the budget of the dataset `name`, for `Private(..., vault=...)`."""
     vault = open_vault(place)
     vault.state(name)  # refuses a name that there is not
     vault.store.release()

@@ -1,12 +1,12 @@
 """A run's claim on a dataset's budget: everything that its ledger may come to hold is reserved before the first event.
 
-The plan of a run stands in its ledger before anything is charged. The claim reserves what all plans of the ledger have
-planned, or what was charged if that is more; for a run that chooses its noise as it goes, all that its filter lets
-pass. From then on the run draws without asking anybody, and nothing passes that is not reserved.
+The plan of a run is in its ledger before anything is charged. The claim reserves what all plans of the ledger have
+planned, or what was charged if that is more; for a run that chooses its noise as it goes, everything that its filter
+allows. From then on the run draws without asking the vault, and nothing passes that is not reserved.
 
-The reservation and the ledger name one another. A line with a number drawn at random is added to the ledger first; the
-vault keeps where the ledger's chain stood after it. So a copy of the run's folder, or an older state of it, is noticed
-when it wants to go on.
+The reservation and the ledger refer to each other. A line with a random number is added to the ledger first; the vault
+keeps where the ledger's chain stood after it. So a copy of the run's folder, or an older state of it, is noticed when
+someone tries to continue it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ KIND = "vault"
 
 @dataclass(frozen=True)
 class DatasetBudget:
-    """The budget of one dataset in a vault: what `Private` is given as `vault`.
+    """The budget of one dataset in a vault: pass it to `Private` as `vault`.
 
-    `digest` computes something that tells the records apart; it is kept, keyed, only where a key is set. Digests are
-    compared with those of the same `form` alone: a table has another one than the tensors that were made from it.
+    `digest` identifies the records; it is kept, keyed, only if a key is set. Digests are compared only with those of
+    the same `form`: a table has a different one from the tensors made from it.
     """
 
     vault: Vault
@@ -65,12 +65,12 @@ class DatasetBudget:
         """The claim of one run, which reserves nothing yet; one whose noise is `repeatable` is refused."""
         if repeatable:
             raise InvalidInput(
-                f"seed: noise that can be repeated protects nobody, and is no part of what dataset {self.name!r} "
+                f"seed: noise that can be repeated protects no one, and is not part of what dataset {self.name!r} "
                 "promises; leave the seed out"
             )
         if basis != "proven":
             raise InvalidInput(
-                f"basis={basis!r}: a dataset's budget is kept by proven prices alone; calibrate with the accountant pld"
+                f"basis={basis!r}: a dataset's budget accepts only proven prices; calibrate with the accountant pld"
             )
         return RunClaim(self, unit, rdp_filter)
 
@@ -79,7 +79,7 @@ class DatasetBudget:
         return BookedEvents(self.claim(unit=unit), ledger)
 
     def fingerprint(self) -> str:
-        """A keyed digest of the records; empty without a key, for anybody could then test whether he has them."""
+        """Return a keyed digest of the records; empty without a key, because anyone could then test for records."""
         key = find_key()
         if key is None or self.digest is None or not (found := self.digest()):
             return ""
@@ -263,7 +263,7 @@ class RunClaim:
     # -- at the end ---------------------------------------------------------------------------------------------
 
     def settle(self, ledger: Ledger) -> None:
-        """Show the ledger and return what was never drawn; if that fails, it stays counted, and a warning says so."""
+        """Present the ledger and return what was never drawn; if that fails, it stays counted, with a warning."""
         if self._covered is None or self._covered.run_id != ledger.run_id:
             return
         try:
@@ -285,14 +285,14 @@ class RunClaim:
 
 
 class BookedEvents:
-    """A ledger of which every event is reserved in the vault before it is charged: for statistics of one's own.
+    """A ledger that reserves every event in the vault before charging it: for your own statistics.
 
     ::
 
         with budget.reserve(ledger) as book:
             norm = private_normalisation(features, ..., ledger=book, source=Secure())
 
-    Afterwards the ledger can be handed to a training on the same records, `Private(..., ledger=ledger, vault=budget)`.
+    Afterwards you can pass the ledger to a training on the same records, `Private(..., ledger=ledger, vault=budget)`.
     """
 
     def __init__(self, claim: RunClaim, ledger: Ledger) -> None:
@@ -311,10 +311,10 @@ class BookedEvents:
 
 
 def settle(budget: DatasetBudget, ledger: Ledger, unit: str = "record") -> Holding:
-    """Show a ledger to the vault: what it holds was drawn, and the rest of what its run reserved is returned.
+    """Present a ledger to the vault: what it holds was drawn, and the rest of what its run reserved is returned.
 
-    The ledger must be open for writing: so nobody draws on it meanwhile. A vault that was put back to an earlier state
-    and does not know the run counts what it drew from now on.
+    The ledger must be open for writing, so that no one draws on it meanwhile. If the vault was set back to an earlier
+    state and does not know the run, it counts what the run drew from now on.
     """
     claim = RunClaim(budget, unit, None)
     if not any(line["dataset"] == budget.name for line in read_ties(ledger)):

@@ -3,11 +3,12 @@
 ``adaptive`` is the default: one Rényi filter over the whole dataset. Its order is fixed when the budget is created, and
 the divergences of all events at that order add up to at most its limit. That holds however each run was chosen after
 looking at the others, whenever it stopped and in whichever order their releases alternate. A part of δ is set aside for
-releases that may fail, as where values that nobody had listed are named: the chances of that add up to at most it.
+releases that may fail, such as naming values that were not listed in advance: their probabilities add up to at most
+that part.
 
-``planned`` composes all events as one privacy loss distribution. That is tighter, and holds only if nobody chose a run,
-its length or its noise because of what an earlier one on the same dataset had shown. Nobody can check that: the owner
-chooses it, and every total says so. docs/proofs/dataset-budget.md proves both.
+``planned`` composes all events as one privacy loss distribution. That is tighter, but holds only if no run, and neither
+its length nor its noise, was chosen because of what an earlier one on the same dataset showed. This cannot be checked:
+the owner chooses the rule, and every total says so. docs/proofs/dataset-budget.md proves both.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class BudgetRule:
         return max(0.0, self.cost(held) + self.budget.epsilon - self.limit)
 
     def price_if_planned(self, held: Mapping[str, int]) -> float:
-        """The same as one privacy loss distribution: what it would be had nobody looked; infinite where there is none.
+        """Return the same as one privacy loss distribution, which holds if no one looked; infinite if there is none.
 
         A run that chose its noise as it went has no such price, and is not among them.
         """
@@ -191,8 +192,8 @@ def _has_divergence(event: DpEvent, adjacency: str) -> bool:
 def _divergence(text: str, order: float, adjacency: str) -> float:
     """The Rényi divergence of one event at `order`.
 
-    What passed another filter costs what it is; a whole filter its limit, where its order is no smaller than ours: the
-    divergence grows with the order.
+    An event that passed another filter costs its own divergence; a whole filter costs its limit, if its order is no
+    smaller than ours, because the divergence grows with the order.
     """
     event = from_json(text)
     if isinstance(event, Filtered):

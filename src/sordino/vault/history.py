@@ -1,7 +1,7 @@
 """An entry of the vault's history: one line about one dataset, linked to the one before, signed where there is a key.
 
 ``chain_n = SHA-256(chain_(n-1) + text_n)``, where the text is everything else in the entry, one field on each line, and
-``chain_0`` the digest of the dataset's name. PostgreSQL computes the same in the database, so that whoever may add
+``chain_0`` the digest of the dataset's name. PostgreSQL computes the same in the database, so people who may add
 entries there can neither choose the chain nor sign.
 """
 
@@ -95,7 +95,7 @@ def parse_receipt(text: str) -> tuple[str, int, bytes, bytes]:
     """Dataset, number, chain and signature of what `Entry.receipt` wrote."""
     said = _FORM.fullmatch(text.strip())
     if said is None:
-        raise InvalidInput(f"receipt={text[:40]!r} is none: give the line `{RECEIPT} ...` of a reservation")
+        raise InvalidInput(f"receipt={text[:40]!r} is not a receipt: give the line `{RECEIPT} ...` of a reservation")
     signature = b"" if said[4] == "-" else bytes.fromhex(said[4])
     return said[1].replace("%20", " "), int(said[2]), bytes.fromhex(said[3]), signature
 

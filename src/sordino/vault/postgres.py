@@ -1,8 +1,8 @@
 """A vault in PostgreSQL, for a team: who is at work is who logged in, and the database itself keeps the rules.
 
-`postgres.sql` holds them: entries are added by one function that looks at the role of whoever calls it, adds up what
-the dataset's filter limits, computes the chain and signs with a key that it alone can read; rows are seen by those who
-have to do with a dataset. What an event costs the database cannot know: the client says it, `verify` computes it anew.
+`postgres.sql` holds them. One function adds entries: it checks the caller's role, adds up what the dataset's filter
+limits, computes the chain and signs with a key that only it can read. Rows are visible only to people involved with a
+dataset. The database cannot know what an event costs: the client says it, and `verify` computes it again.
 
 Members of ``sordino_owner`` create budgets; ``sordino_trainer`` reserve and settle; ``sordino_auditor`` read all.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FORMAT = "sordino-vault-1"
 REFUSED, EXHAUSTED = "SV002", "SV003"
-"""How the database says that somebody may not do that, and that there is not enough left."""
+"""How the database says that a person may not do something, and that there is not enough left."""
 CONNECT = 10
 """Seconds to wait for the server."""
 _BLOCK = 64
@@ -35,14 +35,14 @@ _COLUMNS = "dataset, number, kind, run, person, at, cost, nonce, content, chain,
 
 
 class PostgresStore:
-    """The entries in one schema of a database; `create` makes the schema where there is none, if one may."""
+    """The entries in one schema of a database; `create` makes the schema if there is none and the login may."""
 
     def __init__(self, address: str, *, create: bool = False) -> None:
         self._driver = _load_driver()
         try:
             parts = self._driver.conninfo.conninfo_to_dict(address)
         except self._driver.Error:
-            raise InvalidInput("the vault's address is none: give postgresql://USER@HOST:PORT/DATABASE") from None
+            raise InvalidInput("the vault's address is invalid: give postgresql://USER@HOST:PORT/DATABASE") from None
         host, base = parts.get("host", "localhost"), parts.get("dbname", "")
         self.place = f"postgresql://{host}:{parts.get('port', 5432)}/{base}"  # neither user nor password
         self._address, self._key, self._person = address, find_key(), ""
@@ -70,7 +70,7 @@ class PostgresStore:
         self._signer = str(header.get("signed", ""))
 
     def _initialise(self, connection: psycopg.Connection[Any]) -> None:
-        """Everything in one transaction; the key is the one of the environment, or one that nobody outside has."""
+        """Create everything in one transaction; the key comes from the environment, or is a new one kept inside."""
         connection.execute(files(__package__).joinpath("postgres.sql").read_bytes())
         key = self._key or Key(secrets.token_bytes(32))
         secret = key.secret if len(key.secret) <= _BLOCK else hashlib.sha256(key.secret).digest()

@@ -1,4 +1,4 @@
-"""Going through a history anew: was every entry its author's to make, at its price, and did it fit when it was made?"""
+"""Review a history: was its author allowed to make every entry, at this price, and did it fit at the time?"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A vault in one SQLite file: for one machine, or for people who share a folder and trust one another.
+"""A vault in one SQLite file: for one machine, or for people who share a folder and trust each other.
 
-Rows can be added, never changed: triggers refuse it. Who can write the file can still replace it; the chain, and with a
-key the signatures, show that. People are who they say they are. A team that needs more uses PostgreSQL.
+Rows can be added but never changed: triggers refuse it. Anyone who can write the file can still replace it; the chain,
+and with a key the signatures, reveal that. People are who they say they are. A team that needs more uses PostgreSQL.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a dataset's history amounts to: its budget and rules, who may draw on it, and what each run holds of it.
 
 A run *holds* the events that it may draw. Reserving adds to what it holds; settling replaces that by what its ledger
-says was drawn. Everything that is held counts as spent, drawn or not: so nothing has to be reported while a run goes
-on, and one that is killed is counted whole until its ledger is shown.
+says was drawn. Everything that is held counts as spent, drawn or not. So a run has nothing to report while it is in
+progress, and a killed run is counted in full until its ledger is presented.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _parse(said: Mapping[str, Any]) -> Counts:
     found: Counts = {}
     for text, count in said["events"]:
         if not isinstance(text, str) or type(count) is not int or count < 0:
-            raise ValueError(f"{count!r} is no count")
+            raise ValueError(f"{count!r} is not a count")
         found[text] = found.get(text, 0) + count
     return found
 

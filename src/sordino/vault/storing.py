@@ -63,11 +63,11 @@ class Store(Protocol):
         ...
 
     def writing(self, dataset: str) -> AbstractContextManager[Transaction]:
-        """The same, and nobody else changes this dataset meanwhile; committed, durably, when the block is left."""
+        """Do the same while no one else changes this dataset; committed durably when the block ends."""
         ...
 
     def check(self, chain: bytes, signature: bytes) -> bool | None:
-        """Whether the signature is right; None where nobody here can tell."""
+        """Whether the signature is right; None if that cannot be checked here."""
         ...
 
     def find_loss(self) -> str:

@@ -37,9 +37,9 @@ class Share:
 class BudgetSummary:
     """Where a dataset's budget stands.
 
-    `total` is the ε of all events of all runs, reserved ones included, by the dataset's composition; `planned` the same
-    as one privacy loss distribution, which holds if nobody looked; `part` and `part_spent` are what is used of the
-    whole, between 0 and 1.
+    `total` is the ε of all events of all runs, reserved ones included, by the dataset's composition; `planned` is the
+    same as one privacy loss distribution, which holds if no one looked; `part` and `part_spent` are the shares of the
+    whole that are used, between 0 and 1.
     """
 
     name: str

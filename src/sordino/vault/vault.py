@@ -1,8 +1,8 @@
-"""The vault: budgets of datasets, and the reservations of all runs on them, whoever makes them and wherever.
+"""The vault: budgets of datasets, and the reservations of all runs on them, by anyone and anywhere.
 
-Every change is one entry, decided and written in one transaction in which nobody else changes the same dataset: two
-clients who race for the last ε are served one after the other. A client that loses its connection looks whether its
-entry, which has a number of its own, was written, and writes it if not: nothing is counted twice, nothing is lost.
+Every change is one entry, decided and written in one transaction in which no one else changes the same dataset: two
+clients who race for the last ε are served one after the other. A client that loses its connection checks whether its
+entry, which has its own number, was written, and writes it if not: nothing is counted twice or lost.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Vault:
         composition: str = "adaptive",
         order: float | None = None,
     ) -> DatasetState:
-        """A budget for a new dataset, owned by whoever makes it. Its δ, unit, adjacency and rule stay for ever."""
+        """Create a budget for a new dataset, owned by its creator. Its δ, unit, adjacency and rule never change."""
         require_name(name, "dataset")
         if budget.accountant != "pld":
             raise InvalidInput(f"accountant={budget.accountant!r}: a dataset's budget is kept by its composition alone")
@@ -96,7 +96,7 @@ class Vault:
         return self.state(name)
 
     def raise_to(self, name: str, epsilon: float) -> DatasetState:
-        """Give the dataset a larger ε; δ, unit and rule stay. What was promised before is promised no more."""
+        """Give the dataset a larger ε; δ, unit and rule stay. The smaller ε promised before no longer holds."""
 
         def decide(state: DatasetState) -> Draft:
             if not epsilon > state.rule.budget.epsilon:
@@ -115,7 +115,7 @@ class Vault:
         return self._as_owner(name, lambda _: Draft.write(name, kinds.GRANT, said))
 
     def revoke(self, name: str, person: str) -> DatasetState:
-        """Let a person reserve no more; what they hold stays theirs."""
+        """Stop a person from reserving more; what they hold stays theirs."""
 
         def decide(state: DatasetState) -> Draft:
             if person not in state.granted:
@@ -125,11 +125,11 @@ class Vault:
         return self._as_owner(name, decide)
 
     def close(self, name: str) -> DatasetState:
-        """No reservation from now on, for ever; runs that hold something may finish."""
+        """Allow no more reservations, permanently; runs that hold something may finish."""
         return self._as_owner(name, lambda _: Draft.write(name, kinds.CLOSE, {}))
 
     def write_off(self, name: str, run: str) -> DatasetState:
-        """Count all that a run holds as spent, for good: its ledger is lost, or nobody trusts it."""
+        """Count everything that a run holds as spent, permanently: its ledger is lost, or no one trusts it."""
 
         def decide(state: DatasetState) -> Draft:
             found = _find_run(state, run)
@@ -150,10 +150,10 @@ class Vault:
     # -- what a run does ----------------------------------------------------------------------------------------
 
     def reserve(self, name: str, ask: Ask) -> tuple[Holding, Entry]:
-        """Have a run hold what it needs, or raise `BudgetExhausted` and change nothing.
+        """Let a run hold what it needs, or raise `BudgetExhausted` and change nothing.
 
-        A run that is known is recognised by its ledger: one that does not go on from where the vault last saw it, or
-        that lies in another file, is a copy, and two copies could draw the same reservation twice.
+        A known run is recognised by its ledger. A ledger that does not continue from where the vault last saw it, or
+        that is in another file, is a copy, and two copies could spend the same reservation twice.
         """
 
         def decide(state: DatasetState | None) -> Draft:
@@ -184,7 +184,7 @@ class Vault:
         if before is not None:
             _require_same_ledger(before, ask)
             if before.person != self.store.person:
-                raise VaultError(f"run {ask.run} is {before.person}'s: only they may go on with it")
+                raise VaultError(f"run {ask.run} is {before.person}'s: only they may continue it")
             if before.status == WRITTEN_OFF:
                 raise BudgetExhausted(f"run {ask.run} was written off by {state.owner}: start a new one")
 
@@ -222,8 +222,8 @@ class Vault:
     def settle(self, name: str, ask: Ask) -> tuple[Holding, Entry]:
         """Replace what a run holds by what its ledger says was drawn, which `ask.need` gives; the rest is returned.
 
-        More than was reserved is counted too, whatever the budget: what was drawn was drawn. So is all of a run that
-        the vault does not know, because it was put back to a state before it: whoever may draw can show its ledger.
+        If more was drawn than reserved, it is counted, too, whatever the budget. So is a whole run that the vault does
+        not know because the vault was set back to an earlier state: anyone who may reserve can present its ledger.
         """
 
         def decide(state: DatasetState | None) -> Draft:
@@ -312,7 +312,7 @@ class Vault:
     # -- trust --------------------------------------------------------------------------------------------------
 
     def verify(self, name: str, receipts: Mapping[str, str] | None = None) -> str:
-        """Go through the whole history anew; returns what was checked, or raises `VaultForged`.
+        """Check the whole history again; return what was checked, or raise `VaultForged`.
 
         Checked are the chain, the signatures, that each reservation cost what it says and fitted when it was made, and
         that every receipt of `receipts`, by who keeps it, is of this history.
@@ -335,7 +335,7 @@ class Vault:
         return f"{len(entries):,} entries; the chain is whole, {words}, every price was computed anew{kept}"
 
     def require_receipt(self, name: str, text: str, keeper: str) -> None:
-        """Refuse a receipt that is none of this dataset's: forged, of another vault, or of entries that got lost."""
+        """Refuse a receipt that does not belong to this dataset: forged, from another vault, or for lost entries."""
         dataset, number, chain, signature = parse_receipt(text)
         if dataset != name:
             raise InvalidInput(f"{keeper} holds a receipt of dataset {dataset!r}, not of {name!r}")
@@ -343,7 +343,7 @@ class Vault:
         if not found or found[0].chain != chain:
             raise VaultForged(
                 f"{keeper} holds receipt {number} of {name!r}, which {self.store.place} does not: it is of another "
-                "vault, or this one was put back to an earlier state"
+                "vault, or this one was set back to an earlier state"
             )
         if found[0].signature != signature or self.store.check(chain, signature) is False:
             raise VaultForged(f"{keeper} holds a receipt of {name!r} that the vault did not sign")
@@ -394,6 +394,6 @@ def _require_same_ledger(before: Holding, ask: Ask) -> None:
         )
     if not ask.passed(before.seen):
         raise LedgerForked(
-            f"the ledger of run {ask.run} does not go on from where the vault last saw it: it was copied or put back, "
-            "and another copy has gone on; start a new run"
+            f"the ledger of run {ask.run} does not continue from where the vault last saw it: it was copied or set "
+            "back, and another copy has continued; start a new run"
         )

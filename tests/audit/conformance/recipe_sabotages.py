@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sordino import Private, Recipe, mechanisms, recipes, step
+from sordino import Budget, Private, Recipe, mechanisms, recipes, step
 from sordino.accounting import erasure, grids, jl_gaussian, random_allocation
 from sordino.accounting.pld import PrivacyLossDistribution
 from sordino.audit import conformance
@@ -29,7 +29,7 @@ from sordino.mechanisms.averaging import Averaged
 from sordino.mechanisms.banded import Banded, Cyclic
 from sordino.mechanisms.blockwise import Bounds, Followed, PerBlock, QuantileBlocks, clip_blocks
 from sordino.mechanisms.dpagd import StepLength
-from sordino.mechanisms.dpis import Importance, Learnt
+from sordino.mechanisms.dpis import Epoch, Importance, ImportanceWeights, Learnt
 from sordino.mechanisms.jl import ProjectedNorms
 from sordino.mechanisms.kalman import Kalman
 from sordino.mechanisms.low_pass import LowPass
@@ -40,7 +40,7 @@ from sordino.mechanisms.screening import Annealing
 from sordino.mechanisms.shuffled import Shuffled
 from sordino.noise import Source, perturb
 from sordino.optimizers import DistanceOverGradients
-from sordino.parts import Always, Draw, Flat, Poisson, Snapshot, Terms
+from sordino.parts import Always, Draw, Flat, Poisson, Snapshot, Terms, drop_not_finite
 from sordino.recipe import States
 from sordino.step import Attempt, Bench
 from tests.audit import sabotage
@@ -327,6 +327,7 @@ def importance(**overrides: Callable[..., Any]) -> Twist:
 
 
 _release, _terms, _prepare = Importance._release, Importance.terms, Importance.prepare
+_observe, _draw = Importance.observe, Importance.draw
 
 
 def half_the_releases(self: Importance, bench: Bench, value: float, sensitivity: float) -> float:
@@ -358,6 +359,64 @@ def oftener(self: Importance, records: int, source: Source, state: Learnt) -> Dr
     assert state.epoch is not None
     heights = torch.from_numpy(source.uniform(records)) * state.epoch.reach
     return Draw(torch.arange(records), heights / 2, self.floor * state.epoch.clip)
+
+
+def later_k_in_the_clear(self: Importance, bench: Bench, value: float, sensitivity: float) -> float:
+    """K of the second pass and of later ones is what it is: the first alone is noised."""
+    return value if bench.states.sampler.epoch else float(_release(self, bench, value, sensitivity))
+
+
+def k_as_if_fresh(self: Importance, terms: Terms, state: Learnt) -> Terms:
+    """Draws and weights by the released K, the price by the norms of today, which nobody released."""
+    found = _terms(self, terms, state)
+    if state.epoch is None or state.bounds is None or state.noise is None:
+        return found
+    today = replace(state.epoch, total=float(state.bounds.clamp(max=state.epoch.clip).sum()))
+    return replace(found, event=today.event(state.noise))
+
+
+def k_follows_the_draws(self: Importance, draw: Draw, norms: Tensor, state: Learnt) -> None:
+    """Between two passes K is kept up to date by the norms of whoever was drawn."""
+    assert state.epoch is not None
+    assert state.bounds is not None
+    before = state.bounds[draw.indices].sum()
+    _observe(self, draw, norms, state)
+    grown = float(state.bounds[draw.indices].sum() - before) + 0.01 * len(draw)
+    epoch = state.epoch
+    state.epoch = Epoch.bounded(epoch.number, epoch.records, epoch.total + grown, epoch.clip, epoch.batch_size)
+
+
+def bounds_without_a_cap(self: Importance, draw: Draw, norms: Tensor, state: Learnt) -> None:
+    """A norm that was seen between two passes is its own bound, however long, as in the paper's listing."""
+    assert state.bounds is not None
+    state.bounds[draw.indices] = self.multiplier * norms.detach().nan_to_num().float()
+
+
+def drawn_to_the_bound(self: Importance, records: int, source: Source, state: Learnt) -> Draw:
+    """Whoever has a coin below its bound, which no cap keeps below C."""
+    assert state.epoch is not None
+    assert state.bounds is not None
+    heights = torch.from_numpy(source.uniform(records)) * state.epoch.reach
+    drawn = (heights < state.bounds).nonzero().squeeze(1)
+    return Draw(drawn, heights[drawn], self.floor * state.epoch.clip)
+
+
+def weighed_by_old_norms(self: ImportanceWeights, norms: Tensor, clip: float, draw: Draw) -> Tensor:
+    """The coin told how long the gradient was when it was last seen: it is not measured again."""
+    assert draw.thresholds is not None
+    return drop_not_finite(clip / draw.thresholds.to(norms).clamp(min=draw.floor), norms)
+
+
+def coins_of_the_pass(self: Importance, records: int, source: Source, state: Learnt) -> Draw:
+    """Coins are tossed once for a pass, and serve all draws until the next."""
+    assert state.epoch is not None
+    held: Any = state
+    number, drawn = getattr(held, "tossed", (None, None))
+    if number != state.epoch.number:
+        drawn = _draw(self, records, source, state)
+        held.tossed = state.epoch.number, drawn
+    assert isinstance(drawn, Draw)
+    return drawn
 
 
 def unclipped_sum(patch: Patch) -> None:
@@ -728,6 +787,13 @@ JL = recipes.jl(projections=24, **COMMON)
 PUBLIC = recipes.screening(public=torch.ones(2, 1), public_name="ones", temperature=1e3, **COMMON)
 NOISED = recipes.screening(validation_noise=1.0, temperature=1e6, **COMMON)
 
+
+def weigh_norms(**options: Any) -> Recipe:
+    """DPIS with a bound and a noise of its releases at which K is neither b·C nor N·C: it follows the norms."""
+    made = recipes.dpis(clip=4.0, multiplier=1.5, **options, **OPEN)
+    return made.calibrate(Budget(epsilon=30.0, delta=1e-5), records=13)
+
+
 # Every mechanism of the library, those below with settings in which more can go wrong.
 HEALTHY: dict[str, Recipe] = {
     **conformance.build_examples(),
@@ -745,9 +811,10 @@ HEALTHY: dict[str, Recipe] = {
     "screening": NOISED,
     "screening, public": PUBLIC,
     "dpagd": DPAGD,
-    "dpis, adaptive": recipes.dpis(adaptive=True, **OPEN),
+    "dpis": weigh_norms(),
+    "dpis, adaptive": weigh_norms(adaptive=True),
     "blockwise, adaptive": recipes.blockwise(adaptive=True, vote_noise=1.0, **COMMON),
-    "dpis, refreshed": recipes.dpis(refresh=2, **OPEN),
+    "dpis, refreshed": weigh_norms(refresh=2),
     "shuffled": recipes.dpsgd(sampler=Shuffled(), **COMMON),
 }
 
@@ -845,6 +912,15 @@ BROKEN: dict[str, dict[str, Twist]] = {
         "records used oftener than charged": importance(draw=oftener),
         "epochs by the records there are": importance(prepare=prepared_by_length),
         "what is no number counts": Twist(patch=counting_what_is_no_number),
+    },
+    "dpis, refreshed": {
+        "later K in the clear": importance(_release=later_k_in_the_clear),
+        "priced by the K of today": importance(terms=k_as_if_fresh),
+        "K follows the draws": importance(observe=k_follows_the_draws),
+        "bounds seen between passes have no cap": importance(observe=bounds_without_a_cap, draw=drawn_to_the_bound),
+        "weights by old norms": patched(ImportanceWeights, "weights", weighed_by_old_norms),
+        "coins of the pass serve all draws": importance(draw=coins_of_the_pass),
+        "passes by the records there are": importance(prepare=prepared_by_length),
     },
     "dpis, adaptive": {
         "K* is noised for C": importance(_release=noised_for_first_bound),

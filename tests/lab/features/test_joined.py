@@ -14,7 +14,8 @@ from sordino.lab.experiments import Case
 from sordino.lab.experiments.problem import join_features, problem_of
 from sordino.lab.features import scatter, scattering
 from sordino.lab.features.scattering import WhiteScattering
-from sordino.lab.features.synthetic import fit_whitening, scale_to_unit
+from sordino.lab.features.scenes import draw_scenes
+from sordino.lab.features.synthetic import fit_cells, fit_whitening, scale_to_unit
 
 pytest.importorskip("kymatio")
 SMALL = WhiteScattering(groups=9)
@@ -47,6 +48,20 @@ def test_white_scattering_is_that_of_the_formula(tmp_path: Path) -> None:
     plain = scale_to_unit(scatter(images(), groups=9, folder=tmp_path, quiet=True).flatten(1))
     torch.testing.assert_close(found, scale_to_unit(white(plain)), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(found.norm(dim=1), torch.ones(5))
+
+
+def test_with_kept_scattering_is_whitened_over_channels_and_cells_by_scenes(tmp_path: Path) -> None:
+    found = scattering.scatter_white(images(), WhiteScattering(groups=9, kept=7), folder=tmp_path)
+
+    def cells(x: Tensor) -> Tensor:
+        plain = scatter(x, groups=9, folder=tmp_path, quiet=True)
+        return scale_to_unit(plain.flatten(1)).reshape(plain.shape).flatten(2).transpose(1, 2)
+
+    white = fit_cells(cells(draw_scenes(40, 16, 1, 5)), 7)
+    assert found.shape == (5, 16 * 7)
+    torch.testing.assert_close(found, white(cells(images())), atol=1e-4, rtol=1e-3)
+    with pytest.raises(InvalidInput, match="kept=82 must be <= 81"):
+        scattering.scatter_white(images(), WhiteScattering(groups=9, kept=82), folder=tmp_path)
 
 
 def test_a_record_alone_has_the_same_features(tmp_path: Path) -> None:
@@ -111,6 +126,8 @@ def test_a_case_can_join_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_refusals_name_the_value(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"ridge=0\.0"):
         WhiteScattering(ridge=0.0)
+    with pytest.raises(InvalidInput, match="kept=-1"):
+        WhiteScattering(kept=-1)
     with pytest.raises(InvalidInput, match="no parts"):
         join_features(torch.ones(2, 2), [], named="none", folder=tmp_path)
     with pytest.raises(InvalidInput, match="kind='cubes'"):

@@ -46,7 +46,7 @@ def by_hand(image: torch.Tensor, kernels: torch.Tensor, choice: Patches) -> torc
 def test_pooled_responses_are_those_of_a_loop_over_patches() -> None:
     choice = Patches(filters=3, side=3, grid=2, threshold=0.1)
     for channels in (1, 3):
-        kernels = make_filters(choice, channels)
+        kernels = make_filters(3, 3, draw_dead_leaves(20, 32, channels, 1))
         found = patches._pool(images(2, channels), kernels, choice)
         for row, image in zip(found, images(2, channels), strict=True):
             torch.testing.assert_close(row, by_hand(image, kernels, choice), atol=1e-5, rtol=1e-4)
@@ -70,7 +70,7 @@ def test_mirror_images_have_the_same_features_if_asked_for() -> None:
 
 
 def test_whitening_makes_synthetic_pictures_rounder() -> None:
-    kernels = make_filters(SMALL, 1)
+    kernels = make_filters(SMALL.filters, SMALL.side, draw_dead_leaves(20, 32, 1, 1))
     pictures = draw_centred_leaves(200, 12, 1, 5)
     before = patches._pool(pictures, kernels, SMALL)
     after = fit_description(SMALL, 12, 12, 1)(pictures[before.norm(dim=1) > 0])
@@ -120,4 +120,4 @@ def test_refusals_name_the_value(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="sides >= 5"):
         describe_patches(torch.zeros(2, 1, 4, 4), SMALL, folder=tmp_path)
     with pytest.raises(InvalidInput, match=r"filters=1000000"):
-        make_filters(Patches(filters=1_000_000), 1)
+        make_filters(1_000_000, 6, draw_dead_leaves(2, 32, 1, 1))

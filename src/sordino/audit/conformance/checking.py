@@ -27,6 +27,7 @@ from sordino.audit.instances import shrink
 from sordino.errors import InvalidInput
 from sordino.gradients.engine import Loss
 from sordino.noise import Seeded, Source
+from sordino.parts import Sampler
 from sordino.private import Private
 from sordino.recipe import Recipe
 from sordino.records import Collate
@@ -82,7 +83,8 @@ def check(
     if model is None or data is None or loss is None:
         model, data, loss = make_linear_model(), make_few_records(), linear_loss
         recipe = _replace_public(recipe)
-    chosen = choose_neighbours(data) if neighbours is None else neighbours
+    remembers = recipe.sampler is not None and type(recipe.sampler).observe is not Sampler.observe
+    chosen = choose_neighbours(data, remembers) if neighbours is None else neighbours
     count = min(pair.count(pair.without) for pair in chosen)
     small = fit(recipe, count, steps)
     build = optimizer or small.optimizer.build
@@ -159,8 +161,11 @@ def _read_public(private: Private) -> dict[str, Any]:
     }
 
 
-def choose_neighbours(data: Columns) -> list[Neighbours]:
-    """A record added and removed, far out, not a number, alone in its class, alone in its draw, and not drawn."""
+def choose_neighbours(data: Columns, remembers: bool = False) -> list[Neighbours]:
+    """A record added and removed, far out, not a number, alone in its class, alone in its draw, and not drawn.
+
+    Where draws depend on what a sampler `remembers` of earlier ones, also a record that is drawn once.
+    """
     while len(data[0]) in AMBIGUOUS:
         data = tuple(column[1:] for column in data)
     last, rest = tuple(column[-1:] for column in data), tuple(column[:-1] for column in data)
@@ -180,6 +185,7 @@ def choose_neighbours(data: Columns) -> list[Neighbours]:
         *(pair("a class that vanishes", only, without) for without, only in _split_last_class(data)),
         pair("an empty draw", loud, empty=True),
         pair("a record that is not drawn", loud, coin="stays out"),
+        *([pair("a record that is drawn once", loud, coin="joins once")] if remembers else []),
     ]
 
 

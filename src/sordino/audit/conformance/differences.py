@@ -1,6 +1,6 @@
 """Two tapes of one program on neighbouring datasets: does control flow agree, did values move within their price?
 
-All releases are the same on both tapes, so whatever else differs is a function of the records that nobody paid for.
+All releases are the same on both tapes, so anything else that differs depends on the records and was not paid for.
 """
 
 from __future__ import annotations
@@ -114,9 +114,10 @@ def _count_draws(event: DpEvent) -> int:
     return found
 
 
-def find_overmoved(first: Tape, second: Tape, out: bool, passes: Passes | None) -> list[str]:
-    """Which values moved by more than their receipts pay for; where the record stayed `out`, by anything at all."""
+def find_overmoved(first: Tape, second: Tape, passes: Passes | None) -> list[str]:
+    """Which values moved by more than their receipts pay for; where the record was not drawn, by anything at all."""
     found: list[str] = []
+    missed, never = first.missed | second.missed, "stays out" in (first.extra, second.extra)
     for sequence, pairs in _group_by_payment(list(zip(first.releases, second.releases, strict=False))):
         event = pairs[0][0].receipt.event
         try:
@@ -124,7 +125,7 @@ def find_overmoved(first: Tape, second: Tape, out: bool, passes: Passes | None) 
         except InvalidInput:
             continue  # the tape said so already
         kinds = assign(paid, len(pairs))
-        where = f"on receipt {sequence}, {type(event).__name__}"
+        where, out = f"on receipt {sequence}, {type(event).__name__}", never or sequence in missed
         if not kinds:
             found.append(f"a value was released {where}, which pays for nothing (law 4)")
         elif all(isinstance(kind, Noised) for kind in kinds):

@@ -74,7 +74,8 @@ class ConformanceFailed(SordinoError):
 class Neighbours:
     """Two datasets that differ in the last record of `present`.
 
-    `extra` says whether that record joins every draw or just misses it; `empty` keeps all others out of every draw.
+    `extra` says whether that record joins every draw, the first one alone, or just misses it; `empty` keeps all others
+    out of every draw.
     """
 
     name: str
@@ -119,7 +120,7 @@ def replay(
             replayed = _play(program, second, _make_tape(neighbours, second, source(seed + 1), recorded.tape))
             if recorded.said == replayed.said:
                 break
-        findings += _compare(recorded, replayed, neighbours.extra == "stays out", passes)
+        findings += _compare(recorded, replayed, passes)
         releases += len(recorded.tape.releases)
     told = tuple(f"{neighbours.name}: {finding}" for finding in dict.fromkeys(findings))
     return Conformance(neighbours.name, 2, releases, told)
@@ -142,7 +143,7 @@ def _play(program: Program, dataset: Any, tape: Tape) -> _Played:
     return played
 
 
-def _compare(first: _Played, second: _Played, out: bool, passes: Passes | None) -> list[str]:
+def _compare(first: _Played, second: _Played, passes: Passes | None) -> list[str]:
     errors = [played.error for played in (first, second)]
     if all(errors) and type(errors[0]) is type(errors[1]):
         return [f"the run ended with {type(errors[0]).__name__}: {errors[0]}"]
@@ -151,7 +152,7 @@ def _compare(first: _Played, second: _Played, out: bool, passes: Passes | None) 
         return [f"control flow depends on the records: {kind} is raised for one of two neighbours"]
     found = find_divergence(first.tape.log, second.tape.log)
     found += [*find_unpaid(first.tape), *find_unpaid(second.tape)]
-    found += find_overmoved(first.tape, second.tape, out, passes)
+    found += find_overmoved(first.tape, second.tape, passes)
     if place := find_difference(first.public, second.public, "what is public"):
         found.append(f"{place} depends on the records though all releases are the same")
     if first.said != second.said:

@@ -23,10 +23,10 @@ from sordino.errors import InvalidInput
 from sordino.noise import Settling, Source
 
 ABSENT = 1 - 2**-20
-"""A coin at which nobody joins a draw."""
+"""A coin at which no record joins a draw."""
 BESIDE = 1e-6
 """A coin this much above the rate that is charged must keep its record out."""
-Extra = Literal["joins", "stays out"]
+Extra = Literal["joins", "joins once", "stays out"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class Tape(Settling):
     """The source of one run about `records` records, the last of which is `extra` if the other dataset lacks it.
 
     `empty` keeps all common records out of every draw. `recorded` is the tape of the neighbour's run to play back.
+    `missed` are the events in whose draws the extra record is not.
     """
 
     source: Source
@@ -79,12 +80,14 @@ class Tape(Settling):
     releases: list[Release] = field(default_factory=list)
     noises: list[DrawnNoise] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
+    missed: set[int] = field(default_factory=set)
     _coins: list[NDArray[np.float64]] = field(default_factory=list)
     _directions: list[NDArray[np.float32]] = field(default_factory=list)
     _pending: list[DrawnNoise] = field(default_factory=list)
     _charges: list[DpEvent] = field(default_factory=list)
     _draws: dict[int, int] = field(default_factory=dict)
     _renewed: bool = False
+    _joined: bool = False
     _closed: bool = False
 
     @property
@@ -117,7 +120,7 @@ class Tape(Settling):
             draw = self._draws.get(len(self._charges), 0)
             self._draws[len(self._charges)] = draw + 1
             if self.extra is not None:
-                coins[-1] = 0.0 if self.extra == "joins" else self._miss(draw)
+                coins[-1] = self._decide(draw)
         self._coins.append(coins)
         return coins.copy()
 
@@ -205,6 +208,14 @@ class Tape(Settling):
             common = min(size, len(before))
             coins[:common] = before[:common]
         return coins
+
+    def _decide(self, draw: int) -> float:
+        """The coin of the extra record."""
+        if self.extra == "joins" or (self.extra == "joins once" and not self._joined):
+            self._joined = True
+            return 0.0
+        self.missed.add(len(self._charges))
+        return self._miss(draw)
 
     def _miss(self, draw: int) -> float:
         """A coin beyond the rate of the event that was charged last, for this draw on its receipt."""

@@ -1,8 +1,8 @@
 """Attacks that ask a model about records: by loss, and by the attack models of DPSUR, Sec. 6.4.
 
-These are built as DPSUR's public code builds them, and trained without its mistakes: gradients that add up over all
-batches and over all examples before, a second softmax before the loss, and sizes that fit one data set only. The
-gradient of the last linear layer is written down in closed form, (p − e_y) ⊗ (embedding, 1): nothing can add up.
+These are built as DPSUR's public code builds them, and trained without its mistakes: gradients that accumulate over all
+batches and all earlier examples, a second softmax before the loss, and sizes that fit only one dataset. The gradient of
+the last linear layer is written down in closed form, (p − e_y) ⊗ (embedding, 1): nothing can add up.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def black_box(
 ) -> Membership:
     """Learn from the shadow model how members look, then judge the target's (Salem et al. 2019).
 
-    The shadow model is trained on ``partition.shadow_members`` by whoever calls, in the way of the target.
+    The caller trains the shadow model on ``partition.shadow_members``, in the same way as the target.
     """
     learner = attacker or Attacker()
     theirs = _query_each(shadow, examples, partition.shadow_members, partition.shadow_others)

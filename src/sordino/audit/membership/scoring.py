@@ -78,8 +78,8 @@ def measure_auc(members: Array, others: Array, confidence: float = 0.95) -> Esti
 def measure_caught(rate: float, members: Array, others: Array, confidence: float = 0.95) -> Estimate:
     """The share of members above the lowest threshold that at most `rate` of the others exceed.
 
-    The interval knows that `others` are a sample: the threshold that k of n of them exceed has a true false positive
-    rate with the law Beta(k + 1, n − k), so that a strict and a lax threshold enclose the right one.
+    The interval accounts for `others` being a sample: the threshold that k of n of them exceed has a true false
+    positive rate distributed as Beta(k + 1, n − k), so a strict and a lax threshold enclose the right one.
     """
     error, ordered = (1 - confidence) / 4, np.sort(others)[::-1]
     exceeding = np.arange(len(others))

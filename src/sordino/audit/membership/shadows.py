@@ -112,8 +112,8 @@ def rmia(
 ) -> Membership:
     """How many others z does x beat by γ in p(·|target)/p(·)? (Zarifzadeh et al. 2024, robust attack).
 
-    `population` holds confidences in examples that nobody trained on: the target's, and those of the references as a
-    matrix. Offline p(x) is extrapolated from models without x: ((1 + a)·p_out + 1 − a)/2.
+    `population` holds confidences in examples that no model was trained on: the target's, and those of the references
+    as a matrix. Offline p(x) is extrapolated from models without x: ((1 + a)·p_out + 1 − a)/2.
     """
     if online:
         expected = (references.mean_probability(True) + references.mean_probability(False)) / 2

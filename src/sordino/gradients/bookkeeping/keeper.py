@@ -138,7 +138,7 @@ class BookKeeping:
         return BookRecorder(recording, parameters, knowledge, batch.groups)
 
     def microbatch(self, parameters: list[nn.Parameter]) -> int:
-        """A power of two from what an example of the last batch took, 64 before the first one.
+        """From what an example of the last batch took, 64 before the first one.
 
         As many as fit the memory target, large weights counting towards it, as each microbatch is summed into all of
         them; but no more than 128, beyond which caches lose what fewer calls gain, or 512 with recurrent layers, which
@@ -153,7 +153,7 @@ class BookKeeping:
         small = min(SMALL // self._bytes_per_example, inputs)
         table = 128 * self._bytes_per_example < TABLES * weights
         enough = 512 if self._recurrent else max(128, min(512, inputs)) if table else 128
-        return 1 << (int(min(2048, max(8, min(enough, fitting), small))).bit_length() - 1)
+        return int(min(2048, max(8, min(enough, fitting), small)))
 
     def watch(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch, watch: OnUse) -> None:
         """Show every use of a parameter and its gradients before they are measured; `NoRule` where it cannot."""

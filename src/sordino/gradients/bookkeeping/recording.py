@@ -40,6 +40,9 @@ from sordino.gradients.rules import RULES, generic
 from sordino.gradients.rules.base import Call, Layout, NoRule, ParameterShare, is_in_place, name_of
 from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples
 
+PLAIN_VIEWS = frozenset({"ViewBackward0", "UnsafeViewBackward0"})
+PRODUCTS = frozenset({"AddmmBackward0", "MmBackward0", "BmmBackward0"})
+
 
 @dataclass
 class Use:
@@ -231,9 +234,18 @@ class Recording(TorchFunctionMode):
             self.failure = failure
             if not self.lenient:
                 raise
+            written = is_in_place(name_of(func)) and id(args[0]) in self.tracked
+            if written and not self.adds_nothing(args[0], tensors):
+                raise UnsupportedModel(f"{failure}: write {name_of(func)} without in-place changes") from failure
             if [tensor._version for tensor in tensors] != before:  # to run it again would change them twice
                 raise UnsupportedModel(f"{failure}: write {name_of(func)} without in-place changes") from failure
             return func(*self.attach(args), **{name: self.attach(value) for name, value in kwargs.items()})
+
+    def adds_nothing(self, written: Tensor, tensors: list[Tensor]) -> bool:
+        """Whether a tracked tensor is still made from the same parameters after these were written into it."""
+        roots = {id(root) for root in self.tracked[id(written)].roots}
+        found = (self.tracked[id(each)].roots if id(each) in self.tracked else (each,) for each in tensors)
+        return all(id(root) in roots or not root.requires_grad for each in found for root in each)
 
     def attach(self, value: Any) -> Any:
         """Arguments with every tracked tensor replaced by the one that has its graph."""
@@ -286,8 +298,10 @@ class Recording(TorchFunctionMode):
         with keep_for_later() if self.recomputes else nullcontext():
             results = func(*self.attach(args), **{name: self.attach(value) for name, value in kwargs.items()})
         several = isinstance(results, (tuple, list))
-        roots = tuple({id(root): root for t in tracked for root in self.tracked[id(t)].roots}.values())
-        source = self.tracked[id(tracked[0])].path if keeps_lengths(func, args) else None
+        kept = keeps_lengths(func, args)
+        given = tracked[:1] if kept else tracked  # the others only lend their shape
+        roots = tuple({id(root): root for t in given for root in self.tracked[id(t)].roots}.values())
+        source = self.tracked[id(tracked[0])].path if kept else None
 
         def track(piece: Any, index: int) -> Any:
             if not isinstance(piece, Tensor) or not piece.requires_grad:
@@ -330,11 +344,25 @@ class Recording(TorchFunctionMode):
     def tap(self, output: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
         """Arrange for the gradient of `output` to be received."""
         if output.requires_grad:
+            output = part_from_base(output) if output._is_view() else output
             output.register_hook(receive)
             return output
         fresh = output.detach() if output._is_view() else output
         tapped: Tensor = Tap.apply(fresh, self.anchor, receive)  # type: ignore[no-untyped-call]
         return tapped
+
+
+def part_from_base(output: Tensor) -> Tensor:
+    """A view as a tensor of its own: if it is changed in place, its gradient comes back by its base, past any hook.
+
+    What a product made is saved by nobody, and need not be copied.
+    """
+    made_by = output.grad_fn
+    before = None if made_by is None else made_by.next_functions[0][0]
+    if made_by is not None and made_by.name() in PLAIN_VIEWS and before is not None and before.name() in PRODUCTS:
+        alone: Tensor = torch.ops.aten._unsafe_view(output, output.shape)
+        return alone
+    return output.clone()
 
 
 def keep_for_later() -> AbstractContextManager[object]:

@@ -167,6 +167,8 @@ def add_(call: Call, input: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
     """``x += parameter`` on an activation."""
     call.only(other)
     require_activation(call, input)
+    if input._is_view():  # the gradient comes back by the base, past the view
+        return pointwise(call, input, other, alpha=alpha)
     output = input.add_(call.plain(other), alpha=alpha)
     share = share_broadcast(other, lambda g: g if alpha == 1 else g * alpha)
     return call.keep(output, (), [share], output.dim())

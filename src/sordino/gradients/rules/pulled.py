@@ -57,10 +57,16 @@ class WayBack:
         return [torch.stack(column) for column in zip(*each, strict=True)]
 
     def _pull(self, cotangents: Tensor, batched: bool) -> list[Tensor]:
-        """In the precision in which the tensor was made."""
+        """In the precision in which the tensor was made; zero for a parameter that only lent its shape."""
         rounded = cotangents.to(self.made.dtype)
-        pulled = torch.autograd.grad(self.made, self.parameters, rounded, retain_graph=True, is_grads_batched=batched)
-        return [each.to(cotangents.dtype) for each in pulled]
+        pulled = torch.autograd.grad(
+            self.made, self.parameters, rounded, retain_graph=True, allow_unused=True, is_grads_batched=batched
+        )
+        ahead = (len(cotangents),) if batched else ()
+        return [
+            cotangents.new_zeros(*ahead, *parameter.shape) if each is None else each.to(cotangents.dtype)
+            for each, parameter in zip(pulled, self.parameters, strict=True)
+        ]
 
     def pull_one(self, cotangent: Tensor) -> Tensor:
         """Jᵀ g for the one parameter."""

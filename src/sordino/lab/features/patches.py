@@ -21,7 +21,7 @@ VERSION = 1
 """Part of every cache key: raised when the same arguments would give other features."""
 CHUNK = 50
 _PICTURES, _EXAMPLES = 500, 6000
-_CONTRAST = 0.01
+CONTRAST = 0.01
 """Added to the variance of a patch, so that flat patches stay small."""
 
 
@@ -77,7 +77,7 @@ def describe_patches(images: Tensor, choice: Patches | None = None, *, folder: P
 @torch.no_grad()
 def fit_description(choice: Patches, height: int, width: int, channels: int) -> Map:
     """The map from images of this size to their features, fitted to synthetic pictures alone."""
-    kernels = make_filters(choice, channels)
+    kernels = make_filters(choice.filters, choice.side, draw_dead_leaves(_PICTURES, 32, channels, 1))
     pictures = draw_centred_leaves if choice.objects else draw_dead_leaves
     synthetic = pictures(_EXAMPLES, max(height, width), channels, 5)[:, :, :height, :width]
     examples = torch.cat([_pool(part, kernels, choice) for part in synthetic.split(CHUNK)])
@@ -87,23 +87,23 @@ def fit_description(choice: Patches, height: int, width: int, channels: int) -> 
 
 
 @torch.no_grad()
-def make_filters(choice: Patches, channels: int) -> Tensor:
-    """Kernels [filters, channels, side, side]: unit whitened patches of dead leaves, whitened once more.
+def make_filters(count: int, side: int, pictures: Tensor) -> Tensor:
+    """Kernels [count, channels, side, side]: unit whitened patches of the pictures, whitened once more.
 
     The inner product of two whitened patches is that of one patch with the other whitened twice.
     """
-    pictures = draw_dead_leaves(_PICTURES, 32, channels, 1)
-    patches = F.unfold(pictures, choice.side, stride=choice.side).transpose(1, 2).reshape(-1, channels * choice.side**2)
+    channels = pictures.shape[1]
+    patches = F.unfold(pictures, side, stride=side).transpose(1, 2).reshape(-1, channels * side**2)
     patches = patches[torch.randperm(len(patches), generator=torch.Generator().manual_seed(0))]
     patches = patches - patches.mean(1, keepdim=True)
     patches = patches[patches.std(1) > 0.04]
-    patches = patches / (patches.var(1, keepdim=True) + _CONTRAST).sqrt()
-    if choice.filters > len(patches):
-        raise InvalidInput(f"filters={choice.filters} must be <= {len(patches)}, the patches there are")
+    patches = patches / (patches.var(1, keepdim=True) + CONTRAST).sqrt()
+    if count > len(patches):
+        raise InvalidInput(f"filters={count} must be <= {len(patches)}, the patches there are")
     variances, directions = torch.linalg.eigh((patches.T @ patches / len(patches)).double())
     white = (directions * (variances.clamp(min=0) + 0.1).rsqrt() @ directions.T).float()
-    twice: Tensor = scale_to_unit(patches[: choice.filters] @ white) @ white
-    return (twice - twice.mean(1, keepdim=True)).reshape(choice.filters, channels, choice.side, choice.side)
+    twice: Tensor = scale_to_unit(patches[:count] @ white) @ white
+    return (twice - twice.mean(1, keepdim=True)).reshape(count, channels, side, side)
 
 
 def _pool(images: Tensor, kernels: Tensor, choice: Patches) -> Tensor:
@@ -111,7 +111,7 @@ def _pool(images: Tensor, kernels: Tensor, choice: Patches) -> Tensor:
     both = torch.cat([images, images.flip(3)]) if choice.mirror else images
     even = torch.full_like(kernels[:1], 1 / kernels[0].numel())
     mean, square = F.conv2d(both, even), F.conv2d(both * both, even)
-    responses = F.conv2d(both, kernels) / ((square - mean * mean).clamp(min=0) + _CONTRAST).sqrt()
+    responses = F.conv2d(both, kernels) / ((square - mean * mean).clamp(min=0) + CONTRAST).sqrt()
     signs = [F.adaptive_avg_pool2d(F.relu(sign * responses - choice.threshold), choice.grid) for sign in (1, -1)]
     cells = torch.cat(signs, 1).flatten(1)
     if choice.mirror:

@@ -19,7 +19,15 @@ from torch import Tensor
 
 from sordino.errors import InvalidInput, SordinoError
 from sordino.lab.data.cache import allocate, cache_folder, make_once, map_tensor, remember_tensor
-from sordino.lab.features.synthetic import Map, draw_centred_leaves, draw_dead_leaves, fit_whitening, scale_to_unit
+from sordino.lab.features.scenes import draw_scenes
+from sordino.lab.features.synthetic import (
+    Map,
+    draw_centred_leaves,
+    draw_dead_leaves,
+    fit_cells,
+    fit_whitening,
+    scale_to_unit,
+)
 from sordino.lab.machine import cores
 from sordino.tables.normalising import group_norm
 
@@ -139,7 +147,9 @@ def progress_bar(quiet: bool) -> Progress:
 class WhiteScattering:
     """The choices: `groups` to normalise each record's scattering by, and `ridge`, `mirror`, `objects` of `Patches`.
 
-    With `gray` only the brightness of red, green and blue is scattered: a third of the features.
+    With `gray` only the brightness of red, green and blue is scattered: a third of the features. With `kept`, the
+    statistics are those of scenes, whitened over channels and over cells apart (`fit_cells`, which has ridges of its
+    own), and so many channels of each cell remain.
     """
 
     groups: int = 27
@@ -147,10 +157,11 @@ class WhiteScattering:
     ridge: float = 0.03
     mirror: bool = False
     objects: bool = True
+    kept: int = 0
 
     def __post_init__(self) -> None:
-        if not self.ridge > 0:
-            raise InvalidInput(f"ridge={self.ridge} must be > 0: try 0.03")
+        if not self.ridge > 0 or self.kept < 0:
+            raise InvalidInput(f"ridge={self.ridge} must be > 0 and kept={self.kept} >= 0: try 0.03 and 0")
 
 
 def scatter_white(images: Tensor, choice: WhiteScattering | None = None, *, folder: Path | None = None) -> Tensor:
@@ -185,7 +196,7 @@ def _fill_whitened(images: Tensor, choice: WhiteScattering, path: Path, folder: 
     channels, height, width = images.shape[1:]
     white = fit_white_scattering(choice, channels, height, width, folder)
     views = _scatter_views(images, choice, folder)
-    output = allocate(path, (len(images), views[0][0].numel()))
+    output = allocate(path, (len(images), choice.kept * height * width // 16 or views[0][0].numel()))
     for begin in range(0, len(images), _WHITE_CHUNK):
         output[begin : begin + _WHITE_CHUNK] = scale_to_unit(
             white(_average([view[begin : begin + _WHITE_CHUNK] for view in views]))
@@ -198,9 +209,24 @@ def fit_white_scattering(
     choice: WhiteScattering, channels: int, height: int, width: int, folder: Path | None = None
 ) -> Map:
     """The whitening for images of this size, fitted to synthetic pictures alone."""
+    if choice.kept:
+        return _fit_white_cells(choice, channels, height, width, folder)
     pictures = draw_centred_leaves if choice.objects else draw_dead_leaves
     synthetic = pictures(_EXAMPLES, max(height, width), channels, 5)[:, :, :height, :width]
     return fit_whitening(_average(_scatter_views(synthetic, choice, folder)), choice.ridge)
+
+
+def _fit_white_cells(choice: WhiteScattering, channels: int, height: int, width: int, folder: Path | None) -> Map:
+    """The whitening by scenes, over channels and over cells."""
+    if choice.kept > 81 * channels:
+        raise InvalidInput(f"kept={choice.kept} must be <= {81 * channels}, the channels there are")
+    scenes = draw_scenes(_EXAMPLES, max(height, width), channels, 5)[:, :, :height, :width]
+
+    def divide(rows: Tensor) -> Tensor:
+        return rows.reshape(len(rows), 81 * channels, -1).transpose(1, 2)
+
+    white = fit_cells(divide(_average(_scatter_views(scenes, choice, folder))), choice.kept)
+    return lambda rows: white(divide(rows))
 
 
 def _scatter_views(images: Tensor, choice: WhiteScattering, folder: Path | None) -> list[Tensor]:

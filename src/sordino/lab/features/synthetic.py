@@ -12,6 +12,7 @@ SMALLEST = 2.0
 """Radius of the smallest shapes, in pixels; the largest is a quarter of the picture."""
 Map = Callable[[Tensor], Tensor]
 _SMALLEST = 1e-6
+_CHANNEL_RIDGE, _CELL_RIDGE = 0.01, 0.1
 _NEGLIGIBLE = 1e-3
 """Directions with less variance than this share of what is added to every variance change next to nothing."""
 
@@ -26,7 +27,7 @@ def draw_dead_leaves(count: int, side: int, channels: int, seed: int, shapes: in
     pictures = torch.rand(count, channels, 1, 1, generator=generator).repeat(1, 1, side, side)
     for _ in range(shapes):
         drawn = torch.rand(count, 7 + channels, generator=generator)
-        cover = _cover_pixels(drawn[:, :6], side)[:, None]
+        cover = cover_pixels(drawn[:, :6], side)[:, None]
         colours = drawn[:, 7:] if channels == 1 else 0.6 * drawn[:, 6:7] + 0.4 * drawn[:, 7:]
         pictures = pictures * (1 - cover) + cover * colours[:, :, None, None]
     return pictures
@@ -42,10 +43,14 @@ def draw_centred_leaves(count: int, side: int, channels: int, seed: int) -> Tens
     return pictures * window[:, None] * (holes > 0.3)
 
 
-def _cover_pixels(drawn: Tensor, side: int) -> Tensor:
+def cover_pixels(drawn: Tensor, side: int) -> Tensor:
     """How much of each pixel [count, side, side] a shape covers; `drawn` are six uniform numbers per shape."""
     ratio = side / 4 / SMALLEST
-    radius = SMALLEST / (1 - drawn[:, 0] * (1 - ratio**-2)).sqrt()
+    return cover_ellipses(drawn, SMALLEST / (1 - drawn[:, 0] * (1 - ratio**-2)).sqrt(), side)
+
+
+def cover_ellipses(drawn: Tensor, radius: Tensor, side: int) -> Tensor:
+    """The same of ellipses and boxes of given `radius`; the first of the numbers `drawn` is not used."""
     line, turn = torch.arange(side).float(), drawn[:, 3, None, None] * math.pi
     right = line[None, None, :] - drawn[:, 1, None, None] * side
     down = line[None, :, None] - drawn[:, 2, None, None] * side
@@ -90,3 +95,23 @@ def fit_whitening(examples: Tensor, ridge: float) -> Map:
         return plain * rows + within
 
     return whiten_thin
+
+
+@torch.no_grad()
+def fit_cells(examples: Tensor, kept: int) -> Map:
+    """The map from [N, cells, channels] to whitened rows [N, cells * kept] of norm 1.
+
+    The covariance is taken for a product of one over channels and one over cells, which needs few examples. To each
+    variance a share of the largest is added: 1 % over channels, of which the `kept` largest remain, 10 % over cells.
+    """
+    mean = examples.mean(0)
+    centred = examples - mean
+    rows = centred.flatten(0, 1)
+    variances, directions = torch.linalg.eigh((rows.T @ rows / len(rows)).double())
+    scales = (variances.clamp(min=0) + _CHANNEL_RIDGE * variances[-1]).rsqrt()
+    channels = (directions * scales)[:, -kept:].float()
+    seen = (centred @ channels).transpose(1, 2).flatten(0, 1)
+    variances, directions = torch.linalg.eigh((seen.T @ seen / len(seen)).double())
+    scales = (variances.clamp(min=0) + _CELL_RIDGE * variances[-1]).rsqrt()
+    cells = (directions * scales @ directions.T).float()
+    return lambda rows: scale_to_unit((cells @ ((rows - mean) @ channels)).flatten(1))
