@@ -61,11 +61,28 @@ def test_a_page_is_whole_and_fits(browser: Browser, request, kind, width, dark):
     if kind == "run_page":
         assert drawn == ["curve", "attacker", "spending", "accuracy"], "what is constant is a line of words"
     else:
-        assert {"accuracy-0", "steps-0-0-5", "steps-0-8", "noise-1", "clip-1"} <= set(drawn)
+        assert {"accuracy-0", "steps-0-0-5", "steps-0-8", "noise-1"} <= set(drawn)
+        assert "clip-1" not in drawn, "what is constant is a line of words"
+        assert "Clipping bound, the same at every step" in page.evaluate("document.body.innerText")
     dim = page.evaluate("parseInt(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])")
     assert dim < 60 if dark else dim > 200
     right = "document.querySelector('.bar .theme').getBoundingClientRect().right"
     assert page.evaluate(f"document.querySelector('main').getBoundingClientRect().right - {right}") < 48, "at the edge"
+    page.close()
+
+
+def test_bars_at_one_epsilon_can_be_seen(browser: Browser, tmp_path: Path):
+    rows = [row for row in results() if row["epsilon"] in (1, None)]
+    comparison(rows, tmp_path / "comparison.html", title="Methods at one ε")
+    page = browser.page((tmp_path / "comparison.html").as_uri())
+    assert page_checks.everything(page) == []
+    shown = page.evaluate(
+        "[...document.querySelectorAll('.bars .fill')].map((fill) => {"
+        "const bar = fill.getBoundingClientRect(), whole = fill.ownerSVGElement.getBoundingClientRect();"
+        "return bar.height > 10 && bar.width > 20 && bar.top >= whole.top && bar.bottom <= whole.bottom })"
+    )
+    assert len(shown) == 10
+    assert all(shown)
     page.close()
 
 

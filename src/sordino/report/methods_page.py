@@ -19,6 +19,7 @@ from sordino.report.charts import Axis, Chart, Series, percent, plain, whole
 from sordino.report.prices import thin
 
 MOST_TICKS = 7
+_SCHEDULES = {"noise": "Noise multiplier", "clip": "Clipping bound"}
 MOST_POINTS = 60
 Results = Sequence[Mapping[str, Any]]
 
@@ -132,12 +133,12 @@ def _describe_dataset(number: int, dataset: str, rows: Sequence[_Row]) -> dict[s
     charts = [
         None if single else _chart_against_epsilon(number, rows),
         *(_chart_over_steps(number, epsilon, rows) for epsilon in _choose_epsilons(rows)),
-        _chart_schedule(number, "noise", "Noise multiplier", rows),
-        _chart_schedule(number, "clip", "Clipping bound", rows),
+        *(_chart_schedule(number, key, title, rows) for key, title in _SCHEDULES.items()),
     ]
     return {
         "dataset": dataset,
         "charts": [chart for chart in charts if chart],
+        "constants": _describe_constants(rows),
         "table": table,
         "bars": _list_bars(table) if single else [],
         "settled": any(any(row.settings) for row in rows),
@@ -273,16 +274,32 @@ def _align(curves: Sequence[tuple[tuple[float, float], ...]]) -> tuple[list[floa
     return steps, np.array([np.interp(steps, *np.transpose(side)) for side in sides])
 
 
+def _find_schedules(key: str, rows: Sequence[_Row]) -> dict[str, tuple[float, ...]]:
+    """What `key` was at every step, of every method at its largest ε."""
+    groups = _group([row for row in rows if getattr(row, key)], lambda row: row.method)
+    return {name: getattr(max(group, key=lambda row: row.epsilon or 0.0), key) for name, group in groups.items()}
+
+
+def _describe_constants(rows: Sequence[_Row]) -> list[str]:
+    """One line in place of a chart of flat lines."""
+    lines = []
+    for key, title in _SCHEDULES.items():
+        found = _find_schedules(key, rows)
+        if found and all(len(set(values)) == 1 for values in found.values()):
+            told = ", ".join(f"{method} {values[0]:.4g}" for method, values in found.items())
+            lines.append(f"{title}, the same at every step, at the largest ε of each method: {told}.")
+    return lines
+
+
 def _chart_schedule(number: int, key: str, title: str, rows: Sequence[_Row]) -> Chart | None:
-    """The schedule of every method at its largest ε, over the share of the run."""
+    """The schedule of every method at its largest ε, over the share of the run; None where nothing moves."""
+    found = _find_schedules(key, rows)
+    if all(len(set(values)) == 1 for values in found.values()):
+        return None
     series = []
-    for method, group in _group([row for row in rows if getattr(row, key)], lambda row: row.method).items():
-        chosen = max(group, key=lambda row: row.epsilon or 0.0)
-        values = getattr(chosen, key)
+    for method, values in found.items():
         points = [(k / max(1, len(values) - 1), value) for k, value in enumerate(values)]
         series.append(Series(method, thin(points, MOST_POINTS), stepped=True))
-    if not series:
-        return None
     return Chart(
         f"{key}-{number}",
         title,
