@@ -21,7 +21,7 @@ LAYERS = (
     ("accounting",),
     ("vault",),
     ("names",),
-    ("bits", "noise", "distributed", "gradients", "augmentation", "records"),
+    ("bits", "chance", "noise", "distributed", "gradients", "augmentation", "records"),
     ("optimizers", "parts", "units", "proposals"),
     ("validation",),
     ("recipe", "combinations"),

@@ -104,6 +104,7 @@ class UserLoop:
             if self._open is not None:
                 self._open.stop_recording()
             self._open = None
+            self.bench.chance.end()
 
     def _draws(
         self, foreign: Iterable[Any] | None, num_workers: int
@@ -115,19 +116,36 @@ class UserLoop:
             if getattr(getattr(foreign, "sampler", None), "replacement", False):
                 raise InvalidInput("the foreign loader draws with replacement: a record may count twice in a batch")
             assert isinstance(sampler, Foreign)
-            batches = sampler.passes(foreign, bench)
+            batches = self._shield_each(sampler.passes(foreign, bench))
             return ((_take_whole(data), _in_order(_slice_in_order(data, bench.device), bench)) for data in batches)
         if num_workers == 0:
             return iter(lambda: (None, bench.fetch), None)
         bench.recipe.require("loop with workers", workers=num_workers)
         return self._prefetch(num_workers)
 
+    def _shield_each(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches of somebody else's loader, whose random views are nobody's to know either."""
+        left = iter(batches)
+        while True:
+            with self.bench.shielded():
+                data = next(left, left)
+            if data is left:
+                return
+            yield data
+
     def _prefetch(self, num_workers: int) -> Iterator[tuple[Draw, Callable[[Draw], Batch]]]:
         bench = self.bench
         bench.records.prepare(bench.source)  # workers have copies of the records from before the first draw
         coins = (bench.draw() for _ in iter(int, 1))
+        with bench.shielded():
+            seeds = torch.Generator().manual_seed(int(torch.randint(2**62, ())))  # those of the workers
         loader = DataLoader(
-            _ByDraw(bench.records), batch_size=None, sampler=coins, num_workers=num_workers, collate_fn=_leave
+            *(_ByDraw(bench.records),),
+            batch_size=None,
+            sampler=coins,
+            num_workers=num_workers,
+            collate_fn=_leave,
+            generator=seeds,
         )
         for draw, data in loader:
             by_rows = bench.records.by_rows
@@ -135,14 +153,16 @@ class UserLoop:
             yield draw, _in_order(take, bench)
 
     def _offer(self, draw: Draw | None, fetch: Callable[[Draw], Batch], microbatch: int | None) -> Iterator[Any]:
-        """Yield the batches of one draw, which is paid for first."""
-        attempt = steps.begin(self.bench, self.bench.run.position, draw)
-        before = self.bench.recipe.selection.snapshot(attempt)
+        """Yield the batches of one draw, which is paid for first; while one is in the user's hands, chance is shielded."""
+        with self.bench.shielded():
+            attempt = steps.begin(self.bench, self.bench.run.position, draw)
+            before = self.bench.recipe.selection.snapshot(attempt)
         parts = list(self.bench.split(attempt.draw, microbatch or sys.maxsize))
         self._open = _Open(attempt, before, len(parts))
         if not parts:  # an empty draw: nothing for the user to do, but the step is taken, with noise alone
             self.bench.optimizer.step()
         for part in parts:
+            self.bench.shield()
             self._open.part, self._open.batch = part, fetch(part)
             self._open.recorder = self._start_recording(attempt, self._open.batch)
             yield self._open.batch.data
@@ -179,6 +199,7 @@ class UserLoop:
         current.part = current.batch = None
         current.parts_left -= 1
         steps.add(current.attempt, part, found)
+        self.bench.chance.leave()
 
     def _compare(self, losses: Tensor, batch: Batch) -> None:
         """On the first batch, compare the user's losses with the loss that was probed for mixing examples.
@@ -227,13 +248,15 @@ class UserLoop:
         if self._open.parts_left:
             optimizer.zero_grad(set_to_none=True)  # the draw goes on: without gradients this step changes nothing
         else:
-            steps.propose(self._open.attempt)
+            with self.bench.shielded():
+                steps.propose(self._open.attempt)
         return None if closure is None else ((optimizer, lambda: result), {})
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._ours or self._open is None or self._open.parts_left:
             return
-        kept = steps.conclude(self._open.attempt, self._open.before)
+        with self.bench.shielded():
+            kept = steps.conclude(self._open.attempt, self._open.before)
         self._open = None
         self._advance(kept)
 

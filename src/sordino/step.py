@@ -13,6 +13,7 @@ schedules behind ``recipe.terms``, noise from a source (`sordino.noise`) and a s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from sordino.accounting.ledger import Ledger, Receipt
+from sordino.chance import SecretChance
 from sordino.distributed import agreement
 from sordino.distributed.sharding import shard_like, unshard
 from sordino.distributed.team import Team
@@ -37,7 +39,7 @@ from sordino.gradients.engine import (
     add_widely,
     total_dtype,
 )
-from sordino.noise import Source
+from sordino.noise import Seeded, Source
 from sordino.parts import Blockwise, Draw, Snapshot, Terms
 from sordino.proposals import tell_noise
 from sordino.recipe import Recipe, States
@@ -67,6 +69,7 @@ class Bench:
     watch: Watch | None = None
     states: States = field(init=False)
     draws: int = field(default=0, init=False)
+    chance: SecretChance = field(default_factory=SecretChance, init=False)
 
     def __post_init__(self) -> None:
         self.states = self.recipe.start()
@@ -82,6 +85,19 @@ class Bench:
     @property
     def team(self) -> Team:
         return self.run.team
+
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        """A block in which the masks of dropout, and whatever else is drawn beside the source, are nobody's to know."""
+        self.shield()
+        try:
+            yield
+        finally:
+            self.chance.leave()
+
+    def shield(self) -> None:
+        """Begin such a block; ``chance.leave()`` ends it."""
+        self.chance.enter(self.device, secret=not isinstance(self.source, Seeded))
 
     def charge(self, event: DpEvent) -> Receipt:
         """Refuse what the budget cannot pay, then record the event durably; only then may noise be drawn (law 5)."""
@@ -200,6 +216,11 @@ def take(bench: Bench, step: int) -> bool:
     Edge cases: an empty draw releases noise alone; an example that is not finite contributes zero; a frozen or unused
     parameter has a zero gradient.
     """
+    with bench.shielded():
+        return _take(bench, step)
+
+
+def _take(bench: Bench, step: int) -> bool:
     attempt = begin(bench, step)
     before = bench.recipe.selection.snapshot(attempt)
     with unshard(bench.objective, attempt.parameters) as parameters:

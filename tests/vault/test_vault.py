@@ -122,6 +122,17 @@ def test_a_run_under_a_filter_reserves_its_limit_and_returns_what_it_did_not_use
     assert "computed anew" in vault.verify("patients")
 
 
+def test_another_filter_on_the_ledger_of_a_killed_run_is_reserved_too(vault: Vault) -> None:
+    from sordino.accounting.filtered import Filter
+
+    order = vault.state("patients").rule.order
+    assert order is not None
+    ledger = Ledger.in_memory()
+    for limit, reserved in ((0.1, 0.1), (0.1, 0.1), (0.3, 0.4)):
+        DatasetBudget(vault, "patients").claim(rdp_filter=Filter(order, limit)).cover(ledger)
+        assert cost_of(vault) == pytest.approx(reserved)
+
+
 # -- whose it is ------------------------------------------------------------------------------------------------------
 
 

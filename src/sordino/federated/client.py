@@ -21,6 +21,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
+from sordino.chance import shield_chance
 from sordino.errors import InvalidInput
 from sordino.federated import work
 from sordino.gradients.engine import Loss
@@ -85,7 +86,8 @@ def _update(
     if _is_empty(dataset):
         return {name: torch.zeros_like(p) for name, p in work.find_trainable(model).items()}
     order = torch.Generator().manual_seed(int(config["round"]))  # type: ignore[arg-type]  # as above
-    return work.from_config(config).update(model, loss, Records(dataset, collate), order)
+    with shield_chance(None):  # clients in one process would else have masks of dropout that depend on one another
+        return work.from_config(config).update(model, loss, Records(dataset, collate), order)
 
 
 def _is_empty(dataset: Any) -> bool:

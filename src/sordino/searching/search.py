@@ -28,6 +28,7 @@ from sordino.accounting.ledger import ASSUMPTION, Ledger, collect_ledgers
 from sordino.accounting.pricing import require_accountant
 from sordino.accounting.selection import GEOMETRIC, Selection
 from sordino.books import LEDGER, reopen, require_fresh
+from sordino.chance import shield_chance
 from sordino.errors import BudgetExhausted, InvalidInput, SordinoError, locate_error
 from sordino.noise import Secure, Seeded, Source
 from sordino.recipe import Recipe
@@ -35,7 +36,7 @@ from sordino.run import FIXED_IN_ADVANCE, FLOATING_POINT, HELD_OUT, ROUNDING_IS_
 from sordino.searching.costs import Cost, Way, plan_search
 from sordino.searching.sealing import Seal, find_memory, hide_times
 from sordino.searching.spaces import Space, Value, make_space
-from sordino.searching.trials import WORST, Candidate, KeptRun, Rehearsed, Tried, attempt, shield_chance, silence
+from sordino.searching.trials import WORST, Candidate, KeptRun, Rehearsed, Tried, attempt, silence
 from sordino.vault.claims import DatasetBudget, RunClaim, require_untied
 
 EXPECTED = 20.0

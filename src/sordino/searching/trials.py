@@ -6,8 +6,6 @@ import ctypes
 import logging
 import math
 import os
-import random
-import secrets
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,6 +21,7 @@ from sordino.accounting.events import Events, GaussianDpEvent, count_alike, spel
 from sordino.accounting.guarantee import CONDITION, UNPROTECTED
 from sordino.accounting.ledger import ASSUMPTION, Ledger, collect_ledgers
 from sordino.accounting.pricing import require_accountant
+from sordino.chance import shield_chance
 from sordino.errors import InvalidInput, LedgerError, SordinoError, locate_error
 from sordino.noise import Secure, Seeded, Source, add_noise
 from sordino.private import Private
@@ -311,24 +310,3 @@ def _flush() -> None:
             stream.flush()
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).fflush(None)
-
-
-@contextmanager
-def shield_chance(seed: int | None) -> Iterator[None]:
-    """What a trial draws from the generators of torch, numpy and Python is its own; the caller's stay as they were.
-
-    Drawn from the caller's generators, which anyone may have seeded, a trial's initial weights would reveal how many
-    trials came before it. CUDA's generators are restored if CUDA was in use before.
-    """
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
-    start = secrets.randbits(63) if seed is None else seed % 2**63
-    try:
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(start)
-            np.random.seed(secrets.randbits(32) if seed is None else seed % 2**32)  # noqa: NPY002
-            random.seed(secrets.randbits(256) if seed is None else seed)
-            yield
-    finally:
-        np.random.set_state(of_numpy)  # noqa: NPY002
-        random.setstate(of_python)

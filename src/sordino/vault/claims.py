@@ -174,15 +174,15 @@ class RunClaim:
     def _list_missing(self, ledger: Ledger, before: Holding | None) -> Counts:
         """What the ledger may come to hold beyond what is held for it."""
         held = {} if before is None else before.held
-        whole = any(is_whole_filter(from_json(text)) for text in held)
         wanted = foresee(ledger)
         missing = {text: count - held.get(text, 0) for text, count in wanted.items() if count > held.get(text, 0)}
         if self._filter is None:
             return missing
         missing = {text: count for text, count in missing.items() if not isinstance(from_json(text), Filtered)}
-        if not whole:
-            filtered = [run for run in ledger.events() if isinstance(run[0], Filtered)]
-            left = self._filter.allowance(filtered).left if before is not None else self._filter.limit
+        filtered = [run for run in ledger.events() if isinstance(run[0], Filtered)]
+        left = self._filter.allowance(filtered).left if before is not None else self._filter.limit
+        whole = [event for text in held if isinstance(event := from_json(text), Filtered) and is_whole_filter(event)]
+        if not any(event.order == self._filter.order and event.limit >= left for event in whole):
             missing[to_json(whole_filter(self._filter.order, left, self._filter.adjacency))] = 1
         return missing
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -114,3 +115,31 @@ def test_distances_between_parameters_are_not_left_to_vmap() -> None:
     model, x = Written(lambda model, a: a @ torch.cdist(model.matrix, model.matrix + 1)), torch.randn(3, 4)
     with pytest.raises(UnsupportedModel, match="cdist"):
         Vmapped().differentiate(Objective(model, squared), list(model.parameters()), batch_of(x, 3))
+
+
+class Scale(torch.autograd.Function):
+    """A function of the user's own that uses a parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradients[0] * weight, (gradients[0] * x).sum(0)
+
+
+def test_a_record_that_is_not_finite_leaves_no_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Its batch cannot be book-kept, which nobody may learn: the line would tell that it was drawn (law 7)."""
+    torch.manual_seed(0)
+    model, x = Written(lambda model, a: Scale.apply(a, model.shift)), torch.randn(3, 4)  # type: ignore[no-untyped-call]
+    engine, objective, parameters = BookKeeping(), Objective(model, squared), list(model.parameters())
+    assert isinstance(engine.differentiate(objective, parameters, batch_of(x, 3)), Book)
+    before = len(caplog.records)
+    x[1] = torch.inf
+    found = engine.differentiate(objective, parameters, batch_of(x, 3))
+    assert not isinstance(found, Book)
+    assert torch.isfinite(found.norms[[0, 2]]).all()
+    assert caplog.records[before:] == []

@@ -82,11 +82,12 @@ class BookKeeping:
             return Book(
                 parameters, prepare_recording(objective, batch, knowledge), 0, None, blocks, self.stretches
             ).close()
+        told = True
         if not knowledge.refused:
             try:
                 return self._keep(objective, parameters, batch, knowledge, blocks=blocks)
-            except Unproven as reason:
-                knowledge.tell(f"book-keeping cannot run every batch ({reason}): using vmap for those")
+            except Unproven:
+                told = False  # a line in the log would tell that a record like this was drawn (law 7)
             except NoRule as reason:
                 knowledge.refused = str(reason)
                 knowledge.tell(f"book-keeping cannot run this model ({reason}): using vmap")
@@ -96,7 +97,8 @@ class BookKeeping:
         except (RuntimeError, NotImplementedError, TypeError, UnsupportedModel) as error:
             # Torch's own words may contain the size of the batch, which is private.
             why = error if isinstance(error, UnsupportedModel) else type(error).__name__
-            knowledge.tell(f"vmap cannot run this model ({why}): using a loop")
+            if told:
+                knowledge.tell(f"vmap cannot run this model ({why}): using a loop")
             return _use(self._looped, objective, parameters, batch, blocks)
 
     def _keep(
@@ -271,9 +273,10 @@ class BookRecorder:
                 self._knowledge.shared |= reason.calls
             self._knowledge.bypassed |= isinstance(reason, Bypassed)
             told = f"book-keeping cannot run this model ({reason}): one backward pass per example"
-            if not self._knowledge.told:
-                _log.warning(told)
-            self._knowledge.told.add(told)
+            if not isinstance(reason, Unproven):  # which is about this batch, and private
+                if not self._knowledge.told:
+                    _log.warning(told)
+                self._knowledge.told.add(told)
         try:
             each = losses if self._groups is None else self._groups.mean(losses)
             return OneByOne(self._recording, each, self._parameters)

@@ -1,0 +1,82 @@
+"""What a loss, a dataset or a whole trial draws from the generators of torch, NumPy and Python: shielded.
+
+Dropout takes the masks of a batch from one stream, row after row. Anyone who knows the state of that stream (after
+``torch.manual_seed(0)``, or in a new process, where torch's seed is a constant) knows the masks of all records. One
+extra record then gives every record after it another mask, and the sum moves by far more than one clipped gradient.
+With a secret seed all masks are equally likely with and without the record, and the sum moves by one record again.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+from numpy.random.mtrand import get_bit_generator, set_bit_generator
+
+
+@contextmanager
+def shield_chance(seed: int | None) -> Iterator[None]:
+    """What a trial draws from the generators of torch, numpy and Python is its own; the caller's stay as they were.
+
+    Drawn from the caller's generators, which anyone may have seeded, a trial's initial weights would reveal how many
+    trials came before it. CUDA's generators are restored if CUDA was in use before.
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
+    start = secrets.randbits(63) if seed is None else seed % 2**63
+    try:
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(start)
+            np.random.seed(secrets.randbits(32) if seed is None else seed % 2**32)  # noqa: NPY002
+            random.seed(secrets.randbits(256) if seed is None else seed)
+            yield
+    finally:
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        random.setstate(of_python)
+
+
+class SecretChance:
+    """A block in which these generators are seeded by secrets, fresh each time; afterwards they are as they were.
+
+    Entering it again inside the block changes nothing. With ``secret=False`` it does nothing: noise that can be
+    repeated protects no one anyway. It costs a step about 30 µs. To stay that cheap, NumPy's generator is swapped as a
+    whole, which drops one normal that it may have in store.
+    """
+
+    def __init__(self) -> None:
+        self._numpy: np.random.MT19937 | None = None
+        self._depth = 0
+        self._back = ExitStack()
+
+    def enter(self, device: torch.device, *, secret: bool = True) -> None:
+        """Begin the block, for a model on `device`."""
+        self._depth += 1
+        if self._depth > 1 or not secret:
+            return
+        if self._numpy is None:
+            self._numpy = np.random.MT19937(secrets.randbits(256))
+        self._back.callback(random.setstate, random.getstate())
+        self._back.callback(set_bit_generator, get_bit_generator())
+        self._back.callback(torch.default_generator.set_state, torch.default_generator.get_state())
+        if device.type not in ("cpu", "meta"):
+            every = range(torch.get_device_module(device.type).device_count())
+            self._back.enter_context(torch.random.fork_rng(every, device_type=device.type))
+            torch.get_device_module(device.type).manual_seed(secrets.randbits(63))
+        torch.default_generator.manual_seed(secrets.randbits(63))
+        set_bit_generator(self._numpy)
+        random.seed(secrets.randbits(256))
+
+    def leave(self) -> None:
+        """End it; outside of it nothing happens."""
+        self._depth = max(0, self._depth - 1)
+        if not self._depth:
+            self._back.close()
+
+    def end(self) -> None:
+        """End it, however often it was entered."""
+        self._depth = 0
+        self._back.close()
