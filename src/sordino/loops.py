@@ -153,7 +153,7 @@ class UserLoop:
             yield draw, _in_order(take, bench)
 
     def _offer(self, draw: Draw | None, fetch: Callable[[Draw], Batch], microbatch: int | None) -> Iterator[Any]:
-        """Yield the batches of one draw, which is paid for first; while one is in the user's hands, chance is shielded."""
+        """Yield the batches of one draw, which is paid for first; chance is shielded while the user has one."""
         with self.bench.shielded():
             attempt = steps.begin(self.bench, self.bench.run.position, draw)
             before = self.bench.recipe.selection.snapshot(attempt)

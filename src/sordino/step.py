@@ -217,21 +217,17 @@ def take(bench: Bench, step: int) -> bool:
     parameter has a zero gradient.
     """
     with bench.shielded():
-        return _take(bench, step)
-
-
-def _take(bench: Bench, step: int) -> bool:
-    attempt = begin(bench, step)
-    before = bench.recipe.selection.snapshot(attempt)
-    with unshard(bench.objective, attempt.parameters) as parameters:
-        for part in bench.split(attempt.draw, bench.microbatch or bench.engine.microbatch(parameters)):
-            batch = bench.fetch(part)
-            if bench.watch is not None:
-                bench.watch.look(bench.objective, parameters, batch)
-            add(attempt, part, attempt.differentiate(parameters, batch))
-    propose(attempt)
-    bench.optimizer.step()
-    return conclude(attempt, before)
+        attempt = begin(bench, step)
+        before = bench.recipe.selection.snapshot(attempt)
+        with unshard(bench.objective, attempt.parameters) as parameters:
+            for part in bench.split(attempt.draw, bench.microbatch or bench.engine.microbatch(parameters)):
+                batch = bench.fetch(part)
+                if bench.watch is not None:
+                    bench.watch.look(bench.objective, parameters, batch)
+                add(attempt, part, attempt.differentiate(parameters, batch))
+        propose(attempt)
+        bench.optimizer.step()
+        return conclude(attempt, before)
 
 
 def begin(bench: Bench, step: int, draw: Draw | None = None) -> Attempt:
