@@ -32,6 +32,7 @@ def sordino(*arguments: object) -> str:
 def take(browser: Browser, address: str, name: str, width: int, height: int, *, dark: bool = False) -> None:
     TARGET.mkdir(parents=True, exist_ok=True)
     page = browser.page(address, width=width, height=height, dark=dark)
+    page.wait_for("!document.body.innerText.includes('is being priced')")  # the list of runs asks for news by itself
     assert page_checks.everything(page) == []
     page.screenshot(TARGET / f"{name}.png")
     page.close()
