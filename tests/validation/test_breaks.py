@@ -119,7 +119,7 @@ def test_a_costly_model_that_mixes_large_batches_by_a_coin_is_refused_at_a_draw_
     """The probe sees one crowd of it, the draws 1, 2 and 4 are looked at with other coins."""
     monkeypatch.setattr("sordino.validation.examination.COSTLY", 0)
     torch.manual_seed(2)
-    with pytest.raises(UnsupportedModel, match="mixes examples|in a smaller batch"):
+    with pytest.raises(UnsupportedModel, match=r"mixes examples|in a smaller batch"):
         train(around(MixesCrowds(COINS["torch"], ORDERS["permutation"], heads)))
 
 
