@@ -22,7 +22,7 @@ from sordino.errors import UnsupportedModel
 from sordino.gradients.engine import Batch, Objective
 from sordino.parts import Foreign
 from sordino.validation.trial import Finding
-from sordino.validation.watching import UNSLICEABLE, Watch
+from sordino.validation.watching import ONE_COIN, UNSLICEABLE, Watch
 from tests.validation.probes import CLASSES, Centred, around, cross_entropy, findings, kinds, tokens, vectors
 from tests.validation.test_breaks import RECORDS, Experts, MixesUp, Pairs, train
 
@@ -144,7 +144,7 @@ class TwoRanks(Team):
     """Another process that found something or nothing, and could not check something."""
 
     def __init__(self, finding: Finding | None, unchecked: tuple[str, ...] = ()) -> None:
-        self.theirs = finding, unchecked, False
+        self.theirs = finding, unchecked, ("assumed there",)
 
     def gather(self, value: Any) -> list[Any]:
         return [value, self.theirs]
@@ -156,6 +156,7 @@ def test_what_one_process_finds_all_refuse() -> None:
     ledger = Ledger.in_memory()
     watch.settle(TwoRanks(None, ("something",)), ledger)
     assert ledger.declared("condition") == ["something"], "the leader's ledger knows what another rank could not check"
+    assert ledger.declared("assumption") == ["assumed there"]
     with pytest.raises(UnsupportedModel, match="theirs"):
         watch.settle(TwoRanks(Finding("mixing", "loss", "theirs")), Ledger.in_memory())
 
@@ -296,3 +297,20 @@ def test_a_dataset_that_answers_differently_for_several_records_at_once_is_refus
     with pytest.raises(UnsupportedModel, match="other values for the same records"):
         train(around(nn.LayerNorm(8)), Several())
     train(around(nn.LayerNorm(8)), torch.utils.data.Subset(vectors(2 * RECORDS), range(RECORDS)))
+
+
+@pytest.mark.parametrize(
+    ("coin", "said"),
+    [
+        (lambda x: x * (torch.rand(()) < 0.9), True),
+        (lambda x: x * (random.random() < 0.9), True),
+        (lambda x: functional.dropout(x, 0.1), False),
+        (lambda x: x, False),
+    ],
+    ids=["of torch", "of Python", "of each record", "none"],
+)
+def test_a_guarantee_says_what_a_coin_of_a_whole_pass_rests_on(coin: Callable[[Tensor], Tensor], said: bool) -> None:
+    """One record more moves others across a microbatch's edge, to another coin: their gradients then change, too."""
+    private = bound(around(nn.Identity()), lambda model, batch: cross_entropy(lambda x: coin(model(x)), batch), steps=1)
+    private.step()
+    assert (ONE_COIN in private.guarantee().assumptions) is said

@@ -8,6 +8,7 @@ of what is drawn and on nothing else, so that all examples have the same, whatev
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -54,6 +55,11 @@ class Randomness(TorchDispatchMode):
     def used(self) -> bool:
         """Whether any random number was drawn."""
         return bool(self.drawn) or self.outside != self._start
+
+    @property
+    def common(self) -> bool:
+        """Whether all examples share a coin: a single number, or one of Python's or NumPy's, as LayerDrop draws it."""
+        return self.outside != self._start or any(math.prod(shape) == 1 for _, shape in self.drawn)
 
     def equals(self, other: Randomness) -> bool:
         """Whether two runs from one seed drew the same numbers in the same order."""

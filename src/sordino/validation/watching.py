@@ -44,6 +44,9 @@ UNSLICEABLE = "no examples mix in the batches of your loader, which cannot be ta
 IN_ANY_COMPANY = "in half precision, what is computed for a record does not depend in any digit on those beside it"
 """What a guarantee rests on where half precision was seen, or nobody looked: docs/proofs/rounding.md."""
 
+ONE_COIN = "a coin that all records of one pass share, as LayerDrop's, falls the same way however a draw is split"
+"""What a guarantee rests on where such a coin was seen: one record more may move others into the next microbatch."""
+
 
 class Watch:
     """Counts attempts, looks at some of their batches, and lets all processes refuse together.
@@ -55,7 +58,7 @@ class Watch:
         self.modes: tuple[Mode, ...] = ("given", "eval") if evaluates else ("given",)
         self.attempts = 0
         self.unchecked: tuple[str, ...] = ()
-        self._halved = False
+        self._assumed: dict[str, None] = {}
         self._finding: Finding | None = None
         self._waiting = False
 
@@ -75,7 +78,8 @@ class Watch:
             return
         self._waiting = False
         if not batch.sliceable and batch.regroup is None:
-            self.unchecked, self._halved = (UNSLICEABLE,), True  # for all that anybody knows
+            self.unchecked = (UNSLICEABLE,)
+            self._assumed[IN_ANY_COMPANY] = None  # nothing was seen that would say otherwise
             return
         try:
             with preserve_randomness(objective) as seed:
@@ -98,12 +102,14 @@ class Watch:
         places[watched] = torch.tensor(watched)
         trial = Trial(prober, _regroup(batch, range(batch.size)))
         summed = tuple(watched[-SUMMED:]) if thorough else ()
-        self._halved |= trial.reference(how, summed).randomness.halved
+        randomness = trial.reference(how, summed).randomness
+        seen = ((randomness.halved, IN_ANY_COMPANY), (randomness.common, ONE_COIN))
+        self._assumed.update({line: None for was, line in seen if was})
         found = None
-        if thorough or trial.reference(how, summed).randomness.used:
+        if thorough or randomness.used:
             swap = Swap(_regroup(batch, places.tolist()), tuple(watched), summed)
             found = next(trial.judge(swap, how), None)
-        if thorough or not trial.reference(how, summed).randomness.used:
+        if thorough or not randomness.used:
             found = found or next(trial.judge_alone(lambda some: _regroup(batch, some), tuple(watched), how), None)
         return found
 
@@ -114,14 +120,14 @@ class Watch:
         """
         if not self.due:
             return
-        everybody = team.gather((self._finding, self.unchecked, self._halved))
+        everybody = team.gather((self._finding, self.unchecked, tuple(self._assumed)))
         for finding, _, _ in everybody:
             if finding is not None:
                 raise UnsupportedModel(f"{finding.message} (seen in a draw, which is paid for and was not released)")
         for line in dict.fromkeys(line for _, unchecked, _ in everybody for line in unchecked):
             ledger.declare(CONDITION, line)
-        if any(half for _, _, half in everybody):
-            ledger.declare(ASSUMPTION, IN_ANY_COMPANY)
+        for line in dict.fromkeys(line for *_, assumed in everybody for line in assumed):
+            ledger.declare(ASSUMPTION, line)
 
 
 def _regroup(batch: Batch, places: Sequence[int]) -> Rows:
