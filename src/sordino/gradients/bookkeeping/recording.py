@@ -40,9 +40,6 @@ from sordino.gradients.rules import RULES, generic
 from sordino.gradients.rules.base import Call, Layout, NoRule, ParameterShare, is_in_place, name_of
 from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples
 
-PLAIN_VIEWS = frozenset({"ViewBackward0", "UnsafeViewBackward0"})
-PRODUCTS = frozenset({"AddmmBackward0", "MmBackward0", "BmmBackward0"})
-
 
 @dataclass
 class Use:
@@ -351,25 +348,12 @@ class Recording(TorchFunctionMode):
             through: Tensor = Through.apply(output, receive)  # type: ignore[no-untyped-call]
             return through
         if output.requires_grad:
-            output = part_from_base(output) if output._is_view() else output
+            output = output.clone() if output._is_view() else output  # under vmap, which has no way through
             output.register_hook(receive)
             return output
         fresh = output.detach() if output._is_view() else output
         tapped: Tensor = Tap.apply(fresh, self.anchor, receive)  # type: ignore[no-untyped-call]
         return tapped
-
-
-def part_from_base(output: Tensor) -> Tensor:
-    """A view as a tensor of its own: if it is changed in place, its gradient comes back by its base, past any hook.
-
-    What a product made is saved by nobody, and need not be copied.
-    """
-    made_by = output.grad_fn
-    before = None if made_by is None else made_by.next_functions[0][0]
-    if made_by is not None and made_by.name() in PLAIN_VIEWS and before is not None and before.name() in PRODUCTS:
-        alone: Tensor = torch.ops.aten._unsafe_view(output, output.shape)
-        return alone
-    return output.clone()
 
 
 def keep_for_later() -> AbstractContextManager[object]:
