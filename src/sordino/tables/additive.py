@@ -17,7 +17,8 @@ the mechanism and H from the records: an entry of which the noise says nothing s
 hand. What the first steps released says which columns have larger or smaller effects than expected, and S is scaled by
 it, column by column: a function of released values. S is diagonal but for the bins of a number, of which near ones have
 like effects: there it falls off with their distance, so that many bins cost little more than few. The model is the
-mean of the later iterates, so that the noise of the steps averages out. An iterate forgets a gradient by 1 - η a step; the last one counts for some of
+mean of the later iterates, so that the noise of the steps averages out.
+An iterate forgets a gradient by 1 - η a step; the last one counts for some of
 those that would have followed, so that the gradients of the last steps count about as much as the others.
 
 A c below 1 turns cross-entropy into a loss with bounded slope, whose minimiser is still monotone in the probability of
@@ -302,8 +303,8 @@ def find_scales(
     """How much larger than expected the effects of each column are, by what the first steps released.
 
     `answers` are the mean of g + Hw, which is H times the effects, with noise of variance `noise` from the mechanism
-    and H from the records. The factor by which S of a column would explain them best is drawn towards one by what `DOUBT`
-    entries would say.
+    and H from the records. The factor by which S of a column would explain them best is drawn towards one by what
+    `DOUBT` entries would say.
     """
     expected = steep**2 * variances
     spread = noise + steep
