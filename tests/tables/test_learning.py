@@ -532,15 +532,17 @@ def test_one_seed_gives_what_two_runs_release_alike_the_same_noise() -> None:
 
 
 def test_columns_get_the_variance_that_their_effects_have() -> None:
-    """Effects of known size, noise as modelled: the scale is found; without doubt it is the true one on average."""
+    """Effects of known size, noise as modelled: the true scale is found, drawn towards one by what the doubt says."""
     source = np.random.default_rng(0)
     steep, noise, variances = np.full(900, 200.0), 5_000.0, np.full(900, 0.05)
-    true = np.repeat([0.3, 1.0, 3.0], 300)
-    answers = steep * source.normal(size=900) * np.sqrt(true * variances)
+    true = np.array([0.3, 1.0, 3.0])
+    answers = steep * source.normal(size=900) * np.sqrt(np.repeat(true, 300) * variances)
     answers = (answers + source.normal(size=900) * np.sqrt(noise + steep))[:, None]
     spans = [(0, 300), (300, 600), (600, 900)]
     found = additive.find_scales(spans, answers, noise, steep, variances)
-    assert found[[0, 300, 600]] == pytest.approx([0.3, 1.0, 3.0], rel=0.45)
+    told = 300 * (2000.0 / (2000.0 + 5200.0)) ** 2  # what 300 entries say, in entries without noise
+    wanted = (additive.DOUBT + told * true) / (additive.DOUBT + told)
+    assert found[[0, 300, 600]] == pytest.approx(wanted, rel=0.25)
     wrong = additive.find_scales(spans, 2 * answers, noise, steep, variances)  # the twin: sums that are twice as large
     assert (wrong[[0, 300, 600]] > 1.5 * found[[0, 300, 600]]).all()
     few = additive.find_scales([(0, 1)], answers[:1] * 9, noise * 1e4, steep[:1], variances[:1])
