@@ -59,4 +59,49 @@ def _mean(rows: Rows, what: str, digits: int) -> str:
 
 
 def _time(rows: Rows) -> str:
-    return f"{statistics.median(row['seconds'] for row in rows):.1f}"
+    """Of the processor; runs of old were timed by the clock on the wall of a busy machine, which says nothing."""
+    found = [row["processor"] for row in rows if "processor" in row]
+    return f"{statistics.median(found):.1f}" if found else ""
+
+
+# -- tables of packages -----------------------------------------------------------------------------------------------
+
+BEGIN_OTHERS = "<!-- written by benchmarks.tables.others -->"
+MEASURES = {"binary": "AUC", "classes": "accuracy", "regression": "R²"}
+
+
+def write_others(rows: Rows) -> None:
+    """Put the table of other tables in place."""
+    before, _, rest = PAGE.read_text().partition(BEGIN_OTHERS)
+    PAGE.write_text(f"{before}{BEGIN_OTHERS}\n\n{render_others(rows)}\n{END}{rest.partition(END)[2]}")
+
+
+def render_others(rows: Rows) -> str:
+    """One line for a table: each private method at each ε, the best of them bold, and boosting without privacy."""
+    epsilons = sorted({row["epsilon"] for row in rows if row["epsilon"] is not None})
+    methods = [name for name in PRIVATE if any(row["method"] == name for row in rows)]
+    titles = [f"{name}, ε = {epsilon:g}" for epsilon in epsilons for name in methods]
+    lines = ["| table | records × columns | figure | " + " | ".join([*titles, "boosting, no privacy"]) + " |"]
+    lines.append("|---" * (len(titles) + 4) + "|")
+    for table in dict.fromkeys(row["table"] for row in rows):
+        mine = [row for row in rows if row["table"] == table]
+        first = mine[0]
+        cells = [table, f"{first['records']:,} × {first['columns']}", MEASURES[first["task"]]]
+        for epsilon in epsilons:
+            means = {name: _find_mean(mine, name, epsilon) for name in methods}
+            best = max((mean for mean in means.values() if mean is not None), default=None)
+            cells += [_spell(mean, bold=mean is not None and mean == best) for mean in means.values()]
+        lines.append("| " + " | ".join([*cells, _spell(_find_mean(mine, "boosting", None), bold=False)]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _find_mean(rows: Rows, name: str, epsilon: float | None) -> float | None:
+    found = [row["score"] for row in rows if (row["method"], row["epsilon"]) == (name, epsilon) and "score" in row]
+    return statistics.mean(found) if found else None
+
+
+def _spell(mean: float | None, *, bold: bool) -> str:
+    if mean is None:
+        return "–"
+    text = "< −1" if mean < -1 else f"{mean:.3f}".replace("-", "−")
+    return f"**{text}**" if bold else text

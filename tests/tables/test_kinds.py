@@ -24,6 +24,8 @@ IDENTIFIERS = (
     "email",
     "first name",
     "account_no",
+    "lastName",
+    "rownames",
 )
 OPEN = (
     "admission_type_id",
@@ -34,6 +36,9 @@ OPEN = (
     "idle",
     "PhoneService",
     "name_length",
+    "clinic_name",
+    "arrival_date_num",
+    "productName",
 )
 DATES = ("admission date", "order_date", "created_at", "dob", "BirthDate")
 

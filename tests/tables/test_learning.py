@@ -25,6 +25,7 @@ from sordino.tables import additive, evaluation, surveying
 from sordino.tables.additive import Additive, EncodedRows, FitSettings, choose_settings, fit
 from sordino.tables.encoder import Binned, Encoder, Named
 from sordino.tables.learning import Learned, build_model, encode_target, find_precision, learn, plan_learning
+from sordino.tables.matching import Matched, add_matched_noise
 from sordino.tables.schema import Category, Number, Schema
 from sordino.tables.surveying import Survey, count_in_cells, make_bins
 from sordino.tables.table import Table
@@ -191,7 +192,7 @@ def test_the_model_is_the_mean_of_the_later_iterates_of_which_the_last_counts_mo
     plan = _plan(table)
     encoder = surveying.survey(table, plan.survey, Ledger.in_memory(), Watching())
     rows, (targets, known) = EncodedRows(encoder, table), encode_target(table, encoder)
-    ledger, even = Ledger.in_memory(), FitSettings(first=1.0)
+    ledger, even = Ledger.in_memory(), FitSettings(first=1.0, adapted=0.0)
 
     def learn_for(settings: FitSettings) -> np.ndarray:
         quiet, charge = Watching(quiet=True), lambda: ledger.charge(GaussianDpEvent(1.0))
@@ -500,17 +501,81 @@ def test_public_bounds_take_cells_away_and_move_no_edge() -> None:
     counts = np.zeros(len(surveying.release.LINE) - 1)
     counts[38:42] = 40.0, 900.0, 2000.0, 700.0  # where 4 to 1,024 are
     open_ = surveying.lay_cells(counts, 5.0, None, 64)
-    for bounds in ((0.0, 1e6), (5.0, 1000.0), (open_[1], open_[-2])):
-        within = surveying.lay_cells(counts, 5.0, bounds, 64)
-        assert set(within) <= set(open_)
-        assert within[0] <= max(bounds[0], open_[0])
-        assert within[-1] >= min(bounds[1], open_[-1])
+    for bounds in ((0.0, 1e6), (5.0, 1000.0)):
+        np.testing.assert_array_equal(surveying.lay_cells(counts, 5.0, bounds, 64), open_)
+    for bounds in ((5.0, 1000.0), (open_[1], open_[-2])):
+        within = open_[:-1][~surveying.find_outside(open_, bounds)]
+        assert within[0] <= bounds[0]
+        assert within[-1] <= bounds[1]
         assert {edge for edge in open_ if bounds[0] < edge < bounds[1]} <= set(within)
-    assert within[-1] > bounds[1], "the highest public value is in no cell with those below it"
-    noise = counts.copy()
-    noise[3] = 100.0  # far below, where the bounds say that nobody is
-    np.testing.assert_array_equal(surveying.lay_cells(noise, 5.0, (0.0, 1e6), 64), open_)
+    assert within[-1] == bounds[1], "the highest public value is in a cell of its own"
     assert surveying.lay_cells(counts, 5.0, (1e7, 2e7), 64).tolist() == [1e7, 2e7]
+
+
+def test_numbers_beyond_public_bounds_count_as_the_nearest() -> None:
+    """What a schema promises may be wrong: such a record still has one cell, within the bounds."""
+    edges = np.array([0.0, 1.0, 2.0, 3.0, 4.0])
+    counts = surveying.count_in_cells(["-7", "0.5", "1.5", "9", "", "2.5"], edges, (1.0, 2.5))
+    assert counts.tolist() == [0.0, 3.0, 2.0, 0.0, 1.0]
+
+
+def test_one_seed_gives_what_two_runs_release_alike_the_same_noise() -> None:
+    """A schema that says what the survey finds by itself changes nothing but what it saves: bins and names stay."""
+    table = without(patients(), "cost")
+    budget = Budget(20.0, 1e-5)
+    found = learn(table, "outcome", budget, seed=3)
+    public = learn(table, "outcome", budget, seed=3, schema=Schema({}, found.encoder.classes))
+    assert repr(public.encoder.to_plain()) == repr(found.encoder.to_plain())
+    np.testing.assert_array_equal(public.score(table), found.score(table))
+    other = learn(table, "outcome", budget, seed=4)
+    assert not np.array_equal(other.score(table), found.score(table))
+
+
+def test_columns_get_the_variance_that_their_effects_have() -> None:
+    """Effects of known size, noise as modelled: the true scale is found, drawn towards one by what the doubt says."""
+    source = np.random.default_rng(0)
+    steep, noise, variances = np.full(900, 200.0), 5_000.0, np.full(900, 0.05)
+    true = np.array([0.3, 1.0, 3.0])
+    answers = steep * source.normal(size=900) * np.sqrt(np.repeat(true, 300) * variances)
+    answers = (answers + source.normal(size=900) * np.sqrt(noise + steep))[:, None]
+    spans = [(0, 300), (300, 600), (600, 900)]
+    found = additive.find_scales(spans, answers, noise, steep, variances)
+    told = 300 * (2000.0 / (2000.0 + 5200.0)) ** 2  # what 300 entries say, in entries without noise
+    wanted = (additive.DOUBT + told * true) / (additive.DOUBT + told)
+    assert found[[0, 300, 600]] == pytest.approx(wanted, rel=0.25)
+    wrong = additive.find_scales(spans, 2 * answers, noise, steep, variances)  # the twin: sums that are twice as large
+    assert (wrong[[0, 300, 600]] > 1.5 * found[[0, 300, 600]]).all()
+    few = additive.find_scales([(0, 1)], answers[:1] * 9, noise * 1e4, steep[:1], variances[:1])
+    assert few == pytest.approx([1.0], abs=0.05), "one entry in much noise changes hardly anything"
+
+
+def test_noised_figures_stay_in_their_range_and_say_when_they_say_nothing() -> None:
+    counts = np.zeros((len(evaluation.CELLS) + 1, 2))
+    counts[2:, 1], counts[:-2, 0] = 3.0, 0.5
+    found = evaluation._widen_all(
+        counts, 10.0, lambda held: evaluation.describe_counts(np.arange(len(held)) - 6.0, held[:, 0], held[:, 1], 0.5)
+    )
+    assert found is not None
+    assert all(0.0 <= one.low <= one.high <= 1.0 for name, one in found.values.items() if name != "log_loss")
+    assert evaluation.HIDES in found.cautions
+
+
+def test_matched_noise_is_normal_and_never_repeated() -> None:
+    """All of a run's noise together passes a test of the law, and no two parts of it are the same stream."""
+    source, ledger = Matched(5), Ledger.in_memory()
+    drawn = []
+    for size in (7000, 7000, 3000):
+        receipt = ledger.charge(GaussianDpEvent(2.0))
+        parts = [("a", size), ("b", size), ("a", size)]
+        zeros = torch.zeros(3 * size, dtype=torch.float64)
+        drawn.append(add_matched_noise(source, receipt, zeros, 2.0, "step", parts).numpy())
+    together = np.concatenate(drawn)
+    assert stats.kstest(together / 2.0, "norm").pvalue > 1e-3
+    assert stats.kstest(together / 1.9, "norm").pvalue < 1e-3  # the twin: a deviation that is off by 5 %
+    assert len(np.unique(together)) == len(together)
+    receipt, zeros = ledger.charge(GaussianDpEvent(2.0)), torch.zeros(7000, dtype=torch.float64)
+    again = add_matched_noise(Matched(5), receipt, zeros, 2.0, "step", [("b", 7000)]).numpy()
+    np.testing.assert_array_equal(again, drawn[0][7000:14000])  # whatever stands around it
 
 
 def test_public_codes_are_learnt_as_the_numbers_that_they_are_without_a_schema() -> None:

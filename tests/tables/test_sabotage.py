@@ -23,7 +23,7 @@ from sordino.accounting.ledger import Receipt
 from sordino.accounting.unlisted import Unlisted
 from sordino.audit import conformance
 from sordino.audit.conformance import Neighbours, Tape
-from sordino.noise import Seeded, add_noise
+from sordino.noise import Seeded
 from sordino.tables import additive, evaluation, learning, surveying
 from sordino.tables.encoder import Binned, Encoder, Worded
 from sordino.tables.learning import LearningPlan, follow, plan_learning
@@ -212,7 +212,9 @@ def test_no_unit_moves_a_release_by_more_than_was_paid_for(name: str) -> None:
 
 
 def halve(module: Any) -> Callable[[Patch], None]:
-    return lambda patch: patch.setattr(module, "add_noise", lambda s, r, value, std: add_noise(s, r, value, std / 2))
+    name = "add_matched_noise" if hasattr(module, "add_matched_noise") else "add_noise"
+    healthy = getattr(module, name)
+    return lambda patch: patch.setattr(module, name, lambda s, r, value, std, *by: healthy(s, r, value, std / 2, *by))
 
 
 HALVED: dict[str, tuple[Any, str, set[int]]] = {

@@ -14,9 +14,11 @@ multiplier σ, and T of them compose. What follows is a function of g:
 H is the diagonal of the curvature by the released shares, h that of the loss at the start. Λ is the ridge under
 which (H + Λ)⁻¹g is the posterior mean of w, for a prior of covariance S and a gradient whose noise is N from
 the mechanism and H from the records: an entry of which the noise says nothing stays at zero, and needs no tuning by
-hand. S is diagonal but for the bins of a number, of which near ones have like effects: there it falls off with their
-distance, so that many bins cost little more than few. The model is the mean of the later iterates, so that
-the noise of the steps averages out. An iterate forgets a gradient by 1 - η a step; the last one counts for some of
+hand. What the first steps released says which columns have larger or smaller effects than expected, and S is scaled by
+it, column by column: a function of released values. S is diagonal but for the bins of a number, of which near ones have
+like effects: there it falls off with their distance, so that many bins cost little more than few. The model is the
+mean of the later iterates, so that the noise of the steps averages out.
+An iterate forgets a gradient by 1 - η a step; the last one counts for some of
 those that would have followed, so that the gradients of the last steps count about as much as the others.
 
 A c below 1 turns cross-entropy into a loss with bounded slope, whose minimiser is still monotone in the probability of
@@ -36,8 +38,9 @@ import torch
 from numpy.typing import NDArray
 
 from sordino.accounting.ledger import Receipt
-from sordino.noise import Source, add_noise
+from sordino.noise import Source
 from sordino.tables.encoder import SLOPE, TEXT_LENGTH, Binned, Encoder, Worded
+from sordino.tables.matching import add_matched_noise
 from sordino.tables.table import Table
 
 Floats = NDArray[np.float64]
@@ -48,6 +51,10 @@ LAST = 5.0
 CONSTANT = 0.3
 """The entry of every row by which the offset is learnt, where it is."""
 OFFSET_REACH = 2_500.0
+DOUBT = 6.0
+"""So many entries of a column must say that its effects are of another size than expected, to be half believed."""
+SCALES = 0.1, 10.0
+"""Limits of how much smaller or larger they may be."""
 _AT_ONCE = 1 << 16
 """Records whose residuals are held at a time."""
 SCORE_EDGES = np.linspace(-6.0, 6.0, 25)
@@ -61,7 +68,8 @@ class FitSettings:
     `residual` is c, `rate` η and `constant` the entry of every row by which the offset is learnt. `variance` is S of a
     category; `smooth` are those of the bins of a number, what they share and what each has of its own, and the distance
     at which the first falls to 1/e, as a share of them. The iterates after the `first` share of the steps are averaged.
-    More than so many `columns` share the variance of that many: together they say about as much.
+    More than so many `columns` share the variance of that many: together they say about as much. After the `adapted`
+    share of the steps each column gets a variance of its own (`find_scales`).
     """
 
     steps: int = 60
@@ -72,6 +80,7 @@ class FitSettings:
     rate: float = RATE
     first: float = 0.2
     columns: int = 10
+    adapted: float = 0.35
 
 
 def choose_settings(reach: float) -> FitSettings:
@@ -100,18 +109,26 @@ class _Ridge:
     """Λ, and (H + Λ)⁻¹, of blocks that are matrices and a diagonal for all other entries."""
 
     def __init__(
-        self, steep: Floats, noise: float, ordered: Sequence[tuple[int, int]], columns: int, settings: FitSettings
+        self,
+        steep: Floats,
+        noise: float,
+        ordered: Sequence[tuple[int, int]],
+        columns: int,
+        settings: FitSettings,
+        scale: Floats,
     ) -> None:
         pull = (noise + steep) / steep
         share = min(1.0, settings.columns / max(columns, 1))
-        self._diagonal = np.minimum(pull / (share * settings.variance), 1e12)
+        self.variances = share * settings.variance * scale
+        self._diagonal = np.minimum(pull / self.variances, 1e12)
         self._gain = 1.0 / (steep + self._diagonal)
         self._blocks = []
         shared, own, reach = share * settings.smooth[0], share * settings.smooth[1], settings.smooth[2]
         for start, size in ordered:
             apart = np.abs(np.subtract.outer(np.arange(size), np.arange(size)))
-            prior = shared * np.exp(-apart / (reach * size)) + own * np.eye(size)
+            prior = scale[start] * (shared * np.exp(-apart / (reach * size)) + own * np.eye(size))
             at = slice(start, start + size)
+            self.variances[at] = np.diag(prior)
             ridge = np.minimum(pull[at], 1e9)[:, None] * np.linalg.inv(prior)
             self._blocks.append((at, ridge, np.linalg.inv(np.diag(steep[at]) + ridge)))
 
@@ -143,6 +160,8 @@ class EncodedRows:
         self._held: list[_Held] = []
         self.ordered: list[tuple[int, int]] = []
         self.columns = len(encoder.blocks)
+        self.spans: list[tuple[int, int]] = []
+        self.entries = [f"{name}/{entry}" for name, block in encoder.blocks.items() for entry in block.list_entries()]
         lengths = np.full(self.count, constant**2)
         bound, start = constant**2, 0
         self.masses = np.zeros(self.width)
@@ -170,6 +189,7 @@ class EncodedRows:
                 bound += 1.0 - float(np.square(shares).sum())
                 self.masses[start : start + len(shares)] = shares * (1.0 - shares)
             self._held.append(held)
+            self.spans.append((start, held.stop))
             start += block.width
         self.bound = math.sqrt(max(bound, 1e-6))
         """C, which the released shares give: the root of the mean square length of a row."""
@@ -249,7 +269,10 @@ def fit(
     noise = deviation**2 / settings.steps
     masses = np.append(rows.masses, rows.constant**2)
     steep = np.maximum(curvature * records * masses, 1e-9)
-    ridge = _Ridge(steep, noise, rows.ordered, rows.columns, settings)
+    scale = np.ones(width)
+    ridge = _Ridge(steep, noise, rows.ordered, rows.columns, settings, scale)
+    adapted, answers = round(settings.adapted * settings.steps), np.zeros((width, outputs))
+    parts = [(entry, outputs) for entry in (*rows.entries, "")]
     weights, total, counted = np.zeros((width, outputs)), np.zeros((width, outputs)), 0.0
     for step in range(settings.steps):
         pull = np.zeros((width, outputs))
@@ -259,7 +282,12 @@ def fit(
             pull[:-1] += rows.add_up(kept, at)
             pull[-1] += rows.constant * kept.sum(0)
         receipt = charge()
-        noised = add_noise(source, receipt, torch.from_numpy(pull), deviation).numpy()
+        noised = add_matched_noise(source, receipt, torch.from_numpy(pull), deviation, "step", parts).numpy()
+        if step < adapted:
+            answers += noised + steep[:, None] * weights
+        if step == adapted - 1:
+            scale = find_scales(rows.spans, answers / adapted, deviation**2 / adapted, steep, ridge.variances)
+            ridge = _Ridge(steep, noise, rows.ordered, rows.columns, settings, scale)
         weights = weights + settings.rate * ridge.move(noised - ridge.hold(weights))
         if step >= settings.first * (settings.steps - 1):
             often = LAST if step == settings.steps - 1 else 1.0
@@ -267,6 +295,27 @@ def fit(
         tell(step + 1, settings.steps)
     mean = total / counted
     return Additive(mean[:-1], start + rows.constant * mean[-1])
+
+
+def find_scales(
+    spans: Sequence[tuple[int, int]], answers: Floats, noise: float, steep: Floats, variances: Floats
+) -> Floats:
+    """How much larger than expected the effects of each column are, by what the first steps released.
+
+    `answers` are the mean of g + Hw, which is H times the effects, with noise of variance `noise` from the mechanism
+    and H from the records. The factor by which S of a column would explain them best is drawn towards one by what
+    `DOUBT` entries would say.
+    """
+    expected = steep**2 * variances
+    spread = noise + steep
+    told = expected / (expected + spread)
+    excess = (np.square(answers).mean(1) - spread) / np.maximum(expected, 1e-300)
+    scales = np.ones(len(steep))
+    for start, stop in spans:
+        weight = np.square(told[start:stop])
+        found = (DOUBT + float(weight @ excess[start:stop])) / (DOUBT + float(weight.sum()))
+        scales[start:stop] = min(SCALES[1], max(SCALES[0], found))
+    return scales
 
 
 def shorten(residuals: Floats, limit: float) -> Floats:

@@ -52,6 +52,10 @@ class Binned:
     def places(self) -> int:
         return len(self.edges) + 2
 
+    def list_entries(self) -> list[str]:
+        """A name for every entry of its row: a bin by its lower edge."""
+        return ["lowest", *map(repr, self.edges), "missing", "slope"]
+
     def find_places(self, cells: Sequence[str]) -> tuple[Places, Floats]:
         """The place of every cell, and its standardised value: zero where there is none."""
         values = parse_numbers(cells)
@@ -84,6 +88,10 @@ class Named:
     def places(self) -> int:
         return self.width
 
+    def list_entries(self) -> list[str]:
+        """A name for every entry of its row."""
+        return [*(f"value {value}" for value in self.values), "missing", "others"]
+
     def find_places(self, cells: Sequence[str]) -> Places:
         """The place of every cell."""
         known = {value: place for place, value in enumerate(self.values)}
@@ -107,6 +115,10 @@ class Worded:
     @property
     def width(self) -> int:
         return self.buckets
+
+    def list_entries(self) -> list[str]:
+        """A name for every entry of its row."""
+        return [f"bucket {place}" for place in range(self.buckets)]
 
     def encode(self, cells: Sequence[str]) -> Inputs:
         rows = encode_texts(cells, self.buckets)

@@ -31,6 +31,9 @@ Floats = NDArray[np.float64]
 Z = 1.96
 CELLS = np.linspace(-4.0, 4.0, 17)
 """Edges of the log-odds by which released figures count records."""
+HIDDEN = 0.3
+"""A wider interval of the AUC says nothing about the model."""
+HIDES = "the noise on the held-out figures hides how good the model is: give more metrics-epsilon, or hold out more"
 AGAIN = 50
 FURTHEST = 4.0
 """Released errors are kept within so many spreads of the target."""
@@ -141,7 +144,11 @@ def _widen_all(noised: Floats, deviation: float, describe: Callable[[Floats], Fi
         others = [other.values[name].value for other in more if other is not None and name in other.values]
         wide = Z * float(np.std(others)) if others else 0.0
         low, high = (math.hypot(end - figure.value, wide) for end in (figure.low, figure.high))
-        values[name] = Estimate(figure.value, max(0.0, figure.value - low), figure.value + high)
+        most = math.inf if name == "log_loss" else max(1.0, figure.value)
+        values[name] = Estimate(figure.value, max(0.0, figure.value - low), min(most, figure.value + high))
+    auc = values.get("auc")
+    if auc is not None and auc.high - auc.low > HIDDEN:
+        found = Figures(**{**vars(found), "cautions": (*found.cautions, HIDES)})
     return Figures(**{**vars(found), "values": values})
 
 

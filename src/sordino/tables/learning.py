@@ -38,7 +38,7 @@ from sordino.accounting.ledger import ASSUMPTION, Ledger
 from sordino.accounting.pricing import require_accountant
 from sordino.books import LEDGER, require_fresh
 from sordino.errors import InvalidInput, LostInNoise
-from sordino.noise import Secure, Seeded, Source, add_noise
+from sordino.noise import Secure, Source
 from sordino.run import FIXED_IN_ADVANCE, FLOATING_POINT, HELD_OUT, assemble, weaken
 from sordino.tables import evaluation
 from sordino.tables.additive import (
@@ -57,6 +57,7 @@ from sordino.tables.additive import (
 from sordino.tables.encoder import Encoder
 from sordino.tables.encoding import NO_CLASS, encode_labels
 from sordino.tables.evaluation import Figures
+from sordino.tables.matching import Matched, add_matched_noise
 from sordino.tables.release import SHARED_UNLISTED, tell_spent
 from sordino.tables.schema import Column, Schema, Skip
 from sordino.tables.surveying import (
@@ -75,9 +76,9 @@ Floats = NDArray[np.float64]
 TASKS = ("classification", "regression")
 UNLISTED_SHARE = 0.1
 """Of δ, for values that only one record has."""
-CALIBRATION_SHARE = 0.03
+CALIBRATION_SHARE = 0.02
 """Of the budget, in squares of 1/σ."""
-COARSE, FINE = 60.0, 40.0
+COARSE, FINE = 40.0, 40.0
 """So many deviations of their noise should all records be for the two releases of the survey."""
 LEAST, MOST = (0.01, 0.04), 0.25
 """Limits of the shares of the survey."""
@@ -427,7 +428,7 @@ def _open_ledger(plan: LearningPlan, unit: str, folder: Path | None, ledger: Led
 
 
 def _choose_source(seed: int | None, ledger: Ledger) -> Source:
-    return Secure() if seed is None else Seeded(seed, ledger.incarnation, len(ledger), ledger.next_stream())
+    return Secure() if seed is None else Matched(seed, ledger.incarnation, len(ledger), ledger.next_stream())
 
 
 def follow(
@@ -494,11 +495,12 @@ def fit_encoded(
         for at in rows.split():
             said += known[at] @ to_probabilities(rows.multiply(fitted.weights, at) + fitted.offsets)
         sums = torch.from_numpy(np.stack([targets[known].sum(0, dtype=np.float64), said]) / math.sqrt(2.0))
-        noised = add_noise(source, receipt, sums, deviation).numpy()
+        noised = add_matched_noise(source, receipt, sums, deviation, "scores", [("", sums.numel())]).numpy()
         return Additive(fitted.weights, fitted.offsets + balance(noised, deviation))
     scores = rows.multiply(fitted.weights)[:, 0] + fitted.offsets[0]
     counts = torch.from_numpy(count_scores(scores, targets[:, 0], known))
-    slope, offset = calibrate(add_noise(source, receipt, counts, deviation).numpy(), deviation)
+    noised = add_matched_noise(source, receipt, counts, deviation, "scores", [("", counts.numel())]).numpy()
+    slope, offset = calibrate(noised, deviation)
     return Additive(slope * fitted.weights, slope * fitted.offsets + offset)
 
 

@@ -44,13 +44,18 @@ _PEOPLE = (
     "admission|claim|ticket|unnamed"
 )
 _NUMBERS = "id|nbr|nr|no|num|number|key|uid|code"
+_WHOSE = f"first|last|full|middle|given|family|maiden|nick|contact|owner|holder|doctor|physician|author|{_PEOPLE}"
+"""Before "name": that of a person. The name of a clinic or a product is a category like others."""
 _IDENTIFIES = re.compile(
-    r"(^|[_\W])(uuid|guid|ssn|mrn|iban|e_?mail|phone|telephone|mobile|fax|name|surname|street|address|passport)$"
-    rf"|^(id|uid|index|key|idx|row|column \d+|unnamed: ?\d+)$|(^|[_\W])({_PEOPLE})[_\W]*({_NUMBERS})$"
+    r"(^|[_\W])(uuid|guid|ssn|mrn|iban|e_?mail|phone|telephone|mobile|fax|surname|street|address|passport)$"
+    rf"|^(id|uid|index|key|idx|row|names?|column \d+|unnamed: ?\d+)$|(^|[_\W])({_PEOPLE})[_\W]*({_NUMBERS})$"
+    rf"|(^|[_\W])({_WHOSE})[_\W]*names?$"
 )
 _CODES = re.compile(r"(^|[_\W])(id|nbr|nr|no|key|uid|code)$")
 """Identifiers of somebody, or codes of a kind of thing: how many different ones there are decides, by a release."""
-_DATES = re.compile(r"(^|[_\W])(date|datetime|timestamp|dob|birthday|birth_?date)($|[_\W])|_at$")
+_DATES = re.compile(
+    r"(^|[_\W])(date|datetime|timestamp|dob|birthday|birth_?date)($|[_\W](?!(num|number|numeric|count|days)$))|_at$"
+)
 
 
 @dataclass(frozen=True)

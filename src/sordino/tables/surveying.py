@@ -30,10 +30,11 @@ from sordino.accounting.events import ComposedDpEvent, DpEvent, GaussianDpEvent
 from sordino.accounting.ledger import Ledger
 from sordino.accounting.unlisted import Unlisted
 from sordino.errors import InvalidInput, LostInNoise
-from sordino.noise import Source, add_noise
+from sordino.noise import Source
 from sordino.tables import release
 from sordino.tables.encoder import Binned, Block, Encoder, Named, Worded, map_cells, spell
 from sordino.tables.labels import rank
+from sordino.tables.matching import add_matched_noise
 from sordino.tables.schema import Category, Column, Number, Skip, Text, settle_codes
 from sordino.tables.table import Cells, Table, parse_numbers, parse_values
 
@@ -156,6 +157,7 @@ class _Column:
     name: str
     counts: Floats
     edges: Floats | None = None
+    bounds: tuple[float, float] | None = None
     values: list[str] = field(default_factory=list)
     public: bool = True
 
@@ -211,7 +213,8 @@ def _find_kinds(
         return columns, {}
     receipt = ledger.charge(GaussianDpEvent(plan.noise[0]), "kinds and ranges of the columns")
     exact = torch.from_numpy(np.stack([release.count_cells(table.columns[name]) for name in plan.coarse]))
-    rows = add_noise(source, receipt, exact, plan.coarse_deviation).numpy()
+    sizes = [(name, exact.shape[1]) for name in plan.coarse]
+    rows = add_matched_noise(source, receipt, exact, plan.coarse_deviation, "kinds", sizes).numpy()
     ranges = {}
     for name, row in zip(plan.coarse, rows, strict=True):
         ranges[name] = row[release.FIRST_NUMBER : -1]
@@ -228,12 +231,10 @@ def lay_cells(counts: Floats, deviation: float, bounds: tuple[float, float] | No
     """Edges of about `cells` cells where the noised coarse `counts` say that numbers are.
 
     A coarse bin is cut into equal pieces, in proportion to the root of its count: a rare but wide range keeps some.
-    Public bounds take away cells beyond them and move no edge between them: whatever else is known, bins are as good as
-    without bounds.
+    Public bounds move no edge: cells beyond them are taken away once they were counted (`_drop_outside`), so that bins
+    are as good as without bounds.
     """
     line = release.LINE
-    if bounds is not None:
-        counts = np.where((line[1:] > bounds[0]) & (line[:-1] <= bounds[1]), counts, 0.0)
     start, stop = release.find_heaviest_stretch(counts - release.IN_DOUBT * deviation)
     clear = np.flatnonzero(counts > CLEAR * deviation).tolist()
     first, last = min([start, *clear]), max([stop - 1, *clear])
@@ -244,11 +245,14 @@ def lay_cells(counts: Floats, deviation: float, bounds: tuple[float, float] | No
     high = line[last + 1]
     parts = [np.linspace(line[i], line[i + 1], pieces[i], endpoint=False) for i in np.flatnonzero(pieces)]
     edges = np.append(np.concatenate(parts), high)
-    if bounds is not None:
-        edges = edges[max(0, int(np.sum(edges <= bounds[0])) - 1) : int(np.sum(edges <= bounds[1])) + 1]
-        if len(edges) < 2:  # the noise says that all numbers are outside of what is public
-            edges = np.array(bounds)
+    if bounds is not None and find_outside(edges, bounds).all():
+        return np.array(bounds)  # the noise says that all numbers are outside of what is public
     return edges
+
+
+def find_outside(edges: Floats, bounds: tuple[float, float]) -> NDArray[np.bool_]:
+    """Which cells lie beyond public bounds, so that all they hold is noise."""
+    return np.asarray((edges[1:] <= bounds[0]) | (edges[:-1] > bounds[1]))
 
 
 # -- the second release -----------------------------------------------------------------------------------------------
@@ -261,8 +265,9 @@ def _count(table: Table, name: str, column: Column, plan: Survey, ranges: Mappin
     if isinstance(column, Number):
         bounds = None if column.low is None or column.high is None else (column.low, column.high)
         edges = lay_cells(ranges[name], plan.coarse_deviation, bounds, _choose_cells(plan))
-        return _Column(name, count_in_cells(cells, edges), edges)
-    return _count_values(name, cells, column.values if isinstance(column, Category) else None)
+        return _Column(name, count_in_cells(cells, edges, bounds), edges, bounds)
+    public = column.values if isinstance(column, Category) else None
+    return _count_values(name, cells, None if public is None else tuple(sorted(public)))
 
 
 def _choose_cells(plan: Survey) -> int:
@@ -270,10 +275,15 @@ def _choose_cells(plan: Survey) -> int:
     return max(plan.bins, min(CELLS, int(plan.records / max(plan.fine_deviation, 1e-9))))
 
 
-def count_in_cells(cells: Sequence[str], edges: Floats) -> Floats:
-    """How many numbers fall into each cell, those beyond the ends into the outermost; last, how many there are not."""
+def count_in_cells(cells: Sequence[str], edges: Floats, bounds: tuple[float, float] | None = None) -> Floats:
+    """How many numbers fall into each cell, those beyond the ends into the outermost; last, how many there are not.
+
+    Numbers beyond public bounds count as the nearest of them.
+    """
     held = Cells.of(cells)
     values, counts = parse_values(held.values), held.count_values()
+    if bounds is not None:
+        values = np.clip(values, *bounds)
     known = ~np.isnan(values)
     places = np.clip(np.searchsorted(edges, values[known], side="right") - 1, 0, len(edges) - 2)
     inside = np.bincount(places, weights=counts[known], minlength=len(edges) - 1)
@@ -299,7 +309,7 @@ def _count_target(table: Table, plan: Survey, ranges: Mapping[str, Floats]) -> _
     cells = table.columns[plan.target]
     if plan.task == "regression":
         edges = lay_cells(ranges[plan.target], plan.coarse_deviation, plan.bounds, _choose_cells(plan))
-        return _Column(plan.target, count_in_cells(cells, edges), edges)
+        return _Column(plan.target, count_in_cells(cells, edges, plan.bounds), edges, plan.bounds)
     return _count_values(plan.target, cells, plan.classes)
 
 
@@ -309,9 +319,24 @@ def _release_counts(parts: Sequence[_Column], plan: Survey, ledger: Ledger, sour
     receipt = ledger.charge(list_events(plan.noise, plan.unlisted, first=False)[0][0], "bins and names")
     weight = find_weight(plan.fine)
     weighed = [*(part.counts for part in parts[:-1]), weight * parts[-1].counts]
-    noised = add_noise(source, receipt, torch.from_numpy(np.concatenate(weighed)), plan.fine_deviation).numpy()
+    exact, sizes = torch.from_numpy(np.concatenate(weighed)), [(part.name, len(part.counts)) for part in parts]
+    noised = add_matched_noise(source, receipt, exact, plan.fine_deviation, "names", sizes).numpy()
     split = np.split(noised, np.cumsum([len(part.counts) for part in parts])[:-1])
-    return [*split[:-1], split[-1] / weight]
+    split[-1] = split[-1] / weight
+    return [_drop_outside(part, counts) for part, counts in zip(parts, split, strict=True)]
+
+
+def _drop_outside(part: _Column, counts: Floats) -> Floats:
+    """Take the cells beyond public bounds away, which hold nothing but noise: a function of what was released.
+
+    They are counted like the others, so that within the bounds everything is as it is without them.
+    """
+    if part.edges is None or part.bounds is None:
+        return counts
+    inside = ~find_outside(part.edges, part.bounds)
+    start, stop = int(np.argmax(inside)), len(inside) - int(np.argmax(inside[::-1]))
+    part.edges = part.edges[start : stop + 1]
+    return np.append(counts[start:stop], counts[-1])
 
 
 # -- what they make ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,60 @@
+"""Seeded noise for comparing runs on one table: with one seed, what two runs both release has the same noise.
+
+A public schema spares some releases and some bins. If a run drew all its noise from one stream, every number after the
+first difference would be another one, and two runs would differ by luck far more than by what is compared. Here every
+part of a release, such as the sum over one bin of one column, has a stream of its own, named by the seed, the release
+and the part. `Secure` noise, the default, knows nothing of this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sordino.accounting.ledger import Receipt
+from sordino.noise import Seeded, Source, add_noise
+
+Parts = Sequence[tuple[str, int]]
+"""What a release is about, and how many of its numbers belong to each."""
+
+
+class Matched(Seeded):
+    """Repeatable noise for experiments, of which every part of a release has its own.
+
+    Guarantees: nothing is drawn twice (law 10): a stream that was used before goes on where it stopped.
+    """
+
+    def __init__(self, seed: int, incarnation: int = 1, begun: int = 0, stream: int = 0) -> None:
+        super().__init__(seed, incarnation, begun, stream)
+        self._run = f"sordino/{seed}/{incarnation}/{begun}/{stream}"
+        self._streams: dict[str, np.random.Generator] = {}
+        self._next: list[tuple[str, int]] = []
+
+    def expect(self, release: str, parts: Parts) -> None:
+        """What the next noise is for."""
+        self._next = [(f"{release}/{name}", size) for name, size in parts]
+
+    def _normals(self, size: int, std: float) -> NDArray[np.float64]:
+        parts, self._next = self._next, []
+        if not parts or sum(count for _, count in parts) != size:
+            return super()._normals(size, std)
+        return std * np.concatenate([self._open(name).standard_normal(count) for name, count in parts])
+
+    def _open(self, name: str) -> np.random.Generator:
+        if name not in self._streams:
+            key = hashlib.sha256(f"{self._run}/{name}".encode()).digest()[:16]
+            self._streams[name] = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "big")))
+        return self._streams[name]
+
+
+def add_matched_noise(
+    source: Source, receipt: Receipt, value: torch.Tensor, std: float, release: str, parts: Parts
+) -> torch.Tensor:
+    """`add_noise`, of which a `Matched` source knows what it is for; the numbers of a part stand together."""
+    if isinstance(source, Matched):
+        source.expect(release, parts)
+    return add_noise(source, receipt, value, std)
