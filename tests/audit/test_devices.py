@@ -46,8 +46,12 @@ def test_noise_that_is_five_percent_off_fails(factor: float, monkeypatch: pytest
 
 
 def test_noise_that_is_drawn_twice_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As from torch's generator, which two runs with one seed share."""
-    monkeypatch.setattr(Secure, "_normals", lambda self, size, std: std * torch.randn(size).double().numpy())
+    """As from a generator that every run begins anew."""
+
+    def repeat(self: Secure, size: int, std: float) -> object:
+        return std * torch.randn(size, generator=torch.Generator().manual_seed(size)).double().numpy()
+
+    monkeypatch.setattr(Secure, "_normals", repeat)
     _, _, fresh = devices.examine_noise(CPU)
     assert not fresh.passed
 

@@ -294,7 +294,7 @@ def test_settings_are_shared_with_the_inner_optimizer() -> None:
         (lambda p: LowPass(sgd(p), inputs=()), "one input at least"),
         (lambda p: LowPass(sgd(p), inputs=(0.5, -0.6), outputs=()), "turn a constant gradient around"),
         (lambda p: Kalman(sgd(p), kappa=0.0), "kappa=0.0 must lie in"),
-        (lambda p: Averaged(sgd(p), decay=0.9, after=3), "give one of them"),
+        (lambda p: Averaged(sgd(p), decay=0.9, after=3), "give only one of them"),
         (lambda p: Averaged(sgd(p), decay=1.0), "decay=1.0 must lie"),
         (lambda p: Averaged(sgd(p), power=-1.0), "power=-1.0 must be >= 0"),
         (lambda p: Averaged(sgd(p), after=-1), "after=-1 must be >= 0"),

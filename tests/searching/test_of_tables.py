@@ -172,7 +172,7 @@ def test_figures_and_scores_of_units_have_the_noise_that_was_charged(monkeypatch
 @pytest.mark.parametrize(
     ("space", "words"),
     [
-        ({"lr": [0.1]}, "'lr', which the learner of tables has not"),
+        ({"lr": [0.1]}, "'lr', which the learner of tables does not have"),
         ({"residual": [2.0]}, "residual=2 of the space"),
         ({"steps": [0]}, "steps=0 of the space"),
     ],

@@ -288,7 +288,7 @@ def test_an_older_state_of_the_same_file_cannot_be_continued(vault: Vault, tmp_p
     with Ledger.open(path) as again:
         draw(claim(vault, again), again, 7)
     path.write_bytes(older)  # the same file, as after a backup is put back in place
-    with Ledger.open(path) as back, pytest.raises(LedgerForked, match="put back"):
+    with Ledger.open(path) as back, pytest.raises(LedgerForked, match="set back"):
         claim(vault, back)
 
 
