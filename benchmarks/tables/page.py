@@ -90,7 +90,8 @@ def render_others(rows: Rows) -> str:
         for epsilon in epsilons:
             means = {name: _find_mean(mine, name, epsilon) for name in methods}
             best = max((mean for mean in means.values() if mean is not None), default=None)
-            cells += [_spell(mean, bold=mean is not None and mean == best) for mean in means.values()]
+            several = sum(mean is not None for mean in means.values()) > 1
+            cells += [_spell(mean, bold=several and mean == best) for mean in means.values()]
         lines.append("| " + " | ".join([*cells, _spell(_find_mean(mine, "boosting", None), bold=False)]) + " |")
     return "\n".join(lines) + "\n"
 

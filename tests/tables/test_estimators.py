@@ -18,7 +18,8 @@ from sordino.accounting import Ledger
 from sordino.errors import InvalidInput
 
 FEW = "names of classes are released with noise, and a check with a handful of records per class has none to name"
-EXPECTED = {PrivateClassifier: {"check_n_features_in_after_fitting": FEW}, PrivateRegressor: {}}
+HANDFUL = ("check_n_features_in_after_fitting", "check_fit2d_1feature")
+EXPECTED = {PrivateClassifier: dict.fromkeys(HANDFUL, FEW), PrivateRegressor: {}}
 """What privacy does not allow, by the name of scikit-learn's check."""
 
 
