@@ -9,6 +9,7 @@ and the part. `Secure` noise, the default, knows nothing of this.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,8 @@ from sordino.noise import Seeded, Source, add_noise
 
 Parts = Sequence[tuple[str, int]]
 """What a release is about, and how many of its numbers belong to each."""
+
+_UNNAMED = re.compile(r"^x(?=\d+(/|$))")
 
 
 class Matched(Seeded):
@@ -35,8 +38,8 @@ class Matched(Seeded):
         self._next: list[tuple[str, int]] = []
 
     def expect(self, release: str, parts: Parts) -> None:
-        """What the next noise is for."""
-        self._next = [(f"{release}/{name}", size) for name, size in parts]
+        """What the next noise is for; an array's column x0 is the column 0 of the same records in a frame."""
+        self._next = [(f"{release}/{_UNNAMED.sub('', name)}", size) for name, size in parts]
 
     def _normals(self, size: int, std: float) -> NDArray[np.float64]:
         parts, self._next = self._next, []
