@@ -124,7 +124,7 @@ class UserLoop:
         return self._prefetch(num_workers)
 
     def _shield_each(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches of somebody else's loader, whose random views are nobody's to know either."""
+        """Yield the batches of a foreign loader; what it draws at random, such as crops, is secret too."""
         left = iter(batches)
         while True:
             with self.bench.shielded():
@@ -140,7 +140,7 @@ class UserLoop:
         with bench.shielded():
             seeds = torch.Generator().manual_seed(int(torch.randint(2**62, ())))  # those of the workers
         loader = DataLoader(
-            *(_ByDraw(bench.records),),
+            _ByDraw(bench.records),
             batch_size=None,
             sampler=coins,
             num_workers=num_workers,
