@@ -205,7 +205,7 @@ def test_the_model_is_the_mean_of_the_later_iterates_of_which_the_last_counts_mo
 
 
 def test_a_sum_without_its_bounds_would_be_caught() -> None:
-    """The check above has teeth: rows that are not shortened, or residuals that are not, move a sum by more."""
+    """The check above has teeth: residuals that are not kept, or kept alike for long rows and short, move it by more."""
     table = without(patients(300), "outcome")
     table = Table("t", {name: [*cells, "1e12"] for name, cells in table.columns.items()})
     plan = plan_learning(
@@ -215,10 +215,12 @@ def test_a_sum_without_its_bounds_would_be_caught() -> None:
     rows = EncodedRows(encoder, table)
     targets, _ = encode_target(table, encoder)
     lengths = np.linalg.norm(encoder.encode(table), axis=1)
-    assert (np.abs(targets[:, 0]) * lengths * rows.shortened).max() > 0.5 * rows.bound
-    assert (0.5 * lengths).max() > 0.5 * rows.bound
-    kept = np.abs(additive.shorten(targets, 0.5)[:, 0]) * lengths * rows.shortened
+    assert (np.abs(targets[:, 0]) * lengths).max() > 0.5 * rows.bound
+    alike = additive.shorten(targets, np.full(len(table), 0.5))
+    assert (np.abs(alike[:, 0]) * lengths).max() > 0.5 * rows.bound
+    kept = np.abs(additive.shorten(targets, 0.5 * rows.room)[:, 0]) * lengths
     assert kept.max() <= 0.5 * rows.bound + 1e-6
+    assert np.isclose(kept, 0.5 * rows.bound, rtol=1e-5).mean() > 0.1  # and what is allowed is used
 
 
 def test_counts_of_scores_and_sums_of_errors_move_by_one() -> None:
@@ -370,8 +372,7 @@ def test_rows_are_what_the_encoder_writes_out(cells: list[tuple[str, str]], outp
     np.testing.assert_allclose(rows.multiply(weights), dense @ weights, atol=1e-5)
     np.testing.assert_allclose(rows.add_up(residuals), dense.T @ residuals, atol=1e-5)
     np.testing.assert_allclose(rows.multiply(weights[:, 0]), dense @ weights[:, 0], atol=1e-5)
-    lengths = np.linalg.norm(dense, axis=1) * rows.shortened
-    assert (lengths <= rows.bound + 1e-6).all()
+    np.testing.assert_allclose(np.linalg.norm(dense, axis=1) * rows.room, rows.bound, rtol=1e-5)
 
 
 def test_an_encoder_is_plain_data_and_survives_json() -> None:

@@ -3,11 +3,11 @@
 A record x is the row of its blocks (`sordino.tables.encoder`), y its target and f = w·x + b the score of a class, or of
 the target in spreads. One step releases
 
-    g = Σᵢ clip(rᵢ)·sᵢ·xᵢ + N(0, σ²c²C²)          r = y - p, the residual; s = min(1, C/‖x‖)
+    g = Σᵢ clip(rᵢ)·xᵢ + N(0, σ²c²C²)             r = y - p, the residual, kept within c·C/‖x‖
 
-of all records, so that one of them moves it by at most c·C: the residual is kept within c and the row within C, a
-number that the released shares give. Between add-or-remove neighbours a step is therefore one Gaussian event of
-multiplier σ, and T of them compose. What follows is a function of g:
+of all records, so that one of them moves it by at most c·C: a record far from the others may say as much as any, and
+is heard in full where its residual is small. C is a number that the released shares give. Between add-or-remove
+neighbours a step is therefore one Gaussian event of multiplier σ, and T of them compose. What follows is a function of g:
 
     w ← w + η·(H + Λ)⁻¹·(g - Λw),        H = h·n·diag(shares),        Λ = (N + H)·H⁻¹·S⁻¹,       N = (cCσ)²/T.
 
@@ -21,7 +21,7 @@ mean of the later iterates, so that the noise of the steps averages out.
 An iterate forgets a gradient by 1 - η a step; the last one counts for some of
 those that would have followed, so that the gradients of the last steps count about as much as the others.
 
-A c below 1 turns cross-entropy into a loss with bounded slope, whose minimiser is still monotone in the probability of
+A c below about 1 turns cross-entropy into a loss with bounded slope, whose minimiser is still monotone in the probability of
 the class. It halves the noise, and what it does to probabilities a last release repairs (`calibrate`): the noised
 counts of scores by class, which a record moves by one.
 """
@@ -44,10 +44,12 @@ from sordino.tables.matching import add_matched_noise
 from sordino.tables.table import Table
 
 Floats = NDArray[np.float64]
-RATE = 0.1
+RATE = 0.13
 """η: columns that say the same add up, and the diagonal does not know of it."""
 LAST = 5.0
 """So often the last iterate counts in the mean: else the gradients of the last steps would count for little."""
+RESIDUAL = 0.575
+"""c where noise is loud."""
 CONSTANT = 0.3
 """The entry of every row by which the offset is learnt, where it is."""
 OFFSET_REACH = 2_500.0
@@ -65,7 +67,7 @@ SCORE_EDGES = np.linspace(-6.0, 6.0, 25)
 class FitSettings:
     """How long and how boldly to learn; public, from ε, δ and the number of records alone.
 
-    `residual` is c, `rate` η and `constant` the entry of every row by which the offset is learnt. `variance` is S of a
+    `residual` is c, that of a row of length C, `rate` η and `constant` the entry of every row by which the offset is learnt. `variance` is S of a
     category; `smooth` are those of the bins of a number, what they share and what each has of its own, and the distance
     at which the first falls to 1/e, as a share of them. The iterates after the `first` share of the steps are averaged.
     More than so many `columns` share the variance of that many: together they say about as much. After the `adapted`
@@ -73,9 +75,9 @@ class FitSettings:
     """
 
     steps: int = 60
-    residual: float = 0.5
+    residual: float = RESIDUAL
     constant: float = 0.0
-    variance: float = 0.06
+    variance: float = 0.09
     smooth: tuple[float, float, float] = (0.1, 0.005, 0.5)
     rate: float = RATE
     first: float = 0.2
@@ -90,7 +92,7 @@ def choose_settings(reach: float) -> FitSettings:
     (docs/tables.md).
     """
     bolder = 0.125 * math.log2(max(reach, 1.0) / 3_000.0)
-    return FitSettings(residual=min(1.0, max(0.5, 0.5 + bolder)), constant=CONSTANT if reach >= OFFSET_REACH else 0.0)
+    return FitSettings(residual=min(1.0, RESIDUAL + max(0.0, bolder)), constant=CONSTANT if reach >= OFFSET_REACH else 0.0)
 
 
 @dataclass
@@ -152,7 +154,7 @@ class EncodedRows:
 
     Beside its blocks a row has the entry `constant`, which counts in its length.
 
-    Guarantees: equal to the same with `Encoder.encode`, to rounding; every row is shortened to length `bound` at most.
+    Guarantees: equal to the same with `Encoder.encode`, to rounding; a row times its `room` has length `bound`.
     """
 
     def __init__(self, encoder: Encoder, table: Table, constant: float = 0.0) -> None:
@@ -193,7 +195,7 @@ class EncodedRows:
             start += block.width
         self.bound = math.sqrt(max(bound, 1e-6))
         """C, which the released shares give: the root of the mean square length of a row."""
-        self.shortened = np.minimum(1.0, self.bound / np.sqrt(np.maximum(lengths, 1e-12)))
+        self.room = self.bound / np.sqrt(np.maximum(lengths, 1e-12))
 
     def split(self) -> Iterator[slice]:
         """All records, some thousand at a time."""
@@ -278,7 +280,7 @@ def fit(
         pull = np.zeros((width, outputs))
         for at in rows.split():
             residuals = targets[at] - link(rows.multiply(weights[:-1], at) + rows.constant * weights[-1] + start)
-            kept = shorten(residuals, limit) * (rows.shortened[at] * known[at])[:, None]
+            kept = shorten(residuals, limit * rows.room[at]) * known[at, None]
             pull[:-1] += rows.add_up(kept, at)
             pull[-1] += rows.constant * kept.sum(0)
         receipt = charge()
@@ -318,10 +320,10 @@ def find_scales(
     return scales
 
 
-def shorten(residuals: Floats, limit: float) -> Floats:
-    """Rows [N, K] of length `limit` at most; what is not finite is zero."""
+def shorten(residuals: Floats, limits: Floats) -> Floats:
+    """Rows [N, K] of length `limits` [N] at most; what is not finite is zero."""
     lengths = np.linalg.norm(residuals, axis=1, keepdims=True)
-    kept = residuals * np.minimum(1.0, limit / np.maximum(lengths, 1e-12))
+    kept = residuals * np.minimum(1.0, limits[:, None] / np.maximum(lengths, 1e-12))
     return np.asarray(np.where(np.isfinite(lengths), kept, 0.0))
 
 
