@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from sordino.accounting.ledger import Receipt
 from sordino.noise import Source
-from sordino.tables.encoder import SLOPE, TEXT_LENGTH, Binned, Encoder, Worded
+from sordino.tables.encoder import TEXT_LENGTH, Binned, Encoder, Worded
 from sordino.tables.matching import add_matched_noise
 from sordino.tables.table import Table
 
@@ -92,7 +92,9 @@ def choose_settings(reach: float) -> FitSettings:
     (docs/tables.md).
     """
     bolder = 0.125 * math.log2(max(reach, 1.0) / 3_000.0)
-    return FitSettings(residual=min(1.0, RESIDUAL + max(0.0, bolder)), constant=CONSTANT if reach >= OFFSET_REACH else 0.0)
+    return FitSettings(
+        residual=min(1.0, RESIDUAL + max(0.0, bolder)), constant=CONSTANT if reach >= OFFSET_REACH else 0.0
+    )
 
 
 @dataclass
@@ -179,11 +181,11 @@ class EncodedRows:
                 shares = held.shares = np.array(block.shares)
                 if isinstance(block, Binned):
                     found, around = block.find_places(cells)
-                    held.around = (SLOPE * around).astype(np.float32)
+                    held.around = (block.slope * around).astype(np.float32)
                     self.ordered.append((start, len(block.edges) + 1))
                     lengths += np.square(held.around, dtype=np.float64)
-                    bound += SLOPE**2
-                    self.masses[held.stop - 1] = SLOPE**2
+                    bound += block.slope**2
+                    self.masses[held.stop - 1] = block.slope**2
                 else:
                     found = block.find_places(cells)
                 held.places = found.astype(np.uint8 if len(shares) <= 2**8 else np.uint16)

@@ -28,20 +28,21 @@ Inputs = NDArray[np.float32]
 Places = NDArray[np.int64]
 FURTHEST = 3.0
 """A standardised number is kept within this many spreads."""
-SLOPE = 0.4
-"""The weight of a standardised number beside its bin."""
+SLOPE, ALONE = 0.4, 1.2
+"""The weight of a standardised number: beside its bin, and where it has no bins."""
 TEXT_LENGTH = 1.5
 """Of the row of a text."""
 
 
 @dataclass(frozen=True)
 class Binned:
-    """A number: len(edges) + 1 bins, a place for missing cells, and the standardised value."""
+    """A number: len(edges) + 1 bins, a place for missing cells, and `slope` times the standardised value."""
 
     edges: tuple[float, ...]
     center: float
     spread: float
     shares: tuple[float, ...]
+    slope: float = SLOPE
     kind = "binned"
 
     @property
@@ -68,7 +69,7 @@ class Binned:
         places, around = self.find_places(cells)
         rows = np.empty((len(places), self.width), np.float32)
         rows[:, :-1] = _put(places, self.shares)
-        rows[:, -1] = SLOPE * around
+        rows[:, -1] = self.slope * around
         return rows
 
 

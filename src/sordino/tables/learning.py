@@ -223,6 +223,7 @@ def plan_learning(
     empty = Survey(
         *(target, task, columns, classes, bounds, records, (1.0, 1.0), unlisted * budget.delta),
         rows=rows_per_unit,
+        reach=reach,
     )
 
     def build(noise: float) -> LearningPlan:

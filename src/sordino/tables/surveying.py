@@ -32,7 +32,7 @@ from sordino.accounting.unlisted import Unlisted
 from sordino.errors import InvalidInput, LostInNoise
 from sordino.noise import Source
 from sordino.tables import release
-from sordino.tables.encoder import Binned, Block, Encoder, Named, Worded, map_cells, spell
+from sordino.tables.encoder import ALONE, SLOPE, Binned, Block, Encoder, Named, Worded, map_cells, spell
 from sordino.tables.labels import rank
 from sordino.tables.matching import add_matched_noise
 from sordino.tables.schema import Category, Column, Number, Skip, Text, settle_codes
@@ -42,6 +42,8 @@ CELLS = 64
 """Cells of the second histogram of a number, where the noise allows for so many."""
 FEWEST_BINS, BINS_IN_ALL = 8, 200
 """Many numbers have fewer bins each: all of them are learnt from the same records."""
+LEAST_SIGNAL = 60.0
+"""Where the steps say less than this of each column, a number has a slope alone: bins would make rows long for nothing."""
 MOST_CODES = 16
 """A public category of no more values, all of them numbers, is learnt as a number within them."""
 MOST_VALUES = 200
@@ -60,7 +62,8 @@ class Survey:
     """What will be released about a table, with how much noise; public, and known before anything is read.
 
     `coarse` are the columns of the first release. `noise` are the multipliers of both. `unlisted` is δ' of the second.
-    `rows` is how many records one unit has at most: everything that is added up is that much more sensitive.
+    `rows` is how many records one unit has at most: everything that is added up is that much more sensitive. `reach`
+    is the number of records over the noise that a count would have if it were all that is released.
     """
 
     target: str
@@ -73,6 +76,7 @@ class Survey:
     unlisted: float
     bins: int = 16
     rows: int = 1
+    reach: float = math.inf
 
     @property
     def coarse(self) -> tuple[str, ...]:
@@ -173,7 +177,9 @@ def survey(table: Table, plan: Survey, ledger: Ledger, source: Source) -> Encode
         name: Worded(column.buckets) for name, column in columns.items() if isinstance(column, Text)
     }
     left_out = {name: column.why for name, column in columns.items() if isinstance(column, Skip)}
-    bins = choose_bins(plan.bins, sum(part.edges is not None for part in counted))
+    named = None if target.edges is not None else _name_classes(target, noised[-1], plan)
+    signal = find_signal(plan.reach, plan.fine, named[1] if named else ())
+    bins = choose_bins(plan.bins, sum(part.edges is not None for part in counted), signal)
     for part, counts in zip(counted, noised, strict=False):
         block = _make_block(part, counts, plan, bins)
         if block is None:
@@ -183,7 +189,10 @@ def survey(table: Table, plan: Survey, ledger: Ledger, source: Source) -> Encode
     if not blocks:
         raise LostInNoise("no column could be told from the noise: give a larger epsilon, or more records")
     ordered = {name: blocks[name] for name in plan.columns if name in blocks}
-    return _describe_target(target, noised[-1], plan, ordered, left_out)
+    if named is None:
+        return _describe_range(target, noised[-1], plan, ordered, left_out)
+    classes, shares, unnamed = named
+    return Encoder(plan.target, ordered, classes, left_out=left_out, class_shares=shares, unnamed=unnamed)
 
 
 def require_classes_in_sight(table: Table, plan: Survey) -> None:
@@ -342,8 +351,21 @@ def _drop_outside(part: _Column, counts: Floats) -> Floats:
 # -- what they make ---------------------------------------------------------------------------------------------------
 
 
-def choose_bins(most: int, numbers: int) -> int:
-    """Bins of each of so many numbers: `most` of them, or their share of `BINS_IN_ALL`, and `FEWEST_BINS` at least."""
+def find_signal(reach: float, columns: int, shares: Sequence[float]) -> float:
+    """How loud the steps can be about one of so many columns: less of it where many classes share the records."""
+    flat = (
+        1.0 if len(shares) < 3 else 4.0 * float(np.mean([share * (1.0 - share) for share in shares])) / math.sqrt(2.0)
+    )
+    return flat * reach / math.sqrt(columns)
+
+
+def choose_bins(most: int, numbers: int, signal: float) -> int:
+    """Bins of each of so many numbers: `most` of them, or their share of `BINS_IN_ALL`, and `FEWEST_BINS` at least.
+
+    One, which is none, where the steps say too little of each.
+    """
+    if signal < LEAST_SIGNAL:
+        return 1
     return min(most, max(FEWEST_BINS, BINS_IN_ALL // max(1, numbers)))
 
 
@@ -390,12 +412,15 @@ def make_bins(edges: Floats, counts: Floats, deviation: float, bins: int) -> Bin
             held = 0.0
     shares.append(held)
     center, spread = find_scale(edges, inside)
+    if bins == 1 and missing < 4.0 * deviation:
+        missing = 0.0
     parts = np.array([*shares, missing])
     return Binned(
         tuple(cuts),
         center,
         max(spread, SMALLEST_SPREAD * max(1.0, abs(center))),
         tuple((parts / max(parts.sum(), 1.0)).tolist()),
+        ALONE if bins == 1 else SLOPE,
     )
 
 
@@ -409,28 +434,26 @@ def find_scale(edges: Floats, counts: Floats) -> tuple[float, float]:
     return float(at[2]), float(max((at[3] - at[1]) / 1.349, (at[4] - at[0]) / 3.29))
 
 
-def _describe_target(
+def _describe_range(
     part: _Column, counts: Floats, plan: Survey, blocks: Mapping[str, Block], left_out: Mapping[str, str]
 ) -> Encoder:
-    if part.edges is not None:
-        found = make_bins(part.edges, counts, plan.target_deviation, plan.bins)
-        low, high = np.clip(part.edges[[0, -1]], *(plan.bounds or (-math.inf, math.inf))).tolist()
-        return Encoder(plan.target, blocks, (), found.center, found.spread, low, high, left_out)
+    """The encoder of a regression, whose target has a center, a spread and a range."""
+    assert part.edges is not None
+    found = make_bins(part.edges, counts, plan.target_deviation, plan.bins)
+    low, high = np.clip(part.edges[[0, -1]], *(plan.bounds or (-math.inf, math.inf))).tolist()
+    return Encoder(plan.target, blocks, (), found.center, found.spread, low, high, left_out)
+
+
+def _name_classes(part: _Column, counts: Floats, plan: Survey) -> tuple[tuple[str, ...], tuple[float, ...], float]:
+    """The classes, their shares of the records that have one of them, and the share of those that have none."""
     least = plan.find_threshold(plan.target_deviation)
     classes, shares = name_values(part.values, counts, plan.records, least, public=part.public)
     if len(classes) < 2:
+        said = "only one of the target's classes has" if classes else "none of the target's classes has"
         raise LostInNoise(
-            f"the target has {len(classes)} classes with clearly more than {least:.0f} records, it takes 2: "
-            "give the classes if you know their names"
+            f"{said} clearly more than {least:.0f} records, it takes 2: give the classes if you know their names"
         )
-    return Encoder(
-        plan.target,
-        blocks,
-        classes,
-        left_out=left_out,
-        class_shares=_balance(shares[: len(classes)]),
-        unnamed=shares[-1],
-    )
+    return classes, _balance(shares[: len(classes)]), shares[-1]
 
 
 def _balance(shares: Sequence[float]) -> tuple[float, ...]:
