@@ -110,6 +110,8 @@ def test_predict_new_rows_in_any_order_with_unseen_and_missing_cells(sordino, tr
     assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
     assert "has no column 'town', which the model was trained with: did you mean 'twon'?" in refused.stderr
     assert "secretplace" not in refused.stderr
+    few.write_text("age,visit_date\n1,2024-01-01\n")
+    assert "has no columns 'dose', 'town', which the" in sordino("predict", run, "--data", few).stderr
     assert "must end in .csv or .parquet" in sordino("predict", run, "--data", few, "--out", tmp_path / "p.txt").stderr
 
 

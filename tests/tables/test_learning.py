@@ -23,7 +23,7 @@ from sordino.errors import InvalidInput, LedgerError, LostInNoise
 from sordino.noise import Seeded, Settling
 from sordino.tables import additive, evaluation, surveying
 from sordino.tables.additive import Additive, EncodedRows, FitSettings, choose_settings, fit
-from sordino.tables.encoder import Binned, Encoder, Named
+from sordino.tables.encoder import ALONE, Binned, Encoder, Named
 from sordino.tables.learning import Learned, build_model, encode_target, find_precision, learn, plan_learning
 from sordino.tables.matching import Matched, add_matched_noise
 from sordino.tables.schema import Category, Number, Schema
@@ -205,7 +205,7 @@ def test_the_model_is_the_mean_of_the_later_iterates_of_which_the_last_counts_mo
 
 
 def test_a_sum_without_its_bounds_would_be_caught() -> None:
-    """The check above has teeth: residuals that are not kept, or kept alike for long rows and short, move it by more."""
+    """The check above has teeth: residuals that are not kept, or alike for long and short rows, move it by more."""
     table = without(patients(300), "outcome")
     table = Table("t", {name: [*cells, "1e12"] for name, cells in table.columns.items()})
     plan = plan_learning(
@@ -594,6 +594,53 @@ def test_public_codes_are_learnt_as_the_numbers_that_they_are_without_a_schema()
     assert len(set(block.find_places(["0", "1"])[0])) == 2  # of the last there are few
 
 
+def blobs(records: int, columns: int, seed: int = 0) -> tuple[Table, Table]:
+    """Four classes that whole numbers tell apart by their means."""
+    source = np.random.default_rng(seed)
+    classes = source.integers(0, 4, 2 * records)
+    numbers = 6 * source.normal(size=(4, columns))[classes] + 6 * source.normal(size=(2 * records, columns))
+    cells = {f"x{place}": [f"{value:.0f}" for value in column] for place, column in enumerate(numbers.T)}
+    whole = Table("blobs", {**cells, "kind": ["abcd"[number] for number in classes]})
+    first = np.arange(2 * records) < records
+    return whole.select(first), whole.select(~first)
+
+
+def test_few_records_of_many_columns_have_slopes_and_no_bins(monkeypatch: pytest.MonkeyPatch) -> None:
+    train, test = blobs(400, 20)
+    schema, budget = Schema(classes=tuple("abcd")), Budget(1.5, 1e-5)
+
+    def measure() -> tuple[Learned, float]:
+        learned = learn(train, "kind", budget, schema=schema, held_out=test, seed=0)
+        assert learned.figures is not None
+        return learned, float(learned.figures["accuracy"])
+
+    learned, accuracy = measure()
+    numbers = [block for block in learned.encoder.blocks.values() if isinstance(block, Binned)]
+    assert numbers
+    assert all(not block.edges and block.slope == ALONE for block in numbers)
+    assert all(block.shares == (1.0, 0.0) for block in numbers)  # missing cells that are none are not noise
+    again = Encoder.from_plain(json.loads(json.dumps(learned.encoder.to_plain())))
+    np.testing.assert_array_equal(again.encode(test), learned.encoder.encode(test))
+    monkeypatch.setattr(surveying, "LEAST_SIGNAL", 0.0)
+    binned, worse = measure()
+    assert any(block.edges for block in binned.encoder.blocks.values() if isinstance(block, Binned))
+    assert accuracy > worse + 0.05
+
+
+def test_a_signal_is_less_of_more_columns_and_more_classes() -> None:
+    assert surveying.find_signal(100.0, 4, (0.9, 0.1)) == surveying.find_signal(100.0, 4, ()) == 50.0
+    assert surveying.find_signal(100.0, 4, (0.25,) * 4) == pytest.approx(50.0 * 0.75 / math.sqrt(2.0))
+    assert [surveying.choose_bins(16, 3, signal) for signal in (59.0, 61.0)] == [1, 16]
+
+
+def test_classes_that_differ_in_capitals_alone_are_doubted() -> None:
+    table = without(patients(2000), "cost")
+    shouted = [name.upper() if place % 3 else name for place, name in enumerate(table.columns["outcome"])]
+    learned = learn(Table("t", {**table.columns, "outcome": shouted}), "outcome", BUDGET, seed=0)
+    assert any("differ in capitals alone" in words for words in learned.cautions)
+    assert not any("capitals" in words for words in learn(table, "outcome", BUDGET, seed=0).cautions)
+
+
 def test_what_the_noise_takes_away_is_told_with_its_price() -> None:
     table = Table("t", {"a": [f"w{i}" for i in range(RECORDS)], "y": ["no", "yes"] * (RECORDS // 2)})
     ledger = Ledger.in_memory()
@@ -678,7 +725,7 @@ def test_intervals_hold_about_as_often_as_they_say() -> None:
 
 def test_the_plan_is_a_function_of_public_numbers() -> None:
     weak, strong = choose_settings(500.0), choose_settings(50_000.0)
-    assert (weak.residual, weak.constant) == (0.5, 0.0)
+    assert (weak.residual, weak.constant) == (additive.RESIDUAL, 0.0)
     assert strong.residual == 1.0
     assert strong.constant > 0
     assert find_precision(Budget(1.0, 1e-5)) == pytest.approx(1 / 3.73, rel=0.01)  # Balle and Wang's σ

@@ -7,7 +7,8 @@ the target in spreads. One step releases
 
 of all records, so that one of them moves it by at most c·C: a record far from the others may say as much as any, and
 is heard in full where its residual is small. C is a number that the released shares give. Between add-or-remove
-neighbours a step is therefore one Gaussian event of multiplier σ, and T of them compose. What follows is a function of g:
+neighbours a step is therefore one Gaussian event of multiplier σ, and T of them compose. What follows is a function
+of g:
 
     w ← w + η·(H + Λ)⁻¹·(g - Λw),        H = h·n·diag(shares),        Λ = (N + H)·H⁻¹·S⁻¹,       N = (cCσ)²/T.
 
@@ -21,9 +22,9 @@ mean of the later iterates, so that the noise of the steps averages out.
 An iterate forgets a gradient by 1 - η a step; the last one counts for some of
 those that would have followed, so that the gradients of the last steps count about as much as the others.
 
-A c below about 1 turns cross-entropy into a loss with bounded slope, whose minimiser is still monotone in the probability of
-the class. It halves the noise, and what it does to probabilities a last release repairs (`calibrate`): the noised
-counts of scores by class, which a record moves by one.
+Such a bound turns cross-entropy into a loss with bounded slope, whose minimiser is, at any x, still monotone in the
+probability of the class. It nearly halves the noise, and what it does to probabilities a last release repairs
+(`calibrate`): the noised counts of scores by class, which a record moves by one.
 """
 
 from __future__ import annotations
@@ -67,11 +68,11 @@ SCORE_EDGES = np.linspace(-6.0, 6.0, 25)
 class FitSettings:
     """How long and how boldly to learn; public, from ε, δ and the number of records alone.
 
-    `residual` is c, that of a row of length C, `rate` η and `constant` the entry of every row by which the offset is learnt. `variance` is S of a
-    category; `smooth` are those of the bins of a number, what they share and what each has of its own, and the distance
-    at which the first falls to 1/e, as a share of them. The iterates after the `first` share of the steps are averaged.
-    More than so many `columns` share the variance of that many: together they say about as much. After the `adapted`
-    share of the steps each column gets a variance of its own (`find_scales`).
+    `residual` is c, for a row of length C, `rate` is η and `constant` the entry of every row by which the offset is
+    learnt. `variance` is S of a category; `smooth` are those of the bins of a number, what they share and what each has
+    of its own, and the distance at which the first falls to 1/e, as a share of them. The iterates after the `first`
+    share of the steps are averaged. More than so many `columns` share the variance of that many: together they say
+    about as much. After the `adapted` share of the steps each column gets a variance of its own (`find_scales`).
     """
 
     steps: int = 60

@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -93,8 +95,7 @@ def _write_tensors(trained: Trained, path: Path) -> None:
 
 def _trace(trained: Trained, to: str, path: Path, example: Tensor) -> None:
     answering = Answering(trained).eval()
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter about itself
+    with torch.no_grad(), _hush_exporter():
         if to == "torchscript":
             traced = torch.jit.trace(answering, (example,), check_trace=False)
             write_durably(path, _save(torch.jit.freeze(traced)))
@@ -110,6 +111,20 @@ def _trace(trained: Trained, to: str, path: Path, example: Tensor) -> None:
             verbose=False,
         )
         program.save(str(path), external_data=False)
+
+
+@contextmanager
+def _hush_exporter() -> Iterator[None]:
+    """Without what torch's exporter says about itself: that torchvision is not installed, for one."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        log.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
 
 
 def _save(traced: Any) -> bytes:

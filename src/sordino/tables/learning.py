@@ -460,12 +460,19 @@ def follow(
 
 
 def _judge_classes(encoder: Encoder) -> tuple[str, ...]:
-    if not encoder.classes or encoder.unnamed < UNNAMED:
-        return ()
-    return (
-        f"about {encoder.unnamed:.0%} of the records have none of the {len(encoder.classes)} classes that were named: "
-        "give the classes if you know their names, or a larger epsilon",
-    )
+    """What the released names of the classes, and their shares, give reason to doubt."""
+    found, spelled = [], {name.casefold(): name for name in reversed(encoder.classes)}
+    if twin := next((name for name in encoder.classes if spelled[name.casefold()] != name), None):
+        found.append(
+            f"the classes {spelled[twin.casefold()]!r} and {twin!r} differ in capitals alone and were learnt as two: "
+            "spell them alike if they are one"
+        )
+    if encoder.classes and encoder.unnamed >= UNNAMED:
+        found.append(
+            f"about {encoder.unnamed:.0%} of the records have none of the {len(encoder.classes)} classes that were "
+            "named: give the classes if you know their names, or a larger epsilon"
+        )
+    return tuple(found)
 
 
 def fit_encoded(

@@ -34,6 +34,8 @@ from sordino.tables.table import Table
 MODEL = "model.json"
 """The model of a run on a table: its kind, encoder, weights and offsets, all of it public."""
 KIND = "table"
+SHOWN = 5
+"""Missing columns that an error names at most."""
 Floats = NDArray[np.float64]
 
 
@@ -77,10 +79,12 @@ class TableInputs:
         missing = [name for name in self.columns if name not in table.columns]
         if missing:
             sources = list(dict.fromkeys(name_source(name) for name in missing))
-            more = f" (and {len(sources) - 1} more)" if len(sources) > 1 else ""
+            shown = ", ".join(map(repr, sources[:SHOWN])) + (
+                f" and {more} more" if (more := len(sources) - SHOWN) > 0 else ""
+            )
+            what = "column" if len(sources) == 1 else "columns"
             raise InvalidInput(
-                f"{table.name} has no column {sources[0]!r}{more}, which the model was trained with: "
-                f"{table.suggest(sources[0])}"
+                f"{table.name} has no {what} {shown}, which the model was trained with: {table.suggest(sources[0])}"
             )
         return table.pick(self.columns)
 

@@ -43,7 +43,7 @@ CELLS = 64
 FEWEST_BINS, BINS_IN_ALL = 8, 200
 """Many numbers have fewer bins each: all of them are learnt from the same records."""
 LEAST_SIGNAL = 60.0
-"""Where the steps say less than this of each column, a number has a slope alone: bins would make rows long for nothing."""
+"""Where the steps say less of each column, a number has a slope alone: bins would make rows long for nothing."""
 MOST_CODES = 16
 """A public category of no more values, all of them numbers, is learnt as a number within them."""
 MOST_VALUES = 200
@@ -353,9 +353,7 @@ def _drop_outside(part: _Column, counts: Floats) -> Floats:
 
 def find_signal(reach: float, columns: int, shares: Sequence[float]) -> float:
     """How loud the steps can be about one of so many columns: less of it where many classes share the records."""
-    flat = (
-        1.0 if len(shares) < 3 else 4.0 * float(np.mean([share * (1.0 - share) for share in shares])) / math.sqrt(2.0)
-    )
+    flat = math.sqrt(8.0) * float(np.mean([share * (1.0 - share) for share in shares])) if len(shares) > 2 else 1.0
     return flat * reach / math.sqrt(columns)
 
 
@@ -395,6 +393,7 @@ def make_bins(edges: Floats, counts: Floats, deviation: float, bins: int) -> Bin
     """At most `bins` bins, a cell with more than its share of the records by itself; and the centre and spread.
 
     A bin is closed when it holds its part of what the heavy cells leave, and at least what stands out of the noise.
+    With one bin the slope stands alone, and missing cells have a place where they stand out of the noise.
     """
     inside, missing = np.maximum(counts[:-1], 0.0), max(0.0, float(counts[-1]))
     total = max(float(inside.sum()), 1.0)
@@ -404,7 +403,7 @@ def make_bins(edges: Floats, counts: Floats, deviation: float, bins: int) -> Bin
     cuts, shares, held = [], [], 0.0
     for place, count in enumerate(inside):
         held += count
-        last = place == len(inside) - 1
+        last = place == len(inside) - 1 or bins == 1
         before_heavy = not last and heavy[place + 1] and held >= doubtful
         if not last and (held >= least or heavy[place] or before_heavy):
             cuts.append(float(edges[place + 1]))

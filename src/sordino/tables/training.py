@@ -98,6 +98,10 @@ def prepare_table(table: Table, wishes: Wishes) -> Ready:
         raise InvalidInput(f"the schema has a column {unknown!r}, the data has not: {table.suggest(unknown)}")
     if wishes.task == "regression" and schema.classes is not None:
         raise InvalidInput("classes and task=regression contradict each other: give one of them")
+    if wishes.metrics_epsilon is not None and not wishes.held_out:
+        raise InvalidInput(
+            f"metrics-epsilon={wishes.metrics_epsilon} has nothing to measure on: hold records out, or leave it away"
+        )
     rows = 1
     if wishes.unit is not None:
         table.require_column(wishes.unit)
