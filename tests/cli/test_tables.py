@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tomllib
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import sordino as package
 from sordino.accounting import Ledger
 from sordino.accounting.pricing import epsilon
 from sordino.errors import InvalidInput
-from sordino.tables import learning
+from sordino.tables import exporting, learning
 from sordino.tables.files import read_table
 from sordino.tables.predicting import MODEL
 
@@ -174,6 +175,15 @@ def test_exported_models_predict_the_same(sordino, trained, home, tmp_path) -> N
     assert "must be one of onnx, torchscript, safetensors" in sordino("export", run, "--to", "pickle").stderr
 
 
+def test_the_exporter_is_silent_about_itself() -> None:
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    before = log.getEffectiveLevel()
+    with exporting._hush_exporter():
+        assert not log.isEnabledFor(logging.WARNING)
+        assert log.isEnabledFor(logging.ERROR)
+    assert log.getEffectiveLevel() == before
+
+
 @pytest.mark.slow
 def test_exported_onnx_predicts_the_same(sordino, trained, home, tmp_path) -> None:
     runtime = pytest.importorskip("onnxruntime")
@@ -242,6 +252,7 @@ def test_no_header_and_all_rows(sordino, home, tmp_path) -> None:
         (["--target", "outcome", "--unit", "patient_id", "--steps", 5], "--unit is for tables without a network"),
         (["--target", "outcome", "--hold-out", 1], "must be in [0, 1)"),
         (["--target", "outcome", "--metrics-epsilon", 9], "metrics_epsilon=9"),
+        (["--target", "outcome", "--metrics-epsilon", 1, "--hold-out", 0], "nothing to measure on"),
         (["--target", "outcome", "--delta", 0.1], "delta=0.1 must be <"),
         ([], "needs --target COLUMN: it has patient_id, age"),
     ],
