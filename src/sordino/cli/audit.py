@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.cli import options
+from sordino.cli import early, options
 from sordino.cli.options import require_one
 from sordino.cli.terminal import FOUND, caution, console, print_json, save_json
 from sordino.errors import InvalidInput
@@ -61,10 +61,14 @@ def audit(
             "attacked on invented records, and what it says of a run's own is for its owner alone; leave it out"
         )
     require_one(run, recipe, "what to audit is missing or given twice: give a run, or --recipe")
+    options.require_numbers({"noise_multiplier": noise_multiplier, "confidence": confidence})
     if run is not None:
+        early.require_run(run, early.CONFIG)
         passed = _audit_run(run, trials, seed, trust_code, json)
     else:
         assert recipe is not None
+        if Path(recipe).suffix != ".toml":
+            early.require_known("recipe", recipe, options.list_methods(), ", a .toml file, or file.py:function")
         passed = _audit_recipe(_find_recipe(recipe), noise_multiplier, trials, confidence, seed, json)
     if not passed:
         raise typer.Exit(FOUND)

@@ -107,6 +107,9 @@ def compare(
         "recipes": tuple(recipe or ()) or None,
     }
     _check_names(dataset, recipe or ())
+    for each in epsilon or ():
+        options.require_numbers({"epsilon": each})
+    options.require_numbers({"delta": delta, "records": records, "steps": steps})
     plan = replace(
         read_comparison(config) if config else Comparison(), **{k: v for k, v in given.items() if v is not None}
     )

@@ -103,6 +103,7 @@ class FinetuneFlags(options.OptionFields):
 @options.take_fields(FinetuneFlags)
 def finetune(flags: FinetuneFlags) -> None:
     """Fine-tune a Hugging Face model from a folder so that it says almost nothing about any one text."""
+    options.require_numbers(vars(flags))
     with explain_interruption():
         from sordino.cli.text_session import tune_and_report
 

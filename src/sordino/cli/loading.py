@@ -110,7 +110,7 @@ def load(run: str | Path, *, trust_code: bool = False) -> Trained:
 def open_run(run: Path, *, trust_code: bool = False) -> Loaded:
     """The same with the configuration of the run."""
     if not run.is_dir():
-        raise InvalidInput(f"{run} is no directory: give that of a run of `sordino train`")
+        raise InvalidInput(f"{run} is no folder: give that of a run of `sordino train`")
     if is_saved(run):
         return Loaded(load_model(run), config.read_run_config(run))
     found = config.read_run_config(run)
@@ -119,7 +119,7 @@ def open_run(run: Path, *, trust_code: bool = False) -> Loaded:
 
         return Loaded(load_preset(run, found.preset), found)
     if found is None or (found.recipe is None and found.own is None) or found.model.name is None:
-        raise InvalidInput(f"{run} holds no trained model: give the directory of a finished run of `sordino train`")
+        raise InvalidInput(f"{run} holds no trained model: give the folder of a finished run of `sordino train`")
     lookup.require_trusted(replace(found, own=None), trust_code, run / config.FILE)  # its recipe is not needed
     model = lookup.build_model(found.model, None)
     _fill(model, run)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sordino.cli import options
+from sordino.cli import early, options
 from sordino.cli.terminal import FOUND, complain, console
 from sordino.errors import InvalidInput
 
@@ -63,6 +63,8 @@ class Wanted:
 @options.take_fields(Wanted)
 def reproduce(wanted: Wanted) -> None:
     """Rerun a table of a paper and set its figures beside ours."""
+    if wanted.table is not None:
+        early.require_listed("table", wanted.table, options.PAPER_TABLES, words="is not known: choose")
     from sordino.lab.experiments.papers import paper_table, paper_tables
 
     if wanted.listed:

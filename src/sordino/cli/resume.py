@@ -23,8 +23,9 @@ def resume(
 
     A run on a table that was killed while its ranges and classes were released is prepared again, at their price.
     """
-    if not run.is_dir() or not any(run.iterdir()):
+    if not run.exists():
         early.require_run(run, early.CONFIG)
+    early.require_any(run, (early.CONFIG, early.PREPARATION, early.SEARCH, early.LEDGER), early.CONFIG)
     from sordino.books import OUTCOME
     from sordino.cli.terminal import console
     from sordino.errors import InvalidInput

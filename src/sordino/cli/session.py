@@ -220,7 +220,7 @@ def reopen(directory: Path, *, trust_code: bool = False, prepare: bool = True) -
     if chosen is not None:
         chosen = found
     if found.recipe is None:
-        raise InvalidInput(f"{directory / config.FILE} has no [recipe]: give the directory of a run of `sordino train`")
+        raise InvalidInput(f"{directory / config.FILE} has no [recipe]: give the folder of a run of `sordino train`")
     records = lookup.load_records(found.data)
     if isinstance(records, Sheet) and found.schema is not None:
         records = records.take_parts(found.schema)
@@ -250,7 +250,7 @@ def _bind(chosen: Config, data: Data, private: Private) -> Session:
 
 def explain_missing(directory: Path) -> str:
     """Why this is no run that can be gone on with."""
-    said = f"{directory} holds no {config.FILE}: give the directory of a run of `sordino train`"
+    said = f"{directory} holds no {config.FILE}: give the folder of a run of `sordino train`"
     if not (directory / LEDGER).exists():
         return said
     return (

@@ -37,8 +37,8 @@ def describe_deployment(facts: Facts) -> dict[str, Any]:
     about, g = facts.about, facts.guarantee
     if missing := [name for name in REQUIRED if not getattr(about, name)]:
         raise InvalidInput(
-            f"the registry needs {', '.join(missing)}, which no ledger knows: put {' and '.join(REQUIRED)} into a "
-            "file, and give --about FILE.toml"
+            f"the registry asks for {', '.join(missing)}, which no ledger knows: put what is "
+            f'missing into a TOML file ({missing[0]} = "..."), and give --about FILE.toml'
         )
     if g.basis != "proven" or math.isinf(g.epsilon):
         raise InvalidInput(

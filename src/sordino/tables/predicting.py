@@ -215,7 +215,7 @@ def load_model(folder: Path) -> Trained:
     """The model of a run on a table. The folder may come from anybody: it holds numbers and names, and no code."""
     plain = Folder(folder).json(MODEL)
     if plain is None or plain.get("kind") != KIND:
-        raise InvalidInput(f"{folder} holds no {MODEL} of a table: give the directory of a run of `sordino train`")
+        raise InvalidInput(f"{folder} holds no {MODEL} of a table: give the folder of a run of `sordino train`")
     encoder = Encoder.from_plain(_require(plain, "encoder", dict))
     header = [str(name) for name in _require(plain, "header", list)]
     model = _build(folder, _require(plain, "weights", list), _require(plain, "offsets", list))
