@@ -128,7 +128,7 @@ def _read_recipe(folder: Folder) -> Recipe | None:
 
 
 def _read_delta(folder: Folder) -> float | None:
-    """That of the budget in the run's recipe, if it names one."""
+    """The δ of the budget in the run's recipe, if there is one."""
     from sordino.accounting.events import fits
 
     budget = folder.toml("recipe.toml").get("budget", {})
@@ -167,7 +167,7 @@ def _present(statement: Statement, as_json: bool) -> None:
     from sordino.accounting.events import require_adjacency
 
     adjacency = require_adjacency(statement.adjacency)
-    epsilon([], statement.delta)  # refuses a delta that is none
+    epsilon([], statement.delta)  # refuses a delta outside (0, 1)
     prices = [_price(accountant, statement, adjacency) for accountant in ACCOUNTANTS.values()]
     if all(price.epsilon is None for price in prices):
         raise InvalidInput(prices[0].refusal)

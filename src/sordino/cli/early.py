@@ -22,7 +22,7 @@ LEDGER, CONFIG = "ledger.sqlite", "config.toml"
 PREPARATION, MODEL, SEARCH = "preparation.toml", "model.json", "search.sealed"
 """The files of a run. Those who write them have the same names, and a test compares them."""
 SMALL = 5_000_000
-"""Bytes of a table that is read twice without anybody noticing: once for the name of its target."""
+"""Bytes of a table that can be read twice without anybody noticing; the first time for the name of its target."""
 _TABLES = (".csv", ".tsv")
 _BY_PRESET = (
     *("model", "recipe", "noise_multiplier", "epochs", "steps", "batch_size", "clip", "lr", "momentum", "optimizer"),
@@ -44,7 +44,7 @@ def require_any(run: Path, files: Iterable[str], what: str) -> None:
 
 
 def _suggest_run(run: Path) -> str:
-    """The folder beside it whose name is nearly the same."""
+    """A hint at the folder beside it whose name is nearly the same."""
     try:
         beside = [path.name for path in run.parent.iterdir() if path.is_dir() and path != run][:1000]
     except OSError:

@@ -1,4 +1,4 @@
-"""`sordino.load`: the model of a run, ready for use, whatever it was trained on. Nothing is spent by that.
+"""`sordino.load`: the model of a run, ready for use, whatever it was trained on. This spends nothing.
 
 A folder may come from anybody: tensors, numbers and names are read, and code that it names is run only if the caller
 says so.
@@ -83,7 +83,7 @@ class Loaded:
     config: Config | None = None
 
     def find_shape(self) -> Sequence[int]:
-        """The shape of one input of the model; that of arrays is known from the records that it was trained on."""
+        """The shape of one input of the model; for arrays it is known from the training records."""
         inputs = self.trained.encoder
         if isinstance(inputs, TableInputs):
             return (inputs.width,)
@@ -98,11 +98,11 @@ class Loaded:
 
 
 def load(run: str | Path, *, trust_code: bool = False) -> Trained:
-    """The model of a run of `sordino train` or of an estimator, ready for use.
+    """The model of a run of `sordino train`, or of an estimator, ready for use.
 
     ``model, encoder = sordino.load("runs/first")`` gives a plain `torch.nn.Module` in eval mode, and a function from
     records (a data frame, an array, a file) to its inputs; the object itself has `predict`, `predict_proba` and
-    `classes`. A run whose model is code of somebody's own is loaded with `trust_code=True` alone.
+    `classes`. A run whose model is somebody's own code is loaded only with `trust_code=True`.
     """
     return open_run(Path(run), trust_code=trust_code).trained
 

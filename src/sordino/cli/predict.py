@@ -108,7 +108,7 @@ def _round(found: Any) -> Any:
 
 
 def _read(path: Path, trained: Trained, config: Any, spelled: dict[str, Any]) -> Table:
-    """The new records, spelled as those of the training unless the user says otherwise; the target may be missing."""
+    """The new records, read as those of the training unless the user says otherwise; the target may be missing."""
     from dataclasses import replace
 
     from sordino.cli.terminal import show_reading

@@ -2,7 +2,7 @@
 
 The registry (opendp.org, proposed to be hosted by NIST; Nanayakkara, Ghazi & Vadhan 2025, arXiv:2509.13509) keeps one
 file per deployment. Its schema is in `assets/registry.schema.json`, which says where it was taken from; every entry is
-held against it before it is written. What the registry requires and no ledger knows (owner, purpose, region) must be
+checked against it before it is written. What the registry requires and no ledger knows (owner, purpose, region) must be
 said: an entry with invented words would be worse than none.
 """
 

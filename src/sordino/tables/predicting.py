@@ -1,4 +1,4 @@
-"""A trained model put to use: kept in a run's folder as plain data, loaded again, and asked about new records.
+"""A trained model in use: kept in a run's folder as plain data, loaded again, and asked about new records.
 
 Predicting spends nothing: model and encoder were released and paid for, and the new records never leave the caller.
 """
@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 
 
 class Inputs(Protocol):
-    """What turns records of a program's own into the inputs of a model; a pure function of each record."""
+    """Turns a program's records into the inputs of a model; a pure function of each record."""
 
     @property
     def classes(self) -> tuple[str, ...]: ...
@@ -109,7 +109,7 @@ class Trained:
 
     @torch.no_grad()
     def score(self, data: Any) -> Floats:
-        """[N, K]: what the model says, in float64."""
+        """[N, K]: the model's scores, in float64."""
         parts: Iterator[Tensor]
         if isinstance(self.encoder, TableInputs):
             parts = (torch.from_numpy(self.encoder.encode(part)) for part in split_rows(self.encoder.read(data)))
@@ -186,7 +186,7 @@ def by_encoder(encoder: Encoder, header: Sequence[str]) -> TableInputs:
 
 
 def use(learned: Learned, header: Sequence[str]) -> Trained:
-    """What was learnt, ready for use."""
+    """What was learnt, as a model that is ready for use."""
     return Trained(learned.model, by_encoder(learned.encoder, header))
 
 
