@@ -34,7 +34,7 @@ class ExportMissing(SordinoError, ImportError):
 
 
 class Answering(nn.Module):
-    """The model with what makes probabilities, or values, of its scores."""
+    """The model, and the function that turns its scores into probabilities or values."""
 
     def __init__(self, trained: Trained) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Answering(nn.Module):
 
 
 def require_format(to: str) -> None:
-    """Refuse a format that is not known, or whose packages are not there."""
+    """Refuse an unknown format, or one whose packages are missing."""
     if to not in ENDINGS:
         raise InvalidInput(f"to={to!r} must be one of {', '.join(ENDINGS)}")
     for name in NEEDED[to]:
@@ -69,7 +69,7 @@ def require_format(to: str) -> None:
 
 
 def export_model(trained: Trained, to: str, path: Path, find_shape: Callable[[], Sequence[int]]) -> Path:
-    """Write the model to `path` and say beside it what its inputs are; returns where. `find_shape` is that of one."""
+    """Write the model to `path`, describe its inputs beside it, return where. `find_shape` gives the input's shape."""
     require_format(to)
     if path.is_symlink():
         raise InvalidInput(f"cannot write {path}: it is a link, which could lead anywhere: remove it")
