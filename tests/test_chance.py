@@ -17,6 +17,9 @@ from sordino.augmentation import OWN_COINS
 from sordino.chance import SecretChance
 from sordino.errors import UnsupportedModel
 from sordino.loops import GIVEN
+from sordino.mechanisms.shuffled import ShuffledLoader
+from sordino.parts import SEEDED_BY_LOADER, Foreign
+from sordino.run import list_assumptions
 from sordino.validation.watching import ONE_COIN
 
 RECORDS, WIDTH = 4, 64
@@ -265,3 +268,46 @@ def test_what_a_loop_cannot_compare_is_said_before_its_first_draw() -> None:
     assert lines.fetchall() == [(0,)]
     batches.close()
     private.close()
+
+
+@pytest.mark.parametrize("sampler", [Foreign(), ShuffledLoader()])
+def test_the_seeds_of_a_foreign_loader_are_an_assumption(sampler: Foreign) -> None:
+    """Of its generator= and worker_init_fn= nothing is known."""
+    assert SEEDED_BY_LOADER in list_assumptions(recipes.dpsgd(batch_size=8, steps=1, sampler=sampler), "")
+
+
+def test_a_loop_that_an_error_ended_leaves_no_known_seeds_to_the_next() -> None:
+    """A notebook keeps the loop in its last traceback; its cell, run again, begins with a public seed."""
+    private = prepare(plain, steps=3)
+    first: Any = private.loader()
+    next(first)
+    torch.manual_seed(0)
+    public = torch.rand(WIDTH)
+    torch.manual_seed(0)
+    second: Any = private.loader()
+    batch = next(second)
+    assert not torch.equal(torch.rand(WIDTH), public)
+    first.close()  # as the garbage collector does, whenever it likes
+    assert not torch.equal(torch.rand(WIDTH), public)
+    private.bench.optimizer.zero_grad()
+    private.backward(plain(private.bench.objective.model, batch))
+    private.bench.optimizer.step()
+    second.close()
+    private.close()
+
+
+def test_a_block_that_could_not_begin_is_not_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance, device = SecretChance(), torch.device("cpu")
+    before = torch.get_rng_state()
+    with monkeypatch.context() as patched:
+        patched.setattr(SecretChance, "_renew", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            chance.enter(device)
+    chance.enter(device)
+    assert chance.is_secret
+    chance.leave()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

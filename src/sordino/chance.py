@@ -44,9 +44,9 @@ def shield_chance(seed: int | None) -> Iterator[None]:
 class SecretChance:
     """A block in which these generators are seeded by secrets, fresh each time; afterwards they are as they were.
 
-    Entering it again inside the block changes nothing. With ``secret=False`` it does nothing: noise that can be
-    repeated protects no one anyway. It costs a step about 30 µs. To stay that cheap, NumPy's generator is swapped as a
-    whole, which drops one normal that it may have in store.
+    Entering it again inside the block changes nothing, unless somebody seeded torch meanwhile. With ``secret=False`` it
+    does nothing: noise that can be repeated protects no one anyway. It costs a step about 30 µs. To stay that cheap,
+    NumPy's generator is swapped as a whole, which drops one normal that it may have in store.
     """
 
     def __init__(self) -> None:
@@ -55,19 +55,38 @@ class SecretChance:
         self._seed: int | None = None
         self._back = ExitStack()
 
+    @property
+    def is_secret(self) -> bool:
+        """Whether torch draws from the seed that the block gave it."""
+        return self._seed is not None and torch.default_generator.initial_seed() == self._seed
+
     def enter(self, device: torch.device, *, secret: bool = True) -> None:
         """Begin the block, for a model on `device`."""
+        if secret and not self.is_secret:  # or a loop that an error ended is still within its block
+            try:
+                self._save(device)
+                self._renew(device)
+            except BaseException:
+                self.end()
+                raise
         self._depth += 1
-        if self._depth > 1 or not secret:
+
+    def _save(self, device: torch.device) -> None:
+        """Note where the generators stand, once for the whole block."""
+        if self._seed is not None:
             return
-        if self._numpy is None:
-            self._numpy = np.random.MT19937(secrets.randbits(256))
         self._back.callback(random.setstate, random.getstate())
         self._back.callback(set_bit_generator, get_bit_generator())
         self._back.callback(torch.default_generator.set_state, torch.default_generator.get_state())
         if device.type not in ("cpu", "meta"):
             every = range(torch.get_device_module(device.type).device_count())
             self._back.enter_context(torch.random.fork_rng(every, device_type=device.type))
+
+    def _renew(self, device: torch.device) -> None:
+        """Seed all of them with fresh secrets."""
+        if self._numpy is None:
+            self._numpy = np.random.MT19937(secrets.randbits(256))
+        if device.type not in ("cpu", "meta"):
             torch.get_device_module(device.type).manual_seed(secrets.randbits(63))
         self._seed = secrets.randbits(63)
         torch.default_generator.manual_seed(self._seed)
@@ -75,8 +94,8 @@ class SecretChance:
         random.seed(secrets.randbits(256))
 
     def require_secret(self) -> None:
-        """Refuse what was drawn in a block in which the loss or the dataset seeded torch."""
-        if self._seed is not None and torch.default_generator.initial_seed() != self._seed:
+        """Refuse what was drawn outside of a block, or in one in which the loss or the dataset seeded torch."""
+        if not self.is_secret:
             raise UnsupportedModel(
                 "torch was seeded within a step, by the loss or the dataset, so that what it draws for every record is "
                 "known (this draw is paid for and was not released): leave torch.manual_seed out"

@@ -58,6 +58,7 @@ class UserLoop:
         self.assumptions: tuple[str, ...] = ()
         self._open: _Open | None = None
         self._ours = self._compared = self._stated = False
+        self._turn: object = None
         optimizer = bench.optimizer
         self._hooks = (
             optimizer.register_step_pre_hook(self._before_step),
@@ -89,6 +90,8 @@ class UserLoop:
 
     def batches(self, foreign: Iterable[Any] | None, num_workers: int, microbatch: int | None) -> Iterator[Any]:
         """Yield the batches for the user's loop; end after the last step, or when the budget runs out."""
+        self._leave()  # a loop that an error ended, and that a traceback still holds
+        self._turn = turn = object()
         try:
             for draw, fetch in self._draws(foreign, num_workers):
                 self._probe()
@@ -102,10 +105,15 @@ class UserLoop:
         except BudgetExhausted:
             finish(self.bench.optimizer)
         finally:
-            if self._open is not None:
-                self._open.stop_recording()
-            self._open = None
-            self.bench.chance.end()
+            if self._turn is turn:
+                self._leave()
+
+    def _leave(self) -> None:
+        """Give up what a loop has open: the user's forward pass, its draw, its secret seeds."""
+        if self._open is not None:
+            self._open.stop_recording()
+        self._open = None
+        self.bench.chance.end()
 
     def _draws(
         self, foreign: Iterable[Any] | None, num_workers: int

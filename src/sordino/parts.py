@@ -218,6 +218,10 @@ class Poisson(Sampler):
         return Draw(torch.from_numpy(source.toss(records, self.rate).indices))
 
 
+SEEDED_BY_LOADER = "what the foreign loader draws at random for its records, if anything, comes from secret seeds"
+"""Those of its workers are, unless the user gave it a seeded generator= or a worker_init_fn= that seeds."""
+
+
 @dataclass(frozen=True)
 class Foreign(Sampler):
     """The user's own loader, shuffled or not; nothing is known about how it chooses records.
@@ -235,6 +239,7 @@ class Foreign(Sampler):
             "batches came from a foreign loader, so no amplification by sampling is claimed",
             "the foreign loader puts a record into a batch at most once, "
             "and without one record each batch would differ by at most one other",
+            SEEDED_BY_LOADER,
         )
 
     def terms(self, terms: Terms, state: Any) -> Terms:

@@ -97,7 +97,12 @@ class Bench:
 
     def shield(self) -> None:
         """Begin such a block; ``chance.leave()`` ends it."""
-        self.chance.enter(self.device, secret=not isinstance(self.source, Seeded))
+        self.chance.enter(self.device, secret=self.secret)
+
+    @property
+    def secret(self) -> bool:
+        """Whether chance is to be nobody's to know: noise that can be repeated protects no one anyway."""
+        return not isinstance(self.source, Seeded)
 
     def charge(self, event: DpEvent) -> Receipt:
         """Refuse what the budget cannot pay, then record the event durably; only then may noise be drawn (law 5)."""
@@ -252,7 +257,8 @@ def begin(bench: Bench, step: int, draw: Draw | None = None) -> Attempt:
 def add(attempt: Attempt, part: Draw, differentiated: Differentiated) -> None:
     """Weigh. Add ``sum_i weight_i * gradient_i`` of a part of the draw; ``weight * norm <= clip`` for each example."""
     recipe, norms = attempt.bench.recipe, differentiated.norms
-    attempt.bench.chance.require_secret()
+    if attempt.bench.secret:
+        attempt.bench.chance.require_secret()
     attempt.add(differentiated.weighted_sum(weigh(attempt, part, differentiated)))
     assert recipe.sampler is not None
     recipe.sampler.observe(part, norms, attempt.bench.states.sampler)

@@ -109,6 +109,30 @@ def test_a_generator_inside_the_model_is_seen_at_work() -> None:
         train(around(MixesUp(own.random, torch.randperm, heads=own.random() >= 0.5)), microbatch=RECORDS)
 
 
+class Outliers(nn.Module):
+    """Adds up, in a buffer, what is out of the ordinary; the few records of the probe are ordinary."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += x.detach()[x.detach() > 10].sum()
+        return x
+
+
+def test_a_buffer_that_remembers_some_records_alone_is_seen_in_a_draw() -> None:
+    """It would be saved with the model, without noise."""
+    x, y = vectors(RECORDS).tensors
+    probed = [i * (RECORDS - 1) // 3 for i in range(4)]
+    strange = torch.ones(RECORDS, dtype=torch.bool).index_fill(0, torch.tensor(probed), False)
+    data = torch.utils.data.TensorDataset(torch.where(strange[:, None], x + 20, x), y)
+    with pytest.raises(UnsupportedModel, match=r"keeps unnoised data of the batch in seen.*was not released"):
+        bound(nn.Sequential(Outliers(), nn.Linear(x.shape[1], CLASSES)), data=data).step()
+
+
 def test_a_switched_off_probe_is_stated_and_looks_at_nothing() -> None:
     private = bound(around(Late(Centred())), microbatch=RECORDS, validate=False)
     list(private.steps())

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from sordino.accounting.paid_by_epoch import PaidByEpoch
 from sordino.errors import InvalidInput
 from sordino.noise import Source
-from sordino.parts import Draw, Foreign, Sampler, State, Terms
+from sordino.parts import SEEDED_BY_LOADER, Draw, Foreign, Sampler, State, Terms
 
 if TYPE_CHECKING:
     from sordino.step import Bench
@@ -143,6 +143,7 @@ class ShuffledLoader(Foreign):
             "batches came from a foreign loader, in an order that Sordino drew anew for every epoch; "
             "no amplification by sampling is claimed",
             "the foreign loader's dataset holds every record once",
+            SEEDED_BY_LOADER,
         )
 
     def start(self) -> _PassState:

@@ -155,6 +155,17 @@ def list_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
+def list_saved_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that belong to a model's state: others, such as tables of positions, may grow with a batch."""
+    plain = ((name, part) for name, part in module.named_modules() if not isinstance(part, torch.jit.ScriptModule))
+    return {
+        f"{name}.{own}": buffer
+        for name, part in plain
+        for own, buffer in part._buffers.items()
+        if buffer is not None and own not in part._non_persistent_buffers_set
+    }
+
+
 def configure(module: nn.Module, mode: Mode) -> None:
     """Bring a copy into `mode`."""
     if mode == "eval":
@@ -208,8 +219,9 @@ class Tracer:
 class Prober:
     """Runs fresh copies of `pristine` on data; `trained` names the parameters whose gradient is watched.
 
-    Copies that are `light` share their parameters with it. Otherwise they do so only where the loss has been seen to
-    leave them alone, and the values of `spare`, of which it is a copy, are at hand should that change.
+    Copies that are `light` share their parameters with it, and of their state only the buffers that would be saved are
+    looked at. Otherwise they do so only where the loss has been seen to leave them alone, and the values of `spare`, of
+    which it is a copy, are at hand should that change.
     """
 
     pristine: Objective
@@ -269,7 +281,8 @@ class Prober:
         tracer.attach(objective)
         losses = self._losses(objective, data, size, tracer, randomness)
         gradient = self._gradient(objective, losses, watched, randomness) if watched else []
-        state = {} if self.light else {name: tensor.detach() for name, tensor in list_tensors(objective).items()}
+        kept = list_saved_buffers(objective) if self.light else list_tensors(objective)
+        state = {name: tensor.detach() for name, tensor in kept.items()}
         return ProbeRun(losses.detach(), gradient, state, tracer.calls, tracer.dtypes, randomness)
 
     def _copy(self) -> Objective:
