@@ -135,7 +135,9 @@ def _audit_run(run: Path, trials: int, seed: int | None, trust_code: bool, as_js
     _print_audit(found.mechanism)
     out.print(f"Kept in {run / 'audit.json'}: the next `sordino report {run}` shows it.", markup=False)
     if found.membership:
-        out.print("Membership attacks on the run's own records (AUC 0.5 is guessing), for your eyes only:", markup=False)
+        out.print(
+            "Membership attacks on the run's own records (AUC 0.5 is guessing), for your eyes only:", markup=False
+        )
     for attack in found.membership:
         out.print(str(attack), markup=False)
     return found.mechanism.passed

@@ -31,9 +31,7 @@ def train_and_report(flags: Flags) -> None:
     if flags.draft_schema is not None:
         sheet = read_sheet(flags)
         draft_schema(sheet.train, sheet.target, flags.draft_schema)
-        console().print(
-            f"Wrote {flags.draft_schema}. Make it say what is public, then: --schema {flags.draft_schema}"
-        )
+        console().print(f"Wrote {flags.draft_schema}. Make it say what is public, then: --schema {flags.draft_schema}")
         return
     if flags.preset is not None:
         from sordino.cli import presets  # which needs the laboratory
