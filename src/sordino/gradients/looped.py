@@ -37,7 +37,7 @@ class Looped(Materialising):
 
 
 def backpropagate(losses: Tensor, parameters: list[nn.Parameter]) -> InChunks:
-    """The rows of a loss vector with its graph, differentiated one by one; sums are of what was measured."""
+    """The rows of a loss vector with its graph, differentiated one by one; sums are of the measured gradients."""
     require_graph(losses, parameters)
     refuse_reentrant(losses)
     identity = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
@@ -67,7 +67,7 @@ def _gradients(losses: Tensor, parameters: list[nn.Parameter], rows: Tensor) -> 
 
 
 def refuse_reentrant(losses: Tensor) -> None:
-    """Refuse checkpoints of the old kind: asked for the gradients of parameters, torch finds none behind them."""
+    """Refuse checkpoints of the old kind: torch finds no gradients of parameters behind them."""
     seen: set[Any] = set()
     ahead = [losses.grad_fn]
     while ahead:
@@ -90,7 +90,7 @@ def fill_unused(gradients: tuple[Tensor | None, ...], parameters: list[nn.Parame
 
 
 def require_graph(loss: Tensor, parameters: list[nn.Parameter]) -> None:
-    """Refuse a loss that no parameter has a part in."""
+    """Refuse a loss that depends on no parameter."""
     if not loss.requires_grad:
         raise UnsupportedModel(
             f"the loss does not depend on any of the {len(parameters)} trainable parameters: "
