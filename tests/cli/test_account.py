@@ -44,7 +44,7 @@ def test_accountant_without_a_price_says_so(sordino, monkeypatch):
     result = sordino(*DESCRIBED, "--epochs", 5)
     assert result.exit_code == 0
     assert "no price" in result.stdout
-    assert "shy: shy has no price" in result.stdout
+    assert "No price by shy: shy has no price" in result.stdout
 
 
 def test_basis_of_a_run_without_proof_is_not_improved(sordino, tmp_path):

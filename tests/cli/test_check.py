@@ -45,6 +45,13 @@ def test_batch_norm_is_found_and_the_fix_named(check):
     assert said["engine"] is None
 
 
+def test_a_function_that_needs_arguments_is_refused_by_their_names(sordino, tmp_path: Path):
+    (tmp_path / "mine.py").write_text("def build(width, depth=1, **more):\n    raise TypeError\n")
+    result = sordino("check", f"{tmp_path / 'mine.py'}:build")
+    assert result.exit_code == 2
+    assert "needs width: name a function that is called without arguments" in result.stderr
+
+
 def test_the_fixed_model_passes(check):
     body = "import sordino; return sordino.fix(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)))"
     result = check(body, "--input", "1,8,8")

@@ -194,7 +194,7 @@ def test_without_a_budget_delta_must_come_from_somewhere(tmp_path):
     facts = gather(tmp_path / "run", delta=1e-6)
     assert facts.recipe is None
     assert [noise for _, noise in facts.noise] == [2.0, 2.0]
-    assert "does not hold it" in render_run(facts)
+    assert "The folder holds no recipe" in render_run(facts)
 
 
 @pytest.mark.parametrize("name", ["dynamic", "dpis", "dpsur", "jl"])

@@ -6,7 +6,9 @@ import math
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from sordino.cli import app
 from sordino.report import comparison, report
 from tests import page_checks
 from tests.browser import Browser
@@ -48,6 +50,24 @@ def run_page(full_run, tmp_path) -> str:
 def comparison_page(tmp_path) -> str:
     comparison(results(), tmp_path / "comparison.html", title="Methods at several ε")
     return (tmp_path / "comparison.html").as_uri()
+
+
+def test_the_page_of_a_table_fits_a_phone_and_says_what_was_learnt(browser: Browser, tmp_path: Path):
+    """Its figures have four columns; it has no recipe, and its budget is that of the plan in its ledger."""
+    patients = Path(__file__).parents[2] / "examples" / "patients.csv"
+    train = ["train", "--data", patients, "--target", "outcome", "--epsilon", "2", "--run", tmp_path / "run", "--json"]
+    assert CliRunner().invoke(app, [str(word) for word in train]).exit_code == 0
+    for reader in ("engineer", "officer"):
+        facts = report(tmp_path / "run", tmp_path / f"{reader}.html", reader=reader)
+        assert facts.budget is not None
+        assert facts.budget.epsilon == 2
+        page = browser.page((tmp_path / f"{reader}.html").as_uri(), width=360)
+        assert page_checks.everything(page) == []
+        words = page.evaluate("document.body.innerText")
+        assert "log loss" in words
+        assert "learnt by noised sums over all records" in words
+        assert "holds no recipe" not in words
+        page.close()
 
 
 @pytest.mark.parametrize(("width", "dark"), SCREENS)

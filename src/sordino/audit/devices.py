@@ -128,9 +128,10 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device.type} {torch.cuda.get_device_name(device)}"
     model = platform.processor() or platform.machine()
-    return (
-        f"{device.type} {model} {torch.get_num_threads()} threads" if device.type == "cpu" else f"{device.type} {model}"
-    )
+    if device.type != "cpu":
+        return f"{device.type} {model}"
+    threads = torch.get_num_threads()
+    return f"{device.type} {model} {threads} thread{'s' * (threads > 1)}"
 
 
 # -- networks ----------------------------------------------------------------------------------------------------------

@@ -227,6 +227,9 @@ def _print_table(statement: Statement, prices: list[Price]) -> None:
         out.print(f"Note: {note}.", markup=False)
     if shortened:
         out.print(f"Stopped in advance: {plans.IN_ADVANCE}.", markup=False)
+    refused: dict[str, list[str]] = {}
     for price in prices:
         if price.refusal:
-            out.print(f"{price.accountant}: {price.refusal}", markup=False)
+            refused.setdefault(price.refusal, []).append(price.accountant)
+    for refusal, accountants in refused.items():
+        out.print(f"No price by {', '.join(accountants)}: {refusal}", markup=False)

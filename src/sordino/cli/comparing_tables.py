@@ -60,7 +60,7 @@ def compare_on_table(
     trials = list_trials(plan)
     folder = out or Path("runs") / f"compare-{Path(plan.dataset).stem}"
     wanted = Flags(data=plan.dataset, target=target, schema=schema, delta=delta, json=True)
-    early.check_training(wanted)
+    early.check_training(replace(wanted, epsilon=trials[0].epsilon))
     together = describe_total(trials)
     waiting = [trial for trial in trials if results.find(folder, trial.label) is None]
     messages().print(f"{len(trials)} runs, {len(trials) - len(waiting)} of them finished already, one at a time")

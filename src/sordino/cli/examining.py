@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +65,10 @@ def examine(name: str, shape: str | None) -> Examined:
 
 
 def _build(name: str, shape: str | None) -> tuple[nn.Module, Loss, Any]:
-    made = import_function(name)()
+    build = import_function(name)
+    if needed := _list_needed(build):
+        raise InvalidInput(f"{name!r} needs {', '.join(needed)}: name a function that is called without arguments")
+    made = build()
     if isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module):
         return made
     if isinstance(made, nn.Module):
@@ -74,6 +78,16 @@ def _build(name: str, shape: str | None) -> tuple[nn.Module, Loss, Any]:
             torch.randn(EXAMPLES, *_find_shape(made, shape), generator=torch.Generator().manual_seed(0)),
         )
     raise InvalidInput(f"{name!r} returned {type(made).__name__}, must return a model or (model, loss, batch)")
+
+
+def _list_needed(function: Callable[..., Any]) -> list[str]:
+    """The arguments without which a function cannot be called; none where nobody can tell."""
+    try:
+        known = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in known if each.default is each.empty and each.kind not in free]
 
 
 def _measure_output(model: nn.Module, inputs: Tensor) -> Tensor:

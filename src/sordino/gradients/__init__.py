@@ -12,7 +12,7 @@ __all__ = ["Batch", "BookKeeping", "Differentiated", "Engine", "Looped", "Object
 
 
 def find_engine(name: str) -> Engine:
-    """The engine called `name`; "auto" keeps books and falls back to vmap, then to a loop, for what it cannot."""
+    """The engine called `name`; "auto" keeps books, and falls back to vmap, then to a loop, where it cannot."""
     engines: dict[str, type[BookKeeping | Vmapped | Looped]] = {"auto": BookKeeping, "vmap": Vmapped, "loop": Looped}
     if name not in engines:
         raise InvalidInput(f"engine={name!r} must be one of {', '.join(engines)}: 'auto' finds the fastest that works")

@@ -30,10 +30,10 @@ HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Whose each example of a batch is, where a unit of protection may own several: its loss is the mean of theirs.
+    """Which unit owns each example of a batch, if a unit of protection may own several: its loss is the mean of theirs.
 
-    `owners` says so by the unit's place in the draw, in ascending order; `size` counts the units, each of which owns an
-    example at least. Means are linear, so that a unit's gradient is the mean of its examples' gradients.
+    `owners` has the unit's place in the draw for every example, in ascending order; `size` counts the units, each of
+    which owns at least one example. Means are linear, so that a unit's gradient is the mean of its examples' gradients.
     """
 
     owners: Tensor
@@ -46,7 +46,7 @@ class Groups:
 
     @cached_property
     def shares(self) -> Tensor:
-        """What of its unit each example is: one over their number."""
+        """The share of its unit that each example is: one over their number."""
         return self.counts.to(total_dtype(self.counts)).reciprocal()[self.owners]
 
     def to(self, device: torch.device) -> Groups:
@@ -54,7 +54,7 @@ class Groups:
         return self if self.owners.device == device else Groups(self.owners.to(device), self.size)
 
     def mean(self, each: Tensor) -> Tensor:
-        """[size, ...] from one row for each example; a bad example spoils its own unit alone."""
+        """[size, ...] from one row for each example; a bad example spoils only its own unit."""
         scaled = each * self.shares.to(each.dtype).reshape(-1, *[1] * (each.dim() - 1))
         return each.new_zeros(self.size, *each.shape[1:]).index_add(0, self.owners, scaled)
 
@@ -87,7 +87,7 @@ class Batch:
 
     @property
     def bytes(self) -> int:
-        """What its tensors take."""
+        """The bytes that its tensors take."""
         plain = type(self.data) is tuple and all(isinstance(x, Tensor) for x in self.data)
         leaves = self.data if plain else tree_leaves(self.data)
         return sum(x.numel() * x.element_size() for x in leaves if isinstance(x, Tensor))
@@ -105,14 +105,14 @@ def counts_examples(data: Any, size: int) -> bool:
 
 
 def describe_kind(value: object) -> str:
-    """A value by its kind alone: a length would tell the size of a draw, which is private."""
+    """A value described by its type alone: a length would reveal the size of a draw, which is private."""
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     return {0: "a scalar", 1: "a vector of another length"}.get(value.dim(), f"a tensor of {value.dim()} dimensions")
 
 
 def list_modules(root: nn.Module) -> list[nn.Module]:
-    """``list(root.modules())`` without the names, which take most of the time; a step asks several times."""
+    """``list(root.modules())`` without the names, which take most of the time; a step calls it several times."""
     found: dict[nn.Module, None] = {}
     waiting = [root]
     while waiting:
@@ -176,7 +176,7 @@ class Differentiated(Protocol):
     def weighted_sum(self, weights: Tensor) -> Iterable[Tensor]:
         """``sum_i weights[i] * gradient_i`` of one parameter after the other, float32 or better.
 
-        Noise is written into what is handed out, so that nobody else may count on it. An example whose weight is 0
+        Noise is written into the result, so nobody else may rely on it. An example whose weight is 0
         contributes exactly 0, even where its gradient is NaN or infinite.
         """
         ...
@@ -231,7 +231,7 @@ def choose_weights(weights: Tensor, blocks: Sequence[int] | None, place: int) ->
 
 
 class Recorder(Protocol):
-    """An engine's second face, for loops where the user runs the forward pass: record around it, then differentiate."""
+    """The other way to use an engine, if the user runs the forward pass: record it, then differentiate."""
 
     def __enter__(self) -> Recorder: ...
 
@@ -277,7 +277,7 @@ class FullPrecision:
 
 
 def _is_exact(*settings: Any) -> bool:
-    """Whether the first of these settings of precision that says anything says float32; if none does, it is."""
+    """Whether the first of these settings that names a precision names float32; if none does, it is float32."""
     said = (setting.fp32_precision for setting in settings)
     return next((precision for precision in said if precision != "none"), "ieee") == "ieee"
 
@@ -297,7 +297,7 @@ def add_widely(total: Tensor, some: Tensor) -> Tensor:
     wide = total_dtype(total)
     held = total if total.dtype == wide else torch.empty(total.shape, dtype=wide, device=total.device)
     if total.device.type == "cpu" and some.dtype in (torch.float32, torch.float64):
-        # numpy adds mixed precisions without a copy of either, which for a large model takes longer than to add.
+        # numpy adds mixed precisions without copying either; for a large model the copy would take longer than the sum.
         np.add(total.numpy(), some.detach().numpy(), out=held.numpy(), dtype=np.float64)
         return held
     return torch.add(total.to(wide), some, out=held)

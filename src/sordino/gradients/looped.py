@@ -39,7 +39,7 @@ class Looped(Materialising):
 
 
 def backpropagate(losses: Tensor, parameters: list[nn.Parameter]) -> InChunks:
-    """The rows of a loss vector with its graph, differentiated one by one; sums are of what was measured."""
+    """The rows of a loss vector with its graph, differentiated one by one; sums are of the measured gradients."""
     refuse_reentrant(losses)
     identity = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
 
@@ -93,7 +93,7 @@ def fill_unused(gradients: Gradients, parameters: list[nn.Parameter]) -> list[Te
 
 
 def find_gradients(loss: Tensor, parameters: list[nn.Parameter], weights: Tensor | None = None) -> Gradients:
-    """Autograd's, or none for a loss in which no parameter has a part, as that of a record that is masked out.
+    """Autograd's, or none for a loss that depends on no parameter, such as that of a record that is masked out.
 
     To refuse such a loss would end the run where a draw holds that record (laws 6 and 7). The probe at the start
     refuses a model in which no loss depends on a parameter.

@@ -1,4 +1,4 @@
-"""Second moments of what a model's parameters see, by the rules of book-keeping, and the maps that even them out.
+"""Second moments of what a model's parameters see, found by the rules of book-keeping, and the maps that even them out.
 
 The gradient of a matrix is a sum of outer products of output gradients g and inputs x. Kronecker-factored curvature
 (Martens and Grosse 2015) describes its second moments by those of the two, G = E[g gᵀ] and A = E[x xᵀ], x being a patch
@@ -26,8 +26,8 @@ LARGEST = 2048
 """Sides longer than this have the mean square of every entry instead of a matrix of moments."""
 
 MOST = 100.0
-"""Whole parameters become longer or shorter by so much at most: what is only rounding, as the gradient of a key's bias
-in attention, must stay small."""
+"""Whole parameters become longer or shorter by at most this factor: gradients that are only rounding, as of a key's
+bias in attention, must stay small."""
 
 
 class Side:
@@ -43,7 +43,7 @@ class Side:
         self.add_moments((flat.square().sum(0) if self.diagonal else flat.T @ flat).double().cpu())
 
     def add_moments(self, moments: Tensor) -> None:
-        """A matrix of moments, or mean squares; zeros, and what is not finite, say nothing."""
+        """A matrix of moments, or mean squares; zeros and values that are not finite count for nothing."""
         squares = moments if moments.dim() == 1 else moments.diagonal()
         mean = float(squares.mean())
         if not (0 < mean < float("inf")):
@@ -71,7 +71,7 @@ class Side:
 class Moments:
     """Both sides of every parameter, from all of its uses (`OnUse` of `bookkeeping.keeper`).
 
-    A parameter that is used in another form than its own, such as a slice of it, is left out.
+    A parameter that is used in another form than its own, such as a slice, is left out.
     """
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
@@ -109,9 +109,9 @@ class Moments:
                 right.add(formed)
 
     def find_stretches(self, damping: float, balanced: bool = False) -> list[Stretch | None]:
-        """One map for each parameter; None where nothing is known of it.
+        """One map for each parameter; None if nothing is known about it.
 
-        `balanced` ones make all entries about as long as each other also across parameters; the whole keeps its length.
+        `balanced` maps also make entries of different parameters about equally long; the whole keeps its length.
         """
         found = [self._find_stretch(p, damping) for p in self.parameters]
         return self._balance(found) if balanced else found

@@ -42,7 +42,7 @@ _log = logging.getLogger("sordino")
 
 MICROBATCH = 256
 TOLERANCE = 1e-4
-"""How far the projection of a sum may be from the sum of the projections, as a share of all lengths: rounding alone."""
+"""How far the projection of a sum may be from the sum of the projections, as a share of all lengths: only rounding."""
 
 
 class Directions:
@@ -76,7 +76,7 @@ class Directions:
 
 
 class Coins:
-    """Torch's own randomness as it was, so that several passes over a batch drop the same units."""
+    """Torch's random state as it was, so that several passes over a batch drop the same units."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -91,7 +91,7 @@ class Coins:
 
 @dataclass(frozen=True)
 class _Pass:
-    """A batch that several passes run over, each with the same coins."""
+    """A batch for several passes, each with the same random numbers."""
 
     objective: Objective
     parameters: list[nn.Parameter]
@@ -139,7 +139,7 @@ WAYS: dict[str, Way] = {"jvp": by_jvp, "double_vjp": by_double_vjp}
 
 @dataclass(frozen=True)
 class Estimated:
-    """Estimated norms, and whatever is needed to run the same batch once more, backwards."""
+    """Estimated norms, and whatever is needed to run the same batch backwards once more."""
 
     task: _Pass
     norms: Tensor
@@ -176,8 +176,8 @@ class Estimated:
             )
 
     def _backward(self, weights: Tensor, rows: Tensor) -> list[Tensor]:
-        """One backward pass. Rows that are left out are replaced by one that is not, so that all shapes, and with them
-        the masks of dropout, stay as they were, and no NaN of theirs meets a zero weight.
+        """One backward pass. Rows that are left out are replaced by one that is kept, so that all shapes, and with them
+        the masks of dropout, stay as they were, and no NaN meets a zero weight.
         """
         task, size = self.task, self.task.batch.size
         if (groups := task.batch.groups) is not None:  # each unit's examples in its place
@@ -251,7 +251,7 @@ class ProjectedEngine:
             except (RuntimeError, NotImplementedError, TypeError) as error:
                 self._give_up_on(
                     self._ways[0], locate_error(error), error
-                )  # torch's words may tell the size of the batch
+                )  # torch's message may reveal the size of the batch
 
     def _norms(self, task: _Pass, directions: Directions) -> tuple[Tensor, Tensor]:
         """Estimated norms, and the products with the first projection."""
@@ -284,8 +284,8 @@ def use_plain_attention() -> AbstractContextManager[None]:
 class _NoHalves(TorchFunctionMode):
     """Refuses half precision between the parameters and the loss, as under autocast.
 
-    There the one backward pass adds up the gradients of all examples in half precision, which one record more can move
-    by far more than its own gradient.
+    There the one backward pass adds up the gradients of all examples in half precision, where one more record can move
+    the sum by far more than its own gradient.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

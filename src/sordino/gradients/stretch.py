@@ -66,7 +66,7 @@ class Stretches:
     maps: Sequence[Stretch | None]
 
     def fit(self, parameters: Sequence[Tensor]) -> bool:
-        """Whether they are of just these parameters."""
+        """Whether they belong to exactly these parameters."""
         pairs = zip(self.parameters, parameters, strict=False)
         return len(self.parameters) == len(parameters) and all(mine is yours for mine, yours in pairs)
 
@@ -80,6 +80,6 @@ class Stretches:
 
 
 class StretchingEngine(Engine, Protocol):
-    """An engine that measures and sums stretched gradients where it is given maps: all that know exact norms."""
+    """An engine that measures and sums stretched gradients if it is given maps: every engine with exact norms."""
 
     stretches: Stretches | None

@@ -106,7 +106,7 @@ def choose_microbatch(parameters: list[nn.Parameter]) -> int:
 
 @contextmanager
 def keep_tensors(module: nn.Module) -> Iterator[None]:
-    """If calls with other tensors in the place of the module's own are interrupted, put all back as it was.
+    """If calls with other tensors in place of the module's own are interrupted, put everything back.
 
     `functional_call` and the transforms do that themselves, unless Ctrl-C falls into the very lines that do it: then
     the model would hold others' tensors, and torch would think itself within a transform for ever.
@@ -125,7 +125,7 @@ def keep_tensors(module: nn.Module) -> Iterator[None]:
 
 
 class Materialising(ABC):
-    """An engine that forms every example's gradient: norms and sums, of the whole or of blocks, are read off them."""
+    """An engine that forms every example's gradient: norms and sums, of all or of blocks, follow from them."""
 
     stretches: Stretches | None = None
 

@@ -36,6 +36,8 @@ MOST_POINTS = 120
 """The most steps of a schedule that are drawn: a chart is a few hundred pixels wide."""
 MOST_STEPS = 10_000_000
 """A schedule longer than this is not drawn: a recipe.toml can name any number."""
+LEARNER_OF_TABLES = "additive"
+"""The model of a table that was learnt without a network; it has no recipe, and its ledger has a plan."""
 NO_RECIPE = "the folder holds no recipe: only whoever wrote the ledger's events knows what they stand for"
 
 
@@ -98,12 +100,19 @@ class Facts:
     """Whether a run of the command line left no model: it was killed, or its preparation was lost in noise."""
     ended: bool = False
     """Whether a run without a recipe, as on a table, says that it is finished."""
+    planned_budget: Budget | None = None
+    """The budget of a run without a recipe, as on a table, by the plan in its ledger."""
     used: Used = field(default_factory=Used)
     about: About = field(default_factory=About)
 
     @property
+    def learns_table(self) -> bool:
+        """Whether the model is a table's, learnt by noised sums over all records; then there is no recipe."""
+        return self.recipe is None and self.setting.model == LEARNER_OF_TABLES
+
+    @property
     def budget(self) -> Budget | None:
-        return self.recipe.budget if self.recipe else None
+        return self.recipe.budget if self.recipe else self.planned_budget
 
     @property
     def total_steps(self) -> int | None:
@@ -170,6 +179,7 @@ def gather(
         dataset=booked.dataset,
         modelless=bool(tables or folder.text("preparation.toml")) and not folder.holds_model(),
         ended=(outcome or {}).get("status") == "finished",
+        planned_budget=next((plan.budget for plan in booked.announced if plan.budget), None),
         used=read_used(tables, outcome, () if brief else _price_notes(booked, tariff)),
         about=about if about is not None else read_about(folder),
     )
@@ -315,7 +325,8 @@ def _collect_assumptions(
     told = (outcome or {}).get("assumptions", [])
     lines = [line for line in told if isinstance(line, str)] if isinstance(told, list) else []
     source = next((line for line in declared if line.startswith("noise ")), None) or _describe_source(setting)
-    shown = list_assumptions(recipe, source) if recipe else [source, NO_RECIPE]
+    nameless = [] if setting.model == LEARNER_OF_TABLES else [NO_RECIPE]
+    shown = list_assumptions(recipe, source) if recipe else [source, *nameless]
     if lines or setting.data == "digits":  # the training itself knows better how the settings were found
         shown.remove(FIXED_IN_ADVANCE) if FIXED_IN_ADVANCE in shown else None
     if not lines and setting.data == "digits":

@@ -269,8 +269,10 @@ def _warn_of_records(g: Guarantee) -> str:
 
 
 def _name_algorithm(facts: Facts) -> str:
+    if facts.learns_table:
+        return "An effect for every column, learnt by noised sums over all records, each a Gaussian release."
     if facts.recipe is None:
-        return "What each event is stands in the ledger; the recipe has no text."
+        return "The folder holds no recipe: only the ledger says which noisy releases there were."
     recipe = facts.recipe
     noise = "noise chosen on the way" if recipe.noise_multiplier is None else f"noise {recipe.noise_multiplier:.4g}"
     return f"The recipe {recipe.name}: clipping at {recipe.clip:g}, {noise} times that, {recipe.steps or 'some'} steps."

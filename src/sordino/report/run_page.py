@@ -187,7 +187,7 @@ def _describe_figure(figure: Figure) -> dict[str, str]:
     between = "" if figure.low is None or figure.high is None else f"{number(figure.low)} to {number(figure.high)}"
     words = {"auc": "AUC", "average_precision": "average precision", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
     return {
-        "name": words.get(figure.name, figure.name),
+        "name": words.get(figure.name, figure.name.replace("_", " ")),
         "value": number(figure.value),
         "between": between,
         "guessing": number(figure.baseline),

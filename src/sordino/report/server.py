@@ -232,7 +232,7 @@ def _render_two(shelf: Shelf, view: View) -> Page:
     chosen = [listed[ident] for ident in dict.fromkeys(view.chosen) if ident in listed]
     two = [(row.entry, row.facts) for row in chosen if row.facts is not None]
     if len(two) != 2:
-        words = f"{len(two)} runs that can be read are chosen, must be 2: go back, and tick two of them"
+        words = f"{len(two)} of the chosen runs can be read, must be 2: go back, and tick two of them"
         return page.render("problem.html", live=True, name="two runs", problem=words, up="./")
     lines = set_side_by_side(two[0], two[1])
     return page.render("two.html", live=True, first=two[0][0], second=two[1][0], lines=lines)

@@ -27,7 +27,7 @@ Rule = Callable[..., "Place | list[Place | None] | None"]
 
 
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)
-"""Kinds of tensors on which torch's functions do what they say; others may have functions of their own."""
+"""Types of tensors on which torch's functions do what they say; others may have functions of their own."""
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -50,7 +50,7 @@ class Sight:
         self.lost = False
 
     def join(self, moves: Iterable[tuple[Tensor | None, Move]]) -> Place | None:
-        """The place on which all arguments agree that carry gradients; without such, where a hint puts it."""
+        """The place on which all arguments that carry gradients agree; if there are none, where a hint puts it."""
         agreed: Place | None = None
         hint: Place | None = None
         left = set(self.carriers)
@@ -81,7 +81,7 @@ def try_move(move: Move, place: Place) -> Place | None:
 
 
 def find_state(tensor: Tensor) -> tuple[int, int]:
-    """How often a tensor was written to, and the number of the operation that its gradient goes back to."""
+    """How often a tensor was written to, and the number of the operation to which its gradient returns."""
     made_by = tensor.grad_fn
     return tensor._version, -1 if made_by is None else made_by._sequence_nr()
 
@@ -108,14 +108,14 @@ class Follower:
         self.found[id(tensor)] = (ref(tensor), find_state(tensor), place)
 
     def place(self, tensor: Tensor) -> Place | None:
-        """Where the examples are, if that is known of the tensor as it is now."""
+        """Where the examples are, if that is known for the tensor in its present state."""
         found = self.found.get(id(tensor))
         if found is None or found[0]() is not tensor or found[1] != find_state(tensor):
             return None
         return found[2]
 
     def look(self, tensors: Sequence[Tensor]) -> Sight | None:
-        """What is known of the arguments; None where the result is a number like any other."""
+        """What is known about the arguments; None if the result is an ordinary number."""
         sight: Sight | None = None
         for tensor in tensors:
             place = self.place(tensor)
@@ -189,6 +189,6 @@ class Follower:
             return None
 
     def reaches(self, losses: Tensor) -> bool:
-        """Whether the losses are known to be one for each example, in order."""
+        """Whether there is known to be one loss for each example, in order."""
         place = self.place(losses)
         return place is not None and place.equals(Place()) and not self.gave_up

@@ -36,13 +36,13 @@ MEMORY_TARGET = 160 * 2**20
 """Bytes that a microbatch may keep by default, twice as many if recurrent, besides twice the size of the parameters."""
 
 SMALL = 24 * 2**20
-"""So much is always taken at once: less is not worth the calls."""
+"""At least this many examples are taken at once: fewer are not worth the calls."""
 
 INPUTS = 64 * 2**20
-"""Bytes of inputs up to which examples that keep little are taken at once: a wide first layer keeps few of its own."""
+"""Bytes of inputs up to which examples that keep little are taken at once, as of a wide first layer."""
 
 TABLES = 8
-"""Weights are large where 128 examples keep less than so many times their bytes: most of a step sums into them."""
+"""Weights are large if 128 examples keep less than this many times their bytes: most of a step then sums into them."""
 
 OnUse = Callable[[Use, Tensor, PerExample], None]
 
@@ -87,7 +87,7 @@ class BookKeeping:
             try:
                 return self._keep(objective, parameters, batch, knowledge, blocks=blocks)
             except Unproven:
-                told = False  # a line in the log would tell that a record like this was drawn (law 7)
+                told = False  # a line in the log would reveal that such a record was drawn (law 7)
             except NoRule as reason:
                 knowledge.refused = str(reason)
                 knowledge.tell(f"book-keeping cannot run this model ({reason}): using vmap")
@@ -237,7 +237,7 @@ def run_backward(
 
 
 def disable_compilation() -> AbstractContextManager[object]:
-    """Compiled modules run as they were written: a recording must see their operations."""
+    """Run compiled modules as they were written: a recording must see their operations."""
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
     eager: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
@@ -297,7 +297,7 @@ class UseCost:
 
     @staticmethod
     def of(parameter: str, operation: str, kept: PerExample) -> UseCost:
-        """Measure one use by doing it once on the side; on a copy, as a measured one lets go of what it held."""
+        """Measure one use on the side, on a copy, because measuring releases what a use held."""
         manner, trial = kept.manner, copy.copy(kept)
         before = time.perf_counter()
         trial.weighted_sum(torch.ones_like(trial.squared_norms()))
@@ -306,7 +306,7 @@ class UseCost:
 
 
 def tensor_bytes(holder: object, depth: int = 2) -> int:
-    """Bytes of the tensors that an object holds, itself or one level down."""
+    """Bytes of the tensors that an object holds, directly or one level down."""
     if isinstance(holder, Tensor):
         return holder.numel() * holder.element_size()
     if depth == 0 or not hasattr(holder, "__dict__"):

@@ -39,7 +39,7 @@ QUESTIONS = frozenset(
 BACKWARDS = frozenset(
     {Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, getattr(Tensor, "grad_fn").__get__}  # noqa: B009
 )
-"""Functions by which a user may change gradients on their way back: what was followed forwards says nothing of that."""
+"""Functions by which a user may change gradients on their way back; following the forward pass cannot see that."""
 
 VIEW_PROPERTIES = frozenset({"T", "mT", "H", "mH"})
 REARRANGE = VIEW_PROPERTIES | {
@@ -109,7 +109,7 @@ def refuse_statistics(func: Any, args: Any, kwargs: Any, shared: Callable[[Tenso
 
 
 def refuse_derivatives(func: Any, tracked: list[Tensor], kwargs: dict[str, Any], lenient: bool) -> None:
-    """Refuse gradients inside of the loss that parameters have a part in: a recording has them detached."""
+    """Refuse gradients inside the loss that depend on parameters: a recording has them detached."""
     asks = func is Tensor.backward or (func is torch.autograd.grad and (kwargs.get("create_graph") or tracked))
     nested = bool(tracked) and (
         torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
@@ -157,7 +157,7 @@ class Trace:
         self.made[id(tensor)] = (ref(tensor), origin)
 
     def origin(self, tensor: Tensor) -> str | None:
-        """Where a tensor came from, if that is known."""
+        """Where a tensor came from, if known."""
         found = self.made.get(id(tensor))
         return found[1] if found is not None and found[0]() is tensor else None
 
@@ -201,7 +201,7 @@ class Trace:
 
 
 def count_in_batches(value: Any, size: int) -> object:
-    """Integers that are multiples of the batch size as such."""
+    """Mark integers that are multiples of the batch size as multiples."""
     if type(value) is tuple:
         return tuple(count_in_batches(each, size) for each in value)
     return ("batches", value // size) if type(value) is int and value > 0 and value % size == 0 else value

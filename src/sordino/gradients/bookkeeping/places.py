@@ -19,7 +19,7 @@ from sordino.gradients.rules.base import Kind, Layout, Owners
 
 
 class Lost(Exception):
-    """Nobody can tell where the examples are after this operation; a backward pass may still prove it."""
+    """It is unknown where the examples are after this operation; a backward pass may still prove it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Place:
         return self if dim == self.dim else replace(self, dim=dim)
 
     def fits(self, shape: Sequence[int], size: int) -> bool:
-        """Whether a tensor of this shape can hold `size` examples so."""
+        """Whether a tensor of this shape can hold `size` examples in this way."""
         length = self.outer * size * self.inner if self.owners is None else len(self.owners)
         return self.dim < len(shape) and shape[self.dim] == length
 
@@ -49,7 +49,7 @@ class Place:
         return (self.outer, self.inner) == (other.outer, other.inner)
 
     def list_owners(self, size: int, device: torch.device) -> Tensor:
-        """Whose every entry of the dimension is."""
+        """The owner of every entry of the dimension."""
         if self.owners is not None:
             return self.owners
         return torch.arange(size, device=device).repeat_interleave(self.inner).repeat(self.outer)
@@ -76,7 +76,7 @@ class Place:
         raise Lost("a reshape cuts through the examples")
 
     def layout(self, size: int) -> Layout:
-        """How a rule sees it."""
+        """The same place as a rule sees it."""
         if self.owners is not None:
             return Layout(Kind.OWNED, self.dim, Owners(self.owners, size))
         if self.outer == self.inner == 1:
@@ -87,7 +87,7 @@ class Place:
 
 
 def place_of(layout: Layout, shape: Sequence[int], size: int) -> Place:
-    """The other way round."""
+    """The reverse: a place from what a rule sees."""
     if layout.kind is Kind.MAJOR:
         return Place(0, inner=shape[0] // size)
     if layout.kind is Kind.MINOR:
@@ -109,7 +109,7 @@ def guess(shape: Sequence[int], size: int) -> Place | None:
 
 
 def find_data(data: Any) -> Iterable[Tensor]:
-    """The tensors of a batch, in whatever it keeps them."""
+    """The tensors of a batch, whatever it keeps them in."""
     if isinstance(data, Tensor):
         yield data
     elif isinstance(data, Mapping):
@@ -175,7 +175,7 @@ def spell_out(index: Any, dims: int) -> list[Any]:
 
 
 def is_mask(part: Tensor) -> bool:
-    """Whether an index tells for every entry whether it is picked."""
+    """Whether an index says for every entry whether it is picked."""
     return part.dtype in (torch.bool, torch.uint8)
 
 

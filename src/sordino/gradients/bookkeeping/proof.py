@@ -39,9 +39,8 @@ class SharedCalls(Exception):
 
 @dataclass
 class Knowledge:
-    """What earlier batches of one objective have shown: layouts by the trace of the loss.
-
-    Losses are traced once their examples could not be followed.
+    """What earlier batches of one objective have shown: layouts by the trace of the loss. A loss is traced from the
+    first time that its examples could not be followed.
     """
 
     proven: dict[tuple[object, ...], list[Layout | None]] = field(default_factory=dict)
@@ -59,7 +58,7 @@ class Knowledge:
 
 
 def arrange(recording: Recording, losses: Tensor, knowledge: Knowledge) -> None:
-    """Give every use its layout: followed, proven now, or by an earlier batch on which the loss did exactly the same.
+    """Give every use its layout: followed, proven now, or from an earlier batch on which the loss did exactly the same.
 
     What backward passes prove of a batch is right for that batch, whichever of the layouts that remain is taken. It is
     right for others if only one remains, was seen at work, and nothing was arranged by the values of data.
@@ -207,7 +206,7 @@ class Probe:
         return bool(((entries.amax(1) > 2 * smallest(plain)) | spoiled).all())
 
     def layout(self, use: Use) -> Layout | None:
-        """Any layout that is left; none for a use that no gradient reached."""
+        """Any layout that remains; none for a use that no gradient reached."""
         return self.left[id(use)][0] if id(use) in self.reached and self.left[id(use)] else None
 
     def is_certain(self, use: Use) -> bool:
@@ -216,5 +215,5 @@ class Probe:
 
 
 def smallest(gradient: Tensor) -> float:
-    """What is less may have lost digits, or all of itself, to underflow on its way."""
+    """Smaller values may have lost digits, or everything, to underflow on the way."""
     return 2.0**-20 if gradient.dtype == torch.float16 else 2.0**-106

@@ -1,4 +1,4 @@
-"""Functions that no mode sees, such as an autograd.Function: what they made of parameters is known by its graph.
+"""Functions that no mode sees, such as an autograd.Function: their graph says what they made of parameters.
 
 Their results come to the next operation with a way back to a parameter that was not recorded. Made from parameters
 alone (a rounded weight), a result is a tensor like any that is derived from parameters. Otherwise it is a use of them,
@@ -89,7 +89,7 @@ def pull(output: Tensor, parameter: Tensor, gradient: Tensor) -> Tensor:
 
 
 def compare_sums(bypassed: dict[int, Tensor], found: Mapping[int, Tensor]) -> None:
-    """Refuse unless what autograd found for all examples together is the sum of what was found for each."""
+    """Refuse unless what autograd found for all examples together is the sum of what it found for each."""
     for key, whole in bypassed.items():
         total = found[key].to(whole.dtype).expand_as(whole)
         if not torch.allclose(total, whole, rtol=1e-2, atol=1e-3 * float(whole.abs().max())):

@@ -1,6 +1,6 @@
 """F.multi_head_attention_forward, as nn.MultiheadAttention calls it: linear maps around attention.
 
-The function arrives whole. Written again with the examples first, its projections go through the rule of F.linear.
+The function arrives as one. It is rewritten with the examples first; its projections go through the rule of F.linear.
 Attention itself, and similarities, may be given parameters too: learned positions in the place of a mask, or learned
 queries. They take part as activations, one copy for each example.
 """
@@ -99,7 +99,7 @@ def attention(
 
 
 def move_examples_first(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[examples, time, features]; what was one tensor stays one tensor."""
+    """[examples, time, features]; arguments that were the same tensor stay the same."""
     q = query.transpose(0, 1)
     k = q if key is query else key.transpose(0, 1)
     return q, k, k if value is key else value.transpose(0, 1)

@@ -37,7 +37,7 @@ class Summed(PerExample):
         """|a + b + …|² = Σ |a|² + 2 Σ <a, b>, without forming anything, and what rounding can have taken away."""
         masses = [None if measures_mass(part) else part.mass() for part in self.parts]  # while it has its factors
         pairs = [(left, right) for index, left in enumerate(self.parts) for right in self.parts[:index]]
-        crossed = [2 * inner(left, right) for left, right in pairs]  # first: measuring may let go of the factors
+        crossed = [2 * inner(left, right) for left, right in pairs]  # first, because measuring may release the factors
         squares = torch.stack([*crossed, *(part.squared_norms() for part in self.parts)]).sum(0)
         known = zip(self.parts, masses, strict=True)
         mass = torch.stack([part.mass() if found is None else found for part, found in known]).sum(0)
@@ -49,7 +49,7 @@ class Summed(PerExample):
         total = total.clone() if total._is_view() else total  # which may be part of what a layer remembers
         for part in self.parts[1:]:
             if isinstance(part, Looked):
-                part.add_to(total, weights)  # few rows: never a second table
+                part.add_to(total, weights)  # few rows, and never a second table
             else:
                 total += part.weighted_sum(weights)
         return total
@@ -65,7 +65,7 @@ class Summed(PerExample):
 
 
 def combine(parts: Sequence[PerExample]) -> PerExample:
-    """Several uses of one tensor as one: rows and tokens are joined, whatever else is added up."""
+    """Several uses of one tensor as one: rows and tokens are joined, everything else is added up."""
     if len(parts) > 1:
         parts = [part.spread() if isinstance(part, Piece) else part for part in parts]
     outers = [part for part in parts if isinstance(part, Outer)]

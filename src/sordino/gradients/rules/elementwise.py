@@ -127,7 +127,7 @@ def widen(call: Call, parameter: Tensor, shape: tuple[int, ...], among: Sequence
 
 
 def require_activation(call: Call, input: Tensor) -> None:
-    """Refuse to change a tensor of the user's in place: it would leave a gradient behind."""
+    """Refuse to change a user's tensor in place: a gradient would be lost."""
     if not input.requires_grad or input.is_leaf:
         raise NoRule(f"{name_of(call.function)}: modifies in place a tensor that is not an activation")
 

@@ -25,7 +25,7 @@ from sordino.gradients.rules.base import (
 from sordino.gradients.rules.linear import round_up
 
 MANY, TABLE = 2**22, 2**20
-"""More entries of gradients than this are sorted before they are added to a larger table: no cache has either."""
+"""More entries of gradients than this are sorted before they are added to a larger table: neither fits a cache."""
 
 SCALED = 2**18
 """Entries of output gradients that are scaled at a time, 1 MB: they are added up while a cache still has them."""
@@ -84,7 +84,7 @@ class Looked(PerExample):
         return self.add_to(self.g.new_zeros(self.shape), weights)
 
     def add_to(self, total: Tensor, weights: Tensor) -> Tensor:
-        """Add the weighted sum to a table of float32 or better: its rows alone are touched."""
+        """Add the weighted sum to a table of float32 or better, touching only its rows."""
         if total.device.type != "cpu":  # where rows would be added in any order
             return total.add_(self.sum_sorted(weights))
         step = max(1, SCALED // max(1, self.g[0].numel() if self.size else 1))

@@ -48,7 +48,7 @@ BY_SHAPES = frozenset(
         *(torch.cdist, F.pairwise_distance),
     }
 )
-"""Products and distances, which treat examples alone or not whatever the values are."""
+"""Products and distances: whether they treat examples alone does not depend on the values."""
 
 KNOWN: dict[tuple[object, tuple[int, ...]], bool] = {}
 """Whether such operations on such shapes treat examples alone."""
@@ -90,7 +90,7 @@ class Operation:
         return result
 
     def shapes(self) -> object:
-        """Everything about the operation but the values of its tensors; None if some of those count or choose."""
+        """Everything about the operation except the values of its tensors; None if some of those count or choose."""
         tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
         if not all(leaf.is_floating_point() for leaf in tensors):
             return None
@@ -151,7 +151,7 @@ class Masked(_Formed):
         return precise(formed)
 
     def blocks(self) -> list[tuple[int, int]]:
-        """As many as fit: a masked output gradient for each example, and all that the operation makes of it."""
+        """As many as fit in memory: a masked output gradient for each example, and what the operation makes of it."""
         step = max(1, BLOCK_BYTES // max(1, 8 * max(self.shape.numel(), 4 * self.g.numel())))
         return [(start, min(start + step, self.size)) for start in range(0, self.size, step)]
 
@@ -295,13 +295,13 @@ def alone_equals_together(moved: Operation, places: list[int], output: Tensor) -
         return False
     finite = torch.isfinite(together)
     if bool((torch.isfinite(output).to(finite.device) & ~finite).any()):
-        return False  # the move left the domain of the operation, and with it what could have been seen
+        return False  # the move left the operation's domain, where nothing can be seen
     largest = float(together[finite].abs().max()) if bool(finite.any()) else 0.0
     return torch.allclose(alone, together, rtol=1e-9, atol=1e-12 * largest, equal_nan=True)
 
 
 def stir(tensor: Tensor, place: int) -> Tensor:
-    """In double precision, with every entry moved by chance; numbers that count or choose as they are."""
+    """In double precision, with every entry moved at random; numbers that count or choose stay as they are."""
     if tensor.device.type in WITHOUT_DOUBLES:
         tensor = tensor.cpu()
     if not tensor.is_floating_point():

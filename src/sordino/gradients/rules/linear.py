@@ -28,7 +28,7 @@ from sordino.gradients.rules.base import (
 )
 
 FORM_BYTES = 64 * 2**20
-"""Formed gradients of one parameter are kept only up to this size; beyond it they are formed and forgotten."""
+"""Formed gradients of one parameter are kept only up to this size; larger ones are formed and forgotten."""
 
 CANCELLED = 1e-2
 """A norm by inner products is taken if at most this part of its square may be rounding; otherwise it is formed."""
@@ -189,7 +189,7 @@ def remeasure_cancelled(squares: Tensor, lost: Tensor, form: Callable[[int, int]
 
 
 def products(left: Tensor, right: Tensor) -> Tensor:
-    """left rightᵀ for [..., rows, n], a run of n after another."""
+    """left rightᵀ for [..., rows, n], one run of n after another."""
     if left.shape[-1] <= PRODUCT_RUN:
         return left @ right.mT
     runs = zip(left.split(PRODUCT_RUN, -1), right.split(PRODUCT_RUN, -1), strict=True)

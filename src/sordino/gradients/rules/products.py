@@ -49,7 +49,7 @@ class Contraction:
     output: str
 
     def refuse_unusual(self, factors: Sequence[Tensor]) -> None:
-        """Every letter has one length, and stands once in a term."""
+        """Every letter has one length, and appears once in a term."""
         lengths: dict[str, int] = {}
         for term, factor in zip(self.terms, factors, strict=True):
             pairs = zip(term, factor.shape, strict=True)
