@@ -43,7 +43,7 @@ def budgeted(records: int = 64, epsilon: float = 2.0, **changes: Any) -> Recipe:
 
 
 def private(recipe: Recipe | None = None, *, lr: float = 0.1, **options: Any) -> Private:
-    plain = not options.keys() & {"model", "dataset", "loss", "collate", "unit", "augment", "augmentation"}
+    plain = options.keys() <= {"optimizer", "run", "seed", "source", "engine", "validate", "ledger", "vault"}
     model = options.pop("model", None) or mlp()
     dataset = options.pop("dataset") if "dataset" in options else classification()
     optimizer = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=lr)
