@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sordino import Budget, Private, Recipe, recipes
+from sordino import Budget, Private, Recipe, recipes, validation
 from sordino.gradients import Batch, Objective
+from sordino.validation import require_valid
 
 
 def classification(records: int = 64, features: int = 6, classes: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -40,12 +43,28 @@ def budgeted(records: int = 64, epsilon: float = 2.0, **changes: Any) -> Recipe:
 
 
 def private(recipe: Recipe | None = None, *, lr: float = 0.1, **options: Any) -> Private:
+    plain = options.keys() <= {"optimizer", "run", "seed", "source", "engine", "validate", "ledger", "vault"}
     model = options.pop("model", None) or mlp()
     dataset = options.pop("dataset") if "dataset" in options else classification()
     optimizer = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=lr)
     options.setdefault("loss", cross_entropy)
     options.setdefault("seed", 1 if options.get("vault") is None else None)  # a vault refuses repeatable noise
-    return Private(model, optimizer, dataset, recipe=recipe or calibrated(), **options)
+    with patch.object(validation, "require_valid", require_valid_once) if plain else nullcontext():
+        return Private(model, optimizer, dataset, recipe=recipe or calibrated(), **options)
+
+
+def require_valid_once(objective: Objective, *rest: Any) -> None:
+    """Probe the model, data and loss that most tests have once in a process, for training and for evaluating.
+
+    A probe takes a tenth of a second, and hundreds of tests bind them only to look at something else.
+    """
+    modes = tuple(module.training for module in objective.model.modules())
+    if modes not in _PROBED:
+        require_valid(objective, *rest)
+        _PROBED.add(modes)
+
+
+_PROBED: set[tuple[bool, ...]] = set()
 
 
 def batch_of(*tensors: Tensor) -> Batch:

@@ -120,6 +120,11 @@ class Names:
         name = self.name(cls)
         return next((old for old, now in self.old.items() if now == name), name)
 
+    def freeze(self) -> Names:
+        """The same table as it is now: whoever looks up many names has the mechanisms listed once."""
+        places = self.places()
+        return dataclasses.replace(self, places=lambda: places)
+
 
 def list_slots() -> _Slots:
     """Where each part may stand: by the type of its slot and by its name, the plain ones first.
@@ -149,9 +154,10 @@ PARTS = Names("part", _list_parts, PARTS_OF_0_1)
 # -- to TOML and back -------------------------------------------------------------------------------------------------
 
 
-def to_toml(part: Any, name: Callable[[type], str] = PARTS.name) -> str:
-    """A part as a TOML document; fields that are None are left out."""
-    return tomli_w.dumps(_table(part, name))
+def to_toml(part: Any, first: bool = False) -> str:
+    """A part as a TOML document, `first` with the names that version 0.1 wrote; fields that are None are left out."""
+    known = PARTS.freeze()
+    return tomli_w.dumps(_table(part, known.first if first else known.name))
 
 
 def from_toml(text: str, default: type) -> Any:

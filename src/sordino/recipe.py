@@ -367,7 +367,7 @@ class Recipe:
     def fingerprint(self) -> str:
         """Return a short hash that is equal if two runs follow the same recipe: of its text as version 0.1 wrote it."""
         try:
-            text = names.to_toml(self, names.PARTS.first)
+            text = names.to_toml(self, first=True)
         except InvalidInput:  # parts of the user's own have no stable text: what is left are their plain fields
             text = names.spell(self)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

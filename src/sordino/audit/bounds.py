@@ -19,7 +19,7 @@ import attr
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 from sordino.accounting import pricing
 from sordino.accounting.events import (
@@ -122,8 +122,8 @@ def delta_of_mu(mu: float, epsilon: float) -> float:
     """δ(ε) of the Gaussian mechanism with sensitivity over noise μ (Balle and Wang 2018, Thm. 8)."""
     if mu == 0:
         return 0.0
-    tail = math.exp(epsilon + float(stats.norm.logcdf(-epsilon / mu - mu / 2)))
-    return max(0.0, float(stats.norm.cdf(-epsilon / mu + mu / 2)) - tail)
+    tail = math.exp(epsilon + float(special.log_ndtr(-epsilon / mu - mu / 2)))
+    return max(0.0, float(special.ndtr(-epsilon / mu + mu / 2)) - tail)
 
 
 def epsilon_of_mu(mu: float, delta: float) -> float:
