@@ -54,11 +54,11 @@ class Footing:
     damping: float | None = None
     every: int | None = None
 
-    def build(self, records: int, epsilon: float) -> Recipe:
+    def build(self, records: int, epsilon: float, epochs: float) -> Recipe:
         """The recipe of a run, calibrated."""
         named = {"damping": self.damping, "every": self.every}
         options = {name: value for name, value in named.items() if value is not None}
-        recipe = self.recipe(batch_size=256, epochs=5, clip=self.clip, **options)
+        recipe = self.recipe(batch_size=256, epochs=epochs, clip=self.clip, **options)
         return recipe.calibrate(Budget(epsilon, worth.DELTA), records=records)
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -96,9 +96,9 @@ def prepare(pictures: Tensor, name: str) -> Tensor:
     return F.avg_pool2d((pictures.float() - mean) / deviation, 2)
 
 
-def name_run(task: str, row: str, epsilon: float, seed: int) -> str:
+def name_run(task: str, row: str, epsilon: float, epochs: float, seed: int) -> str:
     """What a run is known by."""
-    return f"{task}/eps{epsilon:g}/{row}/{FOOTINGS[row]}/seed{seed}"
+    return f"{task}/eps{epsilon:g}/epochs{epochs:g}/{row}/{FOOTINGS[row]}/seed{seed}"
 
 
 @app.command()
@@ -106,6 +106,7 @@ def paper(
     tasks: Annotated[list[str] | None, typer.Argument(help="Datasets, in order; mnist unless given.")] = None,
     row: Annotated[list[str] | None, typer.Option(help="Rows; all unless given.")] = None,
     epsilon: float = 1.0,
+    epochs: float = 5.0,
     seeds: int = 1,
     stored: Annotated[Path, typer.Option(help="Where results are kept.")] = STORED,
 ) -> None:
@@ -114,19 +115,21 @@ def paper(
     for seed in range(seeds):
         for task in tasks or ["mnist"]:
             for name in row or list(FOOTINGS):
-                label = name_run(task, name, epsilon, seed)
+                label = name_run(task, name, epsilon, epochs, seed)
                 if label not in {each["label"] for each in read_lines(stored)}:
-                    keep_lines(stored, {"label": label, "task": task, "row": name, **train(task, name, epsilon, seed)})
+                    keep_lines(
+                        stored, {"label": label, "task": task, "row": name, **train(task, name, epsilon, epochs, seed)}
+                    )
                     print(read_lines(stored)[-1], flush=True)
     put(PAGE, tabulate(read_lines(stored)), part=" paper", by=BY)
 
 
-def train(task: str, name: str, epsilon: float, seed: int) -> Row:
+def train(task: str, name: str, epsilon: float, epochs: float, seed: int) -> Row:
     """One run: its accuracy on the test set, and what it says of itself."""
     loaded, footing = data.load(task), FOOTINGS[name]
     inputs, labels = tensors(loaded.train_set)
     model = worth.seeded(seed, build_network)
-    recipe = footing.build(len(labels), epsilon)
+    recipe = footing.build(len(labels), epsilon, epochs)
     begun = time.process_time()
     train_set = prepare(inputs, task), labels
     private = Private(model, footing.make_optimizer(model), train_set, worth.compute_losses, recipe)
@@ -146,14 +149,14 @@ def train(task: str, name: str, epsilon: float, seed: int) -> Row:
 
 
 def tabulate(rows: list[Row]) -> str:
-    """A line for each footing, a column for each dataset."""
-    tasks = [task for task in SHAPES if any(row["task"] == task for row in rows)]
+    """A line for each footing, a column for each dataset and length."""
+    columns = sorted({(row["task"], row["epochs"]) for row in rows}, reverse=True)
     lines = []
     for name, footing in FOOTINGS.items():
-        found = [[row for row in rows if (row["task"], row["row"]) == (task, name)] for task in tasks]
+        found = [[row for row in rows if (row["row"], row["task"], row["epochs"]) == (name, *c)] for c in columns]
         if any(found):
             lines.append([name.partition(",")[0], str(footing), *map(_show, found)])
-    return write_markdown(["", "settings", *tasks], lines)
+    return write_markdown(["", "settings", *(f"{task}, {epochs:g} epochs" for task, epochs in columns)], lines)
 
 
 def _show(rows: list[Row]) -> str:
