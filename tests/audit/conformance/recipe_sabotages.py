@@ -1063,7 +1063,9 @@ BROKEN: dict[str, dict[str, Twist]] = {
         "noise is told by the sums before it": peeking(
             AdamBC,
             "hear",
-            lambda own, self, deviation: own(self, deviation + float(next(iter(self.seen[1].values())).abs().max())),
+            lambda own, self, deviation: own(
+                self, deviation + max(float(t.abs().max()) for t in self.seen[1].values())
+            ),
         ),
         "half the noise": Twist(patch=halving_noise),
     },
