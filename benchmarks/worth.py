@@ -25,7 +25,6 @@ import typer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks import units
 from benchmarks.results import CHOICE, put
 from sordino import Budget, Private, Recipe, recipes
 from sordino.lab import data
@@ -37,7 +36,6 @@ from sordino.lab.experiments.summaries import write_markdown
 from sordino.tables.dataset import tensors
 
 STORED = Path(__file__).parent / "results" / "worth.jsonl"
-PAGE = CHOICE.parent / "mechanisms" / "preconditioned.md"
 DELTA, EPSILONS, SEEDS = 1e-5, (1.0, 3.0), (0, 1, 2)
 STEPS, BATCH, HELD_OUT, SEARCHED = 100, 512, 5_000, 100
 """Length of a run, expected size of a draw, training records that judge settings, and the seed of the search."""
@@ -362,65 +360,6 @@ def write(stored: Annotated[Path, typer.Option(help="Where results are kept.")] 
         raise SystemExit(f"{unproven[0]} is not proven: it has no place in this table")
     put(CHOICE, tabulate(rows), by="benchmarks.worth")
     print(f"{len(rows)} runs, {sum(row['seconds'] for row in rows.values()) / 60:.0f} minutes of one core: {CHOICE}")
-
-
-# -- what stretching is worth, and costs -------------------------------------------------------------------------------
-
-
-@app.command()
-def settings(name: str = "mnist", steps: int = 60, noise: float = 0.8) -> None:
-    """How damping and balance of preconditioning matter: one seed each, on the records put aside; printed."""
-    torch.set_num_threads(1)
-    task = TASKS[name]()
-    shared = {"batch_size": BATCH, "steps": steps, "noise_multiplier": noise, "clip": 0.5}
-    tried: list[tuple[Callable[..., Recipe], dict[str, Any], tuple[float, ...]]] = [
-        (recipes.dpsgd, {}, (2.0, 4.0, 8.0)),
-        (recipes.preconditioned, {"damping": 0.1}, (4.0, 8.0)),
-        (recipes.preconditioned, {"damping": 0.01}, (8.0,)),
-        (recipes.preconditioned, {"damping": 0.1, "balanced": False}, (8.0,)),
-        (recipes.preconditioned, {"damping": 0.01, "balanced": False}, (2.0, 4.0, 12.0)),
-    ]
-    for make, options, rates in tried:
-        for rate in rates:
-            recipe = make(lr=rate, **options, **shared).for_records(len(task.train[1]))
-            model = task.build(SEARCHED)
-            optimizer = recipe.optimizer.build(model.parameters())
-            run = Private(model, optimizer, task.train, compute_losses, recipe, validate=False, seed=SEARCHED)
-            for _ in run.steps():
-                pass
-            score = 100 * measure_accuracy(model, task.choose)
-            print(f"{recipe.name} {options or ''} lr={rate:g}: {score:.2f}", flush=True)
-
-
-@app.command()
-def cost(turns: int = 7) -> None:
-    """Processor time of a step beside DP-SGD's, by turns, and of probing; into docs/mechanisms/preconditioned.md."""
-    torch.set_num_threads(1)
-    lines = []
-    for name, (make, text) in units.NETWORKS.items():
-        runs = [_bind(make, text, recipe) for recipe in (recipes.dpsgd, recipes.preconditioned)]
-        begun = time.process_time()
-        norms = runs[1].bench.recipe.norms
-        norms.survey(runs[1].bench, 0)
-        probing = time.process_time() - begun
-        for each in runs:
-            units.measure(each)
-        measured = [[units.measure(each) for each in runs] for _ in range(turns)]
-        plain, stretched = (statistics.median(column) * 1000 for column in zip(*measured, strict=True))
-        lines.append([name, f"{plain:.0f} ms", f"{stretched:.0f} ms", f"{stretched / plain:.2f}", f"{probing:.1f} s"])
-        print(lines[-1], flush=True)
-    heads = ["network, 256 records", "DP-SGD", "preconditioned", "ratio", "probing, once"]
-    put(PAGE, write_markdown(heads, lines), part=" cost", by="benchmarks.worth")
-
-
-def _bind(make: Callable[[], nn.Module], text: bool, recipe: Callable[..., Recipe]) -> Private:
-    """A run that takes all records at every step."""
-    torch.manual_seed(0)
-    model, count = make(), units.RECORDS
-    inputs = torch.randint(0, units.WORDS, (count, units.LENGTH)) if text else torch.randn(count, 1, 28, 28)
-    settled = recipe(batch_size=count, steps=10_000, noise_multiplier=1.0).for_records(count)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    return Private(model, optimizer, (inputs, torch.randint(0, 10, (count,))), units.loss, settled, validate=False)
 
 
 if __name__ == "__main__":

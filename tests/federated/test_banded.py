@@ -148,3 +148,20 @@ def test_other_samplers_are_still_refused() -> None:
     recipe = replace(recipes.dpsgd(batch_size=5, steps=4, noise_multiplier=1.0), sampler=Mine(1, 0.1), records=60)
     with pytest.raises(InvalidInput, match="proven for users who come and go"):
         mechanism(recipe)
+
+
+def test_the_average_of_the_models_is_what_a_federation_returns() -> None:
+    recipe = recipes.averaged(after=0, batch_size=4, steps=5, noise_multiplier=QUIET_NOISE, lr=0.5).for_records(8)
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def look(number: int, arrays: Any) -> None:
+        if number > 0:  # before the first round it is the model that all begin with
+            seen.append(arrays.to_torch_state_dict())
+
+    with strategy(recipe, mlp(seed=1)) as run:
+        result = run.start(InProcessGrid(honest_app(), 8), evaluate_fn=look)
+    returned = result.arrays.to_torch_state_dict()
+    assert len(seen) == 5
+    for name, value in returned.items():
+        torch.testing.assert_close(value, torch.stack([each[name] for each in seen]).mean(0), rtol=1e-4, atol=1e-6)
+        assert not torch.equal(value, seen[-1][name])

@@ -54,6 +54,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "benchmarks/finetuning.py": YARDSTICK,
         "benchmarks/importance.py": YARDSTICK,
         "benchmarks/mechanisms.py": TABLES,
+        "benchmarks/preconditioning.py": YARDSTICK,
         "benchmarks/results.py": TABLES,
         "benchmarks/scaling.py": YARDSTICK,
         "benchmarks/speed/methods.py": YARDSTICK,
@@ -98,7 +99,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "kalman": {"benchmarks/figures.py": FIGURE},
     "low_pass": {"benchmarks/figures.py": FIGURE},
-    "preconditioned": {"benchmarks/figures.py": FIGURE},
+    "preconditioned": {"benchmarks/figures.py": FIGURE, "benchmarks/preconditioning.py": "its own benchmark"},
     "rate_free": {"benchmarks/tuning.py": "what a search has to win against: training with nothing to tune"},
     "screening": {
         "benchmarks/figures.py": FIGURE,
