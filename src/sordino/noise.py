@@ -30,8 +30,8 @@ from sordino.accounting.ledger import Receipt
 from sordino.bits import Normals, Tossed
 from sordino.errors import InvalidInput
 
-PIECE = 2**18
-"""Entries of noise at a time: a large model needs no second copy, and threads seldom wait for one another."""
+PIECE = 2**17
+"""Entries of noise at a time: a large model needs no second copy, and they are added while they are in the cache."""
 MANY = 2**20
 """From so many entries on, several threads add noise: fewer are done before a thread has begun."""
 MOST_WORKERS = 8
@@ -312,8 +312,8 @@ def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: fl
     held = list(tensors)
     before = _flat(held) if isinstance(source, Settling) else None
 
-    if isinstance(source, Secure) and (workers := count_workers(source, held)) > 1:
-        _perturb_together(source, receipt, list(_groups(held)), std, workers)
+    if isinstance(source, Secure) and _are_simple(source, held) and sum(x.numel() for x in held) > FEW:
+        _perturb_together(source, receipt, list(_groups(held)), std, count_workers(source, held))
     else:
         for pieces in _groups(held):
             sizes = [piece.numel() for piece in pieces]
@@ -329,13 +329,14 @@ def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: fl
 
 
 def _perturb_together(source: Secure, receipt: Receipt, groups: list[list[Tensor]], std: float, workers: int) -> None:
-    """Add noise to groups of pieces by several threads, this one among them; each group is taken by one of them.
+    """Add noise to groups of pieces by so many threads, this one among them; each group is taken by one of them.
 
     Every thread has a key stream and memory of its own, which it uses again: fresh memory takes as long as the noise.
     """
+    longest = max((sum(piece.numel() for piece in pieces) for pieces in groups), default=0)
 
     def work() -> None:
-        scratch = np.empty(PIECE)
+        scratch = np.empty(longest)
         while True:
             try:
                 pieces = groups.pop()  # one operation: no two threads get the same
@@ -346,6 +347,9 @@ def _perturb_together(source: Secure, receipt: Receipt, groups: list[list[Tensor
             for piece, drawn in zip(pieces, noise.split(sizes), strict=True):
                 _add(piece, drawn)
 
+    if workers == 1:
+        work()
+        return
     with ThreadPoolExecutor(workers - 1) as pool:
         others = [pool.submit(work) for _ in range(workers - 1)]
         work()
@@ -358,8 +362,13 @@ def count_workers(source: Source, tensors: list[Tensor]) -> int:
 
     A seeded source has one stream, whose order must not depend on threads; one of the user's own may not bear them.
     """
-    apart = type(source) is Secure and all(t.device.type == "cpu" and t.dtype in NATIVE for t in tensors)
-    return min(MOST_WORKERS, torch.get_num_threads()) if apart and sum(t.numel() for t in tensors) >= MANY else 1
+    several = _are_simple(source, tensors) and sum(t.numel() for t in tensors) >= MANY
+    return min(MOST_WORKERS, torch.get_num_threads()) if several else 1
+
+
+def _are_simple(source: Source, tensors: list[Tensor]) -> bool:
+    """Whether the noise of a secure source is added on the host, by numpy alone."""
+    return type(source) is Secure and all(t.device.type == "cpu" and t.dtype in NATIVE for t in tensors)
 
 
 def _add(piece: Tensor, drawn: Tensor) -> None:

@@ -30,6 +30,7 @@ from sordino.distributed.team import Team
 from sordino.errors import UnsupportedModel
 from sordino.gradients.engine import Batch, Objective
 from sordino.validation.probing import How, Mode, ProbeFailed, Prober, preserve_randomness
+from sordino.validation.randomness import Randomness
 from sordino.validation.trial import Finding, Rows, Swap, Trial
 
 SUMMED = 4
@@ -102,14 +103,17 @@ class Watch:
         places[watched] = torch.tensor(watched)
         trial = Trial(prober, _regroup(batch, range(batch.size)))
         summed = tuple(watched[-SUMMED:]) if thorough else ()
-        randomness = trial.reference(how, summed).randomness
-        seen = ((randomness.halved, IN_ANY_COMPANY), (randomness.common, ONE_COIN))
-        self._assumed.update({line: None for was, line in seen if was})
+        alone = replace(how, shared=True)
+        here = trial.reference(alone, summed).randomness
+        self._assumed.update({line: None for was, line in _list_seen(here) if was})
+        alike = trial.agrees(_regroup(batch, watched), [(i, n) for n, i in enumerate(watched)], alone, summed)
+        if alike and (here.masks or not here.used):
+            return None
         found = None
-        if thorough or randomness.used:
+        if thorough or here.used:
             swap = Swap(_regroup(batch, places.tolist()), tuple(watched), summed)
             found = next(trial.judge(swap, how), None)
-        if thorough or not randomness.used:
+        if not alike and (thorough or not here.used):
             found = found or next(trial.judge_alone(lambda some: _regroup(batch, some), tuple(watched), how), None)
         return found
 
@@ -128,6 +132,11 @@ class Watch:
             ledger.declare(CONDITION, line)
         for line in dict.fromkeys(line for *_, assumed in everybody for line in assumed):
             ledger.declare(ASSUMPTION, line)
+
+
+def _list_seen(randomness: Randomness) -> tuple[tuple[bool, str], ...]:
+    """What a guarantee must assume, after whether that was seen."""
+    return (randomness.halved, IN_ANY_COMPANY), (randomness.common, ONE_COIN)
 
 
 def _regroup(batch: Batch, places: Sequence[int]) -> Rows:
