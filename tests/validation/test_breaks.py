@@ -160,6 +160,17 @@ def test_a_costly_model_that_only_drops_entries_is_tried_with_two_seeds(monkeypa
     assert list_sizes(nn.Dropout(), 8).count(PROBED) >= 3 * (SEEDS - 1), "so few coins may be about a whole example"
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_costly_model_that_mixes_crowds_alone_is_refused_before_anything_is_spent(
+    dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sordino.validation.examination.COSTLY", 0)
+    torch.manual_seed(2)
+    with pytest.raises(UnsupportedModel, match=r"mixes examples|in a smaller batch") as raised:
+        train(around(nn.Sequential(nn.Dropout(dropout), Experts(capacity=4))))
+    assert "paid for" not in str(raised.value)
+
+
 def mask(x: Tensor) -> Tensor:
     return functional.dropout(torch.ones(len(x), 64))
 
