@@ -37,7 +37,7 @@ SLOW = 3.0
 """Seconds after which whoever waits for the probe is told so."""
 
 WAITING = (
-    "sordino: probing whether model and loss mix examples, before the first step, and briefly at steps 1, 2, 4, 8, ...; "
+    "sordino: probing whether model and loss mix examples, before the first step and briefly at steps 1, 2, 4, 8, ...; "
     "nothing is spent yet\n"
 )
 
