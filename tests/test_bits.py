@@ -21,7 +21,7 @@ from sordino.audit.conformance.checking import check_source
 from sordino.gradients.engine import add_widely
 from sordino.noise import FEW, PIECE, STORE, Secure, Seeded, add_noise, count_workers, perturb
 
-MANY = 4 * PIECE + 5
+MANY = 16 * PIECE + 5
 PAID = Receipt(1, GaussianDpEvent(1.0))
 TABLES = bits.make_tables()
 SHARES = np.bincount(TABLES.place, minlength=bits.TAIL + 1)
