@@ -21,7 +21,7 @@ from sordino.audit.conformance.checking import check_source
 from sordino.gradients.engine import add_widely
 from sordino.noise import FEW, PIECE, STORE, Secure, Seeded, add_noise, count_workers, perturb
 
-MANY = 4 * PIECE + 5
+MANY = 16 * PIECE + 5
 PAID = Receipt(1, GaussianDpEvent(1.0))
 TABLES = bits.make_tables()
 SHARES = np.bincount(TABLES.place, minlength=bits.TAIL + 1)
@@ -134,7 +134,7 @@ def test_a_tail_is_proposed_on_both_sides_and_kept_by_its_height() -> None:
 def test_every_pattern_of_16_bits_is_one_entry_whatever_the_other_48_are() -> None:
     for low in (0, 2**48 - 1, 0x5A5A5A5A5A5A):
         words = ((np.arange(bits.ENTRIES, dtype=np.uint64) << np.uint64(48)) + np.uint64(low)).view(np.int64)
-        columns, values = np.empty(bits.ENTRIES, np.int8), np.empty(bits.ENTRIES)
+        columns, values = np.empty(bits.ENTRIES, np.int16), np.empty(bits.ENTRIES)
         bits.find_columns(TABLES, words, np.empty(bits.ENTRIES, np.intp), columns)
         assert np.array_equal(columns, TABLES.column)
         bits.place_in_columns(words, columns, values)
@@ -144,7 +144,7 @@ def test_every_pattern_of_16_bits_is_one_entry_whatever_the_other_48_are() -> No
 def test_the_lattice_is_as_fine_as_double_precision_allows() -> None:
     """Two neighbouring words differ by 2^-53 deviations in the first column: no coarser than today's ziggurat."""
     words, values = np.array([0, 1, 2], np.int64), np.empty(3)
-    bits.place_in_columns(words, np.zeros(3, np.int8), values)
+    bits.place_in_columns(words, np.zeros(3, np.int16), values)
     assert np.array_equal(np.diff(values) * bits.FINEST * bits.WIDTH, [2.0**-53] * 2)
 
 

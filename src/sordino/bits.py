@@ -69,14 +69,14 @@ def to_uniforms(words: Words) -> Floats:
 WIDTH = 2.0**-5
 """The width of a column, in deviations."""
 SIDE = 127
-"""Columns on each side of 0: their numbers are signed bytes, and one byte is left to say "the rest"."""
+"""Columns on each side of 0, numbered from −127 to 126."""
 EDGE = SIDE * WIDTH
 REST = -128
 ENTRIES = 2**16
 UNIT = 2.0**-21
 """The share of φ that one of the entries for the rest stands for."""
-CHUNK = 2**18
-"""Normals at a time: they fit in a cache, and a pass over them takes longer than threads wait for one another."""
+CHUNK = 2**15
+"""Normals at a time: what is kept of them, 26 bytes each, fits in the cache of one core."""
 TRIES = 2**13
 """Proposals for the rest at a time; nearly half of them are kept."""
 FINEST = 2.0**-48
@@ -92,7 +92,7 @@ class Tables(NamedTuple):
     rectangle and that of the proposals above it; `tail` over x is the probability that a tail's proposal x is kept.
     """
 
-    column: NDArray[np.int8]
+    column: NDArray[np.int16]
     place: NDArray[np.uint8]
     left: Floats
     base: Floats
@@ -105,7 +105,11 @@ TAIL = 2 * SIDE
 
 def density(x: Floats) -> Floats:
     """φ, the normal density."""
-    return np.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+    half: Floats = x * x
+    half *= -0.5
+    np.exp(half, out=half)
+    half *= 1 / math.sqrt(2 * math.pi)
+    return half
 
 
 @lru_cache(maxsize=1)
@@ -116,10 +120,10 @@ def make_tables() -> Tables:
     lowest, highest = density(far * WIDTH), density(near * WIDTH)
     under = np.floor(lowest * (WIDTH * ENTRIES) * (1 - 2.0**-40)).astype(np.int64)
     base = under / (WIDTH * ENTRIES)
-    beyond = float(density(np.array(EDGE)))
+    (beyond,) = density(np.array([EDGE])).tolist()
     above = np.ceil(np.append((highest - base) * WIDTH, 2 * beyond / EDGE) / UNIT * (1 + 2.0**-40)).astype(np.int64)
     above[0] += ENTRIES - above.sum()  # more proposals than needed, for the entries that are left
-    column = np.full(ENTRIES, REST, np.int8)
+    column = np.full(ENTRIES, REST, np.int16)  # 16 bits, as the part of a word that they replace
     column[: under.sum()] = np.repeat(left, under)
     return Tables(
         column=column,
@@ -139,7 +143,7 @@ class Normals:
         self._tables = make_tables()
         self._words = np.empty(CHUNK, np.int64)
         self._entries = np.empty(CHUNK, np.intp)
-        self._columns = np.empty(CHUNK, np.int8)
+        self._columns = np.empty(CHUNK, np.int16)
         self._spare = np.empty(0)
 
     def draw(self, out: Floats, std: float = 1.0) -> None:
@@ -168,13 +172,13 @@ class Normals:
         return drawn
 
 
-def find_columns(tables: Tables, words: NDArray[np.int64], entries: NDArray[np.intp], out: NDArray[np.int8]) -> None:
+def find_columns(tables: Tables, words: NDArray[np.int64], entries: NDArray[np.intp], out: NDArray[np.int16]) -> None:
     """The column of each word, by its highest 16 bits; `entries` is scratch."""
-    np.copyto(entries, words.view(np.uint16)[HIGH::4])
+    np.right_shift(words.view(np.uint64), 48, out=entries.view(np.uint64))
     tables.column.take(entries, out=out, mode="wrap")  # no entry is too large; other modes look first, and copy
 
 
-def place_in_columns(words: NDArray[np.int64], columns: NDArray[np.int8], out: Floats) -> None:
+def place_in_columns(words: NDArray[np.int64], columns: NDArray[np.int16], out: Floats) -> None:
     """(column + a place in [0, 1)) / `FINEST`: the column in place of a word's highest 16 bits, the place below."""
     words.view(np.int16)[HIGH::4] = columns
     np.copyto(out, words)
@@ -184,14 +188,18 @@ def propose(
     places: NDArray[np.uint8], words: Words, heights: Words, more: Callable[[int], Words]
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Proposals for what lies above the rectangles, and which of them are kept; `more` words are for the tail."""
-    tables = make_tables()
-    offset = words.view(np.int64) * 2.0**-64 + 0.5
-    values = tables.left.take(places)
+    tables, where = make_tables(), places.astype(np.intp)
+    offset = words.view(np.int64) * 2.0**-64
+    offset += 0.5
+    values = tables.left.take(where)
     values += offset
     values *= WIDTH
-    height = heights.view(np.int64) * 2.0**-64 + 0.5
-    kept = height * tables.height.take(places) < density(values) - tables.base.take(places)
-    if len(tail := np.flatnonzero(places == TAIL)):
+    height = heights.view(np.int64) * 2.0**-64
+    height += 0.5
+    limit = density(values)
+    limit -= tables.base.take(where)
+    kept = height * tables.height.take(where) < limit
+    if len(tail := np.flatnonzero(where == TAIL)):
         far = reach(more(len(tail)))
         values[tail] = np.where(offset[tail] < 0.5, -far, far)
         kept[tail] = height[tail] * far < tables.tail

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -30,8 +30,8 @@ from sordino.accounting.ledger import Receipt
 from sordino.bits import Normals, Tossed
 from sordino.errors import InvalidInput
 
-PIECE = 2**18
-"""Entries of noise at a time: a large model needs no second copy, and threads seldom wait for one another."""
+PIECE = 2**16
+"""Entries of noise at a time: a large model needs no second copy, and they are added while they are in the cache."""
 MANY = 2**20
 """From so many entries on, several threads add noise: fewer are done before a thread has begun."""
 MOST_WORKERS = 8
@@ -45,6 +45,9 @@ WITHOUT_DOUBLES = {"mps"}
 """Kinds of devices without double precision: single precision is used there instead, or the host."""
 ZEROS = memoryview(bytes(2**18))
 """Zeros to encrypt: the result is the counter stream."""
+
+Flat = TypeVar("Flat", Tensor, NDArray[Any])
+"""Numbers in a row."""
 
 
 class Gaussians(Protocol):
@@ -312,11 +315,12 @@ def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: fl
     held = list(tensors)
     before = _flat(held) if isinstance(source, Settling) else None
 
-    if isinstance(source, Secure) and (workers := count_workers(source, held)) > 1:
-        _perturb_together(source, receipt, list(_groups(held)), std, workers)
+    if isinstance(source, Secure) and _are_simple(source, held):
+        arrays = [tensor.view(-1).numpy() for tensor in held]  # numpy adds mixed precisions without a copy of either
+        _perturb_arrays(source, receipt, arrays, std, count_workers(source, held))
     else:
-        for pieces in _groups(held):
-            sizes = [piece.numel() for piece in pieces]
+        for pieces in _groups([tensor.view(-1) for tensor in held]):
+            sizes = [len(piece) for piece in pieces]
             noise = source.gaussian(receipt, sum(sizes), std)
             if all(piece.device == pieces[0].device for piece in pieces):
                 noise = _send(noise, pieces[0].device)
@@ -328,24 +332,30 @@ def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: fl
             tensor.copy_(piece.view(tensor.shape))
 
 
-def _perturb_together(source: Secure, receipt: Receipt, groups: list[list[Tensor]], std: float, workers: int) -> None:
-    """Add noise to groups of pieces by several threads, this one among them; each group is taken by one of them.
+def _perturb_arrays(source: Secure, receipt: Receipt, arrays: list[NDArray[Any]], std: float, workers: int) -> None:
+    """Add noise to flat arrays by so many threads, this one among them; each group of pieces is taken by one of them.
 
     Every thread has a key stream and memory of its own, which it uses again: fresh memory takes as long as the noise.
     """
+    groups, longest = list(_groups(arrays)), min(PIECE, sum(map(len, arrays)))
+    if longest <= FEW:
+        _add_all(groups[0] if groups else [], source.gaussian(receipt, longest, std).numpy())
+        return
 
     def work() -> None:
-        scratch = np.empty(PIECE)
+        scratch = np.empty(longest)
         while True:
             try:
                 pieces = groups.pop()  # one operation: no two threads get the same
             except IndexError:
                 return
-            sizes = [piece.numel() for piece in pieces]
-            noise = source.overwrite(receipt, scratch[: sum(sizes)], std)
-            for piece, drawn in zip(pieces, noise.split(sizes), strict=True):
-                _add(piece, drawn)
+            noise = scratch[: sum(map(len, pieces))]
+            source.overwrite(receipt, noise, std)
+            _add_all(pieces, noise)
 
+    if workers == 1:
+        work()
+        return
     with ThreadPoolExecutor(workers - 1) as pool:
         others = [pool.submit(work) for _ in range(workers - 1)]
         work()
@@ -353,20 +363,33 @@ def _perturb_together(source: Secure, receipt: Receipt, groups: list[list[Tensor
         each.result()  # raises what it raised
 
 
+def _add_all(pieces: list[NDArray[Any]], noise: NDArray[np.float64]) -> None:
+    """``pieces += noise`` in double precision, of which only the result is rounded."""
+    start = 0
+    for piece in pieces:
+        end = start + len(piece)
+        np.add(noise[start:end], piece, out=piece, casting="same_kind", dtype=np.float64)
+        start = end
+
+
 def count_workers(source: Source, tensors: list[Tensor]) -> int:
     """How many threads add noise at once: as many as torch has, for many entries of the host and a secure source.
 
     A seeded source has one stream, whose order must not depend on threads; one of the user's own may not bear them.
     """
-    apart = type(source) is Secure and all(t.device.type == "cpu" and t.dtype in NATIVE for t in tensors)
-    return min(MOST_WORKERS, torch.get_num_threads()) if apart and sum(t.numel() for t in tensors) >= MANY else 1
+    several = _are_simple(source, tensors) and sum(t.numel() for t in tensors) >= MANY
+    return min(MOST_WORKERS, torch.get_num_threads()) if several else 1
+
+
+def _are_simple(source: Source, tensors: list[Tensor]) -> bool:
+    """Whether the noise of a secure source is added on the host, by numpy alone."""
+    return type(source) is Secure and all(t.device.type == "cpu" and t.dtype in NATIVE for t in tensors)
 
 
 def _add(piece: Tensor, drawn: Tensor) -> None:
     """``piece += drawn`` in double precision, of which only the result is rounded."""
     if piece.device.type == "cpu" and piece.dtype in NATIVE:
-        held = piece.numpy()  # numpy adds mixed precisions without a copy of either
-        np.add(drawn.numpy(), held, out=held, casting="same_kind", dtype=np.float64)
+        _add_all([piece.numpy()], drawn.numpy())
     elif piece.device.type in WITHOUT_DOUBLES:
         piece += drawn.to(device=piece.device, dtype=piece.dtype)
     else:
@@ -393,15 +416,15 @@ def _flat(tensors: list[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1).double() for tensor in tensors]) if tensors else torch.zeros(0).double()
 
 
-def _groups(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Flat views that cover the tensors in their order, grouped so that each group holds at most `PIECE` entries."""
-    group: list[Tensor] = []
+def _groups(flats: Iterable[Flat]) -> Iterator[list[Flat]]:
+    """Views that cover flat tensors or arrays in their order, grouped so that a group has at most `PIECE` entries."""
+    group: list[Flat] = []
     size = 0
-    for piece in (piece for tensor in tensors for piece in tensor.view(-1).split(PIECE)):
-        if size + piece.numel() > PIECE:
+    for piece in (flat[i : i + PIECE] for flat in flats for i in range(0, len(flat), PIECE)):
+        if size + len(piece) > PIECE:
             yield group
             group, size = [], 0
         group.append(piece)
-        size += piece.numel()
+        size += len(piece)
     if group:
         yield group

@@ -147,7 +147,7 @@ class Bench:
 
     @property
     def device(self) -> torch.device:
-        return next(iter(self.objective.parameters())).device
+        return self.objective.list_owned()[0][0].device
 
 
 @dataclass

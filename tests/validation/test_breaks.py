@@ -15,7 +15,8 @@ from torch.nn import functional
 import sordino
 from sordino import recipes
 from sordino.errors import UnsupportedModel
-from sordino.validation.examination import CROWD, PROBED
+from sordino.validation.examination import CROWD, FEW_SEEDS, PROBED
+from sordino.validation.randomness import FIRST_SEED, Randomness
 from sordino.validation.trial import SEEDS
 from tests.validation.probes import Augmented, around, cross_entropy, findings, vectors
 
@@ -123,23 +124,81 @@ def test_a_costly_model_that_mixes_large_batches_by_a_coin_is_refused_at_a_draw_
         train(around(MixesCrowds(COINS["torch"], ORDERS["permutation"], heads)))
 
 
+class Skipped(nn.Module):
+    """Leaves out an example's layer by a coin, as stochastic depth does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.rand(len(x), 1) < 0.5)
+
+
+def list_sizes(layer: nn.Module, width: int) -> list[int]:
+    """The sizes of the batches that a healthy model was probed with."""
+    sizes: list[int] = []
+    model = around(layer, width)
+    model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    assert findings(model, vectors()) == []
+    return sizes
+
+
 def test_a_model_is_costly_by_its_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight crowds of a costly model would take a minute: one of half the size is run, and the few for other seeds."""
-
-    def list_sizes(width: int) -> list[int]:
-        sizes: list[int] = []
-        model = around(nn.Dropout(), width)
-        model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
-        assert findings(model, vectors()) == []
-        return sizes
-
     monkeypatch.setattr("sordino.validation.examination.COSTLY", 1000)
-    cheap, costly = list_sizes(8), list_sizes(512)
+    cheap, costly = list_sizes(Skipped(), 8), list_sizes(Skipped(), 512)
     assert max(cheap) == CROWD
     assert cheap.count(CROWD) >= 3 * SEEDS
     assert max(costly) == CROWD // 2
-    assert costly.count(CROWD // 2) <= 3
+    assert costly.count(CROWD // 2) == 1
     assert costly.count(PROBED) >= 3 * (SEEDS - 1)
+    monkeypatch.setattr("sordino.validation.examination.LARGE", 10)
+    assert max(list_sizes(Skipped(), 8)) == CROWD // 2, "by its parameters"
+
+
+def test_a_costly_model_that_only_drops_entries_is_tried_with_two_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its masks choose nothing, so it does the same with all seeds."""
+    monkeypatch.setattr("sordino.validation.examination.COSTLY", 0)
+    assert list_sizes(nn.Dropout(), 64).count(PROBED) <= 3 * FEW_SEEDS + 2
+    assert list_sizes(nn.Dropout(), 8).count(PROBED) >= 3 * (SEEDS - 1), "so few coins may be about a whole example"
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_costly_model_that_mixes_crowds_alone_is_refused_before_anything_is_spent(
+    dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sordino.validation.examination.COSTLY", 0)
+    torch.manual_seed(2)
+    with pytest.raises(UnsupportedModel, match=r"mixes examples|in a smaller batch") as raised:
+        train(around(nn.Sequential(nn.Dropout(dropout), Experts(capacity=4))))
+    assert "paid for" not in str(raised.value)
+
+
+def mask(x: Tensor) -> Tensor:
+    return functional.dropout(torch.ones(len(x), 64))
+
+
+CHOOSING: dict[str, Callable[[Tensor], Any]] = {
+    "handed to Python": lambda x: float(mask(x)[0, 0]) and x,
+    "by a comparison": lambda x: torch.where(mask(x)[:, :1] > 0, x, 0),
+    "by an order": lambda x: x[mask(x)[:, 0].argsort()],
+    "by a shape": lambda x: x * len(mask(x).nonzero()),
+    "by a chance that was computed": lambda x: x * torch.empty(len(x), 64).bernoulli_(x.sigmoid().expand(-1, 64)),
+    "one coin": lambda x: x * functional.dropout(torch.ones(())),
+    "one coin for each example": lambda x: x * functional.dropout(torch.ones(len(x), 1)),
+    "uniform numbers": lambda x: x + torch.rand(len(x), 64),
+    "python": lambda x: functional.dropout(x.expand(-1, 64)) * random.random(),
+}
+PLAIN: dict[str, Callable[[Tensor], Any]] = {
+    "dropout": lambda x: functional.dropout(x.expand(-1, 64)),
+    "before layers": lambda x: functional.gelu(mask(x) @ torch.ones(64, 8)).softmax(1).sum(1),
+    "beside a comparison of data": lambda x: (mask(x), torch.where(x > 0, x, 0), bool(x.any())),
+}
+
+
+@pytest.mark.parametrize("name", [*CHOOSING, *PLAIN])
+def test_masks_are_told_from_coins_that_choose(name: str) -> None:
+    torch.manual_seed(FIRST_SEED)
+    with Randomness(FIRST_SEED, shared=False) as randomness:
+        {**CHOOSING, **PLAIN}[name](torch.ones(4, 1))
+    assert randomness.masks is (name in PLAIN)
 
 
 def test_a_random_loss_that_divides_by_the_size_of_the_batch_is_refused() -> None:

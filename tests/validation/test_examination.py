@@ -110,6 +110,18 @@ MIXING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("name", MIXING)
+def test_mixing_is_found_and_located_in_a_costly_model_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sordino.validation.examination.COSTLY", 0)
+    test_mixing_is_found_and_located(name)
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_private_models_pass_if_they_are_costly(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sordino.validation.examination.COSTLY", 0)
+    test_private_models_pass(name)
+
+
 class Applied(nn.Module):
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

@@ -23,7 +23,17 @@ from sordino.gradients.engine import Batch, Objective
 from sordino.parts import Foreign
 from sordino.validation.trial import Finding
 from sordino.validation.watching import ONE_COIN, UNSLICEABLE, Watch
-from tests.validation.probes import CLASSES, Centred, around, cross_entropy, findings, kinds, tokens, vectors
+from tests.validation.probes import (
+    CLASSES,
+    Centred,
+    GradientMixer,
+    around,
+    cross_entropy,
+    findings,
+    kinds,
+    tokens,
+    vectors,
+)
 from tests.validation.test_breaks import RECORDS, Experts, MixesUp, Pairs, train
 
 
@@ -61,6 +71,14 @@ def test_what_mixes_in_a_large_draw_alone_is_refused_before_its_release() -> Non
     assert len(private.bench.ledger) == 1, "the attempt is charged"
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert private.position == 0
+
+
+@pytest.mark.parametrize("inner", [Centred, GradientMixer])
+@pytest.mark.parametrize("width", [8, 64], ids=["few coins", "masks"])
+def test_mixing_beside_dropout_in_a_large_draw_alone_is_refused(inner: type[nn.Module], width: int) -> None:
+    """By losses, or by the gradients alone; also where the masks are so wide that they are known to choose nothing."""
+    with pytest.raises(UnsupportedModel, match=r"mix.*paid for and was not released"):
+        bound(around(nn.Sequential(nn.Dropout(0.1), Late(inner())), width), microbatch=RECORDS).step()
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}], ids=["plain", "workers"])

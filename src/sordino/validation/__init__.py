@@ -37,7 +37,10 @@ __all__ = ["CROWD", "Finding", "check", "check_ledger", "check_length", "check_o
 SLOW = 3.0
 """Seconds after which whoever waits for the probe is told so."""
 
-WAITING = "sordino: probing whether model and loss mix examples, once before the first step; nothing is spent yet\n"
+WAITING = (
+    "sordino: probing whether model and loss mix examples, before the first step and briefly at steps 1, 2, 4, 8, ...; "
+    "nothing is spent yet\n"
+)
 
 NO_COMPLEX = "keep its real and imaginary parts in a real one, and use torch.view_as_complex"
 

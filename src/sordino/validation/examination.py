@@ -23,7 +23,13 @@ CROWD = 32
 """How many places the same records take where a crowd is needed, as by experts that take so many and no more."""
 
 COSTLY = 2**19
-"""Where an example's forward pass makes more entries than so many, most of the seeds are tried on the few records."""
+"""A model is costly if an example's forward pass makes more entries than so many: not all is tried in a crowd then."""
+
+LARGE = 2**22
+"""So is one with more parameters than that: their gradients take long, however few examples there are."""
+
+FEW_SEEDS = 2
+"""Seeds for a costly model whose coins are masks, which choose nothing: it does the same with all of them."""
 
 
 class Examination(Trial):
@@ -80,10 +86,17 @@ class Examination(Trial):
             raise ProbeFailed("random", "dataset", SEEDED)
         return batch
 
-    @property
+    @cached_property
     def costly(self) -> bool:
-        """Whether an example takes so much arithmetic that eight crowds would take a minute; by shapes alone."""
-        return self.first.randomness.entries > COSTLY * self.size
+        """Whether a run takes so long that eight crowds would take a minute; by shapes alone."""
+        parameters = sum(p.numel() for p in self.prober.pristine.parameters())
+        return self.first.randomness.entries > COSTLY * self.size or parameters > LARGE
+
+    @property
+    def seeds(self) -> range:
+        """As many as may make a difference; a costly model that only has masks is tried with few."""
+        masked = self.costly and self.first.randomness.masks
+        return super().seeds[:FEW_SEEDS] if masked else super().seeds
 
     @cached_property
     def repeatable(self) -> bool:
@@ -119,14 +132,19 @@ class Examination(Trial):
             yield UNREPEATABLE
 
     def swaps(self) -> Iterator[Swap]:
-        """The first example, then the last, becomes another record, then a rescaled version of itself."""
+        """The first example, then the last, becomes another record, then a rescaled version of itself.
+
+        Where that is costly the first one becomes another record and the last one is rescaled.
+        """
         last = self.size - 1
+        rescales = self.sliceable and self.rows.can_shift
         for row, other, scale, offset in ((0, last, 3.0, 1.0), (last, 0, 0.5, 0.1)):
             order = [other if i == row else i for i in range(self.size)]
             watched = tuple(i for i in range(self.size) if i != row)
             summed = self.inner if self.size > 2 else watched
-            yield Swap(self.arrange(order), watched, summed)
-            if self.sliceable and self.rows.can_shift:
+            if row == 0 or not (self.costly and rescales):
+                yield Swap(self.arrange(order), watched, summed)
+            if rescales and not (self.costly and row == 0):
                 yield Swap(self.rows.shift(row, scale, offset), watched, summed, optional=True)
 
     def probe_mixing(self) -> Iterator[Finding]:
@@ -139,29 +157,37 @@ class Examination(Trial):
     def probe_crowd(self) -> Iterator[Finding]:
         """Many examples, of which the first half becomes one record, or goes away: the last half must not notice.
 
-        A model with randomness is tried with several seeds, as it may mix examples by the toss of a coin. Of a
-        costly one all but the first see the few records alone: real draws are looked at with fresh seeds (`watching`).
+        A model with randomness is tried with several seeds, as it may mix examples by the toss of a coin. A costly one
+        is asked once whether the few records notice a crowd. If they do not, its other seeds see the few alone: real
+        draws are looked at with fresh seeds (`watching`).
         """
-        crowd = self.place_crowd(max(self.size, self._crowd // 2 if self.costly else self._crowd))
-        few = self.place_crowd(self.size) if self.costly else crowd
-        hows = [How(seed=seed) for seed in self.seeds]
-        for number, how in enumerate(hows if self.random else [AS_GIVEN] * 2):
-            trial, places, watched = few if number else crowd
-            order = [number % self.size] * watched[0] + places[watched[0] :]
+        crowd, few = self.place_crowd(self._crowd // 2 if self.costly else self._crowd), self.place_crowd(self.size)
+        tried = [(few if self.costly and seed != FIRST_SEED else crowd, How(seed=seed)) for seed in self.seeds]
+        if self.costly and not self.notices_crowd():
+            del tried[0]
+        for number, ((trial, places, watched), how) in enumerate(tried if self.random else tried * 2):
+            copied = how.seed if self.random else number
+            order = [copied % self.size] * watched[0] + places[watched[0] :]
             if found := list(trial.judge(Swap(self.arrange(order), watched, watched[-PROBED:]), how)):
                 yield from found
                 return
-        for number, how in enumerate(hows):
-            trial, places, watched = few if number else crowd
+        for (trial, places, watched), how in tried:
             if found := list(trial.judge_alone(partial(self.pick, places), watched, how)):
                 yield from found
                 return
 
+    def notices_crowd(self) -> bool:
+        """Whether the few records may have other losses at the end of a crowd, behind many copies of the first one."""
+        others = max(self.size, self._crowd // 2) - self.size
+        crowd = self.arrange([*[0] * others, *range(self.size)])
+        return not self.agrees(crowd, [(i, others + i) for i in range(self.size)], How(shared=self.random))
+
     def place_crowd(self, size: int) -> tuple[Trial, list[int], Watched]:
-        """A trial of the probed examples in `size` places, which of them is in each, and the places of the last half.
+        """A trial of the probed examples in so many places, which of them is in each, and the places of the last half.
 
         The model was seen to be random or not on the few: it is not asked again.
         """
+        size = max(self.size, size)
         places = [i % self.size for i in range(size)]
         return Trial(self.prober, self.arrange(places)), places, tuple(range(size // 2, size))
 
@@ -173,7 +199,7 @@ class Examination(Trial):
         """The same examples in a smaller batch: same losses, and nothing that counted the examples."""
         if not self.sliceable:  # the next probe collates smaller batches
             return
-        for seed in self.seeds[:2]:  # the crowd was split with all of them
+        for seed in self.seeds[: 1 if self.costly else 2]:  # a crowd, or the few, were split with all of them
             for size in {min(2, self.size - 1), 1}:
                 try:
                     found = list(
@@ -191,9 +217,12 @@ class Examination(Trial):
         if not self.repeatable:
             yield UNREPEATABLE
             return
-        trial = self if self.rows is self.fetched else Trial(self.prober, self.fetched)
+        same = self.rows is self.fetched
+        trial = self if same else Trial(self.prober, self.fetched)
         for size in {min(2, len(self.indices) - 1), 1}:
             few = self.collate(self.indices[:size])
+            if same and self.sliceable and are_same(few.data, self.rows.take(range(size)).data):
+                continue  # the very batch that was just tried
             if found := list(trial.judge_smaller(few, range(size), How(shared=True), COMPANY)):
                 yield from found
                 return
@@ -204,6 +233,8 @@ class Examination(Trial):
             rows, past = self.rows.take([0, 1]), self.rows.take([self.size - 1] * 2)
         else:
             rows, past = self.rows, self.collate(self.indices[::-1])
+        if self.agrees(rows, [(i, i) for i in range(rows.size)], How(shared=True), after=past):
+            return
         first, second = (self.run(rows, after=earlier) for earlier in (rows, past))
         if self.differ(first.losses, second.losses):
             advice = "reset hidden states and caches at the start of every forward pass"

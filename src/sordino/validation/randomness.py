@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from sordino.gradients.engine import HALVES
 
@@ -29,6 +30,15 @@ FIRST_SEED = 2_718_281_828
 WIDTH = 1024
 """How many different shared coins there are; wider rows repeat them."""
 
+MASKS = ("bernoulli_", "native_dropout")
+"""What torch draws the masks of dropout with."""
+
+COARSE = 64
+"""A mask has so many coins for an example, at least: fewer may be what decides about it as a whole."""
+
+DECISIVE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+"""Operations that hand a value to Python, or to the shape of a result."""
+
 
 class Randomness(TorchDispatchMode):
     """Notes what is drawn inside it; if `shared`, replaces it by coins that are the same for all rows.
@@ -36,8 +46,8 @@ class Randomness(TorchDispatchMode):
     `drawn` lists torch's operations with the shapes of their results, `unshared` those of them that have no rule.
     `known` says whether the loss drew from a torch.Generator of its own or after it seeded torch itself, and `reseeds`
     whether it left torch so. Python's and NumPy's generators are seeded too; `outside` is where they stand in the end.
-    It sees every operation, and also says whether any was `halved`: had a result in half precision, and how many
-    `entries` they made.
+    It sees every operation, and also says whether any was `halved`: had a result in half precision, how many
+    `entries` they made, and whether coins were `decisive`: may have chosen what was computed.
     """
 
     def __init__(self, seed: int, shared: bool) -> None:
@@ -47,6 +57,8 @@ class Randomness(TorchDispatchMode):
         self.unshared: set[str] = set()
         self.known = self.reseeds = self.halved = self.repeated = False
         self.entries = 0
+        self.decisive = False
+        self._touched: set[int] = set()
         self._row = torch.rand(WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         self._start = self.outside = _read_generators()
         self._begun = torch.default_generator.get_state()
@@ -88,6 +100,16 @@ class Randomness(TorchDispatchMode):
         mine, theirs = ((run.outside[:1], run.outside[1:]) for run in (self, other))
         return any(one == another for one, another in zip(mine, theirs, strict=True))
 
+    @property
+    def masks(self) -> bool:
+        """Whether all that is random are masks like dropout's: they drop single entries, and choose nothing.
+
+        Whatever the coins, such a loss does the same operations on the same examples. Where masks touched an operation
+        that compares, sorts, counts or hands a value to Python, they may choose, and this is not said.
+        """
+        fine = all(name in MASKS and math.prod(shape[1:]) >= COARSE for name, shape in self.drawn)
+        return bool(self.drawn) and fine and not (self.decisive or self.known or self.outside_used)
+
     def equals(self, other: Randomness) -> bool:
         """Whether two runs from one seed drew the same numbers in the same order."""
         return self.drawn == other.drawn and self.outside == other.outside
@@ -104,6 +126,8 @@ class Randomness(TorchDispatchMode):
             if isinstance(made, Tensor):
                 self.halved |= made.dtype in HALVES
                 self.entries += made.numel()
+            if not self.decisive:
+                self._follow(func, (args, kwargs), result)
             return result
         if kwargs.get("generator") not in (None, torch.default_generator) or self._is_reseeded():
             self.known = True
@@ -114,9 +138,28 @@ class Randomness(TorchDispatchMode):
         name = func.overloadpacket.__name__
         first = result if isinstance(result, Tensor) else result[0]
         self.drawn.append((name, tuple(first.shape)))
+        self._follow(func, first, first)
+        self.decisive |= sum(isinstance(x, Tensor) for x in args) > 1  # chances that something computed
         if self.shared and name != "randperm":  # a permutation of equal coins would be none
             self._share(name, _name_arguments(func, args, kwargs), result)
         return result
+
+    def _follow(self, func: Any, given: Any, result: Any) -> None:
+        """Note which memory depends on coins, from the draw on, and whether what it holds may choose something."""
+        made = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        drawn = torch.Tag.nondeterministic_seeded in func.tags
+        try:
+            touched = drawn or any(
+                x.untyped_storage()._cdata in self._touched for x in tree_leaves(given) if isinstance(x, Tensor)
+            )
+            for x in made:  # memory that something else was in before does not depend on it any more
+                change = self._touched.add if touched else self._touched.discard
+                change(x.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):  # it has no memory of the usual kind
+            self.decisive = True
+            return
+        chooses = any(tag in func.tags for tag in DECISIVE) or any(not x.is_floating_point() for x in made)
+        self.decisive |= touched and not drawn and (chooses or not made)
 
     def _is_reseeded(self) -> bool:
         """Whether somebody else seeded torch since."""

@@ -162,6 +162,32 @@ class Trial:
         floor, _ = distance(self.reference(how, swap.summed).gradient, self.again(how, swap.summed).gradient)
         return gap > allowed + 10 * floor
 
+    def agrees(
+        self,
+        other: Rows,
+        pairs: Sequence[tuple[int, int]],
+        how: How,
+        summed: Watched = (),
+        after: Rows | None = None,
+    ) -> bool:
+        """Whether examples are the same in `other` company: their losses, the gradient of `summed`, all state.
+
+        `pairs` are their places here and there. Nothing is wrong then. Otherwise something may be, or something else
+        that has to be told from it: all of the other comparisons say what.
+        """
+        here, there = ([pair[side] for pair in pairs] for side in (0, 1))
+        before = self.reference(how, summed)
+        try:
+            other_run = self.run(other, [there[here.index(i)] for i in summed], how, after=after)
+        except ProbeFailed:
+            return False
+        if not comparable(before, other_run) or any(self.judge_state(before, other_run)):
+            return False
+        if differs(before.losses[here], other_run.losses[there], self.relative, 0.0):
+            return False
+        gap, length = distance(before.gradient, other_run.gradient) if summed else (0.0, 0.0)
+        return gap <= self.relative * (length + 0.01)
+
     def judge(self, swap: Swap, how: How = AS_GIVEN) -> Iterator[Finding]:
         """What a change of the others shows: nothing, if the watched examples and all state stay as they were.
 

@@ -2,9 +2,9 @@
 
 The probe at the start sees a few records. A model may mix examples only in a batch as large as a draw, only for some
 records or only by the toss of a coin. So at attempts 1, 2, 4, 8, ... of every opening of a run, before the noise is
-drawn, half of the examples of the draw's first part are replaced by copies of one of them, and then left out. The other
-half must keep its losses, and a few of them their gradients, each time with the same coins. From the third attempt on
-that is done by losses alone: where nothing is drawn at random half is left out, otherwise it is replaced.
+drawn, half of the examples of the draw's first part are left out. The other half must keep its losses, and at the first
+two attempts a few of them their gradients, with coins that all examples share. If coins may choose what is computed,
+half is also replaced by copies of one example, with the coins of a real step; masks like dropout's choose nothing.
 
 What a refusal reveals. The attempt is charged before the draw is made, and the refusal comes before its release; its
 one line names no record and no size. If the loss computes every example from itself alone, as a guarantee assumes,
@@ -105,7 +105,7 @@ class Watch:
             self._finding = replace(Finding.of(failure), cause=None)  # it goes to other processes, as words alone
 
     def _examine(self, prober: Prober, batch: Batch, how: How) -> Finding | None:
-        """Half of the examples, chosen at random, among copies of one of them, and by themselves."""
+        """Half of the examples, chosen at random, by themselves and, unless that says enough, among copies of one."""
         thorough = self.attempts <= THOROUGH
         order = torch.randperm(batch.size)
         watched: list[int] = order[: (batch.size + 1) // 2].sort().values.tolist()
@@ -113,13 +113,17 @@ class Watch:
         places[watched] = torch.tensor(watched)
         trial = Trial(prober, _regroup(batch, range(batch.size)))
         summed = tuple(watched[-SUMMED:]) if thorough else ()
-        randomness = trial.reference(how, summed).randomness
-        self._assumed.update(dict.fromkeys(list_assumptions(randomness)))
+        alone = replace(how, shared=True)
+        here = trial.reference(alone, summed).randomness
+        self._assumed.update(dict.fromkeys(list_assumptions(here)))
+        alike = trial.agrees(_regroup(batch, watched), [(i, n) for n, i in enumerate(watched)], alone, summed)
+        if alike and (here.masks or not (here.used or here.known)):
+            return None
         found = None
-        if thorough or randomness.used:
+        if thorough or here.used:
             swap = Swap(_regroup(batch, places.tolist()), tuple(watched), summed)
             found = next(trial.judge(swap, how), None)
-        if thorough or not randomness.used:
+        if not alike and (thorough or not here.used):
             found = found or next(trial.judge_alone(lambda some: _regroup(batch, some), tuple(watched), how), None)
         return found
 
