@@ -53,18 +53,18 @@ def private(recipe: Recipe | None = None, *, lr: float = 0.1, **options: Any) ->
         return Private(model, optimizer, dataset, recipe=recipe or calibrated(), **options)
 
 
-def require_valid_once(objective: Objective, *rest: Any) -> None:
-    """Probe the model, data and loss that most tests have once in a process, for training and for evaluating.
+def require_valid_once(objective: Objective, *rest: Any) -> Any:
+    """What the probe says of the model, data and loss that most tests have, asked once in a process for each mode.
 
     A probe takes a tenth of a second, and hundreds of tests bind them only to look at something else.
     """
     modes = tuple(module.training for module in objective.model.modules())
     if modes not in _PROBED:
-        require_valid(objective, *rest)
-        _PROBED.add(modes)
+        _PROBED[modes] = require_valid(objective, *rest)
+    return _PROBED[modes]
 
 
-_PROBED: set[tuple[bool, ...]] = set()
+_PROBED: dict[tuple[bool, ...], Any] = {}
 
 
 def batch_of(*tensors: Tensor) -> Batch:
