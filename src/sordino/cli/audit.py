@@ -64,7 +64,7 @@ def audit(
     require_one(run, recipe, "what to audit is missing or given twice: give a run, or --recipe")
     options.require_numbers({"noise_multiplier": noise_multiplier, "confidence": confidence})
     if run is not None:
-        early.require_run(run, early.CONFIG)
+        early.require_any(run, (early.CONFIG, early.PREPARATION), early.CONFIG)
         passed = _audit_run(run, trials, seed, trust_code, json)
     else:
         assert recipe is not None
