@@ -17,6 +17,7 @@ from sordino.gradients.rules.base import Examples, Kind, Layout, NoRule, PerExam
 from sordino.gradients.rules.combined import Summed, combine
 from sordino.gradients.rules.pulled import WayBack, pull_back
 from sordino.gradients.rules.recurrent import OVER_TIME
+from sordino.gradients.rules.rowwise import find_rows
 from sordino.gradients.rules.stretched import stretch_kept
 from sordino.gradients.stretch import Stretches
 from sordino.gradients.vmapped import InChunks, choose_microbatch
@@ -132,7 +133,9 @@ class Book:
         return self
 
     def _find_way(self, made: Tracked) -> WayBack:
-        return WayBack(made.attached, [root for root in made.roots if id(root) in self.wanted])
+        parameters = [root for root in made.roots if id(root) in self.wanted]
+        rows = find_rows(made.handle, parameters, self.recording.tracked) if made.path is None else None
+        return WayBack(made.attached, parameters, rows)
 
     @property
     def isolated(self) -> bool:

@@ -39,6 +39,7 @@ from sordino.gradients.bookkeeping.unseen import UNSEEN, Bypassed, Sightings, se
 from sordino.gradients.rules import RULES, generic
 from sordino.gradients.rules.base import Call, Layout, NoRule, ParameterShare, is_in_place, name_of
 from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples
+from sordino.gradients.rules.rowwise import Formula
 
 
 @dataclass
@@ -67,13 +68,15 @@ class Tracked:
     """A trainable parameter, or a tensor made from parameters alone.
 
     `attached` has the autograd graph back to the parameters; for a parameter it is the parameter. When this is one
-    parameter only rearranged or cut, `path` says how it was cut: (call, piece) for each cut; otherwise None.
+    parameter only rearranged or cut, `path` says how it was cut: (call, piece) for each cut; otherwise None. `formula`
+    is the operation that made it alone.
     """
 
     attached: Tensor
     handle: Tensor
     roots: tuple[Tensor, ...]
     path: tuple[tuple[int, int], ...] | None = ()
+    formula: Formula | None = None
 
     def apart_from(self, other: Tracked) -> bool:
         """Whether the two are different pieces of the same cut, so that their gradients are orthogonal in the root."""
@@ -306,7 +309,8 @@ class Recording(TorchFunctionMode):
             handle = piece.detach().requires_grad_()  # so that a use past the recording leaves a gradient here
             cut = None if source is None or name_of(func) in REARRANGE else (*source, (self.calls, index))
             path = source if name_of(func) in REARRANGE else cut
-            self.tracked[id(handle)] = Tracked(piece, handle, roots, path)
+            formula = None if several else Formula(func, args, kwargs)
+            self.tracked[id(handle)] = Tracked(piece, handle, roots, path, formula)
             return handle
 
         pieces = [track(piece, index) for index, piece in enumerate(results if several else [results])]

@@ -303,7 +303,7 @@ def sum_channels(normalised: Normalise | None = None) -> Settle:
 
 def name_of(function: Callable[..., Any]) -> str:
     """A readable name of a torch function."""
-    name = getattr(function, "__name__", repr(function))
+    name: str = getattr(function, "__name__", "") or repr(function)
     owner = getattr(function, "__self__", None)
     return f"{getattr(owner, '__name__', owner)}" if name == "__get__" else name
 

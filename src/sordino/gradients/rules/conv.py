@@ -85,14 +85,17 @@ class Convolved(PerExample):
         # Formed gradients that are kept lie as the weight does: turning them costs what longer runs save.
         self.channels_last = groups == 1 and self.way is not Way.FORM and x.shape[2] > g.shape[-1]
 
-    def factors(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """[b, groups, L, C/groups*K] patches and [b, groups, O/groups, L] gradients, L all positions of an example."""
+    def factors(self, start: int, stop: int, as_weight: bool = False) -> tuple[Tensor, Tensor]:
+        """[b, groups, L, C/groups*K] patches and [b, groups, O/groups, L] gradients, L all positions of an example.
+
+        Patches lie as the weight does, or with channels innermost where that is cheaper and the order does not matter.
+        """
         x, g = self.x[start:stop], self.g[start:stop]
         size, positions = len(x), g.shape[3:]
         gradients = g.reshape(size * self.items, self.geometry.groups, -1, prod(positions))
         if self.items > 1:
             gradients = join_items(gradients, size)
-        if self.channels_last:
+        if self.channels_last and not as_weight:
             rows = self.geometry.rows(x.flatten(0, 1), positions)
             return rows.reshape(size, 1, self.positions, -1), gradients
         patches = self.geometry.patches(x.flatten(0, 1), positions)
@@ -106,7 +109,7 @@ class Convolved(PerExample):
         if self.way is Way.GRAM:
             return torch.cat([self.gram(start, stop) for start, stop in self.ranges()])
         if self.way is Way.PASS:
-            formed = torch.cat([self.form(*some).flatten(1).square().sum(1) for some in self.ranges()])
+            formed = torch.cat([self.measure(*some) for some in self.ranges()])
             return round_up(formed, self.mass())
         self.formed = Formed(self.form_all())
         del self.x, self.g
@@ -120,20 +123,27 @@ class Convolved(PerExample):
         return (seen * squares(self.g.flatten(1))).sqrt()
 
     def form_all(self) -> Tensor:
-        """All gradients at once: by one convolution of all examples side by side where that is faster than patches."""
-        groups, channels = self.geometry.groups, self.shape[1]
-        if self.depthwise:
+        """All gradients at once, or some after the other where patches are copied."""
+        if self.depthwise or self.side_by_side:
             return self.form(0, self.size)
-        few = self.positions >= 128 if groups == 1 else channels >= 8
-        if self.items == 1 and few and channels <= 32:
-            x, g = self.x.flatten(0, 2).unsqueeze(0), self.g.flatten(0, 2).unsqueeze(0)
-            shape = torch.Size((self.size * self.shape[0], *self.shape[1:]))
-            apart = weight_gradient(x, g, shape, replace(self.geometry, groups=self.size * groups))
-            return apart.reshape(self.size, *self.shape)
         formed = self.x.new_empty(self.size, *self.shape)
         for start, stop in self.ranges():
             formed[start:stop] = self.form(start, stop)
         return formed
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether one convolution of all examples beside each other is faster than copying patches.
+
+        Measured: where there are many positions, but with many channels and strides its kernels are the slower ones.
+        """
+        channels, geometry = self.shape[1], self.geometry
+        if self.items > 1 or (geometry.groups > 1 and channels < 8):
+            return False
+        if channels <= 32:
+            return geometry.groups > 1 or self.positions >= 128
+        plain = geometry.groups == 1 and set(geometry.stride) == {1} and prod(geometry.kernel) > 1
+        return plain and self.positions >= 192
 
     def correlate(self, x: Tensor, g: Tensor) -> Tensor:
         """Depthwise: each channel of each example is convolved with its own output gradient, strides for dilations."""
@@ -165,11 +175,22 @@ class Convolved(PerExample):
             return self.formed.form(start, stop)
         if self.depthwise:
             return self.correlate(self.x[start:stop], self.g[start:stop])
-        patches, g = self.factors(start, stop)
-        formed = g @ patches
-        if self.channels_last:
-            return formed.reshape(stop - start, self.shape[0], *self.shape[2:], self.shape[1]).movedim(-1, 2)
-        return formed.reshape(stop - start, *self.shape)
+        if self.side_by_side:
+            x, g = (each[start:stop].flatten(0, 2).unsqueeze(0) for each in (self.x, self.g))
+            shape = torch.Size(((stop - start) * self.shape[0], *self.shape[1:]))
+            together = replace(self.geometry, groups=(stop - start) * self.geometry.groups)
+            return weight_gradient(x, g, shape, together).reshape(stop - start, *self.shape)
+        patches, g = self.factors(start, stop, as_weight=True)
+        return (g @ patches).reshape(stop - start, *self.shape)
+
+    def measure(self, start: int, stop: int) -> Tensor:
+        """Squared norms of gradients that are formed and forgotten."""
+        if self.depthwise or self.side_by_side:
+            formed = self.form(start, stop)
+        else:
+            patches, g = self.factors(start, stop)
+            formed = g @ patches
+        return squares(formed.flatten(1))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.formed is not None:

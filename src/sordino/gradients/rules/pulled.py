@@ -3,7 +3,8 @@
 What a model computes from its parameters without any data (a norm, a product, a parametrisation, a penalty inside of
 the loss, a weight that another network makes) is the same for every example; so is its Jacobian J: gradient_i = Jᵀ g_i,
 with g_i the gradient of what was made. A number, or a few, have a Jacobian of a few rows, which is found once.
-Otherwise as many g_i as fit the memory go back together, by one batched vector-Jacobian product.
+Otherwise as many g_i as fit the memory go back together, by one batched vector-Jacobian product; or in closed form,
+where what was made was made row by row (`rowwise`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from sordino.gradients.rules.base import BLOCK_BYTES, Formed, PerExample, squares, zero_rows
 from sordino.gradients.rules.linear import FORM_BYTES, round_up
+from sordino.gradients.rules.rowwise import Returning, Rows, Rowwise
 
 FEW = 4
 """The Jacobian of a tensor of so many entries is found row by row."""
@@ -26,8 +28,9 @@ class WayBack:
     `squares` and `formed` are what the first of them to be measured found for the others too.
     """
 
-    def __init__(self, made: Tensor, parameters: list[Tensor]) -> None:
-        self.made, self.parameters = made, parameters
+    def __init__(self, made: Tensor, parameters: list[Tensor], rows: Rows | None = None) -> None:
+        self.made, self.parameters, self.rows = made, parameters, rows
+        self.returning: Returning | None = None
         self.singly = False
         self.squares: dict[int, Tensor] = {}
         self.formed: dict[int, Formed] = {}
@@ -83,6 +86,9 @@ class WayBack:
 def pull_back(inner: PerExample, way: WayBack, parameter: Tensor, isometric: bool) -> PerExample:
     """The gradients of `parameter` from those (`inner`) of a tensor that was made from it, and perhaps from others."""
     made = way.made
+    if way.rows is not None and not isometric:
+        way.returning = way.returning or Returning(inner, way.rows)
+        return Rowwise(way.returning, next(i for i, each in enumerate(way.parameters) if each is parameter))
     if isometric or made.numel() > FEW:
         return Pulled(inner, way, parameter, isometric)
     rows = torch.eye(made.numel(), dtype=torch.float64 if made.dtype == torch.float64 else torch.float32)

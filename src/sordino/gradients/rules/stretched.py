@@ -53,8 +53,12 @@ class StretchedConvolution(Convolved):
         self.plain: Convolved | None = plain
         self.channels_last = False  # the map knows patches as the weight has them
 
-    def factors(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        patches, g = super().factors(start, stop)
+    @property
+    def side_by_side(self) -> bool:
+        return False  # its patches are stretched
+
+    def factors(self, start: int, stop: int, as_weight: bool = False) -> tuple[Tensor, Tensor]:
+        patches, g = super().factors(start, stop, as_weight)
         return stretch_rows(patches, self.by.right), stretch_rows(g.mT, self.by.left).mT
 
     def form_all(self) -> Tensor:

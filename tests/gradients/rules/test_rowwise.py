@@ -1,0 +1,167 @@
+"""Weights made row by row go back in closed form, with the gradients of autograd; others go back by autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from sordino.gradients.bookkeeping import BookKeeping
+from sordino.gradients.engine import Objective
+from sordino.gradients.rules import rowwise
+from tests.gradients.oracle import assert_matches, batch_of, check, singles
+
+Make = Callable[[Tensor, Tensor], Tensor]
+
+
+def standardise(weight: Tensor, gain: Tensor) -> Tensor:
+    mean = weight.mean(dim=(1, 2, 3), keepdim=True)
+    variance = weight.var(dim=(1, 2, 3), keepdim=True, unbiased=False)
+    return (weight - mean) * (gain * torch.rsqrt(variance * weight[0].numel() + 1e-4))
+
+
+def bend(weight: Tensor, gain: Tensor) -> Tensor:
+    """Entries that are not scaled alike, one number made from another, and a gain that is used twice."""
+    longest = (weight.tanh() * gain).square().sum((1, 2, 3), keepdim=True)
+    return (weight * longest.sqrt()).tanh() + gain - torch.linalg.vector_norm(weight, dim=(1, 2, 3), keepdim=True) / 3
+
+
+BY_ROWS: dict[str, Make] = {
+    "standardised": standardise,
+    "bent": bend,
+    "normalised": lambda w, g: w / (torch.linalg.vector_norm(w, dim=(1, 2, 3), keepdim=True) + 1),
+    "scaled": lambda w, g: 2.0 * w * g,
+    "centred twice": lambda w, g: standardise(w - w.mean(dim=(1, 2, 3), keepdim=True), g.exp()),
+    "without a weight": lambda w, g: (w * 0.0) + w.amax(dim=(1, 2, 3), keepdim=True) * g,
+}
+OTHERWISE: dict[str, Make] = {
+    "by columns": lambda w, g: w - w.mean(dim=0, keepdim=True),
+    "by all": lambda w, g: w / (w.norm() + 1) * g,
+    "by one dimension of several": lambda w, g: w - w.mean(dim=(2, 3), keepdim=True),
+    "a number of another row": lambda w, g: w * g.flip(0),
+    "rearranged": lambda w, g: w.flip(1) * g,
+    "sorted": lambda w, g: w.sort(1)[0] * g,
+    "by a buffer": lambda w, g: w * g * torch.ones(1),
+}
+
+
+class Convolution(nn.Module):
+    def __init__(self, make: Make) -> None:
+        super().__init__()
+        self.weight, self.gain = nn.Parameter(torch.randn(4, 3, 3, 3)), nn.Parameter(torch.rand(4, 1, 1, 1) + 0.5)
+        self.make = make
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.make(self.weight, self.gain), padding=1)
+
+
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The ways back that are found, or None where there is none."""
+    found: list[object] = []
+    real = rowwise.find_rows
+
+    def look(*args: Any) -> object:
+        found.append(real(*args))
+        return found[-1]
+
+    monkeypatch.setattr("sordino.gradients.bookkeeping.book.find_rows", look)
+    return found
+
+
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    found = watch(monkeypatch)
+    for size in (6, 1):
+        check(BookKeeping(), Convolution(BY_ROWS[name]).double(), torch.randn(size, 3, 5, 5).double(), size, rtol=1e-9)
+    check(BookKeeping(), Convolution(BY_ROWS[name]), torch.randn(6, 3, 5, 5), 6)
+    assert found
+    assert all(each is not None for each in found)
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_what_is_not_made_by_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    found = watch(monkeypatch)
+    check(BookKeeping(), Convolution(OTHERWISE[name]).double(), torch.randn(4, 3, 5, 5).double(), 4, rtol=1e-9)
+    assert not any(found)
+
+
+@pytest.mark.parametrize("frozen", ["weight", "gain"])
+def test_one_of_two_is_frozen(frozen: str) -> None:
+    torch.manual_seed(0)
+    model = Convolution(standardise)
+    getattr(model, frozen).requires_grad_(False)
+    check(BookKeeping(), model, torch.randn(4, 3, 5, 5), 4)
+
+
+def test_weight_norm_goes_back_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    found = watch(monkeypatch)
+    check(BookKeeping(), weight_norm(nn.Linear(6, 5)), torch.randn(8, 6), 8)
+    check(BookKeeping(), weight_norm(nn.Linear(6, 5), dim=1), torch.randn(8, 6), 8)
+    assert [each is None for each in found] == [False, True]
+
+
+def test_several_blocks_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many gradients are pulled back at a time changes no numbers."""
+    torch.manual_seed(0)
+    model, x = Convolution(standardise), torch.randn(7, 3, 5, 5)
+    weights, sums = torch.rand(7), []
+    for entries in (2**19, 250, 27):
+        monkeypatch.setattr(rowwise, "CACHED", entries)
+        monkeypatch.setattr(rowwise, "CLOSE", entries // 2)
+        monkeypatch.setattr(rowwise, "KEPT", 3 * (entries > 100))
+        found = BookKeeping().differentiate(Objective(model, loss), list(model.parameters()), batch_of(x, 7))
+        sums.append([found.norms, *found.weighted_sum(weights)])
+    for whole, *others in zip(*sums, strict=True):
+        for parts in others:
+            torch.testing.assert_close(whole, parts, rtol=1e-5, atol=1e-5)
+
+
+def test_a_sum_is_handed_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise is written into what is handed out."""
+    monkeypatch.setattr(rowwise, "KEPT", 0)
+    torch.manual_seed(0)
+    model, weights = Convolution(standardise), torch.rand(4)
+    batch = batch_of(torch.randn(4, 3, 5, 5), 4)
+    found = BookKeeping().differentiate(Objective(model, loss), list(model.parameters()), batch)
+    first = list(found.weighted_sum(weights))
+    copies = [each.clone() for each in first]
+    for each in first:
+        each.add_(1)
+    for copy, again in zip(copies, found.weighted_sum(weights), strict=True):
+        torch.testing.assert_close(again, copy)
+
+
+def test_a_bad_example_stays_alone() -> None:
+    torch.manual_seed(0)
+    model, x = Convolution(standardise), torch.randn(5, 3, 5, 5)
+    x[2, 1] = float("nan")
+    found = BookKeeping().differentiate(Objective(model, loss), list(model.parameters()), batch_of(x, 5))
+    assert torch.isfinite(found.norms).tolist() == [True, True, False, True, True]
+    weights = torch.tensor([1.0, 2.0, 0.0, 1.0, 1.0])
+    good = [0, 1, 3, 4]
+    each = singles(model, loss, batch_of(x[good], 4))
+    for place, total in enumerate(found.weighted_sum(weights)):
+        wanted = sum(weights[i] * row[place] for i, row in zip(good, each, strict=True))
+        torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_weight_that_is_used_twice() -> None:
+    """Once as it is and once standardised: cross terms are found."""
+    torch.manual_seed(0)
+    model = Convolution(lambda w, g: standardise(w, g))
+    twice = lambda m, x: loss(m, x) + F.conv2d(x, m.weight).flatten(1).square().mean(1)  # noqa: E731
+    batch = batch_of(torch.randn(4, 3, 5, 5), 4)
+    found = BookKeeping().differentiate(Objective(model, twice), list(model.parameters()), batch)
+    assert_matches(found, singles(model, twice, batch), 1e-4)
+
+
+def loss(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).flatten(1).square().mean(1)
