@@ -68,7 +68,7 @@ def test_by_scenes_a_response_is_the_cosine_of_two_whitened_patches() -> None:
     assert found.shape == (3, 9, 9)
     for row, column in ((0, 0), (8, 8), (2, 7)):
         patch = image[:, row : row + 4, column : column + 4].flatten()
-        seen = white @ ((patch - patch.mean()) / (patch.var() + 0.01).sqrt())
+        seen = white @ ((patch - patch.mean()) / (patch.var(correction=0) + 0.01).sqrt())
         for each, other in zip(found[:, row, column], cut @ white, strict=False):
             expected = seen @ other / other.norm() / (seen.norm() + 0.3)
             torch.testing.assert_close(each, expected, atol=1e-5, rtol=1e-4)

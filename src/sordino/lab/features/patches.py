@@ -28,7 +28,7 @@ from sordino.lab.features.synthetic import (
 
 VERSION = 1
 """Part of every cache key: raised when the same arguments would give other features."""
-CHUNK = 50
+CHUNK = 16
 _PICTURES, _EXAMPLES = 500, 6000
 _SCENES, _DESCRIBED = 1500, 3000
 """Scenes that filters are cut from, and scenes whose features are whitened."""
@@ -148,13 +148,14 @@ def _make_sphere(choice: Patches, pictures: Tensor) -> Map:
     patches = _cut_patches(choice.filters, choice.side, max(2, choice.side // 2), pictures)
     white = _whiten_patches(patches)
     directions = scale_to_unit(patches[: choice.filters] @ white)
+    # A patch times the centred rows of the whitening is the whitened patch without its mean.
+    kernels = (white - white.mean(1, keepdim=True)).reshape(len(white), -1, choice.side, choice.side)
 
     def respond(images: Tensor) -> Tensor:
-        rows = F.unfold(images, choice.side).transpose(1, 2)
-        rows = _normalise_patches(rows) @ white
-        lengths: Tensor = rows.norm(dim=2, keepdim=True)
-        cosines: Tensor = directions @ (rows / (lengths + _FLOOR)).transpose(1, 2)
-        return cosines.reshape(len(images), choice.filters, -1, images.shape[3] - choice.side + 1)
+        seen = F.conv2d(images, kernels)
+        lengths: Tensor = seen.norm(dim=1, keepdim=True)
+        seen = seen / (lengths + _FLOOR * _measure_contrast(images, kernels))
+        return F.conv2d(seen, directions[:, :, None, None])
 
     return respond
 
@@ -163,16 +164,11 @@ def _cut_patches(least: int, side: int, stride: int, pictures: Tensor) -> Tensor
     """Normalised patches [at least `least`, channels * side^2] of the pictures in random order, without flat ones."""
     patches = F.unfold(pictures, side, stride=stride).transpose(1, 2).flatten(0, 1)
     patches = patches[torch.randperm(len(patches), generator=torch.Generator().manual_seed(0))][:_MOST]
-    patches = _normalise_patches(patches[patches.std(1) > _FLAT])
+    patches = patches[patches.std(1) > _FLAT]
     if least > len(patches):
         raise InvalidInput(f"filters={least} must be <= {len(patches)}, the patches there are")
-    return patches
-
-
-def _normalise_patches(rows: Tensor) -> Tensor:
-    """Patches without their mean, and about of variance 1 each."""
-    rows = rows - rows.mean(-1, keepdim=True)
-    normal: Tensor = rows * (rows.var(-1, keepdim=True) + CONTRAST).rsqrt()
+    centred = patches - patches.mean(1, keepdim=True)
+    normal: Tensor = centred / (patches.var(1, keepdim=True) + CONTRAST).sqrt()
     return normal
 
 
@@ -184,13 +180,15 @@ def _whiten_patches(patches: Tensor) -> Tensor:
 
 def _pool(images: Tensor, kernels: Tensor, choice: Patches) -> Tensor:
     """Roots of the pooled responses, centred and of norm 1, before the second whitening; a blank image is zero."""
+    seen = _see(images, choice)
+    return _take_roots([F.conv2d(view, kernels) / _measure_contrast(view, kernels) for view in seen], choice)
+
+
+def _measure_contrast(images: Tensor, kernels: Tensor) -> Tensor:
+    """The deviation [N, 1, H', W'] of each patch under a kernel, and a little more."""
     even = torch.full_like(kernels[:1], 1 / kernels[0].numel())
-
-    def respond(view: Tensor) -> Tensor:
-        mean, square = F.conv2d(view, even), F.conv2d(view * view, even)
-        return F.conv2d(view, kernels) / ((square - mean * mean).clamp(min=0) + CONTRAST).sqrt()
-
-    return _take_roots([respond(view) for view in _see(images, choice)], choice)
+    mean, square = F.conv2d(images, even), F.conv2d(images * images, even)
+    return ((square - mean * mean).clamp(min=0) + CONTRAST).sqrt()
 
 
 def _see(images: Tensor, choice: Patches) -> list[Tensor]:
@@ -199,11 +197,12 @@ def _see(images: Tensor, choice: Patches) -> list[Tensor]:
 
 def _take_roots(responses: list[Tensor], choice: Patches) -> Tensor:
     """Both signs rectified, averaged over the cells of the grid and over views; roots, centred and of norm 1."""
+    down, across = (F.adaptive_avg_pool1d(torch.eye(side)[None], choice.grid)[0] for side in responses[0].shape[2:])
     signs = [
-        torch.stack([F.adaptive_avg_pool2d(F.relu(sign * each - choice.threshold), choice.grid) for each in responses])
+        sum(down.T @ ((sign * each).sub_(choice.threshold).clamp_(min=0) @ across) for each in responses)
         for sign in (1, -1)
     ]
-    roots = torch.cat([each.mean(0) for each in signs], 1).flatten(1).sqrt()
+    roots = (torch.cat(signs, 1).flatten(1) / len(responses)).sqrt()
     return scale_to_unit(roots - roots.mean(1, keepdim=True))
 
 
