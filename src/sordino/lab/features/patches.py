@@ -198,11 +198,12 @@ def _see(images: Tensor, choice: Patches) -> list[Tensor]:
 def _take_roots(responses: list[Tensor], choice: Patches) -> Tensor:
     """Both signs rectified, averaged over the cells of the grid and over views; roots, centred and of norm 1."""
     down, across = (F.adaptive_avg_pool1d(torch.eye(side)[None], choice.grid)[0] for side in responses[0].shape[2:])
-    signs = [
-        sum(down.T @ ((sign * each).sub_(choice.threshold).clamp_(min=0) @ across) for each in responses)
-        for sign in (1, -1)
-    ]
-    roots = (torch.cat(signs, 1).flatten(1) / len(responses)).sqrt()
+
+    def pool(sign: int) -> Tensor:
+        rectified = ((sign * each).sub_(choice.threshold).clamp_(min=0) for each in responses)
+        return torch.stack([down.T @ (each @ across) for each in rectified]).mean(0)
+
+    roots = torch.cat([pool(1), pool(-1)], 1).flatten(1).sqrt()
     return scale_to_unit(roots - roots.mean(1, keepdim=True))
 
 
