@@ -7,6 +7,8 @@ BIN := .venv/bin
 MANIFEST := pyproject.toml requirements.lock
 # Small models gain nothing from torch's thread pool and lose much on a busy machine: one thread per process.
 export OMP_NUM_THREADS ?= 1
+# Compiled files are kept, also where the environment says otherwise: workers and the programs that tests start share them.
+export PYTHONDONTWRITEBYTECODE :=
 # Each worker begins with a contiguous share, so that what a file sets up once is set up by one worker, and steals at the end.
 # One process more than cores: many tests wait for programs that they start.
 PYTEST := $(BIN)/pytest -n $(shell expr $$(nproc 2>/dev/null || echo 2) + 1) --maxprocesses=4 --dist worksteal --durations=10

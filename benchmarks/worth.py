@@ -253,12 +253,15 @@ def list_methods(task: str) -> list[str]:
 
 
 def list_missing(
-    rows: dict[str, Row], tasks: Sequence[str], epsilons: Sequence[float] = EPSILONS
+    rows: dict[str, Row],
+    tasks: Sequence[str],
+    epsilons: Sequence[float] = EPSILONS,
+    methods: Sequence[str] | None = None,
 ) -> Iterator[tuple[str, float, str, float, int]]:
     """The next runs, column by column; those of the report wait for their search."""
     for epsilon in epsilons:
         for task in tasks:
-            for method in list_methods(task):
+            for method in (each for each in list_methods(task) if methods is None or each in methods):
                 found = search(rows, task, epsilon, method)
                 rate, seeds = (found.best, SEEDS) if found.following is None else (found.following, (SEARCHED,))
                 assert rate is not None
@@ -271,6 +274,7 @@ def list_missing(
 def run(
     tasks: Annotated[list[str] | None, typer.Argument(help="Tasks, in order; all unless given.")] = None,
     epsilon: Annotated[list[float] | None, typer.Option(help="Columns, in order; all unless given.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Rows; all unless given.")] = None,
     minutes: Annotated[float, typer.Option(help="Processor time to spend at most.")] = 50.0,
     stored: Annotated[Path, typer.Option(help="Where results are kept.")] = STORED,
 ) -> None:
@@ -279,14 +283,14 @@ def run(
     begun = time.process_time()
     while (time.process_time() - begun) / 60 < minutes:
         rows = {row["label"]: row for row in read_lines(stored)}
-        following = next(list_missing(rows, tasks or list(TASKS), epsilon or EPSILONS), None)
+        following = next(list_missing(rows, tasks or list(TASKS), epsilon or EPSILONS, method), None)
         if following is None:
             break
-        name, target, method, rate, seed = following
+        name, target, chosen, rate, seed = following
         task = TASKS[name]()
-        model, told = train(task, method, rate, target, seed)
+        model, told = train(task, chosen, rate, target, seed)
         accuracy = measure_accuracy(model, task.choose if seed == SEARCHED else task.test)
-        row = {"label": name_run(*following), "task": name, "epsilon": target, "method": method, "rate": rate}
+        row = {"label": name_run(*following), "task": name, "epsilon": target, "method": chosen, "rate": rate}
         keep_lines(stored, {**row, "seed": seed, "accuracy": accuracy, **told})
         print(row["label"], f"{100 * accuracy:.2f}", f"{told['seconds']:.1f} s", flush=True)
 

@@ -13,7 +13,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from sordino import Private, recipes
+from sordino.augmentation import OWN_COINS
 from sordino.chance import SecretChance
+from sordino.errors import UnsupportedModel
+from sordino.loops import GIVEN
+from sordino.validation.watching import ONE_COIN
 
 RECORDS, WIDTH = 4, 64
 NOISELESS = 1e-7
@@ -114,3 +118,150 @@ def test_a_block_within_a_block_goes_on() -> None:
     chance.leave()
     chance.leave()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+# -- what a step cannot make secret is refused, or stated ------------------------------------------------------------
+
+
+def mask(x: Tensor, coins: Any) -> Tensor:
+    return x * torch.as_tensor(coins < 0.5)
+
+
+def seeds_torch(model: nn.Module, x: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return model(mask(x, torch.rand(x.shape)))
+
+
+def seeds_torch_for_a_while(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return model(mask(x, torch.rand(x.shape)))
+
+
+def seeds_a_generator(model: nn.Module, x: Tensor) -> Tensor:
+    return model(mask(x, torch.rand(x.shape, generator=torch.Generator().manual_seed(0))))
+
+
+def seeds_numpy(model: nn.Module, x: Tensor) -> Tensor:
+    np.random.seed(0)  # noqa: NPY002
+    return model(mask(x, np.random.rand(*x.shape)))  # noqa: NPY002
+
+
+def seeds_python(model: nn.Module, x: Tensor) -> Tensor:
+    random.seed(0)
+    return model(mask(x, torch.tensor([[random.random() for _ in row] for row in x])))
+
+
+HELD = torch.Generator().manual_seed(0)
+
+
+def holds_a_generator(model: nn.Module, x: Tensor) -> Tensor:
+    return model(mask(x, torch.rand(x.shape, generator=HELD)))
+
+
+def prepare(loss: Any, data: Any = None, steps: int = 1, **options: Any) -> Private:
+    torch.manual_seed(0)
+    recipe = recipes.dpsgd(batch_size=8, steps=steps, noise_multiplier=1.0).for_records(16)
+    model = nn.Sequential(nn.Linear(WIDTH, 1), nn.Flatten(0))
+    data = torch.randn(16, WIDTH) if data is None else data
+    return Private(model, torch.optim.SGD(model.parameters(), lr=1.0), data, loss, recipe, **options)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [seeds_torch, seeds_torch_for_a_while, seeds_a_generator, seeds_numpy, seeds_python, holds_a_generator],
+    ids=lambda loss: loss.__name__,
+)
+def test_a_loss_whose_masks_anyone_can_know_is_refused_before_anything_is_spent(loss: Any) -> None:
+    with pytest.raises(UnsupportedModel, match="whoever knows the seed"):
+        prepare(loss)
+
+
+def test_numbers_that_are_the_same_for_every_record_may_have_a_known_seed() -> None:
+    """As a fixed random projection that is made anew each time: one record more gives the others no other numbers."""
+
+    def project(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x @ torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0)))
+
+    prepare(project).step()
+
+
+@pytest.mark.parametrize("loop", [by_steps, by_loader])
+def test_a_step_in_which_torch_is_seeded_is_not_released(loop: Callable[[Private], None]) -> None:
+    """Whoever skips the probe, or seeds torch now and then, learns it before the noise is drawn."""
+    private = prepare(seeds_torch, validate=False)
+    before = private.bench.objective.model[0].weight.detach().clone()
+    with pytest.raises(UnsupportedModel, match="torch was seeded within a step"):
+        loop(private)
+    assert torch.equal(private.bench.objective.model[0].weight, before)
+    assert len(private.bench.ledger) == 1, "the attempt is charged"
+    private.close()
+
+
+class Own(Dataset[Tensor]):
+    """Each record is masked by numbers of a generator that the dataset holds, or seeds."""
+
+    def __init__(self, draw: Callable[[int], Any]) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Tensor:
+        return mask(torch.ones(WIDTH), self.draw(index)).float()
+
+
+def plain(model: nn.Module, x: Tensor) -> Tensor:
+    losses: Tensor = model(x)
+    return losses
+
+
+def test_a_generator_that_the_dataset_holds_is_named_in_the_headline() -> None:
+    held = np.random.default_rng(0)
+    stated = prepare(plain, Own(lambda _: held.random(WIDTH))).guarantee(1e-5)
+    assert f"proven provided that {OWN_COINS}, which nobody checked" in str(stated)
+    for draw in (lambda _: torch.rand(WIDTH), lambda i: np.random.default_rng(i).random(WIDTH)):
+        assert prepare(plain, Own(draw)).guarantee(1e-5).conditions == ()
+
+
+def test_a_dataset_that_seeds_torch_is_refused() -> None:
+    def draw(index: int) -> Tensor:
+        torch.manual_seed(index)
+        return torch.rand(WIDTH)
+
+    with pytest.raises(UnsupportedModel, match="dataset or collate function seeds"):
+        prepare(plain, Own(draw))
+
+
+def test_masks_that_every_pass_draws_again_are_stated() -> None:
+    def again(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.random.fork_rng():
+            return model(nn.functional.dropout(x))
+
+    assert ONE_COIN in prepare(again).guarantee(1e-5).assumptions
+    assert ONE_COIN not in prepare(lambda m, x: m(nn.functional.dropout(x))).guarantee(1e-5).assumptions
+
+
+def test_what_a_guarantee_rests_on_is_said_before_the_first_draw() -> None:
+    """Its place in the ledger would tell which draw first held two records."""
+
+    def toss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x) * random.choice([1.0, 2.0])
+
+    private = prepare(toss)
+    assert ONE_COIN in private.bench.ledger.declared("assumption")
+    before = private.bench.ledger.head().declarations
+    private.step()
+    assert private.bench.ledger.head().declarations == before
+
+
+def test_what_a_loop_cannot_compare_is_said_before_its_first_draw() -> None:
+    """Said after the first batch, it would tell which draw was the first to hold a record."""
+    private = prepare(lambda m, x: m(nn.functional.dropout(x)))
+    batches: Any = private.loader()
+    next(batches)
+    assert private.bench.ledger.declared("condition") == [GIVEN]
+    lines = private.bench.ledger._connection.execute("SELECT after FROM declarations WHERE kind = 'condition'")
+    assert lines.fetchall() == [(0,)]
+    batches.close()
+    private.close()

@@ -260,3 +260,36 @@ def test_recipe_is_refused_before_it_is_calibrated() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="is not calibrated"):
         Private(model, optimizer, classification(), cross_entropy, recipes.dpsgd(batch_size=16, epochs=1))
+
+
+def masked_out(model: nn.Module, x: Tensor) -> Tensor:
+    """The loss of a record without a label is the constant zero, which no parameter has a part in."""
+    losses = torch.zeros(len(x))
+    some = x[:, 0] < 100
+    if some.any():
+        losses[some] = model(x[some]).squeeze(1)
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("engine", "loop"), [("auto", False), ("auto", True), ("loop", False), ("loop", True), ("jl", False)]
+)
+def test_law_6_a_record_without_a_gradient_ends_no_run(engine: str, loop: bool) -> None:
+    """Whether a draw holds it, or nothing else, is private."""
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    x[1:19, 0] = 200.0
+    given = {"batch_size": 2, "steps": 12, "noise_multiplier": 1.0}
+    made = recipes.jl(projections=20, **given) if engine == "jl" else recipes.dpsgd(**given)
+    model = nn.Linear(3, 1)
+    options = {} if engine == "jl" else {"engine": engine}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = Private(model, optimizer, x, masked_out, made.for_records(20), seed=1, microbatch=1, **options)
+    if loop:
+        for batch in private.loader(microbatch=1):
+            optimizer.zero_grad()
+            private.backward(masked_out(model, batch))
+            optimizer.step()
+    else:
+        list(private.steps())
+    assert private.position == 12
+    private.close()

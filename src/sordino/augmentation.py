@@ -18,7 +18,7 @@ import copy
 import hashlib
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,8 @@ It may draw from torch, NumPy's global generator and Python's ``random``, all of
 
 GIVEN_ALONE = "the augmentation looks at nothing but the record that it is given and at its coins"
 """What no test can show about a user's function: every guarantee rests on it."""
+OWN_COINS = "the generators that the dataset holds itself have secret seeds, and no two of a loader's workers share one"
+"""What must hold where a record was seen to be another one the next time, although every generator was seeded."""
 UNTRIED = "the augmentation looks at nothing but the record that it is given (which it was not seen to do)"
 """What must hold where it could not be tried, or was seen not to: the guarantee says so in its headline."""
 
@@ -103,7 +105,20 @@ class Views:
         """Whether a record has the same views again after another one was seen, given the same coins."""
         some = [torch.tensor([row]).repeat_interleave(self.count) for row in (0, length - 1, 0)]
         first, _, again = (self.make(load, rows, 0) for rows in some)
-        return all(map(_is_same, tree_leaves(first), tree_leaves(again)))
+        return _are_same(first, again)
+
+
+def is_alone(load: Callable[[int], Any], length: int) -> bool:
+    """Whether a record is the same again after another one was read, given the same coins.
+
+    One that cannot be read is no objection here: the probe of the model says so, without its words.
+    """
+    found = []
+    with seeded_randomness() as seed, suppress(Exception):
+        for row in (0, length - 1, 0):
+            seed(0)
+            found.append(copy.deepcopy(load(row)))
+    return len(found) < 3 or _are_same(found[0], found[-1])
 
 
 def require_views(augment: int | None, augmentation: Augmentation | None, plain: bool) -> Views | None:
@@ -147,11 +162,18 @@ def _copy(record: Any) -> Any:
     return tree_map(lambda part: part.clone() if isinstance(part, Tensor) else copy.deepcopy(part), record)
 
 
+def _are_same(one: object, other: object) -> bool:
+    mine, theirs = tree_leaves(one), tree_leaves(other)
+    return len(mine) == len(theirs) and all(map(_is_same, mine, theirs))
+
+
 def _is_same(one: object, other: object) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.shape == other.shape and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return one.shape == other.shape and one.tobytes() == other.tobytes()
+    if type(one) is type(other) and type(one).__eq__ is object.__eq__ and hasattr(one, "__dict__"):
+        return _are_same(vars(one), vars(other))
     try:
         return bool(one == other)
     except (TypeError, ValueError, RuntimeError):

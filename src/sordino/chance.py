@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from numpy.random.mtrand import get_bit_generator, set_bit_generator
 
+from sordino.errors import UnsupportedModel
+
 
 @contextmanager
 def shield_chance(seed: int | None) -> Iterator[None]:
@@ -50,6 +52,7 @@ class SecretChance:
     def __init__(self) -> None:
         self._numpy: np.random.MT19937 | None = None
         self._depth = 0
+        self._seed: int | None = None
         self._back = ExitStack()
 
     def enter(self, device: torch.device, *, secret: bool = True) -> None:
@@ -66,17 +69,26 @@ class SecretChance:
             every = range(torch.get_device_module(device.type).device_count())
             self._back.enter_context(torch.random.fork_rng(every, device_type=device.type))
             torch.get_device_module(device.type).manual_seed(secrets.randbits(63))
-        torch.default_generator.manual_seed(secrets.randbits(63))
+        self._seed = secrets.randbits(63)
+        torch.default_generator.manual_seed(self._seed)
         set_bit_generator(self._numpy)
         random.seed(secrets.randbits(256))
+
+    def require_secret(self) -> None:
+        """Refuse what was drawn in a block in which the loss or the dataset seeded torch."""
+        if self._seed is not None and torch.default_generator.initial_seed() != self._seed:
+            raise UnsupportedModel(
+                "torch was seeded within a step, by the loss or the dataset, so that what it draws for every record is "
+                "known (this draw is paid for and was not released): leave torch.manual_seed out"
+            )
 
     def leave(self) -> None:
         """End it; outside of it nothing happens."""
         self._depth = max(0, self._depth - 1)
         if not self._depth:
-            self._back.close()
+            self.end()
 
     def end(self) -> None:
         """End it, however often it was entered."""
-        self._depth = 0
+        self._depth, self._seed = 0, None
         self._back.close()

@@ -57,7 +57,7 @@ class UserLoop:
         self._probe = probe
         self.assumptions: tuple[str, ...] = ()
         self._open: _Open | None = None
-        self._ours = False
+        self._ours = self._compared = self._stated = False
         optimizer = bench.optimizer
         self._hooks = (
             optimizer.register_step_pre_hook(self._before_step),
@@ -92,6 +92,7 @@ class UserLoop:
         try:
             for draw, fetch in self._draws(foreign, num_workers):
                 self._probe()
+                self._state_unchecked()
                 if self.bench.run.position >= (self.bench.recipe.steps or 0):
                     break
                 yield from self._offer(draw, fetch, microbatch)
@@ -190,7 +191,7 @@ class UserLoop:
                 f"losses are {describe_kind(losses)}, must be a vector with one loss per example: use reduction='none'"
             )
         self._probe()  # the model may have been put into another mode since the batch was drawn
-        if not self.assumptions:
+        if not (self._compared or (self.bench.watch is not None and self.bench.watch.random)):
             self._compare(losses, current.batch)
         if self.bench.watch is not None:
             self.bench.watch.look(self.bench.objective, current.attempt.parameters, current.batch)
@@ -202,10 +203,7 @@ class UserLoop:
         self.bench.chance.leave()
 
     def _compare(self, losses: Tensor, batch: Batch) -> None:
-        """On the first batch, compare the user's losses with the loss that was probed for mixing examples.
-
-        A model with dropout gives different losses every time and cannot be compared; the guarantee's headline says so.
-        """
+        """On the first batch, compare the user's losses with the loss that was probed for mixing examples."""
         with torch.no_grad(), torch.random.fork_rng():
             first, second = (self.bench.objective.losses(batch.data, batch.size) for _ in range(2))
         here = losses.detach().to(first.dtype)
@@ -215,9 +213,19 @@ class UserLoop:
                 "the losses given to private.backward are not those of the loss that Private was given: "
                 "pass the same loss to both, undivided by the batch size"
             )
+        self._compared = True
+
+    def _state_unchecked(self) -> None:
+        """What a guarantee rests on in a loop of the user's: in its headline where the losses cannot be compared.
+
+        A model with dropout gives different losses every time. Whether this one does is known from the probe: what the
+        first batch shows would be written after the draw that was the first to hold a record.
+        """
         self.assumptions = (GIVEN,)
-        if not torch.equal(first, second):
-            self.bench.ledger.declare(CONDITION, GIVEN)
+        watch = self.bench.watch
+        if not self._stated and (watch is None or watch.random):
+            self._stated = True
+            self.bench.run.declare(CONDITION, GIVEN)
 
     def _differentiate(self, current: _Open, losses: Tensor, recorder: Recorder | None) -> Differentiated:
         assert current.batch is not None

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from sordino import books, checkpoint, validation
 from sordino.accounting.guarantee import Guarantee
 from sordino.accounting.ledger import Ledger
-from sordino.augmentation import GIVEN_ALONE, UNTRIED, Augmentation, ShiftAndMirror, require_views
+from sordino.augmentation import GIVEN_ALONE, OWN_COINS, UNTRIED, Augmentation, ShiftAndMirror, require_views
 from sordino.distributed import agreement, form_team, sharding
 from sordino.errors import BudgetExhausted, CheckpointError, InvalidInput
 from sordino.gradients import Objective
@@ -33,7 +33,7 @@ from sordino.run import ROUNDING_IS_SMALL, Run, Stopped
 from sordino.step import Bench
 from sordino.units import Unit, Units, describe_units, name_unit
 from sordino.validation import check_ledger, check_length, check_optimizer
-from sordino.validation.watching import IN_ANY_COMPANY, Watch
+from sordino.validation.watching import IN_ANY_COMPANY, Watch, list_assumptions
 from sordino.vault.claims import DatasetBudget
 
 _log = logging.getLogger("sordino")
@@ -118,7 +118,8 @@ class Private:
         check_ledger(recipe.basis, ledger, name)
         objective = Objective(model, loss)
         team, self._engine, self._validated = form_team(group), engine, validate
-        mixable = views is not None and not (validate and records.sees_alone())
+        alone = validate and records.sees_alone()
+        unseen = () if alone else (UNTRIED,) if views is not None else (OWN_COINS,) if validate else ()
         foreign = views is not None and not isinstance(augmentation, ShiftAndMirror)
         said = (
             *(() if unit is None else (ROUNDING_IS_SMALL,)),
@@ -130,7 +131,7 @@ class Private:
             unit=name,
             population=records.count,
             assumptions=(*said, *agreement.list_assumptions(team)),
-            conditions=(*(() if validate else ALONE), *((UNTRIED,) if mixable else ())),
+            conditions=(*(() if validate else ALONE), *unseen),
             setting=f"the model was {'' if validate else 'NOT '}probed{records.describe(name)}",
             ledger=ledger,
             seed=seed,
@@ -255,7 +256,10 @@ class Private:
         if self._validated and modes not in self._probed:
             fetch = records.make_fetcher(self.bench.device)
             crowd = min(self.bench.microbatch or validation.CROWD, validation.CROWD)
-            validation.require_valid(objective, self.bench.parameters(), fetch, records.length, crowd)
+            seen = validation.require_valid(objective, self.bench.parameters(), fetch, records.length, crowd)
+            self.run.assume(list_assumptions(seen))
+            assert self.bench.watch is not None
+            self.bench.watch.random |= seen.used or seen.known
             self._probed.add(modes)
 
     # -- what it costs ------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
-from sordino.augmentation import Views
+from sordino.augmentation import Views, is_alone
 from sordino.errors import InvalidInput
 from sordino.gradients.engine import Batch, Groups, counts_examples
 from sordino.noise import Source
@@ -125,8 +125,10 @@ class Records:
         return self.views.make(self._load_one, rows, choice)
 
     def sees_alone(self) -> bool:
-        """Whether views were seen to depend on their record and on its coins alone."""
-        return self.views is None or self.views.is_alone(self._load_one, self.length)
+        """Whether records, or views of them, were seen to depend on the record and on its coins alone."""
+        if self.views is not None:
+            return self.views.is_alone(self._load_one, self.length)
+        return self._tensors is not None or is_alone(self._load_one, self.length)
 
     def _load_one(self, row: int) -> Any:
         """One record as the dataset gives it."""

@@ -102,7 +102,7 @@ class Run:
         require_source(self.source)
         self.allowance: Allowance = Unlimited()
         self._population, self._seed, self._given = population, seed, source
-        self._recorded, self._announced = UNKNOWN, False
+        self._recorded, self._announced, self._bound = UNKNOWN, False, False
         self._charged = 0
         self.claim: RunClaim | None = None
         if vault is not None:
@@ -153,6 +153,14 @@ class Run:
         self.team.lead(lambda: self.ledger.declare(kind, text))
         if not self.team.leads:
             self.ledger.declare(kind, text)
+
+    def assume(self, lines: Iterable[str]) -> None:
+        """What every guarantee must say, too: in the ledger from its opening on, or from now if it is open."""
+        new = tuple(line for line in lines if line not in self.assumptions)
+        self.assumptions += new
+        if self._bound:
+            for line in new:
+                self.declare(ASSUMPTION, line)
 
     def count_steps_left(self) -> int:
         """How many of the recipe's steps are still to come and can be paid for."""
@@ -307,6 +315,7 @@ class Run:
         for text in self.conditions:
             self.declare(CONDITION, text)
         team.lead(self._reserve_in_vault)
+        self._bound = True
 
     def _ask_vault(self) -> None:
         """Refuse a run that the dataset's budget has no room for before there is anything on disk."""

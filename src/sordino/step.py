@@ -252,6 +252,7 @@ def begin(bench: Bench, step: int, draw: Draw | None = None) -> Attempt:
 def add(attempt: Attempt, part: Draw, differentiated: Differentiated) -> None:
     """Weigh. Add ``sum_i weight_i * gradient_i`` of a part of the draw; ``weight * norm <= clip`` for each example."""
     recipe, norms = attempt.bench.recipe, differentiated.norms
+    attempt.bench.chance.require_secret()
     attempt.add(differentiated.weighted_sum(weigh(attempt, part, differentiated)))
     assert recipe.sampler is not None
     recipe.sampler.observe(part, norms, attempt.bench.states.sampler)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from sordino.accounting.ledger import Ledger
+from tests import forked
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="SIGKILL is POSIX's")
 
@@ -29,18 +28,16 @@ while True:
 
 def _killed_writer(path: Path, charges: int) -> tuple[int, int]:
     """Start a writer, kill it once it has acknowledged `charges` charges; its incarnation and last acknowledgement."""
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
-    assert writer.stdout is not None
+    writer = forked.start(WRITER, path)
     incarnation = int(writer.stdout.readline()[1:])
     last = 0
     for _ in range(charges):
         last = int(writer.stdout.readline())
-    writer.send_signal(signal.SIGKILL)
+    writer.kill()
     for line in writer.stdout:
         if line.endswith("\n"):
             last = int(line)
     assert writer.wait() == -signal.SIGKILL
-    writer.stdout.close()
     return incarnation, last
 
 
@@ -71,11 +68,9 @@ def test_the_check_would_notice_a_writer_that_is_not_durable(tmp_path: Path) -> 
         "from contextlib import nullcontext\nfrom sordino.accounting import store\n"
         "store.transaction = lambda *_: nullcontext()\nstore.leave = lambda _: None",
     )
-    writer = subprocess.Popen([sys.executable, "-c", hasty, str(path)], stdout=subprocess.PIPE, text=True)
-    assert writer.stdout is not None
+    writer = forked.start(hasty, path)
     lines = [writer.stdout.readline() for _ in range(11)]
-    writer.send_signal(signal.SIGKILL)
+    writer.kill()
     writer.wait()
-    writer.stdout.close()
     with Ledger.read(path) as reader:
         assert int(lines[-1]) > len(reader)

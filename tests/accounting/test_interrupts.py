@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from sordino.accounting.ledger import Ledger
+from tests import forked
 
 STEP = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.1))
 
@@ -106,7 +106,7 @@ while interrupts < 25:
 ledger.close()
 print(acknowledged, len(Ledger.open({str(tmp_path / "ledger.sqlite")!r})))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    done = forked.run(code)
     assert done.returncode == 0, done.stderr
     acknowledged, held = map(int, done.stdout.split())
     assert acknowledged == held
@@ -136,7 +136,7 @@ try:
 except LedgerError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    done = forked.run(code)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.strip().split("\n")
     assert len(lines) == 3
@@ -154,13 +154,14 @@ def test_a_child_that_outlives_its_parent_does_not_keep_the_lock(tmp_path: Path)
 import os, time
 from sordino.accounting.ledger import Ledger
 ledger = Ledger.create({str(tmp_path / "ledger.sqlite")!r})
+begun, begin = os.pipe()
 if os.fork() == 0:
-    os.close(1)
-    os.close(2)
+    os.write(begin, b".")
     time.sleep(20)
+os.read(begun, 1)
 os.kill(os.getpid(), 9)
 """
-    subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=120)
+    assert forked.run(code).returncode == -9
     Ledger.open(tmp_path / "ledger.sqlite").close()
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +16,7 @@ from sordino.accounting.events import to_json
 from sordino.accounting.jl_gaussian import ProjectedGaussian
 from sordino.accounting.ledger import Ledger, Receipt
 from sordino.errors import InvalidInput, LedgerError
+from tests import forked
 
 STEP = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.1))
 OTHER = ComposedDpEvent([GaussianDpEvent(3.0), PoissonSampledDpEvent(0.5, ProjectedGaussian(2.0, 30))])
@@ -139,7 +138,7 @@ def test_a_reader_in_another_process_follows_too(path: Path) -> None:
     with Ledger.create(path) as writer:
         writer.charge(STEP)
         code = f"from sordino.accounting.ledger import Ledger; print(len(Ledger.read({str(path)!r})))"
-        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"
+        assert forked.run(code).stdout == "1\n"
         assert writer.charge(STEP).sequence == 2
 
 
@@ -150,7 +149,7 @@ def test_a_second_writer_is_refused_until_the_first_has_closed(path: Path) -> No
             Ledger.open(path)
         assert "\n" not in str(caught.value)
     code = f"from sordino.accounting.ledger import Ledger; Ledger.open({str(path)!r})"
-    refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    refused = forked.run(code)
     assert "being written" in refused.stderr
     assert first.charge(STEP).sequence == 1
     first.close()

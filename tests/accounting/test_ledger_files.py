@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from sordino.accounting.ledger import Ledger
 from sordino.errors import LedgerError
+from tests import forked
 
 STEP = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.1))
 
@@ -154,7 +153,7 @@ try:
 except LedgerError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = forked.run(code)
     assert done.returncode == 0, done.stderr
     count, refusal = done.stdout.strip().split("\n")
     assert count == "5"
@@ -176,7 +175,7 @@ try:
 except LedgerError as error:
     print(receipt.sequence, len(ledger), error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = forked.run(code)
     assert done.returncode == 0, done.stderr
     acknowledged, held, message = done.stdout.strip().split(" ", 2)
     assert acknowledged == held

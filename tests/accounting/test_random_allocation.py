@@ -183,3 +183,22 @@ def test_thinner_grids_are_dearer_never_cheaper(monkeypatch: pytest.MonkeyPatch)
         for direction in ("remove", "add"):
             dear, cheap = (getattr(each, direction)(epsilon) for each in (thin, fine))
             assert cheap * (1 - 1e-9) <= dear <= 1.5 * cheap + 1e-9
+
+
+def test_the_longest_epochs_cost_more_rather_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    for noise in (0.1, 0.12, 0.2, 0.3, 1.0, 10.0, 1e5):
+        points = random_allocation._lay_grid(random_allocation.LONGEST, noise, random_allocation.FINENESS)
+        assert len(points) < 2**16
+    exact = price([(RandomAllocation(0.8, 24), 2)], 1e-5)
+    summed: list[int] = []
+
+    def watch(terms: int, noise: float) -> random_allocation.Spread:
+        summed.append(terms)
+        return find_sum(terms, noise)
+
+    monkeypatch.setattr(random_allocation, "find_sum", watch)
+    monkeypatch.setattr(random_allocation, "LONGEST", 8)
+    eight, capped, endless = (price([(RandomAllocation(0.8, steps), 2)], 1e-5) for steps in (8, 25, 10**18))
+    assert max(summed) == 8
+    assert capped == endless == pytest.approx(eight)
+    assert capped > exact

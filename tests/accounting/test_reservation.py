@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 from sordino.accounting.chain import UNUSED
 from sordino.accounting.ledger import COPIED, Ledger
 from sordino.errors import InvalidInput, LedgerError
+from tests import forked
 from tests.accounting.test_interrupts import interrupted
 
 STEP = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.1))
@@ -188,7 +187,7 @@ ledger = Ledger.open({str(path)!r})
 {code}
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    done = forked.run(program)
     assert done.returncode == -9, done.stderr
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ PUBLIC = torch.ones(2, 1)
 DRAWN_BY_NORM = Instance("drawn by norm", lanes=1, crowd=63, pull=1.0, aside=True, rate=0.125, steps=4, trials=80)
 
 
+@cache
 def dpis() -> Recipe:
     """Calibrated, because DPIS chooses its noise as it goes."""
     return recipes.dpis(momentum=0.0, **COMMON).calibrate(Budget(epsilon=12.0, delta=1e-5), records=64)

@@ -13,6 +13,7 @@ from sordino.accounting.events import require_adjacency
 from sordino.accounting.pricing import ACCOUNTANTS
 from sordino.cli import options
 from sordino.lab.data import LOADERS
+from sordino.lab.experiments.papers import paper_tables
 from sordino.lab.networks import ARCHITECTURES
 from sordino.tables.defaults import OPTIMIZERS
 
@@ -52,6 +53,7 @@ def test_the_lists_are_up_to_date():
     assert set(options.DATA) == set(LOADERS)
     assert options.list_methods() == [name.replace("_", "-") for name in mechanisms.find_all()]
     assert set(options.MODELS) == {*ARCHITECTURES, "mlp", "small-cnn"}
+    assert set(options.PAPER_TABLES) == set(paper_tables())
     assert set(options.ACCOUNTANTS) == set(ACCOUNTANTS)
     assert set(options.OPTIMIZERS) == set(OPTIMIZERS)
     assert [require_adjacency(name) for name in options.ADJACENCIES] == list(options.ADJACENCIES)

@@ -12,6 +12,9 @@ import pytest
 from sordino import books
 from sordino.cli import config, early
 from sordino.errors import InvalidInput
+from sordino.finetuning import tuned
+from sordino.searching import sealing
+from sordino.tables import predicting
 
 TYPOS = [
     (["train", "--data", "mnistt", "--epsilon", "3"], "did you mean 'mnist'?"),
@@ -27,12 +30,37 @@ TYPOS = [
     (["train", "--data", "mnist", "--preset", "best", "--epsilon", "3", "--lr", "1"], "--lr and --preset best"),
     (["tune", "--data", "people.csv", "--target", "outcom", "--epsilon", "3"], "did you mean 'outcome'?"),
     (["tune", "--data", "digits", "--method", "mine.py:make", "--epsilon", "3"], "is code of your own"),
+    (["trian"], "did you mean 'train'?"),
+    (["budget", "creat"], "did you mean 'create'?"),
+    (["train", "--epsilon", "0"], "epsilon=0.0 must be > 0 and finite: 1 to 8 is usual"),
+    (["train", "--epsilon", "nan"], "epsilon=nan must be > 0"),
+    (["train", "--epsilon", "3", "--delta", "1"], "delta=1.0 must be in (0, 1)"),
+    (["train", "--epsilon", "3", "--batch-size", "-5"], "batch-size=-5 must be >= 1"),
+    (["train", "--noise-multiplier", "0"], "without noise there is no privacy"),
+    (["train", "--epsilon", "3", "--lr", "-1"], "lr=-1.0 must be > 0"),
+    (["train", "--data", "people.csv", "--target", "outcome"], "epsilon is missing: use --epsilon 3"),
+    (["tune", "--data", "people.csv", "--target", "outcome"], "what may be spent on the whole search"),
+    (
+        ["finetune", "--model", "m", "--data", "people.csv", "--text", "note", "--epsilon", "-3"],
+        "epsilon=-3.0 must be > 0",
+    ),
+    (["calibrate"], "epsilon is missing"),
+    (["calibrate", "--epsilon", "3", "--delta", "2"], "delta=2.0 must be in (0, 1)"),
+    (["calibrate", "--epsilon", "3", "--delta", "1e-5", "--rate", "0.1", "--steps", "0"], "steps=0 must be >= 1"),
+    (["account", "--rate", "0.1", "--noise-multiplier", "0", "--steps", "5"], "without noise there is no privacy"),
+    (["compare", "--dataset", "digits", "--epsilon", "0"], "epsilon=0.0 must be > 0"),
+    (["audit", "--recipe", "dpsdg"], "did you mean 'dpsgd'?"),
+    (["audit", "runs/first"], "runs/first holds no config.toml"),
+    (["resume", "books"], "books holds no config.toml"),
+    (["predict", "books", "--data", "people.csv"], "books holds no trained model"),
+    (["predict", "runs/first", "--data", "persons.csv"], "data=persons.csv does not exist"),
+    (["reproduce", "dpsur:tabel2"], "did you mean 'dpsur:table2'?"),
     (["report", "runs/frist"], "did you mean runs/first?"),
     (["report", "runs/first", "--for", "oficer"], "did you mean 'officer'?"),
     (["account", "runs/frist"], "runs/frist holds no ledger.sqlite"),
     (["verify", "runs/frist"], "runs/frist holds no ledger.sqlite"),
     (["resume", "runs/frist"], "runs/frist holds no config.toml"),
-    (["predict", "runs/frist", "--data", "people.csv"], "runs/frist is no directory"),
+    (["predict", "runs/frist", "--data", "people.csv"], "runs/frist is no folder"),
     (["compare", "--dataset", "digts"], "did you mean 'digits'?"),
     (["compare", "--dataset", "persons.csv"], "persons.csv does not exist"),
     (["compare", "--dataset", "digits", "--recipe", "dpsgd"], "must be file.py:function"),
@@ -55,6 +83,8 @@ print(json.dumps(found))
 def test_no_typing_error_waits_for_torch(tmp_path: Path):
     (tmp_path / "people.csv").write_text("age,outcome\n" + "31,yes\n42,no\n" * 20)
     (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "novel.txt").touch()
     (tmp_path / "runs" / "first" / "ledger.sqlite").touch()
     command = [sys.executable, "-c", ASK, json.dumps([words for words, _ in TYPOS])]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -67,6 +97,8 @@ def test_no_typing_error_waits_for_torch(tmp_path: Path):
 
 def test_the_names_of_files_are_those_that_runs_have():
     assert (early.LEDGER, early.CONFIG) == (books.LEDGER, config.FILE)
+    assert (early.MODEL, early.SEARCH) == (predicting.MODEL, sealing.STATE)
+    assert early.PREPARATION in tuned.CONFIGURATIONS
 
 
 def test_what_may_be_a_column_is_left_to_the_reader(tmp_path: Path):

@@ -28,7 +28,7 @@ def test_version(sordino):
 def test_unknown_command(sordino):
     result = sordino("trian")
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: No such command 'trian'")
+    assert result.stderr.startswith("error: command='trian' is unknown: use one of")
     assert len(result.stderr.splitlines()) == 1
 
 

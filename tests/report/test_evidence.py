@@ -205,7 +205,7 @@ def test_an_entry_that_does_not_fit_is_found(run, change, words):
 def test_what_no_ledger_knows_is_asked_for(run):
     refused = sordino("report", run, "--for", "registry")
     assert refused.exit_code == 2
-    assert "the registry needs owner, owner_kind, purpose, region" in refused.stderr
+    assert "the registry asks for owner, owner_kind, purpose, region" in refused.stderr
     facts = gather(run, about=ABOUT)
     unproven = replace(facts, guarantee=replace(facts.guarantee, basis="published"))
     with pytest.raises(InvalidInput, match="only a proven and finite guarantee"):

@@ -94,7 +94,7 @@ def test_a_reader_that_dies_or_is_late_is_replaced(lists: Reader, runs: Path) ->
     lists.stop()
     assert not isinstance(lists.ask(runs / "whole", brief=True).result(60), str), "it was started anew"
     lists.deadline, patience = 0.0, lists.deadline
-    assert "cannot be read within 0 seconds" in str(lists.ask(runs / "whole", brief=True).result(60))
+    assert "could not be read within 0 seconds" in str(lists.ask(runs / "whole", brief=True).result(60))
     lists.deadline = patience
 
 

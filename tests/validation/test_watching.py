@@ -189,16 +189,10 @@ def jittered_by_python(model: nn.Module, batch: Any) -> Tensor:
     return cross_entropy(model, (torch.stack([row * (1 + 0.1 * random.random()) for row in x]), y))
 
 
-def with_own_torch_generator() -> Callable[[nn.Module, Any], Tensor]:
-    own = torch.Generator().manual_seed(5)
-    return lambda model, batch: cross_entropy(model, (batch[0] + torch.randn(batch[0].shape, generator=own), batch[1]))
-
-
 RANDOM_LOSSES: dict[str, Callable[[], Any]] = {
     "interleaved views": lambda: interleaved,
     "tiled views": lambda: tiled,
     "by Python, one example after another": lambda: jittered_by_python,
-    "a torch.Generator of its own": with_own_torch_generator,
     "mixed with noise by a Beta coin": lambda: (
         lambda m, b: cross_entropy(m, (b[0] * torch.distributions.Beta(0.4, 0.4).sample((len(b[0]), 1)), b[1]))
     ),

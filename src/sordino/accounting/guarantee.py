@@ -30,6 +30,8 @@ _CAUTIONS = {
 
 UNPROTECTED, CONDITION = "unprotected", "condition"
 """Kinds of lines in the ledger: records that no guarantee covers, and conditions that were not checked."""
+WEAK = 20
+"""Above this ε a guarantee is a number without a use, and says so."""
 _LISTS = ("assumptions", "unprotected", "conditions")
 
 
@@ -104,10 +106,12 @@ class Guarantee:
         }[self.adjacency]
         if math.isinf(self.epsilon):
             return f"With probability above delta, {change} may change what was released beyond any factor."
-        factor = math.exp(self.epsilon) if self.epsilon < 700 else math.inf
+        large = self.epsilon > 700  # beyond what a float holds
+        factor = f"10^{math.ceil(self.epsilon / math.log(10))}" if large else round_up_digits(math.exp(self.epsilon), 3)
+        weak = f" An epsilon above {WEAK} protects next to nobody: 1 to 8 is usual." if self.epsilon > WEAK else ""
         return (
             f"Whatever else is known, {change} changes the probability of any outcome by at most a factor of "
-            f"{round_up_digits(factor, 3)}, up to delta."
+            f"{factor}, up to delta.{weak}"
         )
 
     def to_dict(self) -> dict[str, Any]:

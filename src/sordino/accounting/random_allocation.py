@@ -47,6 +47,8 @@ MOST = 2048
 """Points of a variable that goes into a sum: all pairs of two of them are formed."""
 LOUD, QUIET = 0.1, 1e5
 """Outside these noise multipliers the price is that of one Gaussian answer: W or its deviation is no double."""
+LONGEST = 2**20
+"""Longer epochs are priced like one of so many steps, which costs more: the grid of a sum grows with the root of t."""
 ROUNDING = 1e-9
 """By so much for every term of the sum all masses are lifted: more than what additions and products round off."""
 SHIFT = 1e-14
@@ -79,7 +81,7 @@ def _(event: RandomAllocation, adjacency: Adjacency, interval: float = INTERVAL)
         )
     if event.steps == 1 or not LOUD <= event.noise_multiplier <= QUIET:
         return pld(GaussianDpEvent(event.noise_multiplier), adjacency, interval)
-    return _to_losses(find_sum(event.steps, event.noise_multiplier), interval)
+    return _to_losses(find_sum(min(event.steps, LONGEST), event.noise_multiplier), interval)
 
 
 @rdp_curve.register(RandomAllocation)

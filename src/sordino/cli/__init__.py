@@ -21,6 +21,7 @@ from sordino.cli import (
     check,
     compare,
     demo,
+    early,
     export,
     finetune,
     generate,
@@ -57,6 +58,16 @@ EPILOG = """
 
 class Commands(TyperGroup):
     """Typer's group, but every error that is meant for the user is one line on stderr."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that was named. Of an unknown one, click and typer would both say what may have been meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            early.require_known("command", args[0], self.commands, words="is unknown: use")
+            raise
 
     def main(self, *args: Any, **options: Any) -> NoReturn:
         """Run one command and exit with its code."""
@@ -108,7 +119,7 @@ for panel, modules in _COMMANDS.items():
     for module in modules:
         command = getattr(module, module.__name__.rpartition(".")[2])  # a file has the name of its command
         app.command(epilog=getattr(module, "EPILOG", None), rich_help_panel=panel)(command)
-app.add_typer(budget.budget, name="budget", rich_help_panel=_PLAN)
+app.add_typer(budget.budget, name="budget", cls=Commands, rich_help_panel=_PLAN)
 
 
 @app.callback(invoke_without_command=True)

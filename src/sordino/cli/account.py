@@ -46,6 +46,8 @@ def account(
     described = (rate, batch_size, records, noise_multiplier, steps, epochs)
     if run is not None and any(value is not None for value in described):
         raise InvalidInput("a run and a description of steps are both given: use one of them")
+    options.require_numbers(locals())
+    early.require_known("adjacency", adjacency, options.ADJACENCIES, words="is unknown: use")
     if run is not None:
         early.require_run(run)
         from sordino.report.run_folder import expect_anything
@@ -80,10 +82,6 @@ def _bill_steps(rate: float, noise_multiplier: float | None, steps: int | None, 
 
     if noise_multiplier is None:
         raise InvalidInput("noise-multiplier is missing: use --noise-multiplier, noise over clipping bound")
-    if not 0 < rate <= 1:
-        raise InvalidInput(f"rate={rate} must be in (0, 1]: give expected draw size / number of records")
-    if not noise_multiplier > 0:
-        raise InvalidInput(f"noise-multiplier={noise_multiplier} must be > 0: without noise there is no privacy")
     count = count_steps(steps, epochs, rate)
     title = f"{count:,} steps at rate {rate:.6g} with noise multiplier {noise_multiplier:g}"
     return Statement(title, [(PoissonSampledDpEvent(rate, GaussianDpEvent(noise_multiplier)), count)])
@@ -130,7 +128,7 @@ def _read_recipe(folder: Folder) -> Recipe | None:
 
 
 def _read_delta(folder: Folder) -> float | None:
-    """That of the budget in the run's recipe, if it names one."""
+    """The δ of the budget in the run's recipe, if there is one."""
     from sordino.accounting.events import fits
 
     budget = folder.toml("recipe.toml").get("budget", {})
@@ -169,7 +167,7 @@ def _present(statement: Statement, as_json: bool) -> None:
     from sordino.accounting.events import require_adjacency
 
     adjacency = require_adjacency(statement.adjacency)
-    epsilon([], statement.delta)  # refuses a delta that is none
+    epsilon([], statement.delta)  # refuses a delta outside (0, 1)
     prices = [_price(accountant, statement, adjacency) for accountant in ACCOUNTANTS.values()]
     if all(price.epsilon is None for price in prices):
         raise InvalidInput(prices[0].refusal)

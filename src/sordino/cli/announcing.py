@@ -1,4 +1,4 @@
-"""What is said about a run: which records, what is released, how they are learnt from; and how it ended."""
+"""What is said about a run: its records, what is released, how the model learns; and how it ended."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MANY = 12
 
 
 def announce_release(chosen: Chosen) -> None:
-    """Before anything is spent."""
+    """Say which records are used and what will be released, before anything is spent."""
     choice, records = chosen.config.data, chosen.records
     if is_benchmark(choice.source):
         return
@@ -47,7 +47,7 @@ def announce_release(chosen: Chosen) -> None:
 
 
 def announce_training(session: Session) -> None:
-    """When model and schema are known, before the first step."""
+    """Say what is trained, when model and schema are known and before the first step."""
     schema, recipe, model = session.config.schema, session.private.bench.recipe, session.config.model
     if schema is not None:
         _announce_schema(schema)
@@ -81,7 +81,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _quote(name: str) -> str:
-    """A class may be called anything, also what a terminal would obey."""
+    """A class may have any name, even one that a terminal would obey."""
     return name if name.isprintable() else repr(name)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.cli import options
+from sordino.cli import early, options
 from sordino.cli.options import require_one
 from sordino.cli.terminal import FOUND, caution, console, print_json, save_json
 from sordino.errors import InvalidInput
@@ -29,7 +30,7 @@ sordino audit runs/20260101-120000 --json
 EXPLAINED = (
     "claimed: what the ledger of the attacked case says, a few steps with these parts, not the ε of a whole run;",
     "certain: what the attacker's error rates prove, whatever else is true (99.9 % confidence by default);",
-    "implied: the ε of these events at the noise that the error rates speak for; above the claim means broken.",
+    "implied: the ε of these events at the noise that the error rates suggest; above the claim means broken.",
 )
 _Run = Annotated[Path | None, typer.Argument(help="A run of `sordino train`.")]
 _Recipe = Annotated[
@@ -61,10 +62,14 @@ def audit(
             "attacked on invented records, and what it says of a run's own is for its owner alone; leave it out"
         )
     require_one(run, recipe, "what to audit is missing or given twice: give a run, or --recipe")
+    options.require_numbers({"noise_multiplier": noise_multiplier, "confidence": confidence})
     if run is not None:
+        early.require_run(run, early.CONFIG)
         passed = _audit_run(run, trials, seed, trust_code, json)
     else:
         assert recipe is not None
+        if Path(recipe).suffix != ".toml":
+            early.require_known("recipe", recipe, options.list_methods(), ", a .toml file, or file.py:function")
         passed = _audit_recipe(_find_recipe(recipe), noise_multiplier, trials, confidence, seed, json)
     if not passed:
         raise typer.Exit(FOUND)
@@ -106,7 +111,7 @@ def _audit_run(run: Path, trials: int, seed: int | None, trust_code: bool, as_js
         raise InvalidInput(
             f"{run} follows a preset: audit its recipe with `sordino audit --recipe {run / 'recipe.toml'}`"
         )
-    if (run / "audit.json").is_symlink():  # before minutes of work whose result could not be kept
+    if (run / "audit.json").is_symlink():  # before minutes of work whose result could not be saved
         raise InvalidInput(f"cannot write {run / 'audit.json'}: it is a link, which could lead anywhere: remove it")
     session = reopen(run, trust_code=trust_code, prepare=False)
     try:
@@ -117,7 +122,7 @@ def _audit_run(run: Path, trials: int, seed: int | None, trust_code: bool, as_js
         session.private.close()
     result = {"run": str(run), **found.to_dict()}
     save_json(run / "audit.json", {key: value for key, value in result.items() if key != "membership"})
-    caution("membership results speak of the private records and no guarantee covers them: do not publish them")
+    caution("membership results reveal private records, and no guarantee covers them: do not publish them")
     if as_json:
         print_json(result)
         return found.mechanism.passed
@@ -129,6 +134,10 @@ def _audit_run(run: Path, trials: int, seed: int | None, trust_code: bool, as_js
     )
     _print_audit(found.mechanism)
     out.print(f"Kept in {run / 'audit.json'}: the next `sordino report {run}` shows it.", markup=False)
+    if found.membership:
+        out.print(
+            "Membership attacks on the run's own records (AUC 0.5 is guessing), for your eyes only:", markup=False
+        )
     for attack in found.membership:
         out.print(str(attack), markup=False)
     return found.mechanism.passed
@@ -169,7 +178,8 @@ def _find_recipe(name: str) -> Recipe:
     if ":" in name:
         from sordino.lab.importing import call_recipe
 
-        return call_recipe(name, batch_size=4, epochs=4)
+        made = call_recipe(name, batch_size=4, epochs=4)
+        return replace(made, name=f"{made.name} of {name}")
     known = mechanisms.find_all()
     name = name.replace("-", "_")
     if name not in known:
@@ -177,7 +187,7 @@ def _find_recipe(name: str) -> Recipe:
             f"recipe={name} is unknown: use a .toml file, file.py:function, or one of {', '.join(known)}"
         )
     recipe = known[name].recipe(batch_size=4, epochs=4, **known[name].example)
-    if getattr(recipe.sampler, "chooses_noise", False):  # it is found within a budget alone
+    if getattr(recipe.sampler, "chooses_noise", False):  # its noise can only be found within a budget
         return recipe.calibrate(Budget(epsilon=8.0, delta=1e-5), records=64)
     return recipe
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sordino.cli import options
+from sordino.cli import early, options
 from sordino.cli.options import choose_delta, count_steps, find_rate, require_one
 from sordino.cli.terminal import console, print_json
 from sordino.errors import InvalidInput
@@ -36,16 +36,20 @@ def calibrate(
     json: options.Json = False,
 ) -> None:
     """Find the noise for --steps or --epochs, or the steps for --noise-multiplier, within a budget."""
-    from sordino.accounting import Budget, calibrate_noise, calibrate_steps
-
     if epsilon is None:
         raise InvalidInput("epsilon is missing: use --epsilon, what may be spent")
-    budget = Budget(epsilon, choose_delta(delta, records), accountant, adjacency)
+    options.require_numbers(locals())
+    early.require_known("accountant", accountant, options.ACCOUNTANTS, words="is unknown: use")
+    early.require_known("adjacency", adjacency, options.ADJACENCIES, words="is unknown: use")
+    chosen = choose_delta(delta, records)
     share = find_rate(rate, batch_size, records)
     length = steps if steps is not None else epochs
     require_one(
         noise_multiplier, length, "give the length (--steps or --epochs) or --noise-multiplier: the other is found"
     )
+    from sordino.accounting import Budget, calibrate_noise, calibrate_steps
+
+    budget = Budget(epsilon, chosen, accountant, adjacency)
     if noise_multiplier is None:
         count = count_steps(steps, epochs, share)
         noise_multiplier = calibrate_noise(budget, share, count).noise_multiplier

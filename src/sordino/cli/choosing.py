@@ -1,4 +1,4 @@
-"""What the user typed, on top of a configuration file, on top of the defaults, as one complete configuration."""
+"""One complete configuration: what the user typed, then a configuration file, then the defaults."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BUDGET = ("epsilon", "delta", "accountant", "adjacency")
 
 
 RUNNING = ("seed", "engine", "microbatch", "save_every", "dataset_budget", "augment", "mirror")
-"""Options that stand in the configuration's table `run`."""
+"""Options that belong to the configuration's table `run`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ def choose(flags: Flags) -> Chosen:
 
 
 def _call_own(own: OwnRecipe, records: int, defaults: Defaults) -> Recipe:
-    """The recipe of a configuration's code; its numbers are settled anew, on top of those that the file names."""
+    """The recipe that a configuration's code makes; its numbers are settled anew, except those that the file names."""
     if "noise_multiplier" in own.settings or "budget" in own.settings:
         return own_recipes.rebuild(own)
     return call_recipe(own.code, **_choose_size(own.settings, records, defaults))
@@ -105,13 +105,13 @@ def read_sheet(flags: Flags) -> Sheet:
 
 
 def load(choice: DataChoice) -> Data | Sheet:
-    """The records, with a bar while a table is read."""
+    """Read the records, with a progress bar for a table."""
     with show_reading() as told:
         return lookup.load_records(choice, told)
 
 
 def find_budget(recipe: Recipe | None, flags: Flags | FinetuneFlags, records: int) -> Budget | None:
-    """What may be spent in all, or None where nobody said so."""
+    """What may be spent in all, or None if nobody said."""
     stated = recipe.budget if recipe is not None else None
     if stated is None and flags.epsilon is None:
         return None
@@ -146,7 +146,7 @@ def choose_data(base: DataChoice, flags: Flags) -> DataChoice:
         choice = replace(choice, held_out=held_out)
     if Path(choice.source).suffix == ".npz" and choice.scale is None and choice.bounds is None:
         caution(
-            "inputs are used as they are: if they are far from the size of 1, give --scale or --bounds, public numbers"
+            "inputs are used as they are: if they are far above or below 1, give --scale or --bounds, public numbers"
         )
     return choice
 

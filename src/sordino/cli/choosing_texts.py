@@ -1,4 +1,4 @@
-"""What the user of `sordino finetune` typed, on top of the defaults, as one complete configuration."""
+"""One complete configuration: what the user of `sordino finetune` typed, then the defaults."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from sordino.tables.reading import HELD_OUT_SHARE, DataChoice, Sheet
 from sordino.tables.release import ReleasePlan, plan_release
 
 PREPARE = 0.1
-"""Of ε, for the names of the classes: they are all that has to be released about a column of texts."""
+"""The share of ε for the names of the classes, which are all that has to be released about a column of texts."""
 TEXTS = Defaults(share=0.125, fewest=32, most=2048, most_epochs=10.0, optimizer=Optimizer("adam", lr=1e-3))
 """Large draws, because noise is added once per draw; and few of them, because each takes long."""
 CLIP = 0.1
-"""Below the gradients of most texts: Adam gives back what a small bound takes away, and one text cannot dominate."""
+"""Below the gradients of most texts: Adam makes up for a small bound, and no text can dominate."""
 RATES = {"adam": 1e-3, "adamw": 1e-3, "sgd": 0.5, "dog": 1.0}
 
 
 @dataclass(frozen=True, eq=False)
 class ChosenTexts:
-    """A configuration, the texts that it names, what must be released before they are learnt from, and the model's."""
+    """A configuration, the texts that it names, what must be released before learning from them, and the model's."""
 
     config: Config
     sheet: Sheet

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sordino.lab.experiments.pool import Told
 
 STUDIES = ("scatter", "pixels", "frozen", "selection", "dynamic")
-"""Footings of the pages about single mechanisms: their methods run where they are named."""
+"""Footings of the pages about single mechanisms; their methods run only if they are named."""
 EPILOG = """
 [bold]Examples[/bold]
 
@@ -107,6 +107,9 @@ def compare(
         "recipes": tuple(recipe or ()) or None,
     }
     _check_names(dataset, recipe or ())
+    for each in epsilon or ():
+        options.require_numbers({"epsilon": each})
+    options.require_numbers({"delta": delta, "records": records, "steps": steps})
     plan = replace(
         read_comparison(config) if config else Comparison(), **{k: v for k, v in given.items() if v is not None}
     )
@@ -127,12 +130,12 @@ def compare(
 
 
 def is_own(dataset: str) -> bool:
-    """Whether this names a file of the user's, rather than one of the laboratory's datasets."""
+    """Whether this names a file of the user's, not a dataset of the laboratory's."""
     return bool(Path(dataset).suffix) and dataset not in options.DATA
 
 
 def _check_names(dataset: str | None, recipes: Sequence[str]) -> None:
-    """What is mistyped is said before torch is loaded."""
+    """Refuse mistyped names before torch is loaded."""
     for code in recipes:
         if ":" not in code:
             raise InvalidInput(f"recipe={code!r} must be file.py:function: give --method for those that Sordino has")
@@ -192,7 +195,7 @@ def read_comparison(path: Path) -> Comparison:
 
 
 def list_cases(plan: Comparison) -> list[Case]:
-    """Seed by seed, so that a first table is there early."""
+    """Seed by seed, so that there is a first table early on."""
     chosen = _choose_settings(plan)
     if plan.seeds < 1:
         raise InvalidInput(f"seeds={plan.seeds} must be >= 1")
@@ -261,7 +264,7 @@ def run_cases(
     *,
     keep: bool = False,
 ) -> list[str]:
-    """Run all cases with a live table; what failed, one line each."""
+    """Run all cases with a live table; return what failed, one line each."""
     from sordino.lab.experiments.cases import EVALUATIONS
     from sordino.lab.experiments.pool import run_all
 
@@ -273,13 +276,13 @@ def run_cases(
         with LiveTable(cases) as live:
             outcomes = run_all(cases, folder, workers, live.tell, looks, keep=keep)
     except KeyboardInterrupt:
-        complain("interrupted: the same command again goes on where this one stopped")
+        complain("interrupted: run the same command again to go on")
         raise typer.Exit(INTERRUPTED) from None
     return [f"{told.case.label}: {told.error or DIED}" for told in outcomes if told.state == "failed"]
 
 
 def foretell(cases: Sequence[Case], folder: Path, workers: int | None) -> str:
-    """How many runs there are, and about how long they take, by those that came with Sordino."""
+    """How many runs there are, and about how long they take, judging by those that came with Sordino."""
     from sordino.lab.experiments import results
     from sordino.lab.experiments.estimates import estimate_seconds
     from sordino.lab.machine import cores
@@ -295,10 +298,10 @@ def foretell(cases: Sequence[Case], folder: Path, workers: int | None) -> str:
     known = [estimate_seconds(case) for case in waiting]
     priced = [seconds for seconds in known if seconds is not None]
     if not priced:
-        return f"{said}; no run like these came with Sordino, so the time is known once the first ends"
+        return f"{said}; no run like these came with Sordino, so the time is known once the first is finished"
     total = sum(priced) * len(waiting) / len(priced) / at_once
     partly = "" if len(priced) == len(waiting) else f" (by {len(priced)} of them)"
-    return f"{said}: about {_describe_time(total)} by the runs that came with Sordino{partly}"
+    return f"{said}: about {_describe_time(total)} judging by the runs that came with Sordino{partly}"
 
 
 def _describe_time(seconds: float) -> str:
@@ -309,7 +312,7 @@ def _describe_time(seconds: float) -> str:
 
 
 class LiveTable:
-    """Fills while runs finish: methods down, ε across, on stderr; lines where that is no terminal."""
+    """A table on stderr that fills up as runs finish, methods down, ε across; plain lines if it is no terminal."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         from rich.live import Live
@@ -330,7 +333,7 @@ class LiveTable:
         self._live.stop()
 
     def tell(self, told: Told) -> None:
-        """Take in what became of a run."""
+        """Take note of how a run ended."""
         self._told[told.case.label] = told
         if self._console.is_terminal:
             self._live.update(self._tabulate())

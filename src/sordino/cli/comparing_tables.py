@@ -1,7 +1,7 @@
 """`sordino compare` on a table of the user's own: `sordino train` once for every method, ε and repetition.
 
-The records are private here. Every run spends its own ε on them, and whoever looks at all of the results has seen what
-all of the runs released: that is said before the first begins, and again beside the results.
+The records are private here. Every run spends its own ε on them, and whoever looks at all the results has seen what all
+the runs released. The command says so before the first run and again beside the results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EPSILONS = (1.0, 3.0)
 
 @dataclass(frozen=True)
 class TableRun:
-    """One run: how it is called, and what `sordino train` is told."""
+    """One run: its name, and the options for `sordino train`."""
 
     label: str
     method: str
@@ -80,7 +80,7 @@ def compare_on_table(
 
 
 def list_trials(plan: Comparison) -> list[TableRun]:
-    """Seed by seed, so that a first table is there early."""
+    """Seed by seed, so that there is a first table early on."""
     known = [ADDITIVE, *options.list_methods()]
     for method in plan.methods:
         early.require_known("method", method, known)
@@ -97,7 +97,7 @@ def list_trials(plan: Comparison) -> list[TableRun]:
 
 
 def describe_total(trials: Sequence[TableRun]) -> str:
-    """What the runs cost together, by adding up: true whatever they release and whoever chose them."""
+    """What the runs cost together: their sum, which holds whatever they release and whoever chose them."""
     total = sum(trial.epsilon for trial in trials)
     return (
         f"each of the {len(trials)} runs spends its epsilon on the same records: whoever sees all of them sees "
@@ -117,7 +117,7 @@ def _run_all(trials: Sequence[TableRun], wanted: Any, folder: Path) -> tuple[lis
                 failed.append(f"{trial.label}: {error}")
                 continue
             except KeyboardInterrupt:
-                complain("interrupted: the same command again goes on where this one stopped")
+                complain("interrupted: run the same command again to go on")
                 raise typer.Exit(INTERRUPTED) from None
             results.write(folder, row)
         rows.append(row)
@@ -126,7 +126,7 @@ def _run_all(trials: Sequence[TableRun], wanted: Any, folder: Path) -> tuple[lis
 
 
 def _train(trial: TableRun, wanted: Any, folder: Path) -> results.Row:
-    """`sordino train`, or `resume` where a run was killed; its words are not shown, its row is returned."""
+    """Run `sordino train`, or `resume` if the run was killed; its output is not shown, its row is returned."""
     from sordino.cli.launch import train_and_report
     from sordino.cli.resume import resume
 

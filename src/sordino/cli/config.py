@@ -8,7 +8,7 @@
     bounds = [0.0, 100.0]       # public
     held_out = 0.2
 
-    [schema]                    # of a table (sordino.tables.schema); what it leaves open is released
+    [schema]                    # of a table (sordino.tables.schema); what it leaves open is released with noise
     classes = ["no", "yes"]
     [schema.columns.age]
     kind = "number"
@@ -68,7 +68,7 @@ _Table = TypeVar("_Table")
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """An architecture by name, or ``file.py:function``, and its options."""
+    """An architecture by name or as ``file.py:function``, and its options."""
 
     name: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class RunChoice:
-    """How to run it: nothing here changes what is learnt, but a seed, which makes it repeatable, and views of images.
+    """How to run it. Only `seed`, which makes it repeatable, and views of images change what is learnt.
 
     `augment` is how many random views of an image are averaged; with `mirror` some are mirrored.
     """
@@ -102,7 +102,7 @@ class RunChoice:
 
 @dataclass(frozen=True)
 class LearningChoice:
-    """How a table is learnt from when no network is asked for (`sordino.tables.training.Wishes`)."""
+    """How to learn a table when no network is asked for (`sordino.tables.training.Wishes`)."""
 
     epsilon: float
     delta: float
@@ -117,7 +117,7 @@ class LearningChoice:
 
 @dataclass(frozen=True)
 class Config:
-    """The tables of a configuration; only that of a table of records has a schema, and a recipe or `learning`."""
+    """The tables of a configuration. One for a table of records has a schema, and a recipe or `learning`."""
 
     data: DataChoice = field(default_factory=DataChoice)
     schema: Schema | None = None
@@ -222,7 +222,7 @@ def _parse_data(table: dict[str, Any], directory: Path) -> DataChoice:
 
 def name_classes(given: int | Iterable[Any]) -> tuple[str, ...]:
     """Their names, or 0, 1, 2, ... where only their number is given."""
-    # one more than is allowed is enough to be refused: a file can name any number
+    # one more than allowed is enough for a refusal: a file can ask for any number
     names = tuple(map(str, range(min(given, MOST_CLASSES + 1)) if isinstance(given, int) else given))
     if not 2 <= len(names) <= MOST_CLASSES or len(set(names)) != len(names):
         raise InvalidInput(f"classes={given!r} must be 2 to {MOST_CLASSES:,} different names, or how many there are")
@@ -237,7 +237,7 @@ def _locate(source: str, directory: Path) -> str:
         here.exists()  # refuses names that no file can have
         return str(here.resolve()) if is_path else source
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"data={source[:100]!r} is no name of a file: {error.args[-1]}") from None
+        raise InvalidInput(f"data={source[:100]!r} is not the name of a file:  {error.args[-1]}") from None
 
 
 def _parse_model(table: dict[str, Any]) -> ModelChoice:

@@ -1,7 +1,7 @@
 """`--features`: what a model learns from in place of the pixels of images, computed once for all trials of a search.
 
 All of them treat each image alone, so that they cost nothing. Those of the known datasets are kept in the user's cache;
-those of anybody's own images are nowhere on disk once they are made.
+those of a user's own images are never written to disk.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sordino.errors import InvalidInput
 from sordino.tables.dataset import Data
 
 MODEL = "linear"
-"""What learns from features where the user names no model."""
+"""The model that learns from features if the user names none."""
 GROUPS = 27
-"""Into which the channels of scattering are normalised, for each image alone (Tramèr & Boneh 2021)."""
+"""Groups in which the channels of scattering are normalised, for each image alone (Tramèr & Boneh 2021)."""
 
 
 def _scatter(images: Tensor, folder: Path | None) -> Tensor:
@@ -71,7 +71,7 @@ def describe(images: Tensor, kind: str, *, keep: bool = False) -> Tensor:
 
 
 def describe_records(data: Data, kind: str, *, keep: bool = False) -> Data:
-    """The same records, each by its features."""
+    """The same records, each as its features."""
     parts = [
         TensorDataset(describe(inputs, kind, keep=keep), classes) if len(inputs) else TensorDataset(inputs, classes)
         for inputs, classes in (data.train, data.test)

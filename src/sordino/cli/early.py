@@ -1,4 +1,5 @@
-"""What can be refused before anything large is loaded: a name that nobody has, a file or a run that is not there.
+"""What can be refused before anything large is loaded: a name that nobody has, a run that is not there, a number that
+nothing can use.
 
 Torch takes seconds to load; whoever mistyped a word should not wait for it. Nothing here decides anything else: what
 passes is examined again, in full, by those who use it.
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
     from sordino.cli.train import Flags
 
 LEDGER, CONFIG = "ledger.sqlite", "config.toml"
-"""The files of a run; `books.LEDGER` and `config.FILE` are the same names, which a test holds to it."""
+PREPARATION, MODEL, SEARCH = "preparation.toml", "model.json", "search.sealed"
+"""The files of a run. Those who write them have the same names, and a test compares them."""
 SMALL = 5_000_000
-"""Bytes of a table that is read twice without anybody noticing: once for the name of its target."""
+"""Bytes of a table that can be read twice without anybody noticing; the first time for the name of its target."""
 _TABLES = (".csv", ".tsv")
 _BY_PRESET = (
     *("model", "recipe", "noise_multiplier", "epochs", "steps", "batch_size", "clip", "lr", "momentum", "optimizer"),
@@ -31,12 +33,18 @@ _BY_PRESET = (
 def require_run(run: Path, file: str = LEDGER) -> None:
     """Refuse a path that is no folder of a run, or lacks the file that a command begins with."""
     if not (run / file).exists() and not (run / file).is_symlink():
-        what = "folder" if file == LEDGER else "directory"
-        raise InvalidInput(f"{run} holds no {file}: give the {what} of a run of `sordino train`{_suggest_run(run)}")
+        raise InvalidInput(f"{run} holds no {file}: give the folder of a run of `sordino train`{_suggest_run(run)}")
+
+
+def require_any(run: Path, files: Iterable[str], what: str) -> None:
+    """Refuse a path that is no folder, or one that holds none of the files with which a command could begin."""
+    require_directory(run)
+    if not any((run / file).exists() or (run / file).is_symlink() for file in files):
+        raise InvalidInput(f"{run} holds no {what}: give the folder of a run of `sordino train`")
 
 
 def _suggest_run(run: Path) -> str:
-    """The folder beside it whose name is nearly the same."""
+    """A hint at the folder beside it whose name is nearly the same."""
     try:
         beside = [path.name for path in run.parent.iterdir() if path.is_dir() and path != run][:1000]
     except OSError:
@@ -48,13 +56,17 @@ def _suggest_run(run: Path) -> str:
 def require_directory(run: Path) -> None:
     """Refuse a path that is no folder at all, for commands that find out themselves what kind of run it holds."""
     if not run.is_dir():
-        raise InvalidInput(f"{run} is no directory: give that of a run of `sordino train`{_suggest_run(run)}")
+        raise InvalidInput(f"{run} is no folder: give that of a run of `sordino train`{_suggest_run(run)}")
 
 
 def require_known(what: str, name: str | None, known: Iterable[str], more: str = "", words: str = "must be") -> None:
     """Refuse a name that is none of `known`, and say which may have been meant; code of the user's own passes."""
-    if name is None or ":" in name:
-        return
+    if name is not None and ":" not in name:
+        require_listed(what, name, known, more, words)
+
+
+def require_listed(what: str, name: str, known: Iterable[str], more: str = "", words: str = "must be") -> None:
+    """The same for names that may have a colon, and are never code."""
     names = sorted(set(known))
     if name.replace("_", "-") in {each.replace("_", "-") for each in names}:
         return
@@ -65,6 +77,7 @@ def require_known(what: str, name: str | None, known: Iterable[str], more: str =
 
 def check_training(flags: Flags, *, searching: bool = False) -> None:
     """The names in the options of `sordino train` and `sordino tune`, and the column that is to be predicted."""
+    options.require_numbers(vars(flags))
     recipe = flags.recipe
     if recipe is not None and ":" in recipe and (searching or flags.tune or flags.space is not None):
         raise InvalidInput(f"recipe={recipe} is code of your own: a search takes recipes by name; use `sordino train`")
@@ -81,6 +94,19 @@ def check_training(flags: Flags, *, searching: bool = False) -> None:
             raise InvalidInput(f"cannot read {what} {path}: it is not a file")
     if flags.data is not None:
         _check_data(flags, flags.data)
+    _check_budget(flags, searching=searching or flags.tune)
+
+
+def _check_budget(flags: Flags, *, searching: bool) -> None:
+    """What may be spent is stated, unless a file or a recipe of the user's own states it."""
+    stated = flags.config is not None or Path(flags.recipe or "").suffix == ".toml" or ":" in (flags.recipe or "")
+    if stated or flags.draft_schema is not None:
+        return
+    if flags.noise_multiplier is None or searching:
+        lonely = flags.given("delta", "accountant", "adjacency")
+        if flags.epsilon is None and not lonely:
+            whole = "what may be spent on the whole search" if searching else "what may be spent"
+            raise InvalidInput(f"epsilon is missing: use --epsilon 3, {whole}")
 
 
 def _check_preset(flags: Flags, preset: str) -> None:
@@ -95,6 +121,15 @@ def _check_preset(flags: Flags, preset: str) -> None:
         raise InvalidInput("epsilon is missing: use --epsilon 3, what may be spent")
     if flags.non_private_twin or flags.tune or flags.space is not None:
         raise InvalidInput(f"--preset {preset} is settled: leave out --non-private-twin, --tune and --space")
+
+
+def require_data(path: Path) -> None:
+    """Refuse new records that are not there."""
+    if not path.exists():
+        raise InvalidInput(
+            f"data={path} does not exist: give a table (.csv, .tsv, .csv.gz, .parquet, .xlsx), a .npz file, "
+            "or a folder of images"
+        )
 
 
 def _check_data(flags: Flags, source: str) -> None:

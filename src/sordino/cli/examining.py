@@ -24,7 +24,7 @@ EXAMPLES, MEASURED = 4, 64
 
 @dataclass(frozen=True)
 class LayerSize:
-    """A module that holds parameters of its own; shared ones are counted where they come first."""
+    """A module with parameters of its own; shared ones are counted where they first appear."""
 
     name: str
     kind: str
@@ -77,7 +77,7 @@ def _build(name: str, shape: str | None) -> tuple[nn.Module, Loss, Any]:
 
 
 def _measure_output(model: nn.Module, inputs: Tensor) -> Tensor:
-    """A loss for a model that came without one: it depends on everything that the model says about an example."""
+    """A loss for a model that came without one. It depends on the whole output for an example."""
     output = model(inputs)
     if not isinstance(output, Tensor):
         raise UnsupportedModel(
@@ -109,7 +109,7 @@ def _select_rows(data: Any, indices: list[int]) -> Batch:
 
 
 def _find_engine(objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> str:
-    """The engine that the automatic choice ends at; why it passed over faster ones is in the log."""
+    """The engine that is chosen automatically; the log says why faster ones were passed over."""
     if isinstance(find_engine("auto").differentiate(objective, parameters, batch), Book):
         return "book-keeping"
     try:
@@ -120,7 +120,7 @@ def _find_engine(objective: Objective, parameters: list[nn.Parameter], batch: Ba
 
 
 def _measure_uses(objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[UseCost]:
-    """What each use of a parameter costs; measured the second time, as the first has to choose its ways."""
+    """What each use of a parameter costs, measured on the second run: the first one has to choose its methods."""
     engine = BookKeeping()
     engine.describe(objective, parameters, batch)
     return engine.describe(objective, parameters, batch)

@@ -49,10 +49,10 @@ class FinetuneFlags(options.OptionFields):
     unit: Annotated[str | None, _texts("The column that says whose text it is: whole owners are then protected.")] = (
         None
     )
-    per_unit: Annotated[int | None, _texts("Most texts of one owner in a draw. Default: 8.")] = None
-    length: Annotated[int | None, _texts("Tokens of a text that are read. Default: 256, or what the model takes.")] = (
-        None
-    )
+    per_unit: Annotated[int | None, _texts("The most texts of one owner in a draw. Default: 8.")] = None
+    length: Annotated[
+        int | None, _texts("Tokens of a text that are read. Default: 256, or as many as the model takes.")
+    ] = None
     held_out: Annotated[float | None, _texts("Share of your records to measure on, unprotected. Default: 0.2.")] = None
     epsilon: options.Epsilon = None
     delta: options.Delta = None
@@ -103,6 +103,7 @@ class FinetuneFlags(options.OptionFields):
 @options.take_fields(FinetuneFlags)
 def finetune(flags: FinetuneFlags) -> None:
     """Fine-tune a Hugging Face model from a folder so that it says almost nothing about any one text."""
+    options.require_numbers(vars(flags))
     with explain_interruption():
         from sordino.cli.text_session import tune_and_report
 

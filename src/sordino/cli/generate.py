@@ -24,7 +24,7 @@ _Out = Annotated[Path, typer.Option(help="The .jsonl file; the guarantee is writ
 _Prompt = Annotated[str, typer.Option(help="What every text begins with; it must not be private.")]
 _Temperature = Annotated[float, typer.Option(help="1 samples as the model was trained; less is more cautious.")]
 _TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens whose chances add up to this.")]
-_Length = Annotated[int | None, typer.Option(help="Most tokens of a text. Default: as in training.")]
+_Length = Annotated[int | None, typer.Option(help="The most tokens of a text. Default: as in training.")]
 _Seed = Annotated[int | None, typer.Option(help="Make the texts repeatable.")]
 
 
@@ -65,7 +65,7 @@ def generate(
             for texts in write(tuned, records, sampling, prompt):
                 file.writelines(dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
                 progress.advance(task, len(texts))
-        write_stamp(out, stamp)  # first: texts without their guarantee must not lie around
+        write_stamp(out, stamp)  # first, so that no texts are left without their guarantee
         partial.replace(out)
     except OSError as error:
         raise InvalidInput(f"cannot write {out}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""From what the user typed to a trained model: the one path of `train` and `demo`; and a run taken to its end."""
+"""From what the user typed to a trained model: the one path of `train` and `demo`. It also finishes a resumed run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def train_and_report(flags: Flags) -> None:
         twin = None
         if flags.non_private_twin and not outcome.interrupted:
             if not is_benchmark(session.config.data.source):
-                caution("the twin and its accuracy are not private: show them to nobody who may not see the records")
+                caution("the twin and its accuracy are not private: show them only to those who may see the records")
             twin = _train_twin(session)
             outcome = outcome.assuming("the accuracy of the non-private twin, which was shown, is not covered")
     finally:
@@ -63,7 +63,7 @@ def train_and_report(flags: Flags) -> None:
 
 
 def finish(session: Session, *, as_json: bool = False) -> Outcome:
-    """Take the steps that are left; save now and then and at the end, and try the model on held-out records."""
+    """Take the steps that are left; now and then, and at the end, save and measure on held-out records."""
     machine.keep()
     private, started = session.private, time.monotonic()
     share = max(1, private.total // EVALUATIONS)
@@ -101,7 +101,7 @@ def _sum_up(session: Session, status: str, last: Evaluation, seconds: float) -> 
     assert noise is not None
     head = private.bench.ledger.head()
     runs_code = any(":" in (name or "") for name in (session.config.model.name, session.config.recipe_code))
-    tuned = session.config.finetuning is not None  # which says itself what is next
+    tuned = session.config.finetuning is not None  # which itself says what to do next
     source = session.config.data.source
     return Outcome(
         status=status,
@@ -155,7 +155,7 @@ class Stop:
 
 @contextmanager
 def stop_on_signal() -> Iterator[Stop]:
-    """Ctrl-C or SIGTERM lets the step in hand finish; the same signal once more ends the program at once."""
+    """Ctrl-C or SIGTERM lets the current step finish; a second one ends the program at once."""
     stop = Stop()
 
     def request(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""`sordino.load`: the model of a run, ready for use, whatever it was trained on. Nothing is spent by that.
+"""`sordino.load`: the model of a run, ready for use, whatever it was trained on. This spends nothing.
 
 A folder may come from anybody: tensors, numbers and names are read, and code that it names is run only if the caller
 says so.
@@ -83,7 +83,7 @@ class Loaded:
     config: Config | None = None
 
     def find_shape(self) -> Sequence[int]:
-        """The shape of one input of the model; that of arrays is known from the records that it was trained on."""
+        """The shape of one input of the model; for arrays it is known from the training records."""
         inputs = self.trained.encoder
         if isinstance(inputs, TableInputs):
             return (inputs.width,)
@@ -98,11 +98,11 @@ class Loaded:
 
 
 def load(run: str | Path, *, trust_code: bool = False) -> Trained:
-    """The model of a run of `sordino train` or of an estimator, ready for use.
+    """The model of a run of `sordino train`, or of an estimator, ready for use.
 
     ``model, encoder = sordino.load("runs/first")`` gives a plain `torch.nn.Module` in eval mode, and a function from
     records (a data frame, an array, a file) to its inputs; the object itself has `predict`, `predict_proba` and
-    `classes`. A run whose model is code of somebody's own is loaded with `trust_code=True` alone.
+    `classes`. A run whose model is somebody's own code is loaded only with `trust_code=True`.
     """
     return open_run(Path(run), trust_code=trust_code).trained
 
@@ -110,7 +110,7 @@ def load(run: str | Path, *, trust_code: bool = False) -> Trained:
 def open_run(run: Path, *, trust_code: bool = False) -> Loaded:
     """The same with the configuration of the run."""
     if not run.is_dir():
-        raise InvalidInput(f"{run} is no directory: give that of a run of `sordino train`")
+        raise InvalidInput(f"{run} is no folder: give that of a run of `sordino train`")
     if is_saved(run):
         return Loaded(load_model(run), config.read_run_config(run))
     found = config.read_run_config(run)
@@ -119,7 +119,7 @@ def open_run(run: Path, *, trust_code: bool = False) -> Loaded:
 
         return Loaded(load_preset(run, found.preset), found)
     if found is None or (found.recipe is None and found.own is None) or found.model.name is None:
-        raise InvalidInput(f"{run} holds no trained model: give the directory of a finished run of `sordino train`")
+        raise InvalidInput(f"{run} holds no trained model: give the folder of a finished run of `sordino train`")
     lookup.require_trusted(replace(found, own=None), trust_code, run / config.FILE)  # its recipe is not needed
     model = lookup.build_model(found.model, None)
     _fill(model, run)

@@ -27,7 +27,7 @@ from sordino.tables.delimited import Told
 from sordino.tables.reading import DataChoice, Sheet
 
 MOST_PARAMETERS = 1_000_000_000
-"""Of an architecture by name: a configuration can ask for any width, and memory is taken before anybody looks."""
+"""The most parameters of an architecture by name: a configuration can ask for any width."""
 _UNBUILT = (
     TypeError,
     ValueError,
@@ -48,7 +48,7 @@ def is_benchmark(source: str) -> bool:
 
 
 def list_assumptions(source: str) -> tuple[str, ...]:
-    """What a guarantee about these records takes for public."""
+    """What a guarantee about these records takes to be public."""
     return () if is_benchmark(source) else reading.list_assumptions(source)
 
 
@@ -81,7 +81,7 @@ def build_model(choice: ModelChoice, seed: int | None) -> nn.Module:
     """The model, initialised from `seed` if there is one; the caller's random state is left alone."""
     assert choice.name is not None
     own = ":" in choice.name
-    foreseen = (TypeError,) if own else _UNBUILT  # what else goes wrong in a user's function, the user wants to see
+    foreseen = (TypeError,) if own else _UNBUILT  # other errors in a user's function are for the user to see
     with torch.random.fork_rng():
         torch.manual_seed(seed) if seed is not None else torch.seed()
         try:
@@ -102,7 +102,7 @@ def build_model(choice: ModelChoice, seed: int | None) -> nn.Module:
 
 
 def require_trusted(found: Config, trusted: bool, where: Path) -> None:
-    """Refuse to run code because a file names it: only the user can say that it may run."""
+    """Refuse to run code just because a file names it: only the user can allow that."""
     for what, name in (("model", found.model.name), ("recipe", found.recipe_code)):
         if name is not None and ":" in name and not trusted:
             raise InvalidInput(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -53,6 +53,13 @@ OF_PRESETS = ("cifar10", "fashion-mnist", "imdb", "mnist", "names")
 OPTIMIZERS = ("adam", "adamw", "dog", "sgd")
 DTYPES = ("float32", "bfloat16", "int8")
 ACCOUNTANTS = ("gdp", "pld", "rdp", "rdp-classic", "rdp-filter", "tcdp", "zcdp", "zcdp-epoch")
+PAPER_TABLES = (
+    *("auto-s:table", "dpis:table3", "dpis:table4", "dpis:table5", "dpis:table6"),
+    *("dpis:table7", "dpis:table8", "dpsur:table2", "dpsur:table3", "dpsur:table4"),
+    *("dynamic:table1", "dynamic:table2", "dynamic:table3", "dynamic:table4", "jl:accuracy"),
+    *("jl:table2", "jl:table3", "jl:table4", "jl:table5", "screening:table1"),
+    *("screening:table3", "tramer-boneh:table"),
+)
 ADJACENCIES = ("add-or-remove-one", "replace-one")
 
 
@@ -116,6 +123,49 @@ def take_fields(fields: type[_Fields]) -> Callable[[Callable[[_Fields], None]], 
         return called
 
     return wrap
+
+
+def _is_positive(value: float) -> bool:
+    return 0 < value < math.inf
+
+
+def _is_count(value: float) -> bool:
+    return value >= 1
+
+
+_NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
+    "epsilon": (_is_positive, "> 0 and finite: 1 to 8 is usual, smaller is more private"),
+    "delta": (lambda value: 0 < value < 1, "in (0, 1): choose it well below 1 / number of records"),
+    "metrics_epsilon": (_is_positive, "> 0 and below epsilon, which pays for it too"),
+    "prepare": (lambda value: 0 < value < 1, "in (0, 1): it is the share of epsilon for ranges and classes"),
+    "rate": (lambda value: 0 < value <= 1, "in (0, 1]: give expected draw size / number of records"),
+    "noise_multiplier": (_is_positive, "> 0 and finite: without noise there is no privacy"),
+    "batch_size": (_is_count, ">= 1: it is the expected size of a draw"),
+    "records": (_is_count, ">= 1: nothing can be learnt from none"),
+    "steps": (_is_count, ">= 1: it is the length of training"),
+    "epochs": (_is_positive, "> 0 and finite: it is the length of training"),
+    "clip": (_is_positive, "> 0: a zero bound removes every gradient; start with 1.0 or use automatic clipping"),
+    "lr": (_is_positive, "> 0 and finite: it scales every step"),
+    "momentum": (lambda value: 0 <= value < 1, "in [0, 1): 0.9 is usual, 0 is none"),
+    "held_out": (lambda value: 0 <= value < 1, "in [0, 1): it is the share that is not trained on"),
+    "per_unit": (_is_count, ">= 1: it is how many records of one unit are used at most"),
+    "augment": (_is_count, ">= 1: it is the number of views of a record"),
+    "microbatch": (_is_count, ">= 1: it is how many examples are processed at once"),
+    "save_every": (_is_count, ">= 1: it counts the steps between checkpoints"),
+    "jobs": (_is_count, ">= 1: it is how many trials run at a time"),
+    "confidence": (lambda value: 0 < value < 1, "in (0, 1): 0.999 is usual"),
+}
+"""Which values an option may have, by its name, and what to say of others; those who use them check them again."""
+
+
+def require_numbers(given: Mapping[str, Any]) -> None:
+    """Refuse a number that no command could use, before anything is loaded. None passes: nobody gave it."""
+    for name, value in given.items():
+        if value is None or name not in _NUMBERS:
+            continue
+        allows, words = _NUMBERS[name]
+        if not allows(value):
+            raise InvalidInput(f"{name.replace('_', '-')}={value} must be {words}")
 
 
 def require_one(first: Any, second: Any, question: str) -> None:

@@ -1,8 +1,8 @@
 """A recipe of the user's own, ``file.py:function``: how it is made, and how a run that follows it gets it back.
 
 The function is called with `batch_size` and `epochs`, as those of `sordino.recipes` are, and returns a `Recipe`. Its
-parts may have no name that a file could hold, so a configuration keeps the function and the numbers that were chosen
-for it; the parts come from the code, which runs only if the user says that it may.
+parts may have no name that a file could hold, so a configuration keeps the function and the numbers chosen for it. The
+parts come from the code, which runs only if the user says that it may.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ sordino predict runs/20260101-120000 --data new.csv (prints a table in CSV)
 
 It spends nothing: the model was paid for when it was trained.
 """
+CHANCE, DIGITS = "probability of ", 4
+"""How columns of probabilities begin, and the decimals that are printed of them."""
 _Run = Annotated[Path, typer.Argument(help="A run of `sordino train` or `finetune`; nothing in it is changed.")]
 _Data = Annotated[
     Path, typer.Option("--data", help="New records: a table, a .npz (array x), or images, as the run was trained on.")
@@ -52,7 +54,8 @@ def predict(
     json: options.Json = False,
 ) -> None:
     """Predict classes with their probabilities, or values, of new records by the model of a run."""
-    early.require_directory(run)
+    early.require_any(run, (early.CONFIG, early.PREPARATION, early.MODEL, early.LEDGER), "trained model")
+    early.require_data(data)
     import pyarrow as pa
     import pyarrow.csv
 
@@ -81,7 +84,7 @@ def predict(
         found = found.add_column(0, name if name != "predicted" else "predicted (given)", column)
     if out is None:
         sink = pa.BufferOutputStream()
-        pa.csv.write_csv(found, sink)
+        pa.csv.write_csv(_round(found), sink)
         print(sink.getvalue().to_pybytes().decode(), end="")
         return
     if texts:
@@ -93,8 +96,19 @@ def predict(
         console().print(f"{out}: predictions of {found.num_rows:,} records", markup=False)
 
 
+def _round(found: Any) -> Any:
+    """Probabilities as people read them; a file has all of their digits."""
+    import pyarrow as pa
+    import pyarrow.compute
+
+    for place, name in enumerate(found.column_names):
+        if name.startswith(CHANCE) and pa.types.is_floating(found.schema.field(place).type):
+            found = found.set_column(place, name, pyarrow.compute.round(found.column(place), DIGITS))
+    return found
+
+
 def _read(path: Path, trained: Trained, config: Any, spelled: dict[str, Any]) -> Table:
-    """The new records, spelled as those of the training unless the user says otherwise; the target may be missing."""
+    """The new records, read as those of the training unless the user says otherwise; the target may be missing."""
     from dataclasses import replace
 
     from sordino.cli.terminal import show_reading

@@ -45,14 +45,14 @@ from sordino.tables.reading import DataChoice
 
 EVALUATIONS = 20
 MOST = 100_000
-"""No number of a preset's features or model is larger."""
+"""The largest number that a preset's features or model may have."""
 _SHAPES = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 _WORDS = {"vocabulary": "keras", "words": 20_000, "length": 80, "pad": "post", "cut": "post"}
-"""What `load_imdb` does where a configuration says nothing else."""
+"""The default of `load_imdb`."""
 
 
 def train(flags: Flags) -> None:
-    """Train by the preset's settings, keep the model, and say what came of it."""
+    """Train with the preset's settings, keep the model, and report the outcome."""
     assert flags.preset is not None
     assert flags.epsilon is not None
     dataset = (flags.data or "").replace("_", "-")
@@ -69,13 +69,13 @@ def train(flags: Flags) -> None:
 
 
 def resume(directory: Path, config: Config, *, as_json: bool) -> None:
-    """Go on with a run that was killed; one that is whole is evaluated again, and nothing more."""
+    """Go on with a run that was killed; a finished run is only evaluated again."""
     assert config.preset is not None
     _train(_read_case(config.preset), config, directory, as_json=as_json)
 
 
 def choose_case(settings: Settings, epsilon: float, delta: float | None = None) -> Case:
-    """The case at `epsilon`, with the settings of the ε that the configuration has nearest to it."""
+    """The case at `epsilon`, with the configuration's settings for the nearest ε."""
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise InvalidInput(f"epsilon={epsilon} must be > 0 and finite")
     nearest = min(settings.epsilons, key=lambda known: abs(math.log(known / epsilon)))
@@ -162,7 +162,7 @@ def _require_modest(value: Any, depth: int = 0) -> None:
     """Refuse numbers and nests that no preset has: features are computed as a folder's configuration says."""
     if isinstance(value, dict | list | tuple):
         if depth > 4 or len(value) > 50:
-            raise InvalidInput("[preset] is nested as none of Sordino's is: start a new run")
+            raise InvalidInput("[preset] is nested more deeply than any of Sordino's: start a new run")
         for inner in value.values() if isinstance(value, dict) else value:
             _require_modest(inner, depth + 1)
     elif isinstance(value, int | float) and not abs(value) <= MOST:

@@ -1,8 +1,8 @@
-"""How a run goes on, recorded and shown: steps, time left, ε spent, held-out accuracy. Nothing about private records.
+"""A run's progress, recorded and shown: steps, time left, ε spent, held-out accuracy. Nothing about private records.
 
 `history.jsonl` in a run's directory says how the model did on held-out records while it learnt, one line at a time. The
-held-out records are not protected by the guarantee. What is written about those that are was released and paid for. No
-times: how long a step took tells how large its draw was, and short runs write a line after every step.
+guarantee does not protect held-out records; what is written about protected ones was released and paid for. There are
+no times: how long a step took tells how large its draw was, and short runs write a line after every step.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Evaluation:
 
 
 class History:
-    """Appends to `history.jsonl`; what a crash lost of the run is cut off when it goes on."""
+    """Appends to `history.jsonl`. When a run goes on after a crash, lines about lost steps are cut off."""
 
     def __init__(self, run: Path, position: int) -> None:
         self._path = run / HISTORY
@@ -111,7 +111,7 @@ def open_bar(title: str) -> Progress:
 
 
 class Bars:
-    """Two bars, one of steps and one of ε, and the held-out accuracy as it went."""
+    """Two bars, one for steps and one for ε, and the course of the held-out accuracy."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -142,7 +142,7 @@ class Bars:
         self._progress.stop()
 
     def show(self, step: int) -> None:
-        """Count the step; price only now and then, and never for more than a share of the time, which it takes."""
+        """Count the step. Price only now and then, so that pricing takes at most a small share of the time."""
         self._progress.update(self._steps, completed=step, note=self._count(step))
         if (began := time.monotonic()) >= self._next_price:
             self._price()
@@ -204,7 +204,7 @@ class Lines:
 
 
 def draw_sparkline(values: Sequence[float]) -> str:
-    """The course of some values between their extremes, in as many characters."""
+    """The course of some values between their extremes, one character each."""
     low, high = min(values), max(values)
     if high == low:
         return _BARS[0] * len(values)

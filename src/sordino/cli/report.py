@@ -27,12 +27,12 @@ sordino report runs/20260101-120000 --for registry --about about.toml (an entry 
 
 sordino report runs/20260101-120000 --for card (a model card in Markdown, for a hub)
 
-sordino report runs/20260101-120000 --audit audit.json --output privacy.html (also while it is running)
+sordino report runs/20260101-120000 --audit audit.json --out privacy.html (also while it is running)
 """
 READERS = {"engineer": "report.html", "officer": "officer.html", "registry": "registry.json", "card": "README.md"}
 _Run = Annotated[Path, typer.Argument(help="A run of `sordino train`; only the file that is asked for is written.")]
 _Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="The file. Default: in the run, by the kind of reader.")
+    Path | None, typer.Option("--out", "--output", "-o", help="The file. Default: in the run, by the kind of reader.")
 ]
 _Audit = Annotated[Path | None, typer.Option(help="What `sordino audit --json` printed. Default: audit.json there.")]
 _Outcome = Annotated[

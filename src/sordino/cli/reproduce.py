@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sordino.cli import options
+from sordino.cli import early, options
 from sordino.cli.terminal import FOUND, complain, console
 from sordino.errors import InvalidInput
 
@@ -63,6 +63,8 @@ class Wanted:
 @options.take_fields(Wanted)
 def reproduce(wanted: Wanted) -> None:
     """Rerun a table of a paper and set its figures beside ours."""
+    if wanted.table is not None:
+        early.require_listed("table", wanted.table, options.PAPER_TABLES, words="is not known: choose")
     from sordino.lab.experiments.papers import paper_table, paper_tables
 
     if wanted.listed:
@@ -100,7 +102,7 @@ def _require(table: PaperTable, wanted: Wanted) -> None:
 
 
 def _train(table: PaperTable, datasets: list[str], wanted: Wanted) -> list[str]:
-    """Tables of accuracy, and of the ε that reaches one: what failed, one line each."""
+    """Tables of accuracy, and of the ε that reaches an accuracy; return what failed, one line each."""
     from sordino.cli.compare import run_cases
     from sordino.lab.experiments import catalogue, results
     from sordino.lab.experiments.reproducing import cases_of, compare_side_by_side, plan
@@ -158,7 +160,7 @@ def _save(text: str, table: PaperTable, datasets: list[str], wanted: Wanted) -> 
 
 
 def _list_remarks(table: PaperTable, wanted: Wanted) -> list[str]:
-    """What a reader must know who sees the table alone."""
+    """What a reader of the table alone must know."""
     remarks = ["Runs that are not in --out are those that came with Sordino."] if wanted.show else []
     if short := _list_limits(wanted):
         limits = " and ".join(f"{value} {name}" for name, value in short.items())
@@ -171,7 +173,7 @@ def _list_remarks(table: PaperTable, wanted: Wanted) -> list[str]:
 
 
 def _name_file(table: PaperTable, datasets: list[str], wanted: Wanted) -> str:
-    """A part of a table, or a shortened one, does not take the place of the whole."""
+    """Part of a table, or a shortened one, does not replace the whole."""
     part = [] if datasets == list(table.printed) else datasets
     short = [f"{name}{value}" for name, value in _list_limits(wanted).items()]
     return "-".join([table.name.replace(":", "-"), *part, *(["quick"] if wanted.quick else []), *short]) + ".md"

@@ -21,10 +21,11 @@ def resume(
 ) -> None:
     """Go on with a run from its last checkpoint. Everything that was spent stays spent; no noise is drawn twice.
 
-    A run on a table that was killed while its ranges and classes were released is prepared again, at their price.
+    If a run on a table was killed while its ranges and classes were released, they are released and paid for again.
     """
-    if not run.is_dir() or not any(run.iterdir()):
+    if not run.exists():
         early.require_run(run, early.CONFIG)
+    early.require_any(run, (early.CONFIG, early.PREPARATION, early.SEARCH, early.LEDGER), early.CONFIG)
     from sordino.books import OUTCOME
     from sordino.cli.terminal import console
     from sordino.errors import InvalidInput
@@ -35,7 +36,7 @@ def resume(
     if (run / STATE).exists():
         raise InvalidInput(f"{run} is a search that was killed: give the same `sordino tune` command again to go on")
     if "search" in (Folder(run).json(OUTCOME) or {}):
-        console().print(f"{run} is the winner of a search, and whole: there is nothing left to do", markup=False)
+        console().print(f"{run} is the winner of a search, and finished: there is nothing left to do", markup=False)
         return
 
     if is_finetuned(run):

@@ -1,4 +1,4 @@
-"""A search from the command line: what is searched, the run folder of the winner, and what is said of both."""
+"""A search from the command line: what is searched, the winner's run folder, and what is said about both."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _search_table(flags: Flags, base: Config, space: Space | None) -> None:
     config.write(directory)
     with watch_clock(flags.jobs or 1):
         fitted, winner = tune_table(planned, directory)
-    told = tabular._to_plain(fitted, directory, 0)  # how long it took tells of the number of trials
+    told = tabular._to_plain(fitted, directory, 0)  # the time it took would hint at the number of trials
     told.update(steps=told["events"], total=told["events"], search=describe(winner))
     save_json(directory / OUTCOME, told)
     hide_times(directory)
@@ -86,11 +86,10 @@ def _search_table(flags: Flags, base: Config, space: Space | None) -> None:
 
 
 def watch_clock(jobs: int) -> Any:
-    """What is shown meanwhile: that time passes, and nothing else.
-
-    Trials in this process stop everything else that is written, so that a moving sign would show where one ends.
+    """What is shown meanwhile: that the search goes on, and nothing else. Trials in this process hold up all other
+    output, so a moving sign would show where one ends.
     """
-    words = "searching; nothing of the trials is shown, not even how many there are"
+    words = "searching; nothing about the trials is shown, not even how many there are"
     if jobs > 1:
         return messages().status(words)
     messages().print(words)
@@ -98,7 +97,7 @@ def watch_clock(jobs: int) -> Any:
 
 
 def announce(cost: Cost, space: Space) -> None:
-    """Before anything is spent: what is searched, and by what it is paid."""
+    """Say what is searched and how it is paid for, before anything is spent."""
     law = (
         f"about {cost.trials:g} trials; the exact number is secret"
         if cost.way == "selection"

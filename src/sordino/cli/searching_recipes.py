@@ -32,7 +32,7 @@ from sordino.vault import open_budget
 
 SEARCHABLE = ("lr", "clip", "momentum", "batch_size", "epochs", "steps")
 PRICED = ("batch_size", "epochs", "steps")
-"""Settings that change what a trial costs at the same noise: it is then noised to cost what all do."""
+"""Settings that change what a trial costs at the same noise; its noise is then set so that all trials cost the same."""
 
 
 def search_recipe(flags: Flags, space: Space | None) -> None:
@@ -85,7 +85,7 @@ def search_recipe(flags: Flags, space: Space | None) -> None:
 
 
 def reopen_recipe(recipe: Recipe, flags: Flags) -> Recipe:
-    """`recipe` as it was before it was calibrated to the whole budget, of which a trial has a part."""
+    """`recipe` as it was before it was calibrated to the whole budget; a trial gets a part of that."""
     plain = replace(recipe, budget=None)
     if recipe.rdp_filter is None:
         return plain

@@ -1,4 +1,4 @@
-"""A run, built from its configuration: new, or gone on with from its directory."""
+"""A run, built from its configuration: a new one, or one that goes on from its folder."""
 
 from __future__ import annotations
 
@@ -96,8 +96,7 @@ def compute_losses(model: nn.Module, batch: Any) -> Tensor:
 
 @torch.no_grad()
 def measure(model: nn.Module, records: tuple[Tensor, Tensor]) -> tuple[float, float | None]:
-    """The share of `records` that are classified rightly, and the mean cross-entropy of those whose class is known.
-
+    """The share of `records` that are classified correctly, and the mean cross-entropy of those whose class is known.
     The model is in eval mode meanwhile. The loss is None where no class is known or it is not finite.
     """
     inputs, classes = records
@@ -146,7 +145,7 @@ def begin(chosen: Chosen, run: Path | None, ready: Callable[[], None] = lambda: 
 
 
 def _rehearse(chosen: Chosen) -> None:
-    """Build everything around random records in place of the table's, to refuse early what would be refused late."""
+    """Build everything around random records instead of the table's, so that mistakes are refused early."""
     public, records = chosen.config, chosen.config.data.records
     if public.model.name is not None and ":" in public.model.name:
         raise InvalidInput(
@@ -205,10 +204,10 @@ def prepare_records(public: Config, sheet: Sheet, plan: ReleasePlan, directory: 
 
 
 def reopen(directory: Path, *, trust_code: bool = False, prepare: bool = True) -> Session:
-    """Go on with a run that was interrupted, killed or finished; one that died in its preparation is prepared again.
+    """Go on with a run that was interrupted, killed or finished; one that died while preparing is prepared again.
 
-    The folder may come from anybody: code that it names is run only if `trust_code` says so. Without `prepare`
-    nothing is released: a run whose preparation has not ended is refused.
+    The folder may come from anybody: code that it names is run only if `trust_code` says so. Without `prepare` nothing
+    is released, and a run that is not fully prepared is refused.
     """
     chosen = config.read_run_config(directory)
     unprepared = config.read_run_config(directory, PREPARATION) if chosen is None else None
@@ -220,7 +219,7 @@ def reopen(directory: Path, *, trust_code: bool = False, prepare: bool = True) -
     if chosen is not None:
         chosen = found
     if found.recipe is None:
-        raise InvalidInput(f"{directory / config.FILE} has no [recipe]: give the directory of a run of `sordino train`")
+        raise InvalidInput(f"{directory / config.FILE} has no [recipe]: give the folder of a run of `sordino train`")
     records = lookup.load_records(found.data)
     if isinstance(records, Sheet) and found.schema is not None:
         records = records.take_parts(found.schema)
@@ -241,7 +240,7 @@ def reopen(directory: Path, *, trust_code: bool = False, prepare: bool = True) -
 
 
 def _bind(chosen: Config, data: Data, private: Private) -> Session:
-    """Bound together, and the ledger knows which records no guarantee covers."""
+    """Bind everything together, and note in the ledger which records no guarantee covers."""
     session = Session(chosen, data, private)
     if session.has_held_out:
         private.declare(UNPROTECTED, HELD_OUT)
@@ -249,8 +248,8 @@ def _bind(chosen: Config, data: Data, private: Private) -> Session:
 
 
 def explain_missing(directory: Path) -> str:
-    """Why this is no run that can be gone on with."""
-    said = f"{directory} holds no {config.FILE}: give the directory of a run of `sordino train`"
+    """Why this run cannot go on."""
+    said = f"{directory} holds no {config.FILE}: give the folder of a run of `sordino train`"
     if not (directory / LEDGER).exists():
         return said
     return (
@@ -323,7 +322,7 @@ def _require_classes(chosen: Config, data: Data) -> None:
 
 
 def choose_directory() -> Path:
-    """A new folder in runs/, by the time."""
+    """A new folder in runs/, named after the time."""
     name = datetime.now().strftime("%Y%m%d-%H%M%S")
     tries = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 1000))
     return next(path for path in tries if not path.exists())

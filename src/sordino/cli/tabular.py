@@ -1,4 +1,4 @@
-"""`sordino train` on a table when no network is asked for: learn it, keep the model, and say what came of it."""
+"""`sordino train` on a table when no network is asked for: learn it, keep the model, and report the outcome."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _SHOWN = {
 
 
 def wants_learning(flags: Flags, base: Config) -> bool:
-    """Whether a table is to be learnt from in the way of tables, and not by a network."""
+    """Whether a table is to be learnt by the learner of tables, not by a network."""
     source = flags.data or base.data.source
     network = [*flags.given(*_OF_NETWORKS), *(["non_private_twin"] if flags.non_private_twin else [])]
     other = base.recipe is not None or base.own is not None or base.model.name not in (None, ADDITIVE)
@@ -82,7 +82,7 @@ def wants_learning(flags: Flags, base: Config) -> bool:
 
 
 def train(flags: Flags, base: Config) -> None:
-    """Read, learn, save, and say what came out."""
+    """Read, learn, save, and report the outcome."""
     config, ready = _choose(flags, base)
     directory = flags.run or choose_directory()
     if (directory / LEDGER).exists():
@@ -138,9 +138,9 @@ def _prepare(data: DataChoice, given: Schema, merged: dict[str, Any], seed: int 
 
 
 def resume(directory: Path, config: Config, *, as_json: bool) -> None:
-    """Learn anew where a run was killed, within what its budget has left; one that is whole is left as it is."""
+    """Learn again after a kill, within what is left of the budget; a finished run is left as it is."""
     if is_saved(directory) and (directory / OUTCOME).is_file():
-        console().print(f"{directory} is whole: there is nothing left to do", markup=False)
+        console().print(f"{directory} is finished: there is nothing left to do", markup=False)
         return
     if (directory / LEDGER).exists():
         _learn_and_report(config, prepare_again(config), directory, as_json=as_json, resumed=True)
@@ -163,7 +163,7 @@ def prepare_again(config: Config) -> Ready:
 
 
 def audit(directory: Path, config: Config, *, as_json: bool) -> bool:
-    """Play the run's learning again with single records left out: nothing may move by more than was paid for it."""
+    """Replay the run's learning with single records left out: no release may move by more than was paid for it."""
     from sordino.audit.conformance import Neighbours, replay
     from sordino.report.run_folder import Folder
 
@@ -183,7 +183,7 @@ def audit(directory: Path, config: Config, *, as_json: bool) -> bool:
             bar.advance(task)
     passed = not findings
     told = {"run": str(directory), "passed": passed, "records": len(removed), "releases": releases}
-    save_json(directory / "audit.json", told)  # for the report; findings may speak of records, and stay here
+    save_json(directory / "audit.json", told)  # for the report; findings may be about records, and stay here
     if as_json:
         print_json({**told, "findings": findings})
         return passed
@@ -200,8 +200,8 @@ def audit(directory: Path, config: Config, *, as_json: bool) -> bool:
 def _learn_and_report(config: Config, ready: Ready, directory: Path, *, as_json: bool, resumed: bool = False) -> None:
     named = config.run.dataset_budget
     vault = open_budget(named) if named else None
-    plan = plan_table(ready, shared=vault is not None)  # what is lost in noise is refused before anything is written
-    if vault is not None and not resumed:  # and what the dataset's own budget has no room for
+    plan = plan_table(ready, shared=vault is not None)  # what noise would drown is refused before anything is written
+    if vault is not None and not resumed:  # and so is one that the dataset's own budget has no room for
         claim = vault.claim(unit=ready.unit, repeatable=ready.wishes.seed is not None)
         claim.preview(plan.events(), ready.budget.adjacency)
     if not as_json:
@@ -230,7 +230,7 @@ def _learn_and_report(config: Config, ready: Ready, directory: Path, *, as_json:
 
 
 def _to_plain(fitted: Fitted, directory: Path, seconds: int) -> dict[str, Any]:
-    """What is said about the run, for machines and for its report."""
+    """The outcome of the run, for machines and for its report."""
     learned, ready = fitted.learned, fitted.ready
     with reading_books(directory) as ledger:
         head = ledger.head()
@@ -260,7 +260,7 @@ def _to_plain(fitted: Fitted, directory: Path, seconds: int) -> dict[str, Any]:
 
 
 def _announce(config: Config, ready: Ready) -> None:
-    """Before anything is spent."""
+    """Say which records are used, before anything is spent."""
     held, wishes = len(ready.sheet.held_out), ready.wishes
     protected = "released with noise" if wishes.metrics_epsilon else "not protected"
     kept = f", {held:,} held out to measure on, {protected}" if held else ", none held out"

@@ -1,4 +1,4 @@
-"""What every command shares about leaving and speaking: exit codes, and where results, messages and errors go."""
+"""What all commands share: exit codes, and where results, messages and errors go."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOUND = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 _LARGE = 10_000_000
-"""Bytes of a file whose reading takes long enough for a bar."""
+"""Bytes of a file that takes long enough to read for a progress bar."""
 
 
 def console() -> Console:
@@ -49,7 +49,7 @@ def say(what: str, words: str) -> None:
 
 @contextmanager
 def show_reading() -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr while a large file is read: it is told how much was read, of how much."""
+    """A bar on stderr while a large file is read; it is told how much of the file was read."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     bar = Progress(
@@ -78,7 +78,7 @@ def complain(message: str) -> None:
 
 @contextmanager
 def explain_interruption() -> Iterator[None]:
-    """Around a training: a Ctrl-C before its first step, or a second one while a step is taken, ends in one line."""
+    """Around training: a Ctrl-C before the first step, or a second one during a step, ends in one line."""
     import typer
 
     try:
@@ -94,7 +94,7 @@ def caution(message: str) -> None:
 
 
 def print_json(result: dict[str, Any]) -> None:
-    """One JSON object on stdout, for machines; numbers that JSON has no word for become text."""
+    """Print one JSON object on stdout, for machines; numbers that JSON lacks become text."""
     print(json.dumps(result, default=str, allow_nan=False))
 
 

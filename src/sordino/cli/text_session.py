@@ -1,4 +1,4 @@
-"""A run of `sordino finetune`: begun, gone on with, measured, exported and told about."""
+"""A run of `sordino finetune`: to start, resume, measure, export and report."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ from sordino.vault import open_budget
 
 TOKENS_AT_ONCE = 16_384
 LOOK = 512
-"""Held-out texts that are measured on the way; at the end all of them are."""
+"""How many held-out texts are measured along the way; at the end all of them are."""
 MODEL = "model"
-"""The folder of a run that holds what was trained, as transformers and PEFT read it."""
+"""The folder in a run that holds what was trained, in the form that transformers and PEFT read."""
 
 
 @dataclass(frozen=True)
 class TextSession(Session):
-    """A run on texts; `tokenizer` is the one that made the records, `start` seeded what is random of the model."""
+    """A run on texts; `tokenizer` made the records, and `start` seeded the random weights of the model."""
 
     tokenizer: Any
     start: int
@@ -85,7 +85,7 @@ class TextSession(Session):
             return measure(self.model, texts, part, Pad(find_padding(self.tokenizer)))
 
     def guarantee(self) -> Guarantee:
-        """What was promised, with what the fine-tuning took for public."""
+        """The guarantee, with what the fine-tuning took to be public."""
         spent, whose = self.private.guarantee(), "records" if self.choice.unit is None else "owners"
         public = (
             f"the names of the columns, the number of {whose} and what the user gave as public are public",
@@ -96,7 +96,7 @@ class TextSession(Session):
 
 
 def tune_and_report(flags: FinetuneFlags) -> None:
-    """Fine-tune, save, export, and say what came out."""
+    """Fine-tune, save, export, and report the outcome."""
     chosen = choose(flags)
     quiet = flags.json
     session = begin(chosen, flags.run, lambda: None if quiet else _announce_texts(chosen))
@@ -236,7 +236,7 @@ def _name_owners(sheet: Sheet, choice: TextChoice) -> dict[str, Any]:
 
 
 def _encode(tokenizer: Any, sheet: Sheet, choice: TextChoice, classes: Sequence[str]) -> Data:
-    """The records as tokens and classes, each a function of that record alone."""
+    """The records as tokens and classes, each computed from that record alone."""
     parts = []
     for table in (sheet.train, sheet.held_out):
         rows = _find_tokens(tokenizer, list(table.columns[choice.text]), choice)
@@ -253,14 +253,14 @@ def _encode(tokenizer: Any, sheet: Sheet, choice: TextChoice, classes: Sequence[
 
 
 def _find_tokens(tokenizer: Any, cells: Sequence[str], choice: TextChoice) -> list[Tensor]:
-    """The tokens of each record, which depend on no other."""
+    """The tokens of each record, which depend on no other record."""
     if choice.chat:
         return encode_conversations(tokenizer, cells, choice.length)
     return encode_texts(tokenizer, cells, choice.length, generative=choice.task == CAUSAL)
 
 
 def _invent(tokenizer: Any, choice: TextChoice, recipe: Recipe, classes: Sequence[str]) -> Data:
-    """Texts of nobody, to try model and recipe on."""
+    """Invented texts, to try model and recipe on."""
     words = ("a", "text", "of", "nobody")
     texts = [" ".join(words[: 1 + i % 4]) for i in range(4)]
     if choice.chat:
@@ -273,7 +273,7 @@ def _invent(tokenizer: Any, choice: TextChoice, recipe: Recipe, classes: Sequenc
 
 
 def _keep_base(session: TextSession, origin: Origin, directory: Path) -> None:
-    """Where the weights are random, keep those that the run began with: nobody could find the same ones again.
+    """If the weights are random, keep those that the run began with: nobody could draw the same ones again.
 
     They are drawn anew from the same seed, because adapters have changed the model's layers by now.
     """

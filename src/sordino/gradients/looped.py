@@ -17,6 +17,9 @@ from sordino.errors import UnsupportedModel
 from sordino.gradients.engine import Batch, Objective
 from sordino.gradients.vmapped import InChunks, Materialising, choose_microbatch
 
+Gradients = tuple[Tensor | None, ...]
+"""One for each parameter, None where it has no part in a loss."""
+
 
 class Looped(Materialising):
     """A plain loop over single examples."""
@@ -31,18 +34,18 @@ class Looped(Materialising):
         with torch.enable_grad():
             for single in batch.singles():
                 loss = objective.losses(single, 1).squeeze()
-                require_graph(loss, parameters)
                 refuse_reentrant(loss)
-                yield fill_unused(torch.autograd.grad(loss, parameters, allow_unused=True), parameters)
+                yield fill_unused(find_gradients(loss, parameters), parameters)
 
 
 def backpropagate(losses: Tensor, parameters: list[nn.Parameter]) -> InChunks:
     """The rows of a loss vector with its graph, differentiated one by one; sums are of what was measured."""
-    require_graph(losses, parameters)
     refuse_reentrant(losses)
     identity = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
 
     def compute(chunk: range) -> list[Tensor]:
+        if not losses.requires_grad:
+            return [torch.zeros(len(chunk), *p.shape, dtype=p.dtype, device=p.device) for p in parameters]
         with torch.autocast(losses.device.type, enabled=False):
             return _gradients(losses, parameters, identity[chunk.start : chunk.stop])
 
@@ -84,15 +87,17 @@ def refuse_reentrant(losses: Tensor) -> None:
         ahead += [function for function, _ in node.next_functions]
 
 
-def fill_unused(gradients: tuple[Tensor | None, ...], parameters: list[nn.Parameter]) -> list[Tensor]:
+def fill_unused(gradients: Gradients, parameters: list[nn.Parameter]) -> list[Tensor]:
     """A parameter that the loss does not use has a zero gradient."""
     return [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, parameters, strict=True)]
 
 
-def require_graph(loss: Tensor, parameters: list[nn.Parameter]) -> None:
-    """Refuse a loss that no parameter has a part in."""
+def find_gradients(loss: Tensor, parameters: list[nn.Parameter], weights: Tensor | None = None) -> Gradients:
+    """Autograd's, or none for a loss in which no parameter has a part, as that of a record that is masked out.
+
+    To refuse such a loss would end the run where a draw holds that record (laws 6 and 7). The probe at the start
+    refuses a model in which no loss depends on a parameter.
+    """
     if not loss.requires_grad:
-        raise UnsupportedModel(
-            f"the loss does not depend on any of the {len(parameters)} trainable parameters: "
-            "check that the forward pass uses them and is not under torch.no_grad()"
-        )
+        return (None,) * len(parameters)
+    return torch.autograd.grad(loss, parameters, weights, allow_unused=True)

@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_map
 from sordino.errors import InvalidInput, UnsupportedModel, locate_error
 from sordino.gradients.bookkeeping.operations import find_tensors
 from sordino.gradients.engine import HALVES, Batch, Groups, Objective, accumulation_dtype, total_dtype
-from sordino.gradients.looped import fill_unused, require_graph
+from sordino.gradients.looped import fill_unused, find_gradients
 from sordino.gradients.rules.base import name_of
 from sordino.gradients.vmapped import MEMORY_TARGET, keep_tensors
 from sordino.noise import Source
@@ -122,7 +122,9 @@ def by_double_vjp(task: _Pass, directions: Iterable[list[Tensor]]) -> Iterator[T
     task.coins.rewind()
     with torch.enable_grad():
         losses = task.objective.losses(task.batch.data, task.batch.size)
-        require_graph(losses, task.parameters)
+        if not losses.requires_grad:
+            yield from (torch.zeros_like(losses) for _ in directions)
+            return
         alpha = torch.ones_like(losses, requires_grad=True)
         gradients = torch.autograd.grad(losses, task.parameters, alpha, create_graph=True, allow_unused=True)
         for direction in directions:
@@ -186,8 +188,7 @@ class Estimated:
         task.coins.rewind()
         with torch.enable_grad(), use_plain_attention(), _NoHalves():
             losses = task.objective.losses(data, size)
-            require_graph(losses, task.parameters)
-            gradients = torch.autograd.grad(losses, task.parameters, kept.to(losses), allow_unused=True)
+            gradients = find_gradients(losses, task.parameters, kept.to(losses))
         return [g.to_dense().to(accumulation_dtype(g)) for g in fill_unused(gradients, task.parameters)]
 
 

@@ -1,5 +1,5 @@
 """The papers' laboratory: datasets, features, networks, experiments, and the configurations of all of them.
 
 `data` and `features` give records, `networks` the architectures, and `experiments` runs a method on them at an ε and
-keeps what came out. Nothing outside needs the laboratory but the command line.
+keeps what came out. Only the command line needs the laboratory.
 """

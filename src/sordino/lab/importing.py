@@ -1,4 +1,4 @@
-"""Functions of the user's own, by ``file.py:function``: whoever names one on the command line wants it run."""
+"""Functions of the user's own, by ``file.py:function``: whoever names one on the command line wants it to run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def import_function(name: str) -> Callable[..., Any]:
 
 
 def call_recipe(code: str, **settings: Any) -> Recipe:
-    """The recipe that a function of the user's makes of these settings, as those of `sordino.recipes` do."""
+    """The recipe that a user's function makes from these settings, as the functions of `sordino.recipes` do."""
     try:
         recipe = import_function(code)(**settings)
     except TypeError as error:

@@ -1,6 +1,6 @@
 """What a process may use of its machine: the processors, and the memory that one training step frees for the next.
 
-For programs to ask for; nothing here is done by an import.
+Programs have to ask for it; importing does nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def cores() -> int:
 def keep() -> bool:
     """Ask glibc not to give freed memory back to the system; returns whether it agreed.
 
-    By default it gives back large blocks at once, and the next step gets them again page by page: thousands of page
+    By default it gives large blocks back at once, and the next step gets them again page by page: thousands of page
     faults, up to a fifth of a small network's step on a CPU, in some processes and not in others (docs/performance.md).
     This holds for the whole process, so a program calls it and a library does not. Elsewhere than on glibc, nothing
     happens.
@@ -51,10 +51,10 @@ def keep() -> bool:
 
 @contextmanager
 def large_pages() -> Iterator[None]:
-    """Processes that are started within get their memory in large pages, where the system has them: fewer look-ups.
+    """Processes started within this block get large pages of memory, if the system has them: fewer look-ups.
 
-    glibc reads this from the environment when a process starts, so a program cannot ask for itself. A choice that is
-    in the environment already stays as it is.
+    glibc reads this from the environment when a process starts, so a program cannot ask for itself. An existing choice
+    in the environment is kept.
     """
     before = os.environ.get(TUNABLES)
     chosen = [before] if before else []

@@ -1,4 +1,4 @@
-"""Whose model it is and what it is for: what no ledger knows, and a reader of its report asks first.
+"""Whose model it is and what it is for: the first questions of a reader, which no ledger can answer.
 
 ::
 
@@ -12,8 +12,8 @@
     authors = ["A. Nurse"]              # who fills in an entry of the registry
     published = "2026-03-01"
 
-It lies in a run's folder as `about.toml`, or where ``sordino report --about`` says. Nothing in it is checked: a page
-shows these words as the owner's own.
+The file is `about.toml` in a run's folder, or the one that ``sordino report --about`` names. Nothing in it is checked:
+a page shows these words as the owner's own.
 """
 
 from __future__ import annotations

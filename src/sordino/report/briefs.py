@@ -1,8 +1,9 @@
 """A run in one line of a list: what it is, what it cost and when; and where lines of finished runs are kept.
 
-Pricing a ledger takes up to seconds, so that a list of many runs would be long in coming. The line of a run that has
-ended is kept in the user's own cache, under a name made of the run's path, the names, sizes and times of its files, and
-the version of Sordino: whatever changes there is priced anew. A run's own page is always computed from its ledger.
+Pricing a ledger can take seconds, so a list of many runs would take long to appear. The line of a finished run is
+therefore kept in the user's own cache. Its name is made of the run's path, the names, sizes and times of its files, and
+the version of Sordino: if any of these changes, the run is priced anew. A run's own page is always computed from its
+ledger.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def summarise_facts(facts: Facts) -> Brief:
 
 
 def recall(path: Path, signature: object) -> Brief | None:
-    """The line that was kept of a run whose files are as they were; None where there is none that can be read."""
+    """The cached line of a run whose files have not changed; None if there is no readable one."""
     try:
         with _find_place(path, signature).open("rb") as file:
             plain = json.loads(file.read(MOST_BYTES))
@@ -93,7 +94,7 @@ def recall(path: Path, signature: object) -> Brief | None:
 
 
 def remember(path: Path, signature: object, brief: Brief) -> None:
-    """Keep the line of a run that has ended; where that cannot be written, it is priced again the next time."""
+    """Keep the line of a finished run; if it cannot be written, the run is priced again next time."""
     if not brief.finished:
         return
     plain = asdict(brief)

@@ -1,7 +1,7 @@
 """Charts as geometry: numbers in, fractions and path data out. The template draws them as inline SVG.
 
-A plot is stretched to whatever place it has, so every position is a share of its width or height, and text, dots and
-strokes keep their size at any width.
+A plot fills the space that it is given, so every position is a share of its width or height. Text, dots and strokes
+keep their size at any width.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SCALE = 1000
 """The plot's inner coordinates run from 0 to this in both directions."""
 Point = tuple[float, float]
 SHAPES = ("M-4 0A4 4 0 1 0 4 0A4 4 0 1 0-4 0Z", "M-4-4H4V4H-4Z", "M0-5.5L5.5 0L0 5.5L-5.5 0Z", "M0-5L5 4H-5Z")
-"""Circle, square, diamond, triangle: colours alone do not tell lines apart for everybody."""
+"""Circle, square, diamond, triangle: not everybody can tell lines apart by colour alone."""
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 Format = Callable[[float], str]
 
@@ -43,7 +43,7 @@ def power(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share, to a tenth of a per cent where that shows something."""
+    """A share in per cent, with a decimal where it matters."""
     return f"{value:.1%}".replace(".0%", "%")
 
 
@@ -73,7 +73,7 @@ class Axis:
 
     @property
     def ticks(self) -> list[float]:
-        """The fixed ones, or about six round numbers inside the range."""
+        """The fixed ticks, or about six round numbers inside the range."""
         if self.fixed:
             return list(self.fixed)
         return _find_powers(self.low, self.high) if self.log else _find_rounds(self.low, self.high)
@@ -82,7 +82,7 @@ class Axis:
     def over(
         cls, label: str, values: Iterable[float], *, log: bool = False, zero: bool = False, write: Format = plain
     ) -> Axis:
-        """An axis that shows all `values`, from 0 if `zero`, with some air where the values would touch its ends."""
+        """An axis that shows all `values`, from 0 if `zero`, with some room where the values would touch its ends."""
         numbers = [v for v in values if math.isfinite(v) and (v > 0 or not log)] or [1.0]
         low, high = min(numbers), max(numbers)
         if log:
@@ -93,7 +93,7 @@ class Axis:
 
     @classmethod
     def along(cls, label: str, values: Iterable[float], *, write: Format = whole) -> Axis:
-        """An axis for time or steps: from the first to the last value, without air."""
+        """An axis for time or steps: from the first to the last value, without room at the ends."""
         numbers = list(values) or [0.0]
         low, high = min(numbers), max(numbers)
         return cls(label, low, high if high > low else low + 1, write=write)
@@ -117,7 +117,7 @@ def _find_powers(low: float, high: float) -> list[float]:
 
 @dataclass(frozen=True)
 class Series:
-    """One line. `spread` holds (x, low, high) around its points; `planned` draws it faint, as not yet happened."""
+    """One line. `spread` holds (x, low, high) around its points; `planned` draws it faint: it has not happened yet."""
 
     name: str
     points: Sequence[Point]
@@ -138,7 +138,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """A titled plot; `description` says in words what it shows, for those who do not see it."""
+    """A titled plot; `description` says in words what it shows, for readers who cannot see it."""
 
     ident: str
     title: str
@@ -176,7 +176,7 @@ class Chart:
         return [(_percent(self.x.at(x)), self._down(low), self._down(high)) for x, low, high in spread]
 
     def dots(self, series: Series) -> list[tuple[str, str]]:
-        """The points in per cent, where they are drawn: a line of one point would not be seen."""
+        """The points in per cent, where they are drawn: a line of one point would be invisible."""
         if not series.dotted and len(series.points) > 1:
             return []
         return [(_percent(self.x.at(x)), self._down(y)) for x, y in series.points]

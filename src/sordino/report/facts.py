@@ -1,6 +1,6 @@
 """The facts of a run as plain data, gathered from its folder; everything in them is public (law 7).
 
-Neither the records, nor the model, nor the lock of the run are needed: it may be running meanwhile.
+It needs neither the records nor the model nor the run's lock, so the run may still be going on.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from sordino.run import FIXED_IN_ADVANCE, HELD_OUT, SEARCHED, assemble, list_ass
 from sordino.vault.claims import read_ties
 
 MOST_POINTS = 120
-"""Of a schedule so many steps are drawn; a chart is not wider than a few hundred pixels."""
+"""The most steps of a schedule that are drawn: a chart is a few hundred pixels wide."""
 MOST_STEPS = 10_000_000
 """A schedule longer than this is not drawn: a recipe.toml can name any number."""
-NO_RECIPE = "the folder holds no recipe: what the ledger's events stand for is known to who wrote them"
+NO_RECIPE = "the folder holds no recipe: only whoever wrote the ledger's events knows what they stand for"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What was trained on what, by name; `figures_paid`: what held-out records showed was released with noise."""
+    """What was trained on what, by name. `figures_paid`: the held-out figures were released with noise."""
 
     data: str = "not recorded"
     model: str = "not recorded"
@@ -54,7 +54,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Proof:
-    """What ties the report to its ledger. Times are cut to minutes: how long a step took hints at its draw's size."""
+    """What ties the report to its ledger. Times are cut to minutes: a step's time hints at its draw's size."""
 
     run_id: str
     fingerprint: str
@@ -70,7 +70,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class Facts:
-    """A run, as far as its folder tells. Points are (x, y); `twin_accuracy` and `audit` are None where unknown."""
+    """A run, as far as its folder shows. Points are (x, y); `twin_accuracy` and `audit` are None where unknown."""
 
     name: str
     folder: str
@@ -95,7 +95,7 @@ class Facts:
     dataset: Mapping[str, Any] | None = None
     """Where the dataset's own budget stood when this run reserved from it."""
     modelless: bool = False
-    """Whether a run of the command line left no model: it was killed, or its preparation was lost in the noise."""
+    """Whether a run of the command line left no model: it was killed, or its preparation was lost in noise."""
     ended: bool = False
     """Whether a run without a recipe, as on a table, says that it is finished."""
     used: Used = field(default_factory=Used)
@@ -131,7 +131,7 @@ def gather(
     `delta` is needed where the run has neither a budget nor a public number of records. `audit` is what
     ``sordino audit --json`` printed and `outcome` what ``sordino train --json`` did; without them, `audit.json` and
     `outcome.json` of the folder are used where they exist. `brief` prices the ledger once, and leaves out what only
-    charts show. `about` says whose model it is and what for; without it, `about.toml` of the folder does.
+    charts show. `about` says whose model it is and what it is for; the default is the folder's `about.toml`.
     """
     folder = Folder(Path(run))
     booked = _read_ledger(folder)
@@ -155,7 +155,7 @@ def gather(
         recipe_text=text,
         saved_step=folder.saved_step(),
         curve=() if brief else prices.price_curve(bill, tariff),
-        # Of several stages the union is no price, and so none of its beginnings.
+        # The union of several stages has no price of its own, so neither have its beginnings.
         spending=() if brief or len(bill.stages) > 1 else prices.price_beginnings(booked.runs, tariff),
         noise=noise,
         clip=clip or prices.thin(folder.history("clip"), MOST_POINTS),
@@ -246,7 +246,7 @@ def _read_setting(tables: Mapping[str, Any], recipe: Recipe | None) -> Setting:
     learning, given = table("learning"), data.get("records")
     held_out = 0.0 if learning else data.get("held_out", 0.0)  # the ledger of a table says whom it leaves out
     return Setting(
-        # The name alone: where the file lies on somebody's disk is nobody else's business.
+        # Only the name: where the file is on somebody's disk is nobody else's business.
         data=PurePath(str(data.get("source", "not recorded"))).name,
         model=str(table("model").get("name", "not recorded")),
         records=recipe.records if recipe else given if learning and fits(given, "int") else None,
@@ -285,7 +285,7 @@ def _state_guarantee(
     tariff: Tariff,
     outcome: Mapping[str, Any] | None,
 ) -> Guarantee:
-    """Priced anew from the ledger: what somebody wrote beside it is believed for assumptions and accuracy alone."""
+    """Priced anew from the ledger. What somebody wrote beside it is believed only for assumptions and accuracy."""
     named = booked.header.get("basis", "proven")
     stated: Basis = next((known for known in get_args(Basis) if known == named), "published")
     notes = (plans.UNPLANNED, plans.STOPPED[:30], plans.IN_ADVANCE)  # as it was then: the ledger knows better now
@@ -308,20 +308,20 @@ def _state_guarantee(
 def _collect_assumptions(
     recipe: Recipe | None, setting: Setting, outcome: Mapping[str, Any] | None, declared: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """What the training said of itself, such as what the preparation of the data read, and what the folder shows.
+    """What the training said about itself, such as what preparing the data read, and what the folder shows.
 
-    `declared` stands in the ledger's chain: who wrote the folder can add to it, but cannot take it back.
+    `declared` is in the ledger's chain: whoever writes to the folder can add to it, but cannot take it back.
     """
     told = (outcome or {}).get("assumptions", [])
     lines = [line for line in told if isinstance(line, str)] if isinstance(told, list) else []
     source = next((line for line in declared if line.startswith("noise ")), None) or _describe_source(setting)
     shown = list_assumptions(recipe, source) if recipe else [source, NO_RECIPE]
-    if lines or setting.data == "digits":  # who was there knows better how the settings were found
+    if lines or setting.data == "digits":  # the training itself knows better how the settings were found
         shown.remove(FIXED_IN_ADVANCE) if FIXED_IN_ADVANCE in shown else None
     if not lines and setting.data == "digits":
         shown.append("the default settings were found on these digits, which are public")
     if not lines and setting.held_out > 0:
-        shown.append("the held-out records are not protected, and their accuracy speaks of them")
+        shown.append("the held-out records are not protected, and the accuracy reveals something about them")
     return tuple(dict.fromkeys([*shown, *lines, *declared]))
 
 
@@ -360,13 +360,13 @@ def _draw_schedules(recipe: Recipe | None, runs: Runs) -> tuple[Points, Points]:
 
 
 def _drop_inner(points: Points) -> Points:
-    """The same staircase without the points inside a level."""
+    """The same staircase without the points within a level."""
     inside = {k for k in range(1, len(points) - 1) if points[k - 1][1] == points[k][1] == points[k + 1][1]}
     return tuple(point for k, point in enumerate(points) if k not in inside)
 
 
 def _read_mechanism(audit: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The attack on the mechanism. Membership results speak of the private records: no report shows them (law 7)."""
+    """The attack on the mechanism. Membership results reveal private records, so no report shows them (law 7)."""
     if audit is None:
         return None
     found = audit.get("mechanism", audit)

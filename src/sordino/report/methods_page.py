@@ -125,7 +125,7 @@ def _describe_dataset(number: int, dataset: str, rows: Sequence[_Row]) -> dict[s
     table = [_summarise(method, epsilon, group) for (method, epsilon), group in groups.items()]
     best: dict[float, float] = {}
     equal = [line for line in table if line["basis"] in ("proven", "–") and line["epsilon"] is not None]
-    for line in equal:  # an ε that is not proven is no equal terms
+    for line in equal:  # an ε without a proof is no equal footing
         best[line["epsilon"]] = max(best.get(line["epsilon"], 0.0), line["mean"])
     for line in table:
         line["best"] = line in equal and line["mean"] == best[line["epsilon"]]
@@ -146,7 +146,7 @@ def _describe_dataset(number: int, dataset: str, rows: Sequence[_Row]) -> dict[s
 
 
 def _list_bars(table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A bar for every method where there is one ε: its mean from zero on, and from the worst to the best run."""
+    """A bar for every method where there is one ε: its mean, and a line from the worst to the best run."""
     ordered = sorted(table, key=lambda line: -line["mean"])
     return [
         {
@@ -237,13 +237,13 @@ def _draw_level(private: Sequence[_Row], group: Sequence[_Row]) -> list[tuple[fl
 
 
 def _choose_epsilons(rows: Sequence[_Row]) -> list[float]:
-    """The smallest, the middle and the largest ε that have curves: more would be read by nobody."""
+    """The smallest, the middle and the largest ε that have curves: nobody would read more."""
     found = sorted({row.epsilon for row in rows if row.epsilon is not None and row.curve})
     return sorted({found[0], found[len(found) // 2], found[-1]}) if found else []
 
 
 def _chart_over_steps(number: int, epsilon: float, rows: Sequence[_Row]) -> Chart | None:
-    """Accuracy over steps at one ε: mean and range over seeds, which need not have been tried at the same steps."""
+    """Accuracy over steps at one ε: mean and range over seeds, which need not have been evaluated at the same steps."""
     series = []
     for method, group in _group([r for r in rows if r.epsilon == epsilon and r.curve], lambda r: r.method).items():
         steps, values = _align([row.curve for row in group])
@@ -275,7 +275,7 @@ def _align(curves: Sequence[tuple[tuple[float, float], ...]]) -> tuple[list[floa
 
 
 def _find_schedules(key: str, rows: Sequence[_Row]) -> dict[str, tuple[float, ...]]:
-    """What `key` was at every step, of every method at its largest ε."""
+    """The value of `key` at every step, for every method at its largest ε."""
     groups = _group([row for row in rows if getattr(row, key)], lambda row: row.method)
     return {name: getattr(max(group, key=lambda row: row.epsilon or 0.0), key) for name, group in groups.items()}
 

@@ -1,4 +1,4 @@
-"""A model card in Markdown for a hub, with the guarantee in its metadata, where machines find it too."""
+"""A model card in Markdown for a hub, with the guarantee in its metadata, where machines find it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sordino.report.used import Figure
 def write_card(facts: Facts) -> str:
     """The card: YAML metadata between two lines of dashes, then what people read.
 
-    The metadata holds one key of ours, ``differential_privacy``; what is in it is JSON, which is YAML too, so that no
-    name out of a run's folder can end the block or begin another key.
+    The metadata holds one key of ours, ``differential_privacy``; its value is JSON, which is also YAML, so that no name
+    from a run's folder can end the block or begin another key.
     """
     g = facts.guarantee
     lines = [
@@ -60,7 +60,7 @@ def write_card(facts: Facts) -> str:
 
 
 def _write_metadata(facts: Facts) -> str:
-    """JSON whose numbers are numbers in YAML 1.1 too, where 1e-05 without a point would be a word."""
+    """JSON whose numbers are also numbers in YAML 1.1, where 1e-05 without a point would be text."""
     text = json.dumps(_list_metadata(facts), ensure_ascii=True).replace("<", "\\u003c")
     return re.sub(r'(": \d+)(e[+-]\d+)', r"\1.0\2", text)
 
@@ -111,6 +111,6 @@ def _write_row(figure: Figure) -> str:
 
 
 def _escape(text: str) -> str:
-    """Words of a folder's as text of one line: no markup, no link, no heading out of somebody else's name."""
+    """A folder's words as one line of plain text, so that no name can become markup, a link or a heading."""
     plain = html.escape(" ".join(text.split()), quote=False)
     return "".join(f"\\{letter}" if letter in "\\`*_{}[]#|!" else letter for letter in plain)

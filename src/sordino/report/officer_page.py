@@ -1,5 +1,5 @@
-"""The page for whoever has to decide: what is protected and what is not, what is left of the risk, and two lists of
-questions answered as far as a run's folder can answer them.
+"""The page for whoever has to decide: what is protected, what is not, which risks remain, and two lists of questions,
+answered as far as a run's folder can answer them.
 
 The lists follow NIST SP 800-226, "Guidelines for Evaluating Differential Privacy Guarantees" (March 2025,
 doi:10.6028/NIST.SP.800-226), and Opinion 28/2024 of the European Data Protection Board "on certain data protection
@@ -29,9 +29,8 @@ LEDGER, FILES, OWNER = "the ledger", "the run’s files", "the owner"
 
 @dataclass(frozen=True)
 class OfficerAnswer:
-    """A question, what the run says to it, the place in its source that asks it, and who answers.
-
-    `evidence` is what the answer was read from; `OWNER` marks what no folder can know, and is left open.
+    """A question, the run's answer, the place in the source that asks it, and who answers. `evidence` names what the
+    answer was read from; `OWNER` marks what no folder can know, and is left open.
     """
 
     question: str

@@ -60,7 +60,7 @@ def write(path: str | os.PathLike[str], text: str) -> None:
     try:
         write_durably(Path(path), text.encode("utf-8"))
     except OSError as error:
-        raise InvalidInput(f"cannot write {os.fspath(path)}: {error.strerror}; name a file with --output") from None
+        raise InvalidInput(f"cannot write {os.fspath(path)}: {error.strerror}; name a file with --out") from None
 
 
 @cache

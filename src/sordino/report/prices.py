@@ -18,14 +18,14 @@ Points = tuple[tuple[float, float], ...]
 Runs = list[tuple[DpEvent, int]]
 
 DELTAS = (0.5, 0.3, 0.2, *(10.0 ** (-exponent / 2) for exponent in range(2, 25)))
-"""Down to 1e-12. Nobody states a δ of 0.5, but it bounds attackers who do not mind false alarms."""
+"""Down to 1e-12. Nobody promises a δ of 0.5, but it bounds attackers who do not mind false alarms."""
 MOMENTS = 24
-"""Into so many parts the budget's history is cut: each is priced anew."""
+"""The number of parts into which the history of a budget is cut; each is priced anew."""
 
 
 @dataclass(frozen=True)
 class Tariff:
-    """By what a ledger is priced."""
+    """The terms by which a ledger is priced."""
 
     delta: float
     accountant: str = "pld"
@@ -107,7 +107,7 @@ class Opinion:
 
 
 def ask_all_accountants(bill: Bill, tariff: Tariff, basis: Basis) -> tuple[Opinion, ...]:
-    """Every accountant that can price these events; `basis` is the recipe's own, which none can better."""
+    """Every accountant that can price these events; `basis` is that of the recipe, which no accountant can improve."""
     found = []
     for accountant in pricing.ACCOUNTANTS.values():
         try:

@@ -1,4 +1,4 @@
-"""A page as PDF, by the print of a browser on this machine: headless, without network, in a profile of its own."""
+"""A page as PDF, printed by a browser on this machine: headless, without network, in a profile of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sordino.errors import InvalidInput, SordinoError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 BROWSER = "SORDINO_BROWSER"
-"""The program to use, if it is none of those or stands elsewhere."""
+"""The program to use, if it is none of those or is elsewhere."""
 PATIENCE = 180.0
 
 

@@ -1,7 +1,7 @@
-"""Runs are read in a process of their own: a hostile folder can slow or end that one alone, and is named for it.
+"""Runs are read in a process of their own: a hostile folder can slow down or end only that, and is named as the cause.
 
-The folder of a run may hold anything: a view of the ledger without end, events that cost gigabytes to price. None of
-that can be interrupted from within, so a reader that is late is killed, and the next run gets a fresh one.
+The folder of a run may hold anything: an endless view of the ledger, or events that take gigabytes to price. None of
+that can be interrupted from within, so a reader that is late is killed, and the next run gets a new one.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Reader:
         except (EOFError, OSError, pickle.UnpicklingError):
             process.kill()
             if late.is_set():
-                return f"this run cannot be read within {self.deadline:g} seconds: no run of Sordino takes so long"
+                return f"this run could not be read within {self.deadline:g} seconds: no run of Sordino takes so long"
             return "this run ended the process that read it: it is no run of Sordino"
         finally:
             timer.cancel()
@@ -158,5 +158,5 @@ def _give_up_after(seconds: float) -> None:
 
 if __name__ == "__main__":
     with os.fdopen(os.dup(1), "wb") as own:
-        os.dup2(2, 1)  # nothing that is printed may get between the answers
+        os.dup2(2, 1)  # nothing printed may come between the answers
         answer(sys.stdin.buffer, own)

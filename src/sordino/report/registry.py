@@ -2,7 +2,7 @@
 
 The registry (opendp.org, proposed to be hosted by NIST; Nanayakkara, Ghazi & Vadhan 2025, arXiv:2509.13509) keeps one
 file per deployment. Its schema is in `assets/registry.schema.json`, which says where it was taken from; every entry is
-held against it before it is written. What the registry requires and no ledger knows (owner, purpose, region) must be
+checked against it before it is written. What the registry requires and no ledger knows (owner, purpose, region) must be
 said: an entry with invented words would be worse than none.
 """
 
@@ -37,8 +37,8 @@ def describe_deployment(facts: Facts) -> dict[str, Any]:
     about, g = facts.about, facts.guarantee
     if missing := [name for name in REQUIRED if not getattr(about, name)]:
         raise InvalidInput(
-            f"the registry needs {', '.join(missing)}, which no ledger knows: put {' and '.join(REQUIRED)} into a "
-            "file, and give --about FILE.toml"
+            f"the registry asks for {', '.join(missing)}, which no ledger knows: put what is "
+            f'missing into a TOML file ({missing[0]} = "..."), and give --about FILE.toml'
         )
     if g.basis != "proven" or math.isinf(g.epsilon):
         raise InvalidInput(

@@ -19,7 +19,7 @@ from sordino.errors import InvalidInput, SordinoError
 from sordino.names import parse_toml
 
 MOST_BYTES = 8_000_000
-"""No file that a report reads is larger by itself: a recipe has one kilobyte, a history of 10,000 lines one million."""
+"""No file that a report reads is larger by itself: a recipe is a kilobyte, a history of 10,000 lines a megabyte."""
 _UNFORESEEN = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})\.pt")
 
@@ -100,7 +100,7 @@ class Folder:
 
 @contextmanager
 def expect_anything(run: str | Path) -> Iterator[None]:
-    """A folder from elsewhere can hold what nobody foresaw: that ends in one line too."""
+    """A folder from elsewhere can hold what nobody foresaw; that, too, must end in one line."""
     try:
         yield
     except SordinoError:

@@ -1,4 +1,4 @@
-"""`report`: one self-contained page about one run, in words for somebody who has to decide, not to compute."""
+"""`report`: one self-contained page about one run, for readers who have to decide, not to compute."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def describe_run(facts: Facts) -> dict[str, Any]:
 
 
 def list_terms(facts: Facts) -> list[tuple[str, str]]:
-    """The words that a page needs: those about figures only where it shows any."""
+    """The glossary of a page; it explains figures only where the page shows any."""
     unit = facts.guarantee.unit
     terms = [
         (
@@ -261,7 +261,7 @@ def _name_change(guarantee: Guarantee) -> str:
 
 
 def _list_attacks(curve: Points) -> list[tuple[str, str]]:
-    """(false alarms, records found at most) for tests of some strictness."""
+    """(false alarms, largest share of records found) for tests of several strictnesses."""
     return [(words, percent(math.ceil(1000 * bound_detection(curve, share)) / 1000)) for share, words in FALSE_ALARMS]
 
 
@@ -349,7 +349,7 @@ def _is_constant(points: Points) -> bool:
 
 
 def _list_constants(facts: Facts) -> list[str]:
-    """What is the same at every step, as a line each in place of a flat chart."""
+    """What is the same at every step, as one line each in place of a flat chart."""
     what = (("The noise over the sensitivity", facts.noise), ("The clipping bound", facts.clip))
     return [f"{name} is {plain(points[0][1])} at every step." for name, points in what if _is_constant(points)]
 
@@ -380,7 +380,7 @@ def _chart_spending(facts: Facts) -> Chart | None:
         return None
     g, budget = facts.guarantee, facts.budget
     marks = [Mark(budget.epsilon, f"budget {plain(budget.epsilon)}")] if budget else []
-    reached = facts.spending[-1][1]  # of these events: where a run stopped, less than the guarantee of its plan
+    reached = facts.spending[-1][1]  # of these events: less than that of the plan if the run stopped early
     values = [epsilon for _, epsilon in facts.spending] + [mark.y for mark in marks]
     filtered = facts.recipe is not None and facts.recipe.rdp_filter is not None
     return Chart(

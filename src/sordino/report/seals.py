@@ -1,4 +1,4 @@
-"""A page says which ledger it is of, and can be held against it: a seal at its end, signed where a key exists.
+"""A page says which ledger it belongs to and can be checked against it: a seal at its end, signed if there is a key.
 
 The seal is a block of JSON: the run, how many events its ledger held and where its chain ended, the guarantee that the
 page states, and the SHA-256 of the page without the seal. Whoever alters a page without altering its seal is found by
@@ -31,7 +31,7 @@ _CLAIMS = ("epsilon", "delta", "basis", "unit", "adjacency", "accountant", "unpr
 
 @dataclass(frozen=True)
 class PageSeal:
-    """What a page says of itself, and whether its text is the one that was sealed."""
+    """What a page says about itself, and whether its text is the one that was sealed."""
 
     content: Mapping[str, Any]
     whole: bool
@@ -74,7 +74,7 @@ def seal_page(html: str, facts: Facts, reader: str) -> str:
 
 
 def read_seal(path: Path) -> PageSeal:
-    """The seal of a page that lies anywhere and may come from anybody."""
+    """The seal of a page that may be anywhere and come from anybody."""
     try:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1).decode("utf-8")
@@ -105,7 +105,7 @@ def find_contradiction(seal: PageSeal, facts: Facts) -> str | None:
 
 def _agree(ours: object, theirs: object) -> bool:
     if isinstance(ours, float | int) and isinstance(theirs, float | int):
-        return abs(ours - theirs) <= 1e-6 * max(1e-12, abs(theirs))  # another version of a library may round otherwise
+        return abs(ours - theirs) <= 1e-6 * max(1e-12, abs(theirs))  # versions of a library may round differently
     return ours == theirs
 
 

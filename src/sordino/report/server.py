@@ -29,7 +29,7 @@ from sordino.vault import Vault
 HOST = "127.0.0.1"
 MOST_AT_ONCE = 64
 DEADLINE = 10.0
-"""Seconds within which a request must have been said, however slowly it is."""
+"""Seconds within which a request must arrive, however slow the client."""
 PATIENCE = 3.0
 """Seconds that a list may take; runs that are not priced by then are priced at the next look."""
 _RUN = re.compile(r"run/([0-9a-f]{16})")
@@ -89,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def _find_route(self) -> str | None:
-        """What is asked for below the token, or None if the request does not know it."""
+        """The path below the token, or None if the request does not know the token."""
         if self.headers.get("Host") not in self.server.names:  # a page elsewhere whose name was made to point here
             return None
         token, slash, rest = self.path.partition("?")[0].removeprefix("/").partition("/")
@@ -102,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
         super().end_headers()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """The number alone: nothing that a request said is said again."""
+        """Only the number: nothing from a request is repeated in an answer."""
         content = f"{HTTPStatus(code).value} {HTTPStatus(code).phrase}\n".encode()
         self.send_response(code)
         self.send_header("Content-Type", "text/plain; charset=utf-8")
@@ -117,10 +117,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """At most `MOST_AT_ONCE` connections, each with a request that is said within `deadline` seconds.
+    """At most `MOST_AT_ONCE` connections, each with a request that arrives within `deadline` seconds.
 
-    When there are so many, whoever has been silent for longest is hung up on in favour of the newest: a browser says
-    its request at once, so that clients who say nothing, however many they are, keep nobody out.
+    At that number the connection that has been silent longest is closed in favour of the newest. A browser sends its
+    request at once, so clients that send nothing, however many, keep nobody out.
     """
 
     daemon_threads = True
@@ -131,7 +131,7 @@ class Server(ThreadingHTTPServer):
         self.shelf, self.vault = Shelf(root), vault
         self.token = secrets.token_urlsafe(24)
         self.deadline = deadline
-        self._silent: dict[Any, None] = {}  # who has not said what it wants, oldest first
+        self._silent: dict[Any, None] = {}  # those that have sent no request yet, oldest first
         self._served: set[Any] = set()
         self._lock = threading.Lock()
         try:
@@ -146,7 +146,7 @@ class Server(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/{self.token}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve in a thread of its own, in place of the longest silent one if too many are being served."""
+        """Serve in a thread of its own; if there are too many, the client that has been silent longest makes room."""
         if not self._admit(request):
             self.shutdown_request(request)
             return
@@ -165,7 +165,7 @@ class Server(ThreadingHTTPServer):
             return True
 
     def note_heard(self, request: Any) -> None:
-        """This client has said what it wants, and is served."""
+        """This client has sent its request, and is served."""
         with self._lock:
             if request in self._silent:
                 del self._silent[request]
@@ -180,7 +180,7 @@ class Server(ThreadingHTTPServer):
                 self._served.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up or stalls is no news."""
+        """A client that hangs up or stalls is no error."""
         return
 
 
@@ -227,7 +227,7 @@ def _render_list(shelf: Shelf, view: View, vault: bool) -> Page:
 
 
 def _render_two(shelf: Shelf, view: View) -> Page:
-    """Two runs of the list side by side, or what is missing for that."""
+    """Two runs of the list side by side, or what is missing for a comparison."""
     listed = {row.entry.ident: row for row in shelf.list_runs(PATIENCE)}
     chosen = [listed[ident] for ident in dict.fromkeys(view.chosen) if ident in listed]
     two = [(row.entry, row.facts) for row in chosen if row.facts is not None]

@@ -1,4 +1,4 @@
-"""The runs below a folder: found by looking, never by joining what a request says to a path."""
+"""The runs below a folder: found by listing the folder, never by joining words of a request to a path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sordino.report.run_folder import Folder, is_regular
 
 MOST_RUNS = 500
 SHARE = 0.1
-"""Of its time a live run's page may cost: its pricing runs on the machine that trains."""
+"""The share of its time that a live run's page may cost: it is priced on the machine that trains."""
 PAUSE = 2.0
 MOST_PATIENCE = 90.0
 """Seconds that the page of one run may take."""
@@ -41,7 +41,7 @@ class Shelved:
 
 @dataclass(frozen=True)
 class Listed:
-    """A run as the list shows it: its line, or why there is none, or neither until it is computed."""
+    """A run as the list shows it: its line, or why it has none, or neither while it is being computed."""
 
     entry: Shelved
     facts: Brief | None = None
@@ -56,7 +56,7 @@ class Listed:
 
 @dataclass
 class _Kept:
-    """Facts, or why there are none, of files as they were; and when they may be computed again."""
+    """Facts about files as they were, or why there are none; and when they may be computed again."""
 
     signature: object
     value: Reply
@@ -65,7 +65,7 @@ class _Kept:
 
 @dataclass
 class _Cache:
-    """What was read of each run: again when its files changed, and not more often than it can afford."""
+    """What was read of each run. It is read again when its files change, but not more often than the run can afford."""
 
     reader: Callable[[], Reader]
     brief: bool
@@ -74,7 +74,7 @@ class _Cache:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, entry: Shelved, patience: float) -> Reply | None:
-        """The newest facts that are known within so many seconds; None where there are none yet."""
+        """The newest facts that are known within this many seconds; None if there are none yet."""
         with self._lock:
             now, signature = time.monotonic(), _read_signature(entry.path)
             old = self._kept.get(entry.ident)
@@ -124,13 +124,13 @@ class Shelf:
         yield from sorted(folders, reverse=True)
 
     def list_runs(self, patience: float) -> list[Listed]:
-        """Every run, newest name first; what cannot be priced within `patience` seconds comes next time."""
+        """Every run, newest name first; runs that cannot be priced within `patience` seconds are priced next time."""
         reader.start_for_lists().warm_up()
         end = time.monotonic() + patience
         return [self._list(entry, end) for entry in self.find_entries().values()]
 
     def _list(self, entry: Shelved, end: float) -> Listed:
-        """The line that was kept of a run that has ended, or the one that is priced now."""
+        """The cached line of a finished run, or one that is priced now."""
         signature, idle = _read_signature(entry.path), _measure_idle(entry.path)
         kept = briefs.recall(entry.path, signature)
         if kept is not None:

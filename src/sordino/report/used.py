@@ -1,7 +1,7 @@
-"""What of the data went into a model, by name, and how the model did on records that were held out.
+"""Which parts of the data went into a model, by name, and how the model did on held-out records.
 
-All of it is what a run's folder says: the configuration, and what the training printed. Both may come from anybody, so
-that every name is cut short and nothing is believed but its shape.
+All of it comes from a run's folder: its configuration, and what the training printed. Both may come from anybody, so
+every name is cut short, and nothing is trusted but its shape.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from sordino.accounting.events import fits
 
 MOST_NAMES, MOST_LETTERS = 200, 200
-"""Of columns, classes and figures, and of the letters of each: a folder can name any number."""
+"""The most columns, classes and figures, and the most letters of each: a folder can name any number."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Used:
-    """What of the data went into the model, by the names of its columns, and what it cost to find that out.
+    """The columns that went into the model, and what it cost to find out about them.
 
     `prepared` has what was released before training, as the ledger notes it, and the ε of each alone.
     """
@@ -47,7 +47,7 @@ class Used:
 def read_used(
     tables: Mapping[str, Any], outcome: Mapping[str, Any] | None, prepared: tuple[tuple[str, float], ...] = ()
 ) -> Used:
-    """What a folder tells of the data by name: its configuration and what the training said; both may be anybody's."""
+    """What a folder says about the data: its configuration and what the training printed, both perhaps anybody's."""
     told = outcome or {}
     data, schema = (tables.get(name) for name in ("data", "schema"))
     data, schema = (table if isinstance(table, dict) else {} for table in (data, schema))

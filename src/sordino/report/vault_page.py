@@ -1,4 +1,4 @@
-"""The page of a vault: budgets as gauges, who spent what when, what is left, and the runs with their reports."""
+"""The page of a vault: budgets as gauges, who spent what and when, what is left, and the runs with their reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sordino.vault.summary import describe_entry, sum_up
 Kept = tuple[str, str, str]
 """A run's name, the dataset that it draws on, and its receipt."""
 MOST_ENTRIES = 200
-"""Of a history so many of the newest lines are shown."""
+"""How many of the newest lines of a history are shown."""
 
 
 def render_page(
@@ -29,8 +29,8 @@ def render_page(
 ) -> Page:
     """The page of all datasets that this person may see, or of one; `links` has the addresses of runs by their number.
 
-    `receipts` are those that runs keep: one that is not of this vault is a caution. A page that is not live also says
-    whether the whole history was verified.
+    `receipts` are those that runs keep; one that does not belong to this vault is a caution. A page that is not live
+    says whether the whole history was verified.
     """
     budgets: list[dict[str, Any]] = []
     problem = ""

@@ -1,4 +1,4 @@
-"""Arrays x and y in a .npz file of whatever origin: what its headers claim is checked before memory is taken."""
+"""Arrays x and y from a .npz file of any origin: what its headers claim is checked before memory is taken."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 Header = tuple[tuple[int, ...], "np.dtype[np.generic]"]
 _WIDTH = np.dtype(np.float64).itemsize
 _DENSEST = 1100
-"""Deflate makes no more bytes than this of one; a member that claims more lies."""
+"""Deflate cannot expand a byte to more than this; a member that claims more is lying."""
 _DAMAGED = (ValueError, EOFError, KeyError, RuntimeError, TypeError, SyntaxError, tokenize.TokenError)
 _DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, OverflowError)
 
@@ -51,7 +51,7 @@ def _one_line(path: Path) -> Iterator[None]:
         yield
     except InvalidInput:
         raise
-    except (*_DAMAGED, *_DAMAGED_ZIP):  # of whatever the bytes of a damaged file were taken for
+    except (*_DAMAGED, *_DAMAGED_ZIP):  # a damaged file can raise errors of any kind
         raise InvalidInput(f"{path} is not a .npz file of plain arrays: save it with np.savez(x=, y=)") from None
     except OSError as error:
         raise InvalidInput(f"cannot read data={path}: {error.strerror or error}") from None
@@ -102,7 +102,7 @@ def _load(archive: zipfile.ZipFile, name: str) -> Array:
 
 
 def find_memory() -> int:
-    """Bytes that the machine has, as far as it says so."""
+    """Bytes of memory that the machine reports."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):

@@ -19,7 +19,7 @@ Pairs = Dataset[tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """One preprocessing step. If it `reads_private` records, no guarantee covers it; `alternative` says the way out."""
+    """One preprocessing step. If it `reads_private` records, no guarantee covers it; `alternative` names a way out."""
 
     what: str
     reads_private: bool = False
@@ -74,7 +74,7 @@ def _fetch(records: Dataset[Any], indices: Tensor) -> list[Any]:
 
 
 def spread(count: int) -> Tensor:
-    """A fixed order that mixes sorted records, so that a prefix has all classes; it depends on the count alone."""
+    """A fixed order that mixes sorted records, so that a prefix has all classes. It depends only on their number."""
     golden = int(0.618 * count)
     stride = next(s for s in range(golden, golden + count + 1) if math.gcd(s, count) == 1)
     return torch.arange(count) * stride % count

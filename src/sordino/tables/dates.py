@@ -20,13 +20,13 @@ _PART = re.compile(rf"(.+): ({'|'.join(PARTS)})")
 _ISO = re.compile(r"(\d{4})[-/.]?(\d{2})[-/.]?(\d{2})([T ].*)?")
 _OTHER = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4}|\d{2})([T ].*)?")
 _CENTURY = 70
-"""Two digits below this are of this century."""
+"""A year of two digits below this is in this century."""
 
 
 def parse_date(cell: str) -> datetime.date | None:
     """A date as people write it, or None: 2024-03-01, 20240301, 1.3.2024, 3/1/2024, with or without a time.
 
-    With slashes the month comes first, unless it could be none; with points or hyphens the day does.
+    With slashes the month comes first, if it can be one; with points or hyphens the day does.
     """
     text = cell.strip()
     if found := _ISO.fullmatch(text):
@@ -45,7 +45,7 @@ def parse_date(cell: str) -> datetime.date | None:
 
 
 def take_part(cells: Sequence[str], part: str) -> Cells:
-    """One part of every date, empty where there is none."""
+    """One part of every date; empty if there is no date."""
     known = Cells.of(cells)
     return known.change([_spell(parse_date(value), part) for value in known.list_values()])
 
@@ -75,7 +75,7 @@ def expand(table: Table, schema: Schema) -> tuple[Table, Schema]:
 
 
 def derive(table: Table, needed: Iterable[str]) -> Table:
-    """`table` with those `needed` columns that it lacks and has the date of."""
+    """`table` with the `needed` columns that it lacks, made from its dates."""
     parts = [found for name in needed if name not in table.columns and (found := _PART.fullmatch(name))]
     made = {found[0]: take_part(table.columns[found[1]], found[2]) for found in parts if found[1] in table.columns}
     return Table(table.name, {**table.columns, **made}, table.numbers, table.named) if made else table

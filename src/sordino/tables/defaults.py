@@ -1,6 +1,5 @@
-"""How to train on a user's own records when nobody says how: from their kind and public number alone.
-
-And whether there are enough of them for an ε: what they can say in a run against the noise on it.
+"""How to train on a user's own records when nobody says how, from their kind and public number alone. And whether there
+are enough of them for an ε: what they can say in a run, compared with its noise.
 
 Over T steps at an expected draw of B records, the released sums add up to at most T·B·C in the direction that the
 records agree on, and to noise of length σ·C·√(T·P) for a model of P parameters. With `AGREEMENT`, the share of C that
@@ -45,7 +44,7 @@ _MOST_EPSILON = 50.0
 class Defaults:
     """Expected size of a draw as a share of the records, within limits; and how long and how fast to learn.
 
-    `epochs` are cut to `most_steps`: a million records say in few epochs what there is to say.
+    `epochs` are cut to `most_steps`: a million records need few epochs.
     """
 
     share: float
@@ -100,7 +99,7 @@ def small_cnn(channels: int, classes: int, width: int = 16) -> nn.Sequential:
 def choose_model(source: str, input_shape: Sequence[int], classes: int, recipe: Recipe) -> str:
     """The name of a model for records of a file that came without one, from public numbers alone.
 
-    A table gets a hidden layer where that leaves the records well above the noise, else a linear model.
+    A table gets a hidden layer if its records then still say much more than the noise, else a linear model.
     """
     if Path(source).is_dir() and len(input_shape) == 3:
         return "small-cnn"
@@ -126,7 +125,7 @@ def estimate_signal_to_noise(recipe: Recipe, parameters: int) -> float:
 
 
 def judge_size(recipe: Recipe, parameters: int) -> str | None:
-    """One sentence where the noise will drown the records, with the way out; None where there are enough."""
+    """One sentence, with a way out, if noise will drown the records; None if there are enough."""
     ratio = estimate_signal_to_noise(recipe, parameters)
     if ratio >= 1 or recipe.budget is None or recipe.records is None:
         return None
@@ -149,6 +148,6 @@ def _suggest_epsilon(recipe: Recipe, ratio: float) -> str:
 
 
 def _round_up(count: int) -> int:
-    """Up to two digits: it is an estimate."""
+    """Two digits: it is only an estimate."""
     unit = int(10 ** max(0, len(str(count)) - 2))
     return math.ceil(count / unit) * unit

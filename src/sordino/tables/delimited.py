@@ -1,4 +1,4 @@
-"""A table in a file of delimited text (CSV), in whatever dialect: separator, encoding, decimal mark, compression.
+"""A table in a file of delimited text (CSV), in any dialect: separator, encoding, decimal mark, compression.
 
 Every cell is read as text. A reader that guesses types looks at all records first, and one record could change what the
 others become; here dialect and names come from the file's first bytes and its first line, and the rest is the business
@@ -33,7 +33,7 @@ SEPARATORS = ",;\t|"
 _LONGEST = 1 << 20
 """Bytes of a record: a file of zeros is one line, which would be read whole. No more are parsed at a time."""
 _LEAST, _PARTS = 1 << 16, 128
-"""A small file is parsed in so many parts, of that many bytes at least: buffers are several times as large."""
+"""A small file is parsed in this many parts, of at least this many bytes: buffers take several times as much."""
 _PACKED: tuple[tuple[bytes, Callable[[Any], Any]], ...] = (
     (b"\x1f\x8b", gzip.open),
     (b"BZh", bz2.open),
@@ -48,13 +48,13 @@ _MARKS = (
 )
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r|$)")
 _END = "\x1e"
-"""A record of these is put at the end: if it is not read as one, a quote was never closed."""
+"""A record of these cells is put at the end: if it is not read as one, a quote was never closed."""
 _DECIMAL_COMMA = r"^\s*[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?\s*$"
 _THOUSANDS = r"^\s*[+-]?\d{1,3}(,\d{3})+(\.\d+)?\s*$"
 _LONGEST_NAME, _WORDS_OF_A_NAME = 80, 8
 
 Told = Callable[[int, int], None]
-"""Is told about how much of a file was read: bytes or records, of how many."""
+"""A function that is told how much of a file was read: bytes or records, and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _read(path: Path, file: IO[bytes], dialect: Dialect, told: Told, block: int)
 
 
 class _Source:
-    """Bytes that come in pieces, for a reader that asks for so many of them."""
+    """Bytes that come in pieces, for a reader that asks for a number of them."""
 
     closed = False
 
@@ -158,7 +158,7 @@ class _Source:
 
 
 def _open(path: Path, file: IO[bytes], block: int) -> Iterator[bytes]:
-    """The bytes of a file, or of what it compresses, no more of them than the machine has memory for."""
+    """The bytes of a file, decompressed; no more of them than the machine has memory for."""
     start = file.read(8)
     file.seek(0)
     unpack = next((unpack for magic, unpack in _PACKED if start.startswith(magic)), None)
@@ -172,7 +172,7 @@ def _open(path: Path, file: IO[bytes], block: int) -> Iterator[bytes]:
 
 
 def _transcode(pieces: Iterator[bytes], encoding: str | None) -> Iterator[bytes]:
-    """UTF-8, from the encoding that was given or that the first bytes show; else the bytes as they are."""
+    """UTF-8, from the given encoding or the one that the first bytes show; else the bytes as they are."""
     first = next(pieces, b"")
     encoding = encoding or next((name for mark, name in _MARKS if first.startswith(mark)), None)
     if encoding is None and len(first) > 1 and 0 in first[:2]:
@@ -221,13 +221,13 @@ def _split_lines(head: bytes) -> Iterator[bytes]:
 
 
 def _guess_separator(line: str) -> str:
-    """What separates the cells of the first line: the commonest candidate outside of quotes, a comma in doubt."""
+    """What separates the cells of the first line: the commonest candidate outside quotes, or a comma if in doubt."""
     outside = re.sub(r'"[^"]*"', "", line)
     return max(SEPARATORS, key=lambda mark: (outside.count(mark), mark == ","))
 
 
 def _decode(raw: bytes) -> str:
-    """UTF-8; what is none is taken for Windows' or ISO's Latin, where every byte is a letter."""
+    """UTF-8; other bytes are taken for Windows' or ISO's Latin, where every byte is a letter."""
     for encoding in ("utf-8", "cp1252"):
         try:
             return raw.decode(encoding)
@@ -268,7 +268,7 @@ def _read_columns(
 
 
 def _to_text(cells: Any) -> Cells:
-    """A part of a column, each of its different texts once."""
+    """A part of a column, with each different text once."""
     encoded = cells.dictionary_encode()
     codes = encoded.indices.to_numpy(zero_copy_only=False)
     try:
@@ -293,7 +293,7 @@ def _join(parts: list[Cells]) -> Cells:
 
 
 def _require_whole(path: Path, kept: list[list[Cells]], wrong: list[int], separator: str) -> None:
-    """Refuse records of another length and quotes that swallow records; and take the last record, ours, away."""
+    """Refuse records of another length, and quotes that swallow records; and remove the last record, which is ours."""
     if wrong:
         raise InvalidInput(
             f"{path} record {wrong[0]} does not have {len(kept)} cells, or a quote is not closed: "
@@ -316,7 +316,7 @@ def _require_whole(path: Path, kept: list[list[Cells]], wrong: list[int], separa
 
 
 def _find_swallowed(cells: Cells, separator: str, width: int) -> int | None:
-    """The place of the first cell that has lines of as many cells as a record; of one column, of any second line."""
+    """The place of the first cell that holds lines with as many cells as a record; with one column, any second line."""
     marked = np.asarray(pc.match_substring(cells.values, "\n"), np.bool_)
     for place in np.flatnonzero(marked).tolist():
         lines = cells.values[place].as_py().split("\n")[1:]
@@ -340,7 +340,7 @@ def name_columns(path: Path | str, header: list[str]) -> list[str]:
 
 
 def _clean(cells: Cells, separator: str, dialect: Dialect) -> Cells:
-    """Numbers with a point, and marks of no value that the user named as none: each value by itself."""
+    """Each value by itself: numbers with a point, and nothing where the user's marks say that a value is missing."""
     values = cells.values
     decimal = dialect.decimal or ("." if separator == "," else ",")
     pattern = _DECIMAL_COMMA if decimal == "," else _THOUSANDS
@@ -357,8 +357,8 @@ def _clean(cells: Cells, separator: str, dialect: Dialect) -> Cells:
 def _count_doubts(header: list[str], columns: list[Cells]) -> int:
     """How many cells of the first line read like those of the records below it.
 
-    A number above numbers, a word that its own column has again, or what is too long to name anything. Names that count
-    0, 1, 2, ... are names, as a data frame without any writes them.
+    Such a cell is a number above numbers, a word that its column has again, or a text too long for a name. Names that
+    count 0, 1, 2, ... are those that a data frame without names writes.
     """
     plain = [name.strip() for name in header]
     if any(plain == [str(place + start) for place in range(len(plain))] for start in (0, 1)):

@@ -1,4 +1,4 @@
-"""From cells to inputs by public knowledge alone: what a record becomes depends on that record and on released values.
+"""From cells to inputs, with public knowledge alone: a record's inputs depend on that record and on released values.
 
 Every column becomes one block of inputs. A number is in one of a few *bins*, whose edges were released with noise, and
 stands beside them as (x - center) / spread; a category is one of the values that were named; words that nobody named
@@ -27,11 +27,11 @@ Floats = NDArray[np.float64]
 Inputs = NDArray[np.float32]
 Places = NDArray[np.int64]
 FURTHEST = 3.0
-"""A standardised number is kept within this many spreads."""
+"""A standardised number is clipped to this many spreads."""
 SLOPE = 0.4
 """The weight of a standardised number beside its bin."""
 TEXT_LENGTH = 1.5
-"""Of the row of a text."""
+"""The length of a text's row."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Binned:
         return ["lowest", *map(repr, self.edges), "missing", "slope"]
 
     def find_places(self, cells: Sequence[str]) -> tuple[Places, Floats]:
-        """The place of every cell, and its standardised value: zero where there is none."""
+        """The place of every cell, and its standardised value, zero if it has none."""
         values = parse_numbers(cells)
         known = ~np.isnan(values)
         found = np.where(known, np.searchsorted(np.array(self.edges), values, side="right"), len(self.edges) + 1)
@@ -179,7 +179,7 @@ class Encoder:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Encoder:
-        """What `to_plain` made, of whatever origin."""
+        """Read what `to_plain` wrote; it may come from anybody."""
         try:
             fields = dict(plain)
             blocks = {str(name): _parse_block(block) for name, block in fields.pop("blocks").items()}
@@ -198,7 +198,7 @@ class Encoder:
 
 
 def map_cells(cells: Sequence[str], function: Any) -> Places:
-    """A whole number for every cell, worked out once for each different text."""
+    """A whole number for every cell, computed once for each different text."""
     codes, values = getattr(cells, "codes", None), getattr(cells, "list_values", None)
     if codes is not None and values is not None:
         return np.asarray(np.fromiter(map(function, values()), np.int64)[codes], np.int64)
@@ -207,12 +207,12 @@ def map_cells(cells: Sequence[str], function: Any) -> Places:
 
 
 def spell(cell: str) -> str | None:
-    """A value by its one spelling, None where it is missing."""
+    """A value in its one spelling, None if it is missing."""
     return None if is_missing(cell) else spell_label(cell)
 
 
 def _put(places: Places, shares: Sequence[float]) -> Inputs:
-    """One in its place, centred by the shares."""
+    """A one in its place, centred by the shares."""
     middle = np.array(shares, np.float32)
     return np.asarray(np.eye(len(middle), dtype=np.float32)[places] - middle)
 

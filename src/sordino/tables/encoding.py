@@ -16,11 +16,11 @@ from sordino.tables.schema import Category, Column, Number, Schema, Skip, Text
 from sordino.tables.table import Cells, Table, is_missing, parse_numbers
 
 FURTHEST = 3.0
-"""Encoded numbers are kept within this many spreads."""
+"""Encoded numbers are clipped to this many spreads."""
 NO_CLASS = -100
 """The class of a record whose label is missing or not among the classes: torch's cross-entropy gives it loss zero."""
 LENGTH = 8.0
-"""Of the row of a text: about that of a table of sixty numbers, so that both are learnt at one pace."""
+"""The length of a text's row: about that of sixty numbers, so that both are learnt at the same pace."""
 _FEWEST_BUCKETS, _MOST_BUCKETS, _MOST_CELLS = 64, 1024, 2**28
 _PUNCTUATION = '!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\t\n'
 _LETTERS = str.maketrans(_PUNCTUATION + string.ascii_uppercase, " " * len(_PUNCTUATION) + string.ascii_lowercase)
@@ -58,7 +58,7 @@ def encode_column(column: Column, cells: Sequence[str], name: str) -> Floats:
 
 
 def scale(column: Number, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`low`..`high` to -1..1, what is outside clipped, no value in the middle."""
+    """Map `low`..`high` to -1..1; values outside are clipped, and a missing one is put in the middle."""
     assert column.low is not None
     assert column.high is not None
     middle, half = (column.high + column.low) / 2, (column.high - column.low) / 2
@@ -79,7 +79,7 @@ def _encode_numbers(column: Number, cells: Sequence[str]) -> Floats:
 def _encode_categories(column: Category, cells: Sequence[str], name: str) -> Floats:
     rows = np.zeros((len(cells), column.width), np.float32)
     if column.values is None:
-        salt = zlib.crc32(name.encode())  # so that one word falls differently in every column
+        salt = zlib.crc32(name.encode())  # so that a word falls into different buckets in different columns
         bucket = {cell: zlib.crc32(cell.strip().encode(), salt) % column.buckets for cell in set(cells)}
         places = {cell: -1 if is_missing(cell) else place for cell, place in bucket.items()}
     else:
@@ -107,7 +107,7 @@ def encode_texts(texts: Sequence[str], buckets: int) -> Floats:
 
 
 def tokenise(text: str) -> list[str]:
-    """Keras' words: lower case (ASCII only), punctuation but the apostrophe is space."""
+    """Words as Keras splits them: lower case (ASCII only), with punctuation except the apostrophe as space."""
     return [word for word in text.translate(_LETTERS).split(" ") if word]
 
 
@@ -119,7 +119,7 @@ def choose_buckets(records: int) -> int:
 
 
 def spell_label(cell: str) -> str | None:
-    """A class by its one spelling: without spaces around it, whole numbers as such; None where it is missing."""
+    """A class in its one spelling: without spaces around it, whole numbers without a point; None if it is missing."""
     if is_missing(cell):
         return None
     text = cell.strip()
@@ -131,13 +131,13 @@ def spell_label(cell: str) -> str | None:
 
 
 def encode_labels(cells: Sequence[str], classes: Sequence[str]) -> NDArray[np.int64]:
-    """The number of each record's class, `NO_CLASS` where it has none."""
+    """The number of each record's class, `NO_CLASS` if it has none."""
     known: dict[str | None, int] = {spell_label(name) or name: number for number, name in enumerate(classes)}
     return Cells.of(cells).map(lambda cell: known.get(spell_label(cell), NO_CLASS), np.int64)
 
 
 def require_public(table: Table, schema: Schema, target: str) -> None:
-    """Refuse records that contradict what the user gave as public; the record is named, its content is not."""
+    """Refuse records that contradict what the user gave as public; the error names the record, not its content."""
     for name, column in schema.columns.items():
         if isinstance(column, Number):
             wrong = np.isnan(parse_numbers(table.columns[name]))

@@ -1,4 +1,4 @@
-"""`PrivateClassifier` and `PrivateRegressor`: training on a table within a budget, as scikit-learn's estimators do it.
+"""`PrivateClassifier` and `PrivateRegressor`: training on a table within a budget, in scikit-learn's way.
 
 ::
 
@@ -100,7 +100,7 @@ class _Private(BaseEstimator):
         return given, self.bounds
 
     def _take(self, X: Any, *, reset: bool) -> Table:
-        """The records as a table; scikit-learn's own checks of names and widths are made on the way."""
+        """The records as a table, after scikit-learn's own checks of names and widths."""
         plain = not hasattr(X, "columns") and not isinstance(X, Table)
         X = _require_array(X) if plain else _tell_apart(X)
         validate_data(self, X, reset=reset, skip_check_array=True)
@@ -184,7 +184,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # scikit-learn has no types
         labels = _require_labels(self, y)
         try:
             values = labels.astype(np.float64)
-        except (TypeError, ValueError):  # whose words would tell one of them
+        except (TypeError, ValueError):  # whose message would show a value
             raise InvalidInput("y must hold numbers: use PrivateClassifier for classes") from None
         if not np.isfinite(values).all():
             raise ValueError("Input y contains NaN or infinity: leave those records out")
@@ -198,7 +198,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # scikit-learn has no types
 
 
 def _tell_apart(X: Any) -> Any:
-    """A frame whose columns share a name with different ones, as a file with such a header is read."""
+    """A frame with a column name twice gets different names, as a file with such a header does."""
     names = [str(name) for name in X.columns] if hasattr(X, "iloc") else []
     if len(set(names)) == len(names):
         return X
@@ -243,9 +243,8 @@ def _spell_classes(classes: Any) -> tuple[str, ...] | None:
 
 
 def _name_classes(names: tuple[str, ...], given: Any) -> NDArray[Any]:
-    """The classes as `given`, else from their released names alone: booleans or numbers if all of them are.
-
-    The kind of y would tell of labels that were not released.
+    """The classes as `given`, else from their released names alone: booleans or numbers if all of them are. The type of
+    y would reveal labels that were not released.
     """
     if given is not None:
         known = dict(zip(to_cells(given), given, strict=True))

@@ -1,4 +1,4 @@
-"""How good a model of a table is on records that it has not seen, with 95 % intervals, beside what guessing does.
+"""How good a model of a table is on records that it has not seen, with 95 % intervals, beside the same by guessing.
 
 For two classes: AUC, average precision, accuracy, recall, precision and the confusion at a threshold, log loss and the
 calibration error; for more of them accuracy, recall of the classes on average, AUC of each against the rest on
@@ -36,7 +36,7 @@ HIDDEN = 0.3
 HIDES = "the noise on the held-out figures hides how good the model is: give more metrics-epsilon, or hold out more"
 AGAIN = 50
 FURTHEST = 4.0
-"""Released errors are kept within so many spreads of the target."""
+"""Released errors are clipped to this many spreads of the target."""
 TENTHS = 10
 
 
@@ -130,14 +130,13 @@ def release(
 
 
 def _widen_all(noised: Floats, deviation: float, describe: Callable[[Floats], Figures | None]) -> Figures | None:
-    """Figures of noised counts, their intervals widened by what as much noise once more does to them.
-
-    The counts stay as they are, below zero too: sums and products of them are then right on average.
+    """Figures of noised counts, with intervals widened by the effect of the same noise once more. Counts below zero
+    stay, so that sums and products are right on average.
     """
     found = describe(noised)
     if found is None:
         return None
-    source = np.random.default_rng(0)  # of what is public by now
+    source = np.random.default_rng(0)  # from what is public by now
     more = [describe(noised + deviation * source.normal(size=noised.shape)) for _ in range(AGAIN)]
     values = {}
     for name, figure in found.values.items():
@@ -198,7 +197,7 @@ def _judge_errors(r2: float) -> tuple[str, ...]:
 
 
 def describe_counts(values: Floats, negative: Floats, positive: Floats, threshold: float) -> Figures | None:
-    """Figures of two classes from how many records of each have which log-odds, in increasing order."""
+    """Figures of two classes, from the number of records of each at every log-odds, in increasing order."""
     ones, zeros = max(0.0, float(positive.sum())), max(0.0, float(negative.sum()))
     count = ones + zeros
     if count < 1:
@@ -239,7 +238,7 @@ def describe_counts(values: Floats, negative: Floats, positive: Floats, threshol
 
 
 def find_calibration_error(chances: Floats, negative: Floats, positive: Floats) -> float:
-    """The mean distance of probabilities from what happened, over tenths of the probability."""
+    """The mean distance between probabilities and what happened, over tenths of the probability."""
     tenths = np.minimum((chances * TENTHS).astype(int), TENTHS - 1)
     size = np.bincount(tenths, weights=negative + positive, minlength=TENTHS)
     said = np.bincount(tenths, weights=chances * (negative + positive), minlength=TENTHS)
@@ -268,7 +267,7 @@ def describe_confusion(confusion: Floats, more: Mapping[str, Estimate]) -> Figur
 
 
 def _judge_classes(figures: Figures) -> tuple[str, ...]:
-    """What a reader of the accuracy alone would miss."""
+    """What the accuracy alone would hide."""
     said = []
     accuracy, guess = figures.values["accuracy"], figures.baseline["accuracy"]
     area = figures.values.get("auc")
@@ -289,7 +288,7 @@ def _judge_classes(figures: Figures) -> tuple[str, ...]:
 
 
 def find_area(scores: Floats, positive: Floats) -> tuple[float, float]:
-    """AUC and its deviation."""
+    """The AUC and its standard deviation."""
     values, places = np.unique(scores, return_inverse=True)
     ones = np.bincount(places, weights=positive, minlength=len(values))
     zeros = np.bincount(places, minlength=len(values)) - ones
@@ -298,7 +297,7 @@ def find_area(scores: Floats, positive: Floats) -> tuple[float, float]:
 
 
 def _deviate(area: float, ones: float, zeros: float) -> float:
-    """The deviation of an AUC (Hanley and McNeil 1982); that of 0 or 1 as if half a record were otherwise."""
+    """The standard deviation of an AUC (Hanley and McNeil 1982); 0 and 1 count as if half a record were otherwise."""
     least = 0.5 / (min(ones, zeros) + 1)
     area = min(max(area, least), 1 - least)
     first, second = area / (2 - area), 2 * area**2 / (1 + area)

@@ -32,7 +32,7 @@ class ExportMissing(SordinoError, ImportError):
 
 
 class Answering(nn.Module):
-    """The model with what makes probabilities, or values, of its scores."""
+    """The model, and the function that turns its scores into probabilities or values."""
 
     def __init__(self, trained: Trained) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Answering(nn.Module):
 
 
 def require_format(to: str) -> None:
-    """Refuse a format that is not known, or whose packages are not there."""
+    """Refuse an unknown format, or one whose packages are missing."""
     if to not in ENDINGS:
         raise InvalidInput(f"to={to!r} must be one of {', '.join(ENDINGS)}")
     for name in NEEDED[to]:
@@ -67,7 +67,7 @@ def require_format(to: str) -> None:
 
 
 def export_model(trained: Trained, to: str, path: Path, find_shape: Callable[[], Sequence[int]]) -> Path:
-    """Write the model to `path` and say beside it what its inputs are; returns where. `find_shape` is that of one."""
+    """Write the model to `path`, describe its inputs beside it, return where. `find_shape` gives the input's shape."""
     require_format(to)
     if path.is_symlink():
         raise InvalidInput(f"cannot write {path}: it is a link, which could lead anywhere: remove it")
@@ -94,7 +94,7 @@ def _write_tensors(trained: Trained, path: Path) -> None:
 def _trace(trained: Trained, to: str, path: Path, example: Tensor) -> None:
     answering = Answering(trained).eval()
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter about itself
+        warnings.simplefilter("ignore")  # the exporter's warnings about itself
         if to == "torchscript":
             traced = torch.jit.trace(answering, (example,), check_trace=False)
             write_durably(path, _save(torch.jit.freeze(traced)))

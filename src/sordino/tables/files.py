@@ -1,4 +1,4 @@
-"""Where a table comes from: a file by its ending, or an object in memory. Whatever it is, its cells become text."""
+"""Where a table comes from: a file, told by its ending, or an object in memory. In every case its cells become text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SECONDS = {
     **{unit: Decimal(of) for unit, of in _COARSE.items()},
     **{u: Decimal(1000) ** -i for i, u in enumerate(_FINE)},
 }
-"""What numpy's and arrow's units of time are in seconds."""
+"""Units of time of numpy and arrow, in seconds."""
 _FRACTION = re.compile(r"\.(\d*?)0*(?=[+-]|$)")
 _LONGEST_DECIMAL = 400
 
@@ -116,12 +116,12 @@ def _read_excel(path: Path, dialect: Dialect) -> Table:
 
 
 def _find_width(row: Sequence[Any]) -> int:
-    """How many cells a row has, without the empty ones at its end."""
+    """The number of cells of a row, without empty ones at its end."""
     return max((place for place, cell in enumerate(row, 1) if cell not in (None, "")), default=0)
 
 
 def to_table(data: Any, name: str = "the data", columns: Sequence[str] | None = None) -> Table:
-    """A table from what a program holds: a `Table`, a file, a pandas, polars or arrow one, a mapping, or an array.
+    """A table from a program's object: a `Table`, a file, a pandas, polars or arrow table, a mapping, or an array.
 
     Columns of an array are called x0, x1, ... or by `columns`. Sparse and masked arrays, and cells that are no plain
     values, are refused.
@@ -162,7 +162,7 @@ def _from_array(data: Any, name: str, columns: Sequence[str] | None) -> Table:
 
 
 def to_array(data: Any) -> Any:
-    """An array as it is; from lists one of objects, since a kind for all of them would change some."""
+    """An array as it is. Lists become arrays of objects, because one type for all cells would change some."""
     if isinstance(data, list | tuple):
         return np.asarray([list(row) if isinstance(row, np.ndarray) and row.ndim else row for row in data], object)
     return np.asarray(data) if hasattr(data, "dtype") or hasattr(data, "__array__") else np.asarray(data, object)
@@ -176,7 +176,7 @@ def _from_columns(name: str, names: list[str], columns: list[Any]) -> Table:
 
 
 def to_cells(column: Any) -> Cells:
-    """One column of whatever kind as text, each cell by itself: no kind is inferred from what the others are."""
+    """One column of any type as text, cell by cell: no type is inferred from other cells."""
     if isinstance(column, pa.Array | pa.ChunkedArray):
         return _from_arrow_column(column)
     dtype = getattr(column, "dtype", None)
@@ -191,19 +191,19 @@ def to_cells(column: Any) -> Cells:
         if hasattr(column, "__arrow_c_stream__") and not hasattr(column, "iloc"):
             return _from_arrow_column(pa.chunked_array(column))
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        pass  # arrow lacks the kind: cell by cell gives the same
+        pass  # arrow lacks the type; cell by cell gives the same result
     return Cells.of([_spell(cell) for cell in column])
 
 
 def _is_plain(dtype: Any) -> bool:
-    """Whether every cell of the kind becomes arrow's of the same value, whatever the others are."""
+    """Whether every cell of this type becomes arrow's of the same value, whatever the others are."""
     if isinstance(dtype, np.dtype) and dtype.kind in "mM":
         return np.datetime_data(dtype) in [(unit, 1) for unit in ("s", "ms", "us", "ns")]
     return getattr(dtype, "kind", None) in ("b", "i", "u", "f") or getattr(dtype, "type", None) in (str, np.str_)
 
 
 def from_arrow(table: Any, name: str) -> Table:
-    """An arrow table with its cells as text: what is null is empty, whole floats have no point."""
+    """An arrow table with its cells as text: null is empty, and whole floats have no point."""
     names = name_columns(name, [str(found) for found in table.column_names])
     return Table(name, {found: _from_arrow_column(table.column(i)) for i, found in enumerate(names)})
 
@@ -274,7 +274,7 @@ def _spell_zone(seconds: int) -> str:
 
 
 def _spell(cell: Any) -> str:
-    """A value as a cell of a file would hold it: the one spelling that it has, alone or in whatever column."""
+    """A value as a file's cell would hold it: in one spelling, whatever column it is in."""
     if cell is None or isinstance(cell, str):
         return str(cell or "")
     if isinstance(cell, bool | np.bool_):

@@ -1,6 +1,6 @@
-"""The classes of a target whose names nobody gave: those that clearly more than one record has.
+"""The classes of a target if nobody gave their names: those that clearly more than one record has.
 
-What their names cost, and why, stands in `sordino.accounting.unlisted`.
+`sordino.accounting.unlisted` has the price of their names, and its proof.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def release_classes(
 
 
 def rank(name: str) -> tuple[int, float, str]:
-    """The place of a name among others: numbers by size, then words."""
+    """The sorting key of a name: numbers by size, then words."""
     try:
         return 0, float(name), name
     except ValueError:

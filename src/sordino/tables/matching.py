@@ -1,4 +1,4 @@
-"""Seeded noise for comparing runs on one table: with one seed, what two runs both release has the same noise.
+"""Seeded noise for comparing runs on one table: with one seed, whatever two runs both release gets the same noise.
 
 A public schema spares some releases and some bins. If a run drew all its noise from one stream, every number after the
 first difference would be another one, and two runs would differ by luck far more than by what is compared. Here every
@@ -26,7 +26,7 @@ _UNNAMED = re.compile(r"^x(?=\d+(/|$))")
 
 
 class Matched(Seeded):
-    """Repeatable noise for experiments, of which every part of a release has its own.
+    """Repeatable noise for experiments, with a stream of its own for every part of a release.
 
     Guarantees: nothing is drawn twice (law 10): a stream that was used before goes on where it stopped.
     """
@@ -57,7 +57,7 @@ class Matched(Seeded):
 def add_matched_noise(
     source: Source, receipt: Receipt, value: torch.Tensor, std: float, release: str, parts: Parts
 ) -> torch.Tensor:
-    """`add_noise`, of which a `Matched` source knows what it is for; the numbers of a part stand together."""
+    """`add_noise` that tells a `Matched` source what the noise is for; the numbers of a part stand together."""
     if isinstance(source, Matched):
         source.expect(release, parts)
     return add_noise(source, receipt, value, std)

@@ -97,7 +97,7 @@ def _clipped_sums(features: Tensor, clip: float, square_clip: float) -> tuple[Te
 
 
 def _clip_rows(rows: Tensor, bound: float) -> Tensor:
-    """Each row shortened to norm `bound` at most; a row that is not finite becomes zero."""
+    """Each row shortened to norm `bound`, if it is longer; a row that is not finite becomes zero."""
     norms = rows.norm(dim=1, keepdim=True)
     shortened = rows * (bound / norms).clamp(max=1.0)
     return torch.where(norms.isfinite(), shortened, 0.0)

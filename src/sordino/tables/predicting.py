@@ -1,4 +1,4 @@
-"""A trained model put to use: kept in a run's folder as plain data, loaded again, and asked about new records.
+"""A trained model in use: kept in a run's folder as plain data, loaded again, and asked about new records.
 
 Predicting spends nothing: model and encoder were released and paid for, and the new records never leave the caller.
 """
@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 
 
 class Inputs(Protocol):
-    """What turns records of a program's own into the inputs of a model; a pure function of each record."""
+    """Turns a program's records into the inputs of a model; a pure function of each record."""
 
     @property
     def classes(self) -> tuple[str, ...]: ...
@@ -109,7 +109,7 @@ class Trained:
 
     @torch.no_grad()
     def score(self, data: Any) -> Floats:
-        """[N, K]: what the model says, in float64."""
+        """[N, K]: the model's scores, in float64."""
         parts: Iterator[Tensor]
         if isinstance(self.encoder, TableInputs):
             parts = (torch.from_numpy(self.encoder.encode(part)) for part in split_rows(self.encoder.read(data)))
@@ -186,7 +186,7 @@ def by_encoder(encoder: Encoder, header: Sequence[str]) -> TableInputs:
 
 
 def use(learned: Learned, header: Sequence[str]) -> Trained:
-    """What was learnt, ready for use."""
+    """What was learnt, as a model that is ready for use."""
     return Trained(learned.model, by_encoder(learned.encoder, header))
 
 
@@ -215,7 +215,7 @@ def load_model(folder: Path) -> Trained:
     """The model of a run on a table. The folder may come from anybody: it holds numbers and names, and no code."""
     plain = Folder(folder).json(MODEL)
     if plain is None or plain.get("kind") != KIND:
-        raise InvalidInput(f"{folder} holds no {MODEL} of a table: give the directory of a run of `sordino train`")
+        raise InvalidInput(f"{folder} holds no {MODEL} of a table: give the folder of a run of `sordino train`")
     encoder = Encoder.from_plain(_require(plain, "encoder", dict))
     header = [str(name) for name in _require(plain, "header", list)]
     model = _build(folder, _require(plain, "weights", list), _require(plain, "offsets", list))

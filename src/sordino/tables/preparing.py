@@ -36,7 +36,7 @@ _DRAFT = """\
 
 @dataclass(frozen=True)
 class Reserving(Budget):
-    """A budget of which a part is spoken for: what is calibrated with it leaves that part alone.
+    """A budget of which a part is reserved: whatever is calibrated with it leaves that part alone.
 
     Everything is priced together with the `reserved` events, so that all of it stays within ε by one composition.
     """
@@ -64,12 +64,12 @@ class Reserving(Budget):
 
 
 def draft_schema(table: Table, target: str, path: Path) -> None:
-    """Write a schema to start from: kinds alone, guessed for whoever holds the records, without a number of theirs."""
+    """Write a schema to start from: only kinds, guessed for whoever holds the records, and none of their numbers."""
     header = describe_header(Schema(), list(table.columns), target, None)
     kinds = {name: column or _guess(table.columns[name]) for name, column in header.columns.items()}
     drafted = Schema(kinds).to_table()
     for column in drafted["columns"].values():
-        column.pop("buckets", None)  # the default, which a reader would take for something that was counted
+        column.pop("buckets", None)  # the default, which a reader might take for a count
     text = _DRAFT + tomli_w.dumps(drafted)
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -82,12 +82,12 @@ def draft_schema(table: Table, target: str, path: Path) -> None:
 
 def _guess(cells: Sequence[str]) -> Column:
     found = infer_column(count_bins(cells), count_different(cells), 1e-9, len(cells), None)
-    # The kind alone: a range or a number of buckets would say something about the records, down to a single one.
+    # Only the kind: a range or a number of buckets could reveal a single record.
     return found if isinstance(found, Skip) else type(found)()
 
 
 def invent_records(schema: Schema, records: int) -> Data:
-    """Random records of the shape that the real ones will about have: to try model and recipe before any is read."""
+    """Random records of about the shape of the real ones, to try model and recipe before any record is read."""
     columns = {
         name: Number(-1.0, 1.0) if column is None or not column.complete else column
         for name, column in schema.columns.items()
@@ -140,7 +140,7 @@ def complete_schema(
 
 
 def _require_affordable(ledger: Ledger, recipe: Recipe, plan: ReleasePlan, directory: Path) -> None:
-    """Refuse a preparation that the budget cannot pay beside what earlier ones released."""
+    """Refuse a preparation that the budget cannot pay for, after what earlier ones released."""
     theirs, ours = ledger.header.get("recipe"), recipe.fingerprint()
     if theirs != ours:
         raise CheckpointError(f"{directory} follows recipe {theirs}, not {ours}: its configuration was changed")

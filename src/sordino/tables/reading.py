@@ -34,7 +34,9 @@ HELD_OUT_SHARE = 0.2
 IMAGE_SIZE = 32
 MOST_CLASSES = 10_000
 HELD_OUT = Preprocessing(
-    "the held-out records are not protected, and their accuracy speaks of them", True, "hold out public records"
+    "the held-out records are not protected, and the accuracy reveals something about them",
+    True,
+    "hold out public records",
 )
 _ACCEPTED = "a table (.csv, .tsv, .csv.gz, .parquet, .xlsx), a .npz file, a folder of images by class"
 MOST_NUMBERS = 20
@@ -52,7 +54,7 @@ class DataChoice:
     """Which records, and the public numbers that scale them. `records` is the public number of training records.
 
     `prepare` is the share of ε for what the schema of a table leaves open; `image_size` and `grey` are for folders;
-    `header` to `missing` say how a table is spelled (`Dialect`). `features` stand in place of the pixels of images.
+    `header` to `missing` say how a table is spelled (`Dialect`). `features` replace the pixels of images.
     """
 
     source: str = "digits"
@@ -87,7 +89,7 @@ class Sheet:
 
     @classmethod
     def split(cls, table: Table, target: str, held_out: NDArray[np.bool_]) -> Sheet:
-        """By a mask that read no record; held-out records without a class have nothing to say and are left out."""
+        """Split by a mask that read no record; held-out records without a class measure nothing and are left out."""
         held = table.select(held_out)
         return cls(table.select(~held_out), held.select(~find_missing(held.columns[target])), target)
 
@@ -122,8 +124,8 @@ class Sheet:
 def require_classes(cells: Cells, target: str) -> None:
     """Refuse a target whose values are no classes, before anything is spent on their names.
 
-    What is told is which of these it is, and nothing else about the records; with the names of the classes as public
-    knowledge nothing is looked at.
+    The error says only which of these it is, and nothing else about the records. If the names of the classes are
+    public, nothing is looked at.
     """
     values = cells.values.filter(~find_missing(cells.list_values()))
     if len(values) < 2:
@@ -142,7 +144,7 @@ def require_classes(cells: Cells, target: str) -> None:
 
 
 def list_assumptions(source: str) -> tuple[str, ...]:
-    """What a guarantee about these records takes for public."""
+    """What a guarantee about these records takes to be public."""
     if is_table(source):
         return ("the names of the columns, the number of records and what the user gave as public are public",)
     if Path(source).is_dir():
@@ -171,7 +173,7 @@ def read_records(choice: DataChoice, known: Iterable[str] = (), told: Told = lam
 
 
 def require_file(source: str, or_named: str = "") -> Path:
-    """A regular file: a pipe would be waited for, and a device never ends."""
+    """Require a regular file: a pipe would make us wait, and a device never ends."""
     path = Path(source)
     if not path.exists():
         raise InvalidInput(f"data={path} does not exist: give {_ACCEPTED}{or_named}")
@@ -181,7 +183,7 @@ def require_file(source: str, or_named: str = "") -> Path:
 
 
 def require_count(choice: DataChoice, records: Data | Sheet) -> int:
-    """The number of training records: public, kept with the run, and the only thing about the records that is."""
+    """The number of training records: kept with the run, and the only thing about the records that is public."""
     count = len(records.train) if isinstance(records, Sheet) else len(records.train_set)  # type: ignore[arg-type]  # Dataset does not promise a length
     if choice.records not in (None, count):
         raise InvalidInput(
@@ -204,7 +206,7 @@ def _read_sheet(path: Path, choice: DataChoice, told: Told) -> Sheet:
 
 
 def split_table(table: Table, target: str, held_out: float | None) -> Sheet:
-    """Training and held-out records: about a share of them, by the content of each alone."""
+    """Training and held-out records; each is held out or not by its own content alone."""
     chosen = choose_by_digest(held_out, len(table), _join_cells(table))
     pa.default_memory_pool().release_unused()
     return Sheet.split(table, target, chosen)
@@ -290,8 +292,7 @@ def _count_classes(path: Path, choice: DataChoice, labels: Array) -> int:
 def choose_by_digest(share: float | None, count: int, rows: Iterable[bytes]) -> NDArray[np.bool_]:
     """About a `share` of the records, each of which decides by its own bytes alone.
 
-    By position, one record more would move every later one between the parts, and the two sets of training records
-    would be no neighbours.
+    If position decided, one record more would move every later one, and the two training sets would not be neighbours.
     """
     share = HELD_OUT_SHARE if share is None else share
     if not 0 <= share < 1:

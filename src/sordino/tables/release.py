@@ -39,14 +39,14 @@ from sordino.tables.schema import FEWEST_BUCKETS, MOST_BUCKETS, Category, Column
 from sordino.tables.table import Cells, Table, find_missing_values, is_missing, parse_numbers, parse_values
 
 SHARE = 0.3
-"""Of ε, for all releases together, unless another share is asked for."""
+"""The share of ε for all releases together, unless another is asked for."""
 DISTINCT_WEIGHT = 0.5
 UNLISTED_SHARE = 0.1
-"""Of δ, for a class that only one record has."""
+"""The share of δ for a class that only one record has."""
 SHARED_UNLISTED = 0.01
-"""The same where many runs share the δ of a dataset: hardly more noise is needed for it."""
+"""The same if many runs share the δ of a dataset: it hardly takes more noise."""
 CERTAIN = 6.0
-"""Fewer records than this many deviations of a count, and a histogram says nothing."""
+"""A histogram says nothing about fewer records than this many deviations of a count."""
 RATIO = 4.0
 SMALLEST, LARGEST = -10, 16
 EDGES = RATIO ** np.arange(SMALLEST, LARGEST + 1)
@@ -79,7 +79,7 @@ class ReleasePlan:
 
     @property
     def deviation(self) -> float:
-        """Of the noise on one count of a histogram."""
+        """The standard deviation of the noise on one count of a histogram."""
         return self.noise_multiplier * math.sqrt(len(self.columns) * (1 + DISTINCT_WEIGHT**2))
 
 
@@ -107,13 +107,13 @@ def plan_release(
 
 
 def tell_spent(lost: LostInNoise, ledger: Ledger, budget: Budget) -> LostInNoise:
-    """The same error with what was spent before it came."""
+    """The same error, with what had been spent before it."""
     spent = round_up(epsilon(ledger.events(), budget.delta, budget.accountant, budget.adjacency))
     return LostInNoise(f"{lost}; ε = {spent} of {budget.epsilon:g} was spent on finding this out")
 
 
 def _list_events(noise: float, ranges: bool, classes: bool, unlisted: float) -> list[tuple[DpEvent, int]]:
-    """Kinds, means and deviations are a Gaussian each."""
+    """Kinds, means and deviations are one Gaussian each."""
     events: list[tuple[DpEvent, int]] = [(GaussianDpEvent(noise), 3 * ranges)]
     return [*events, (labels.build_event(noise, unlisted), 1)] if classes else events
 
@@ -155,7 +155,7 @@ def release_counts(table: Table, chosen: ReleasePlan, ledger: Ledger, source: So
 
 
 def count_cells(cells: Sequence[str]) -> Counts:
-    """What is noised about one column: a record changes it by at most √(1 + `DISTINCT_WEIGHT`²)."""
+    """What is released about one column: a record changes it by at most √(1 + `DISTINCT_WEIGHT`²)."""
     return np.append(count_bins(cells), DISTINCT_WEIGHT * count_different(cells))
 
 
@@ -164,7 +164,7 @@ def _release_kinds(
 ) -> dict[str, Column]:
     columns = {}
     for name, row in zip(chosen.columns, release_counts(table, chosen, ledger, source), strict=True):
-        different = (float(row[-1]) - chosen.deviation) / DISTINCT_WEIGHT  # at least so many, more likely than not
+        different = (float(row[-1]) - chosen.deviation) / DISTINCT_WEIGHT  # at least this many, more likely than not
         columns[name] = infer_column(row[:-1], different, chosen.deviation, chosen.records, schema.columns[name])
     return columns
 
@@ -244,10 +244,10 @@ def infer_column(counts: Counts, different: float, deviation: float, records: in
 
 
 def find_range(counts: Counts, deviation: float) -> tuple[float, float, float]:
-    """Where the numbers are, and how many of them: (low, high, count).
+    """Where the numbers are, and how many there are: (low, high, count).
 
     The stretch of bins with the largest sum of count - 2 deviations, widened to every bin that is clearly not empty.
-    A tail of few records is left outside, where the encoding clips it.
+    A tail of few records stays outside; the encoding clips it.
     """
     start, stop = find_heaviest_stretch(counts - IN_DOUBT * deviation)
     mass = float(counts[start:stop].sum())

@@ -37,7 +37,7 @@ from sordino.tables.table import suggest_name
 
 FEWEST_BUCKETS, MOST_BUCKETS = 16, 64
 MOST_CODES = 100
-"""Values of a column of codes; with more of them, their size may mean something."""
+"""The most values of a column of codes; of more of them, the size may mean something."""
 _PEOPLE = (
     "patient|person|people|user|customer|client|member|employee|student|subject|account|record|row|case|encounter|"
     "visit|order|transaction|invoice|session|participant|household|respondent|passenger|applicant|borrower|policy|"
@@ -45,14 +45,14 @@ _PEOPLE = (
 )
 _NUMBERS = "id|nbr|nr|no|num|number|key|uid|code"
 _WHOSE = f"first|last|full|middle|given|family|maiden|nick|contact|owner|holder|doctor|physician|author|{_PEOPLE}"
-"""Before "name": that of a person. The name of a clinic or a product is a category like others."""
+"""Words before "name" that make it a person's. The name of a clinic or a product is a category like any other."""
 _IDENTIFIES = re.compile(
     r"(^|[_\W])(uuid|guid|ssn|mrn|iban|e_?mail|phone|telephone|mobile|fax|surname|street|address|passport)$"
     rf"|^(id|uid|index|key|idx|row|names?|column \d+|unnamed: ?\d+)$|(^|[_\W])({_PEOPLE})[_\W]*({_NUMBERS})$"
     rf"|(^|[_\W])({_WHOSE})[_\W]*names?$"
 )
 _CODES = re.compile(r"(^|[_\W])(id|nbr|nr|no|key|uid|code)$")
-"""Identifiers of somebody, or codes of a kind of thing: how many different ones there are decides, by a release."""
+"""Somebody's identifiers, or codes for kinds of things: the released number of different values decides."""
 _DATES = re.compile(
     r"(^|[_\W])(date|datetime|timestamp|dob|birthday|birth_?date)($|[_\W](?!(num|number|numeric|count|days)$))|_at$"
 )
@@ -149,7 +149,7 @@ KINDS: dict[str, type[Column]] = {
 
 @dataclass(frozen=True)
 class Schema:
-    """Every column by its name, None where its kind is not known yet; and the classes of the target, if they are."""
+    """Every column by its name, None if its kind is not known yet; and the classes of the target, if known."""
 
     columns: Mapping[str, Column | None] = field(default_factory=dict)
     classes: tuple[str, ...] | None = None
@@ -218,7 +218,7 @@ def _split_words(name: str) -> str:
 
 
 def settle_codes(name: str, found: Column, different: float, records: int) -> Column:
-    """What a column is whose name may be that of an identifier or of a code, by its noised number of values.
+    """The kind of a column whose name may be an identifier's or a code's, by its noised number of values.
 
     A pure function of released values: most records with a value of their own are identified by it, and few values are
     codes, whose size means nothing.
@@ -236,7 +236,7 @@ def read_schema(path: Path) -> Schema:
 
 
 def parse_schema(table: Mapping[str, Any]) -> Schema:
-    """What `Schema.to_table` wrote, or a user by hand; every mistake is one line."""
+    """Read what `Schema.to_table` wrote, or a user by hand; every mistake is one line."""
     if unknown := sorted(set(table) - {"classes", "columns"}):
         raise InvalidInput(f"a schema has no key {unknown[0]!r}: it has classes and columns")
     columns, classes = table.get("columns", {}), table.get("classes")

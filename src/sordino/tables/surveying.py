@@ -39,17 +39,17 @@ from sordino.tables.schema import Category, Column, Number, Skip, Text, settle_c
 from sordino.tables.table import Cells, Table, parse_numbers, parse_values
 
 CELLS = 64
-"""Cells of the second histogram of a number, where the noise allows for so many."""
+"""Cells of the second histogram of a number, if the noise allows for that many."""
 FEWEST_BINS, BINS_IN_ALL = 8, 200
-"""Many numbers have fewer bins each: all of them are learnt from the same records."""
+"""With many numbers each has fewer bins: all of them are learnt from the same records."""
 MOST_CODES = 16
 """A public category of no more values, all of them numbers, is learnt as a number within them."""
 MOST_VALUES = 200
-"""Names of a category that are kept at most, by their noised counts."""
+"""The most names of a category that are kept, by their noised counts."""
 CLEAR = 3.0
 """A coarse count this many deviations above zero is inside the range of a number."""
 LEAST_SHARE = 0.005
-"""Of the records in a bin."""
+"""The number of records in a bin."""
 SMALLEST_SPREAD = 1e-9
 
 Floats = NDArray[np.float64]
@@ -60,7 +60,7 @@ class Survey:
     """What will be released about a table, with how much noise; public, and known before anything is read.
 
     `coarse` are the columns of the first release. `noise` are the multipliers of both. `unlisted` is δ' of the second.
-    `rows` is how many records one unit has at most: everything that is added up is that much more sensitive.
+    `rows` is how many records one unit has at most: all sums are that much more sensitive.
     """
 
     target: str
@@ -81,22 +81,22 @@ class Survey:
 
     @property
     def fine(self) -> int:
-        """Of how many columns the second release may count the cells."""
+        """How many columns the second release may count the cells of."""
         return count_fine(self.columns)
 
     @property
     def coarse_deviation(self) -> float:
-        """Of the noise on a count of the first release."""
+        """The standard deviation of a count of the first release."""
         return self.noise[0] * self.rows * math.sqrt(len(self.coarse) * (1 + release.DISTINCT_WEIGHT**2))
 
     @property
     def fine_deviation(self) -> float:
-        """Of the noise on a count of the second."""
+        """The standard deviation of a count of the second."""
         return self.noise[1] * self.rows * find_fine_reach(self.fine)
 
     @property
     def target_deviation(self) -> float:
-        """Of the noise on a count of the target, which is smaller."""
+        """The standard deviation of a count of the target, which is smaller."""
         return self.fine_deviation / find_weight(self.fine)
 
     def find_threshold(self, deviation: float) -> float:
@@ -152,7 +152,7 @@ def list_events(noise: tuple[float, float], unlisted: float, *, first: bool) -> 
 
 @dataclass
 class _Column:
-    """A column on its way through the second release: the cells that are counted, and what they will make."""
+    """A column in the second release: the cells that are counted, and what they become."""
 
     name: str
     counts: Floats
@@ -246,7 +246,7 @@ def lay_cells(counts: Floats, deviation: float, bounds: tuple[float, float] | No
     parts = [np.linspace(line[i], line[i + 1], pieces[i], endpoint=False) for i in np.flatnonzero(pieces)]
     edges = np.append(np.concatenate(parts), high)
     if bounds is not None and find_outside(edges, bounds).all():
-        return np.array(bounds)  # the noise says that all numbers are outside of what is public
+        return np.array(bounds)  # by the noise, all numbers are outside the public bounds
     return edges
 
 
@@ -271,7 +271,7 @@ def _count(table: Table, name: str, column: Column, plan: Survey, ranges: Mappin
 
 
 def _choose_cells(plan: Survey) -> int:
-    """As many cells as hold more records than noise, within limits."""
+    """As many cells as can each hold more records than noise, within limits."""
     return max(plan.bins, min(CELLS, int(plan.records / max(plan.fine_deviation, 1e-9))))
 
 
@@ -293,7 +293,7 @@ def count_in_cells(cells: Sequence[str], edges: Floats, bounds: tuple[float, flo
 def _count_values(name: str, cells: Sequence[str], public: tuple[str, ...] | None) -> _Column:
     """Counts of the public values, or of all that there are; then missing ones, and with public values the others."""
     names: dict[str | None, int] = {None: -1}
-    if public is None:  # in the order of their names, whoever came first
+    if public is None:  # in the order of their names, not of the records
         words = {spell(value) for value in Cells.of(cells).list_values()}
         names.update({word: place for place, word in enumerate(sorted(word for word in words if word is not None))})
     else:
@@ -327,7 +327,7 @@ def _release_counts(parts: Sequence[_Column], plan: Survey, ledger: Ledger, sour
 
 
 def _drop_outside(part: _Column, counts: Floats) -> Floats:
-    """Take the cells beyond public bounds away, which hold nothing but noise: a function of what was released.
+    """Remove the cells beyond public bounds, which hold nothing but noise: a function of what was released.
 
     They are counted like the others, so that within the bounds everything is as it is without them.
     """
@@ -434,6 +434,6 @@ def _describe_target(
 
 
 def _balance(shares: Sequence[float]) -> tuple[float, ...]:
-    """Shares of the classes that add up to one, none of them empty."""
+    """Shares of the classes; they add up to one, and none is zero."""
     kept = np.maximum(np.array(shares), 1e-3)
     return tuple((kept / kept.sum()).tolist())

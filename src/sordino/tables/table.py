@@ -26,7 +26,7 @@ MISSING = frozenset({"", "?", "-", ".", "na", "n/a", "nan", "null", "none", "mis
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _MANY = 20
 _LARGE = 10_000
-"""More texts than this leave memory behind that is worth giving back."""
+"""More texts than this leave behind enough memory to be worth giving back."""
 
 Codes = NDArray[np.integer[Any]]
 
@@ -34,7 +34,7 @@ Codes = NDArray[np.integer[Any]]
 class Cells(Sequence[str]):
     """One column: `values`, its different texts in an arrow array, and for every record the place of its own there.
 
-    Every value occurs: a text that only other records had is not among them. A place takes one, two or four bytes, as
+    Every value occurs: a text that only other records had is not kept. A place takes one, two or four bytes, as
     many as the number of values needs.
     """
 
@@ -92,17 +92,17 @@ class Cells(Sequence[str]):
         return Cells(self.values.filter(pa.array(used)), places[codes])
 
     def change(self, values: Any) -> Cells:
-        """The same with other texts in place of `values`, of which some may now be equal."""
+        """The same with other texts in place of `values`; some may now be equal."""
         again = Cells.of(values)
         return Cells(again.values, again.codes[self.codes])
 
     def spread(self, of_values: NDArray[Any]) -> NDArray[Any]:
-        """What was worked out for each value, for each record."""
+        """What was computed for each value, for each record."""
         found: NDArray[Any] = of_values[self.codes]
         return found
 
     def map(self, function: Callable[[str], Any], kind: Any) -> NDArray[Any]:
-        """`function` of every cell, worked out once for each different text."""
+        """`function` of every cell, computed once for each different text."""
         values = self.list_values()
         return self.spread(np.fromiter(map(function, values), kind, len(values)))
 
@@ -115,8 +115,8 @@ class Cells(Sequence[str]):
 class Table:
     """Named columns of cells as text, all of one length. The names are public, the cells are private.
 
-    `numbers` are those of its records in the file, from 1, where it is a part of one. `named` says that the names are
-    known to be names: where they may be the cells of a record, no error lists them.
+    `numbers` are those of its records in the file, from 1, if it is a part of one. `named` says that the names are
+    known to be names; if they may be the cells of a record, no error lists them.
     """
 
     name: str
@@ -140,17 +140,17 @@ class Table:
         return Table(self.name, {name: self.columns[name] for name in names}, self.numbers, self.named)
 
     def require_column(self, name: str, what: str = "column") -> str:
-        """The name of a column that is there; else an error that offers the nearest."""
+        """The name of an existing column; else an error that offers the nearest one."""
         if name in self.columns:
             return name
         raise InvalidInput(f"{self.name} has no {what} {name!r}: {self.suggest(name)}")
 
     def suggest(self, name: str) -> str:
-        """The column that may have been meant, or those that there are; nothing of them where they may be cells."""
+        """The column that may have been meant, or the existing ones; none of them if they may be cells."""
         return suggest_name(name, list(self.columns)) if self.named else self.describe()
 
     def describe(self) -> str:
-        """The columns that there are, as far as an error may name them."""
+        """The existing columns, as far as an error may name them."""
         if self.named:
             return suggest_name("", list(self.columns))
         return (
@@ -180,7 +180,7 @@ def find_missing(cells: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def find_missing_values(texts: Any) -> NDArray[np.bool_]:
-    """Which of the texts in an arrow array stand for no value: none that is a number does, and few others are asked."""
+    """Which texts in an arrow array stand for no value. Numbers never do, so few texts are looked at."""
     missing = np.zeros(len(texts), np.bool_)
     words = np.flatnonzero(np.isnan(parse_values(texts)))
     missing[words] = [is_missing(text) for text in texts.take(pa.array(words)).to_pylist()]
@@ -195,7 +195,7 @@ def parse_numbers(cells: Sequence[str]) -> NDArray[np.float64]:
 
 
 def parse_values(texts: Any) -> NDArray[np.float64]:
-    """An arrow array of texts as finite numbers, NaN where one is none."""
+    """An arrow array of texts as finite numbers, NaN for those that are none."""
     trimmed = pc.utf8_trim_whitespace(texts)
     numeric = pc.match_substring_regex(trimmed, _NUMBER)
     unsigned = pc.utf8_ltrim(pc.if_else(numeric, trimmed, None), "+")

@@ -32,14 +32,14 @@ from sordino.tables.table import Cells, Table, find_missing, parse_values
 from sordino.vault.claims import DatasetBudget
 
 PER_UNIT = 3
-"""Records of one unit that are used, unless another number is asked for."""
+"""The most records of one unit that are used, unless another number is asked for."""
 
 Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What is asked of a training on a table, all of it public.
+    """What a user asks of training on a table, all of it public.
 
     `epsilon` may be spent at `delta` (by default at most a tenth of one over the records). `held_out` is the share of
     records to measure on; `metrics_epsilon` of ε releases the figures with noise, so that they are protected too.
@@ -75,13 +75,13 @@ class Ready:
 
     @property
     def unit(self) -> str:
-        """Whom the guarantee is about."""
+        """Whom the guarantee protects."""
         return "record" if self.wishes.unit is None else f"{self.wishes.unit} (at most {self.rows_per_unit} records)"
 
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A trained model and how it came about."""
+    """A trained model, and how it was trained."""
 
     ready: Ready
     learned: Learned
@@ -89,7 +89,7 @@ class Fitted:
 
 
 def prepare_table(table: Table, wishes: Wishes) -> Ready:
-    """Everything before the first release: refuses what makes no sense, and spends nothing."""
+    """Do everything before the first release: refuse what makes no sense, and spend nothing."""
     target = table.require_column(wishes.target)
     if not len(table):
         raise InvalidInput(f"{table.name} has 0 records: nothing can be learnt from it")
@@ -193,7 +193,7 @@ def _split(table: Table, wishes: Wishes, rows: int) -> Sheet:
 
 
 def name_owners(table: Table, unit: str) -> Cells:
-    """Whose each record is, each name spelled in one way; a record of nobody has no bound, and is refused."""
+    """Whose record each one is, each name in one spelling; a record without an owner has no bound and is refused."""
     owners = Cells.of(table.columns[unit])
     if find_missing(owners).any():
         raise InvalidInput(
@@ -204,7 +204,7 @@ def name_owners(table: Table, unit: str) -> Cells:
 
 
 def keep_few(owners: Cells, rows: int) -> NDArray[np.bool_]:
-    """Which records are used: of every owner the `rows` that stand first.
+    """Which records are used: the first `rows` of every owner.
 
     What is kept of one owner depends on that owner's records alone, so that neighbours stay neighbours.
     """

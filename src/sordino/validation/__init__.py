@@ -28,6 +28,7 @@ from sordino.parts import Always, Selector
 from sordino.proposals import Proposer
 from sordino.validation.examination import CROWD, Examination, Fetch
 from sordino.validation.probing import ProbeFailed, Prober, preserve_model, preserve_randomness
+from sordino.validation.randomness import Randomness
 from sordino.validation.trial import Finding
 
 __all__ = ["CROWD", "Finding", "check", "check_ledger", "check_length", "check_optimizer", "require_valid"]
@@ -48,33 +49,50 @@ def check(
 
     `crowd` is how many examples are run at once, by repeating the few records, to see whether a large batch mixes them.
     """
+    return _examine(objective, parameters, fetch, records, crowd)[0]
+
+
+def _examine(
+    objective: Objective, parameters: list[nn.Parameter], fetch: Fetch, records: int, crowd: int
+) -> tuple[list[Finding], Randomness | None]:
+    """The findings, and which random numbers the loss drew for the few records."""
     names = {id(p): name for name, p in objective.named_parameters()}
     if not parameters:
-        return [Finding("parameters", "model", "model has no trainable parameter: set requires_grad=True on some")]
+        return [
+            Finding("parameters", "model", "model has no trainable parameter: set requires_grad=True on some")
+        ], None
     if any(is_lazy(tensor) for tensor in (*objective.parameters(), *objective.buffers())):
-        return [Finding("parameters", "model", "model has lazy layers without a shape: run it once on a batch first")]
+        message = "model has lazy layers without a shape: run it once on a batch first"
+        return [Finding("parameters", "model", message)], None
     if complex_ones := [names.get(id(p), "a parameter") for p in parameters if p.is_complex()]:
         message = f"parameter {complex_ones[0].removeprefix('model.')} is complex: {NO_COMPLEX}"
-        return [Finding("parameters", "model", message)]
+        return [Finding("parameters", "model", message)], None
     if any(id(p) not in names for p in parameters):
         message = "optimizer holds a parameter that the model does not own: build it from model.parameters()"
-        return [Finding("parameters", "optimizer", message)]
+        return [Finding("parameters", "optimizer", message)], None
     try:
         with preserve_randomness(objective) as seed, preserve_model(objective) as pristine:
             prober = Prober(pristine, [names[id(p)] for p in parameters], seed, spare=objective)
-            return list(dict.fromkeys(Examination(prober, fetch, records, crowd).find()))
+            examination = Examination(prober, fetch, records, crowd)
+            return list(dict.fromkeys(examination.find())), examination.first.randomness
     except ProbeFailed as failure:
-        return [Finding.of(failure)]
+        return [Finding.of(failure)], None
 
 
 def require_valid(
     objective: Objective, parameters: list[nn.Parameter], fetch: Fetch, records: int, crowd: int = CROWD
-) -> None:
-    """Refuse a model, loss or collate function that `check` objects to; whoever waits long is told what for."""
+) -> Randomness:
+    """Refuse a model, loss or collate function that `check` objects to; whoever waits long is told what for.
+
+    Returns which random numbers the loss drew. What follows from them has to be said before the first draw: said after
+    one, it could tell something about who was in it.
+    """
     with tell_if_slow():
-        findings = check(objective, parameters, fetch, records, crowd)
+        findings, randomness = _examine(objective, parameters, fetch, records, crowd)
     for finding in findings:
         raise UnsupportedModel(finding.message) from finding.cause
+    assert randomness is not None
+    return randomness
 
 
 @contextmanager

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 
+import torch
+
 from sordino.errors import locate_error
 from sordino.gradients.engine import Batch
 from sordino.validation.probing import AS_GIVEN, WORDS, How, ProbeFailed, Prober
-from sordino.validation.trial import COMPANY, SIZE, Finding, Rows, Swap, Trial, Watched, are_same
+from sordino.validation.randomness import FIRST_SEED
+from sordino.validation.trial import COMPANY, KNOWN, SIZE, Finding, Rows, Swap, Trial, Watched, are_same
 
 Fetch = Callable[[Sequence[int]], Batch]
 """Collates the given records of the user's dataset, on the model's device."""
@@ -47,6 +50,7 @@ class Examination(Trial):
         """Everything that is wrong, the most basic first; later probes trust what the earlier ones established."""
         for probe in (
             self.probe_basics,
+            self.probe_seeding,
             self.probe_decidable,
             self.probe_mixing,
             self.probe_crowd,
@@ -66,12 +70,15 @@ class Examination(Trial):
 
     def _batch(self, indices: Sequence[int]) -> Batch:
         # Slices are asked for at two sizes, because a time-first tensor can have as many steps as there are examples.
-        self.prober.seed(0)
+        self.prober.seed(FIRST_SEED)
         try:
-            return self._fetch(indices)
+            batch = self._fetch(indices)
         except Exception as error:  # the user's dataset may raise anything; it stays the cause
             message = f"dataset or collate function failed on {len(indices)} records ({locate_error(error)}; {WORDS})"
             raise ProbeFailed("data", "dataset", f"{message}; every record must load and collate") from error
+        if torch.default_generator.initial_seed() != FIRST_SEED:
+            raise ProbeFailed("random", "dataset", SEEDED)
+        return batch
 
     @property
     def costly(self) -> bool:
@@ -98,6 +105,13 @@ class Examination(Trial):
             if not any(alone):
                 advice = "check the scale of the inputs, the initial weights and logarithms or divisions by zero"
                 yield Finding("non-finite", "loss", f"loss is not finite for any of {self.distinct} records: {advice}")
+
+    def probe_seeding(self) -> Iterator[Finding]:
+        """Refuse a loss that leaves a generator seeded: whatever is drawn from it then is known to all."""
+        first = self.first.randomness
+        another = How(seed=FIRST_SEED + 1)
+        if first.reseeds or (first.outside_used and self.run(self.rows, how=another).randomness.is_fixed(first)):
+            yield KNOWN
 
     def probe_decidable(self) -> Iterator[Finding]:
         """Refuse a batch that can be neither sliced nor collated again with other records: it shows nothing."""
@@ -195,6 +209,11 @@ class Examination(Trial):
             advice = "reset hidden states and caches at the start of every forward pass"
             yield Finding("memory", "model", f"model or loss remembers data of earlier batches: {advice}")
 
+
+SEEDED = (
+    "dataset or collate function seeds torch's generator, so that what the model draws after it is known: leave the "
+    "seed out, or draw from a torch.Generator that is seeded for each record"
+)
 
 UNREPEATABLE = Finding(
     "data",

@@ -25,7 +25,7 @@ from sordino.gradients.bookkeeping.keeper import disable_compilation
 from sordino.gradients.engine import Objective
 from sordino.gradients.looped import refuse_reentrant
 from sordino.gradients.projected import use_plain_attention
-from sordino.validation.randomness import Randomness
+from sordino.validation.randomness import FIRST_SEED, Randomness
 
 Mode = Literal["given", "without dropout", "eval"]
 """The flags of a copy: those of the user, with dropout alone switched off, or of evaluation."""
@@ -36,7 +36,7 @@ class How:
     """How a copy runs: in which mode, with which seed, and whether all examples have the same coins."""
 
     mode: Mode = "given"
-    seed: int = 0
+    seed: int = FIRST_SEED
     shared: bool = False
 
 

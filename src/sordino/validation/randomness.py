@@ -1,5 +1,9 @@
 """The random numbers that a loss draws: noted, repeated, and on demand the same for every example of a batch.
 
+Only what torch's default generator gives is repeated and shared: a step seeds it with a secret. What a loss draws from
+a generator that it seeded or holds itself stays as it is. If it differs from place to place in a batch, the probe sees
+an example change when it moves, and refuses.
+
 Two runs can only be compared if an example has the same coins in both. With equal seeds that is so while batches have
 equal shapes. In a smaller batch, or where a router sends an example to another place of a smaller part, the numbers
 that torch's generators give move from one example to another. *Shared* coins do not: they depend on the last dimension
@@ -19,6 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sordino.gradients.engine import HALVES
 
+FIRST_SEED = 2_718_281_828
+"""Of the probe: the seeds from this one on, because nobody seeds a loss with them."""
+
 WIDTH = 1024
 """How many different shared coins there are; wider rows repeat them."""
 
@@ -26,10 +33,11 @@ WIDTH = 1024
 class Randomness(TorchDispatchMode):
     """Notes what is drawn inside it; if `shared`, replaces it by coins that are the same for all rows.
 
-    `drawn` lists torch's operations with the shapes of their results, `unshared` those of them that have no rule. A
-    user's own torch.Generator is replaced, because it could not be seeded: the default one, which was seeded, takes its
-    place. Python's and NumPy's generators are seeded too; `outside` is where they stand in the end. It sees every
-    operation, and also says whether any was `halved`: had a result in half precision, and how many `entries` they made.
+    `drawn` lists torch's operations with the shapes of their results, `unshared` those of them that have no rule.
+    `known` says whether the loss drew from a torch.Generator of its own or after it seeded torch itself, and `reseeds`
+    whether it left torch so. Python's and NumPy's generators are seeded too; `outside` is where they stand in the end.
+    It sees every operation, and also says whether any was `halved`: had a result in half precision, and how many
+    `entries` they made.
     """
 
     def __init__(self, seed: int, shared: bool) -> None:
@@ -37,29 +45,48 @@ class Randomness(TorchDispatchMode):
         self.seed, self.shared = seed, shared
         self.drawn: list[tuple[str, tuple[int, ...]]] = []
         self.unshared: set[str] = set()
-        self.halved = False
+        self.known = self.reseeds = self.halved = self.repeated = False
         self.entries = 0
         self._row = torch.rand(WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         self._start = self.outside = _read_generators()
+        self._begun = torch.default_generator.get_state()
 
     def __enter__(self) -> Randomness:
         self._start = self.outside = _read_generators()
+        self._begun = torch.default_generator.get_state()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self.outside = _read_generators()
+        self.reseeds |= self._is_reseeded()
+        drawn = bool(self.drawn) and not self.reseeds
+        self.repeated |= drawn and torch.equal(torch.default_generator.get_state(), self._begun)
 
     @property
     def used(self) -> bool:
         """Whether any random number was drawn."""
-        return bool(self.drawn) or self.outside != self._start
+        return bool(self.drawn) or self.outside_used
 
     @property
     def common(self) -> bool:
-        """Whether all examples share a coin: a single number, or one of Python's or NumPy's, as LayerDrop draws it."""
-        return self.outside != self._start or any(math.prod(shape) == 1 for _, shape in self.drawn)
+        """Whether all examples share a coin: a single number, or one of Python's or NumPy's, as LayerDrop draws it.
+
+        Or all passes share theirs, as within ``torch.random.fork_rng``.
+        """
+        single = any(math.prod(shape) == 1 for _, shape in self.drawn)
+        return single or self.outside_used or self.repeated
+
+    @property
+    def outside_used(self) -> bool:
+        """Whether Python's or NumPy's generator was used."""
+        return self.outside != self._start
+
+    def is_fixed(self, other: Randomness) -> bool:
+        """Whether Python or NumPy stand where they stand after a run from `other` seeds: then the loss seeded them."""
+        mine, theirs = ((run.outside[:1], run.outside[1:]) for run in (self, other))
+        return any(one == another for one, another in zip(mine, theirs, strict=True))
 
     def equals(self, other: Randomness) -> bool:
         """Whether two runs from one seed drew the same numbers in the same order."""
@@ -78,8 +105,9 @@ class Randomness(TorchDispatchMode):
                 self.halved |= made.dtype in HALVES
                 self.entries += made.numel()
             return result
-        if kwargs.get("generator") is not None:
-            kwargs["generator"] = None
+        if kwargs.get("generator") not in (None, torch.default_generator) or self._is_reseeded():
+            self.known = True
+            return func(*args, **kwargs)
         if self.shared:
             torch.default_generator.manual_seed(self.seed)  # what cannot be shared at least begins anew
         result = func(*args, **kwargs)
@@ -89,6 +117,10 @@ class Randomness(TorchDispatchMode):
         if self.shared and name != "randperm":  # a permutation of equal coins would be none
             self._share(name, _name_arguments(func, args, kwargs), result)
         return result
+
+    def _is_reseeded(self) -> bool:
+        """Whether somebody else seeded torch since."""
+        return torch.default_generator.initial_seed() != self.seed
 
     def _share(self, name: str, given: dict[str, Any], result: Any) -> None:
         if name == "native_dropout":

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sordino.validation.probing import AS_GIVEN, How, ProbeFailed, Prober, ProbeRun, describe
+from sordino.validation.randomness import FIRST_SEED
 
 SEEDS = 8
 """How many seeds a model with randomness is tried with: what it does every other time is missed once in 256."""
@@ -140,7 +141,7 @@ class Trial:
 
     @property
     def seeds(self) -> range:
-        return range(SEEDS if self.random else 1)
+        return list_seeds() if self.random else list_seeds()[:1]
 
     def differ(self, before: Tensor, after: Tensor, how: How = AS_GIVEN) -> bool:
         """Whether losses or activations differ beyond rounding and noise."""
@@ -176,14 +177,16 @@ class Trial:
             raise
         found = list(self.judge_state(before, after))
         if self.disagree(before, after, swap, how):
-            if self.is_restless(how):
+            if before.randomness.known or after.randomness.known:
+                found.insert(0, KNOWN)
+            elif self.is_restless(how):
                 found.insert(0, RESTLESS)
             elif before.randomness.equals(after.randomness):
                 found.insert(0, self.blame(swap, how))
             elif how.shared:
                 found.insert(0, self.blame(swap, how) if comparable(before, after) else UNDECIDED)
             else:
-                shared = (self.judge(swap, replace(how, seed=seed, shared=True)) for seed in range(SEEDS))
+                shared = (self.judge(swap, replace(how, seed=seed, shared=True)) for seed in list_seeds())
                 yield from next(filter(None, map(list, shared)), [])
         yield from found
 
@@ -209,7 +212,9 @@ class Trial:
         yield from self.judge_state(whole, part)
         if not self.differ(whole.losses[list(places)], part.losses, how):
             return
-        if self.is_restless(how):
+        if whole.randomness.known or part.randomness.known:
+            yield KNOWN
+        elif self.is_restless(how):
             yield RESTLESS
         elif comparable(whole, part):
             yield finding
@@ -266,6 +271,11 @@ class Trial:
         return len(before) != len(after) or any(self.differ(x, y) for x, y in pairs)
 
 
+def list_seeds() -> range:
+    """The seeds that a model with randomness is tried with."""
+    return range(FIRST_SEED, FIRST_SEED + SEEDS)
+
+
 def comparable(before: ProbeRun, after: ProbeRun) -> bool:
     """Whether an example had the same shared coins in both runs."""
     return before.randomness.comparable(after.randomness)
@@ -290,6 +300,14 @@ RESTLESS = Finding(
     "loss",
     "loss gives other values for the same batch and seeds, so that nobody can see whether it mixes examples: draw "
     "random numbers from torch's default generator; validate=False trains without the probe, and the guarantee says so",
+)
+
+KNOWN = Finding(
+    "random",
+    "loss",
+    "loss seeds a generator of random numbers, or draws from one of its own: whoever knows the seed knows the numbers "
+    "of all records, and one record more would give others to those after it; leave seeds and generator= out, because "
+    "every step seeds torch's, NumPy's and Python's default generators with secrets",
 )
 
 UNDECIDED = Finding(

@@ -12,6 +12,9 @@ there is never a refusal, whatever the records, except for rounding beyond what 
 reveals nothing about them. For any other loss no guarantee holds. That it was refused at this step, and not at another,
 may then depend on the draw, but the run has ended.
 
+What a guarantee rests on is said before the first draw, from the few records of the probe. Only where a loss draws
+other kinds of numbers for some records than for those does a line follow later.
+
 Limits: the check misses mixing that shows at none of the checked attempts. The schedule is public and does not depend
 on the records.
 """
@@ -30,6 +33,7 @@ from sordino.distributed.team import Team
 from sordino.errors import UnsupportedModel
 from sordino.gradients.engine import Batch, Objective
 from sordino.validation.probing import How, Mode, ProbeFailed, Prober, preserve_randomness
+from sordino.validation.randomness import Randomness
 from sordino.validation.trial import Finding, Rows, Swap, Trial
 
 SUMMED = 4
@@ -48,6 +52,12 @@ ONE_COIN = "a coin that all records of one pass share, as LayerDrop's, falls the
 """What a guarantee rests on where such a coin was seen: one record more may move others into the next microbatch."""
 
 
+def list_assumptions(randomness: Randomness) -> tuple[str, ...]:
+    """What a guarantee rests on where a loss was seen to draw such numbers and to work in such precision."""
+    seen = ((randomness.halved, IN_ANY_COMPANY), (randomness.common, ONE_COIN))
+    return tuple(line for was, line in seen if was)
+
+
 class Watch:
     """Counts attempts, looks at some of their batches, and lets all processes refuse together.
 
@@ -56,6 +66,7 @@ class Watch:
 
     def __init__(self, evaluates: bool = False) -> None:
         self.modes: tuple[Mode, ...] = ("given", "eval") if evaluates else ("given",)
+        self.random = False  # what the probe saw of the loss
         self.attempts = 0
         self.unchecked: tuple[str, ...] = ()
         self._assumed: dict[str, None] = {}
@@ -103,8 +114,7 @@ class Watch:
         trial = Trial(prober, _regroup(batch, range(batch.size)))
         summed = tuple(watched[-SUMMED:]) if thorough else ()
         randomness = trial.reference(how, summed).randomness
-        seen = ((randomness.halved, IN_ANY_COMPANY), (randomness.common, ONE_COIN))
-        self._assumed.update({line: None for was, line in seen if was})
+        self._assumed.update(dict.fromkeys(list_assumptions(randomness)))
         found = None
         if thorough or randomness.used:
             swap = Swap(_regroup(batch, places.tolist()), tuple(watched), summed)

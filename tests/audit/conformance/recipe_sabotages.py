@@ -571,6 +571,19 @@ def follows_size(own: Callable[..., Any], self: Any, parameter: Any, remembered:
     return noted
 
 
+def begins_again(own: Callable[..., Any], self: Any, parameter: Any, remembered: dict[str, Any]) -> dict[str, Any]:
+    """A large draw needs no past."""
+    noted: dict[str, Any] = own(self, parameter, {} if self.seen[0] > 4 else remembered)
+    return noted
+
+
+def trusts_size(own: Callable[..., Any], self: Any, parameter: Any, remembered: dict[str, Any]) -> dict[str, Any]:
+    """The weight of a new gradient follows how many records it is of."""
+    self.kappa = 1 / (1 + 1 / max(1, self.seen[0]))
+    noted: dict[str, Any] = own(self, parameter, remembered)
+    return noted
+
+
 def moves_by_size(own: Callable[..., Any], self: Any, parameter: Any, group: dict[str, Any]) -> None:
     parameter.grad = parameter.grad / max(1, self.seen[0])
     own(self, parameter, group)
@@ -585,6 +598,13 @@ def moves_clean(own: Callable[..., Any], self: Any, parameter: Any, group: dict[
 def averages_clean(own: Callable[..., Any], self: Any, parameter: Any, remembered: dict[str, Any]) -> None:
     own(self, parameter, remembered)
     remembered["average"].sub_(self.seen[1][parameter].float(), alpha=0.1)
+
+
+def averages_anew(own: Callable[..., Any], self: Any, parameter: Any, remembered: dict[str, Any]) -> None:
+    """The average starts again with a large draw."""
+    if self.seen[0] > 4:
+        remembered["averaged_steps"] = 0
+    own(self, parameter, remembered)
 
 
 def averages_full(own: Callable[..., Any], self: Any, parameter: Any, remembered: dict[str, Any]) -> None:
@@ -740,6 +760,16 @@ def following_the_draw(patch: Patch) -> None:
 def each_to_the_whole(self: PerBlock, norms: Tensor, clip: float, draw: Draw, state: Any) -> Tensor:
     """Every block may be as long as the whole, and a little longer."""
     return clip_blocks(norms, norms.new_full((len(norms), 1), 1.2 * clip))
+
+
+healthy_blocks = PerBlock.weigh
+
+
+def last_at_large(self: PerBlock, norms: Tensor, clip: float, draw: Draw, state: Any) -> Tensor:
+    """The head of a network is short anyway, and is not clipped."""
+    weights = healthy_blocks(self, norms, clip, draw, state)
+    weights[-1] = torch.where(torch.isfinite(norms).all(0), 1.0, 0.0)
+    return weights
 
 
 def by_the_draw(self: PerBlock, norms: Tensor, clip: float, draw: Draw, state: Any) -> Tensor:
@@ -993,6 +1023,7 @@ BROKEN: dict[str, dict[str, Twist]] = {
     "blockwise": {
         "a block longer than the whole": patched(PerBlock, "weigh", each_to_the_whole),
         "bounds by the draw": patched(PerBlock, "weigh", by_the_draw),
+        "the last block is not clipped": patched(PerBlock, "weigh", last_at_large),
         "what is no number is kept": patched(PerBlock, "weigh", keeps_bad),
         "half the noise": Twist(patch=halving_noise),
     },
@@ -1013,12 +1044,14 @@ BROKEN: dict[str, dict[str, Twist]] = {
         "remembers what was before the noise": peeking(LowPass, "refine", keeps_clean),
         "an empty draw is not filtered": peeking(LowPass, "refine", skips_empty),
         "gradients by the size of the draw": peeking(LowPass, "refine", follows_size),
+        "a large draw begins again": peeking(LowPass, "refine", begins_again),
         "half the noise": Twist(patch=halving_noise),
     },
     "kalman": {
         "remembers what was before the noise": peeking(Kalman, "refine", keeps_clean),
         "an empty draw predicts nothing": peeking(Kalman, "refine", skips_empty),
         "gradients by the size of the draw": peeking(Kalman, "refine", follows_size),
+        "the filter's weight by the size of the draw": peeking(Kalman, "refine", trusts_size),
         "twice the bound for two gradients": parts(weighing=sabotage.TwiceTheBound()),
     },
     "adam_bc": {
@@ -1027,12 +1060,20 @@ BROKEN: dict[str, dict[str, Twist]] = {
         "noise is told by the size of the draw": peeking(
             AdamBC, "hear", lambda own, self, deviation: own(self, deviation * self.seen[0])
         ),
+        "noise is told by the sums before it": peeking(
+            AdamBC,
+            "hear",
+            lambda own, self, deviation: own(
+                self, deviation + max(float(t.abs().max()) for t in self.seen[1].values())
+            ),
+        ),
         "half the noise": Twist(patch=halving_noise),
     },
     "averaged": {
         "models before their noise": peeking(Averaged, "follow", averages_clean),
         "weights by the size of the draw": peeking(Averaged, "weigh", lambda own, self, number: 1 / (1 + self.seen[0])),
         "models of empty draws are left out": peeking(Averaged, "follow", averages_full),
+        "a large draw begins again": peeking(Averaged, "follow", averages_anew),
         "half the noise": Twist(patch=halving_noise),
     },
     "dpagd": {

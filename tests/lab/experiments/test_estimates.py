@@ -43,7 +43,7 @@ def test_it_is_said_before_anything_runs(case: Case, tmp_path: Path) -> None:
     assert said.startswith("2 runs, 2 at a time: about ")
     results.write(tmp_path, {"label": case.label})
     assert foretell([case], tmp_path, 2) == "1 run, 1 of them finished already, 1 at a time"
-    assert "known once the first ends" in foretell([replace(case, dataset="mine", method="mine")], tmp_path, 1)
+    assert "known once the first is finished" in foretell([replace(case, dataset="mine", method="mine")], tmp_path, 1)
 
 
 def test_a_short_run_is_another_run_and_says_so(case: Case) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sordino.gradients.bookkeeping.recording import Recording, Tracked, Use
 from sordino.gradients.bookkeeping.unseen import UNSEEN
 from sordino.gradients.engine import FullPrecision, accumulation_dtype, choose_weights
-from sordino.gradients.looped import refuse_reentrant, require_graph
+from sordino.gradients.looped import refuse_reentrant
 from sordino.gradients.rules.base import Examples, Kind, Layout, NoRule, PerExample
 from sordino.gradients.rules.combined import Summed, combine
 from sordino.gradients.rules.pulled import WayBack, pull_back
@@ -195,7 +195,6 @@ class OneByOne:
     """
 
     def __init__(self, recording: Recording, losses: Tensor, parameters: list[nn.Parameter]) -> None:
-        require_graph(losses, parameters)
         refuse_reentrant(losses)
         self.recording, self.losses, self.parameters = recording, losses, parameters
         self.rows = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
@@ -204,6 +203,8 @@ class OneByOne:
 
     def compute(self, chunk: range) -> list[Tensor]:
         """[examples, *shape] for each parameter."""
+        if not self.losses.requires_grad:
+            return [torch.zeros(len(chunk), *p.shape, dtype=p.dtype, device=p.device) for p in self.parameters]
         with torch.autocast(self.losses.device.type, enabled=False):
             each = [self.gradient(row) for row in self.rows[chunk.start : chunk.stop]]
         return [torch.stack(column) for column in zip(*each, strict=True)]

@@ -25,7 +25,7 @@ from sordino.gradients.bookkeeping.proof import Knowledge, SharedCalls, arrange,
 from sordino.gradients.bookkeeping.recording import Recording, Use
 from sordino.gradients.bookkeeping.unseen import Bypassed, compare_sums
 from sordino.gradients.engine import Batch, Blocked, Differentiated, Groups, Objective
-from sordino.gradients.looped import Looped, require_graph
+from sordino.gradients.looped import Looped
 from sordino.gradients.rules.base import NoRule, PerExample, Unproven
 from sordino.gradients.stretch import Stretches
 from sordino.gradients.vmapped import Materialised, Vmapped
@@ -215,7 +215,8 @@ def run_backward(
         raise recording.failure
     if id(losses) in recording.tracked:
         raise NoRule("the loss: computed from parameters without an operation per example")
-    require_graph(losses, parameters)
+    if not losses.requires_grad:  # those of records that are masked out: their gradients are zero
+        return Book(parameters, recording, len(losses) if groups is None else groups.size, None, blocks).close()
     arrange(recording, losses, knowledge)
     if groups is not None:
         regroup(recording.uses, groups)

@@ -1,4 +1,4 @@
-"""Where datasets and features lie on this machine: the folder SORDINO_DATA, then the user's cache, then the download.
+"""Where datasets and features are on this machine: the folder SORDINO_DATA, then the user's cache, then the download.
 
 What takes long to make is made once and kept in the cache, named by a checksum of everything that decides it.
 """
@@ -137,7 +137,7 @@ def make_once(path: Path, make: Callable[[Path], None], doing: str) -> None:
             make(part)
             part.replace(path)
         except OSError:
-            part.unlink(missing_ok=True)  # a full disk wants it back
+            part.unlink(missing_ok=True)  # a full disk needs the space back
             raise
 
 
@@ -150,7 +150,7 @@ def map_tensor(path: Path) -> Tensor:
 def allocate(path: Path, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> np.memmap[Any, Any]:
     """A new .npy file that is filled by writing into the array.
 
-    Its place on the disk is taken now: if the disk were full later, writing into the array would kill the process.
+    Its space on the disk is reserved now: if the disk became full later, writing into the array would kill the process.
     """
     array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     if hasattr(os, "posix_fallocate"):
@@ -158,6 +158,6 @@ def allocate(path: Path, shape: tuple[int, ...], dtype: DTypeLike = np.float32) 
             try:
                 os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
             except OSError as error:
-                if error.errno in _FULL:  # any other: this file system takes no place beforehand
+                if error.errno in _FULL:  # on other errors: this file system cannot reserve space
                     raise
     return array

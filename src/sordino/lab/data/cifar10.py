@@ -29,7 +29,7 @@ MD5 = {
     "data_batch_5": "53f37980c15c3d472c316c40844f3f0d",
     "test_batch": "803d5f7f4d78ea53de84dbe85f74fb6d",
 }
-"""Of the official binary batches; any other layout must give the same bytes."""
+"""The checksum of the official binary batches; any other layout must give the same bytes."""
 
 
 def load_cifar10(normalise: str = "imagenet") -> Data:
@@ -43,7 +43,7 @@ def load_cifar10(normalise: str = "imagenet") -> Data:
 
 
 def _decode_once() -> dict[str, NDArray[np.generic]]:
-    """What was decoded before; of SORDINO_DATA only what was decoded from the very files that lie there now."""
+    """What was decoded before; for SORDINO_DATA, only if it was decoded from the files that are there now."""
     given = cache.find_given("cifar10", MOSAICS, OFFICIAL.name)
     if given is None:
         return cache.remember_arrays("cifar10", "batches", _read_batches)

@@ -23,7 +23,7 @@ Advance = Callable[[int, int | None], None]
 
 
 class DataUnavailable(SordinoError):
-    """A dataset is neither on this machine nor to be had from its source."""
+    """A dataset is neither on this machine nor available from its source."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def fetch(
     """Download `remote` to `target` and return it; a second process waits for the first.
 
     Bytes arrive in ``<target>.part``, which survives a kill and is continued with an HTTP range. `attempts` counts
-    tries in a row that bring no new byte. The file takes its name only after its checksum was right; a wrong one is
+    tries in a row that bring no new byte. The file gets its name only once its checksum is right; a wrong one is
     fetched once more from the start.
     """
     part = target.with_name(target.name + ".part")
@@ -83,7 +83,7 @@ def fetch(
 
 @contextmanager
 def explain_failed_writes(folder: Path) -> Iterator[None]:
-    """Whoever writes into the cache within is told in one line where that failed and how to choose another place."""
+    """Turn a failure to write into the cache into one line that says where, and how to choose another place."""
     try:
         yield
     except OSError as error:
@@ -136,7 +136,7 @@ def _continue(url: str, part: Path, timeout: float, advance: Advance) -> None:
     try:
         response = urllib.request.urlopen(request, timeout=timeout)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # nothing is missing: the checksum decides what the bytes are worth
+        if error.code == 416 and have:  # nothing is missing; the checksum decides whether the bytes are right
             error.close()
             return
         raise
@@ -155,7 +155,7 @@ def _continue(url: str, part: Path, timeout: float, advance: Advance) -> None:
 
 
 def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """What arrives. A connection that breaks is no OSError here, so that it is not taken for a disk that is full."""
+    """The bytes that arrive. A broken connection is no OSError here, so that it is not mistaken for a full disk."""
     try:
         while chunk := response.read1(CHUNK):
             yield chunk

@@ -80,7 +80,7 @@ def _check_words(words: int) -> None:
 
 
 def _code_reviews(split: str, vocabulary: str) -> dict[str, NDArray[np.generic]]:
-    """Word codes of all reviews of a split; made once, as tokenising takes seconds."""
+    """Word codes of all reviews of a split; made once, because tokenising takes seconds."""
     source = cache.obtain("imdb", OFFICIAL, f"{split}.tsv.xz")
 
     def make() -> dict[str, NDArray[np.generic]]:

@@ -58,7 +58,7 @@ class InfiniteMnist(Dataset[tuple[Tensor, ...]]):
         return images[0], classes[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """What torch's loader calls for a whole batch: one pass instead of many."""
+        """Called by torch's loader for a whole batch: one pass instead of many."""
         images, classes = self.batch(indices)
         return list(zip(images, classes, strict=True))
 

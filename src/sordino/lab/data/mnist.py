@@ -67,7 +67,7 @@ def load_fashion_mnist(normalise: str = "unit") -> Data:
 
 
 def load_digits() -> Data:
-    """Handwritten digits [N, 1, 8, 8] in [0, 1], which scikit-learn brings along: examples and tests need no download.
+    """Handwritten digits [N, 1, 8, 8] in [0, 1], which come with scikit-learn: examples and tests need no download.
 
     A fixed fifth is held out (1,438 for training, 359 held out).
     """

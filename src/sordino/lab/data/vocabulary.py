@@ -115,8 +115,8 @@ def public_words(count: int = 50_000) -> list[str]:
 def embed(words: Sequence[str], *, excerpt: bool = False) -> Tensor:
     """One row per token id: three rows of zeros and one unused, then one row per word of rank 1, 2, ...
 
-    A word without a vector gets the mean of its parts, or zeros. With `excerpt` the small file will do where it is; as
-    it says which words the reviews hold, that is for words that were counted on them anyway.
+    A word without a vector gets the mean of its parts, or zeros. With `excerpt` the small file is enough. It reveals
+    which words the reviews hold, so use it only for words that were counted on them anyway.
     """
     known = _read_vectors(set(words), excerpt)
     rows = np.zeros((len(words) + 4, 100), dtype=np.float32)

@@ -56,7 +56,7 @@ ACCOUNTINGS = ("proven", "published")
 SHORT_TEST_NOISE = 5.0
 SPARSE = 20
 EVALUATIONS = 60
-"""How often a run looks at the test set, and saves itself, at most; it decides nothing, so it is in no case."""
+"""How often, at most, a run is evaluated on the test set and saved; it decides nothing, so it is in no case."""
 Options = Mapping[str, Any]
 Table = dict[str, Any]
 _TABLES = ("data", "features", "model", "optimizer", "recipe")
@@ -92,7 +92,7 @@ class Case:
     optimizer: Options = field(default_factory=dict)
     recipe: Options = field(default_factory=dict)
     short: bool = False
-    """Whether it was made smaller for a try: no figure of such a run is one of its method's."""
+    """Whether it was made smaller for a trial; such a run says nothing about its method."""
 
     def __post_init__(self) -> None:
         if self.accounting not in ACCOUNTINGS:
@@ -105,7 +105,7 @@ class Case:
 
     @cached_property
     def label(self) -> str:
-        """A file name that is readable, and different wherever anything else is different."""
+        """A readable file name that differs whenever anything else differs."""
         told = {key: value for key, value in self.to_dict().items() if value not in (None, {}, 0.0)}
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
         basis = "" if self.accounting == "proven" else f"-{self.accounting}"
@@ -123,7 +123,7 @@ class Case:
             for key in ("noise_multiplier", "epochs"):
                 recipe.pop(key, None)
             recipe["steps"] = steps
-            if "validation_noise" in recipe:  # few records make a test dear: it must leave something for training
+            if "validation_noise" in recipe:  # with few records a test is expensive: leave something for training
                 recipe["validation_noise"] = max(float(recipe["validation_noise"]), SHORT_TEST_NOISE)
         return replace(self, records=records or self.records, recipe=recipe, short=True)
 
@@ -152,7 +152,7 @@ class Settings:
     by_epsilon: dict[float, Table]
 
     def case(self, epsilon: float, seed: int = 0, accounting: str = "proven") -> Case:
-        """The run at one ε; where the file says nothing about this ε, its general settings."""
+        """The run at one ε; with the general settings if the file says nothing about this ε."""
         merged = _merge(self.base, self.by_epsilon.get(float(epsilon), {}))
         return Case(
             dataset=self.dataset, method=self.method, epsilon=float(epsilon), seed=seed, accounting=accounting, **merged

@@ -14,7 +14,7 @@ START = 5.0
 
 
 def estimate_seconds(case: Case, shipped: Sequence[Row] | None = None) -> float | None:
-    """The mean of the shipped runs of its method, at its ε where there are any; None where there are none.
+    """The mean of the shipped runs of its method, at its ε if there are any; None if there are none at all.
 
     A shortened run takes as much less as it draws fewer records.
     """

@@ -1,7 +1,7 @@
 """Membership attacks on the papers' models (DPSUR, tables 3 and 4): share of right guesses, beside the printed ones.
 
-Targets are trained with privacy, each on a third of all records. The attacker's shadow model, of the same architecture
-on another third, is not: so it is in the paper's code (docs/papers.md), whose plain training is followed here.
+Targets are trained with privacy, each on a third of all records. The attacker's shadow model, with the same
+architecture and another third, is not, as in the paper's code (docs/papers.md), whose plain training is followed here.
 The rows without privacy, of which neither paper nor code says more, are of DPSGD's network, trained as a shadow is.
 """
 
@@ -34,7 +34,7 @@ Known = Mapping[tuple[str, str], Settings]
 ATTACKS = ("black box", "white box")
 SHADOW = "trained without privacy"
 EPOCHS, BATCH, RATE, MOMENTUM, DECAY = 100, 128, 0.01, 0.9, 5e-4
-"""Of plain training; after half of the epochs the rate is a tenth."""
+"""The rate of plain training; after half of the epochs it is a tenth of this."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _write_figure(shares: Sequence[float]) -> str:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What was kept; earlier versions trained their shadows with privacy, and what they found does not count."""
+    """The stored attacks; those of earlier versions, whose shadow models were trained with privacy, do not count."""
     row: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return row if row.get("shadow") == SHADOW else None
 

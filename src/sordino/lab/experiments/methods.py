@@ -30,18 +30,17 @@ _ACCOUNTANTS = {
     "screening": "rdp-classic",
     "sensitivity_decay": "gdp",
 }
-"""Who prices a recipe in its own paper; all others say RDP."""
+"""Which accountant prices a recipe in its own paper; all others use RDP."""
 _BASELINES = dict.fromkeys(("tb-cnn", "tb-linear", "tb-relu", "tb-scatter-cnn"), "rdp-classic")
-"""Who prices plain DP-SGD in Tramèr and Boneh's runs, and in the table of noise screening that repeats them.
-
-Not in their configurations: a key more there would rename their proven results.
+"""Which accountant prices plain DP-SGD in Tramèr and Boneh's runs, and in the table of noise screening that repeats
+them. It is not in their configurations: another key there would rename their proven results.
 """
 _PARTS = {"clip_schedule": Constant, "noise_schedule": Constant, "validation_schedule": Constant, "weighing": Flat}
 Runs = list[tuple[DpEvent, int]]
 
 
 def accountant_of(case: Case) -> str:
-    """Who prices the case: PLD (the filter for DPIS) where a proof is asked for, else whoever did in the paper."""
+    """Which accountant prices the case: PLD (the filter for DPIS) if a proof is asked for, else the paper's."""
     name = str(case.recipe["name"])
     if case.accounting == "proven":
         return "rdp-filter" if name == "dpis" else "pld"
@@ -92,7 +91,7 @@ def _find_noise(recipe: Recipe, budget: Budget, spent: Runs) -> Recipe:
 
 
 def _find_length(recipe: Recipe, budget: Budget, spent: Runs) -> Recipe:
-    """As many attempts as the budget pays for where attempts differ in price: by bisection."""
+    """As many attempts as the budget pays for when attempts differ in price, by bisection."""
     low, high = 1, MOST_STEPS
     while low < high:
         middle = (low + high + 1) // 2

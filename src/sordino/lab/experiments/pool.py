@@ -1,8 +1,8 @@
 """Many cases at once: as many processes as there are cores, one torch thread each, one run at a time.
 
-A process that dies takes its run alone; that is tried once more and goes on at its last checkpoint. A run that fails
-would fail again: it is not tried again, and says why in one line. If this process dies, its workers notice and stop,
-so that nobody works on a run that somebody else may take up.
+If a process dies, only its run is affected: it is tried once more, from its last checkpoint. A run that fails would
+fail again, so it is not repeated, and says why in one line. If this process dies, its workers notice and stop, so that
+nobody works on a run that somebody else may take up.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def run_all(
     *,
     keep: bool = False,
 ) -> list[Told]:
-    """Run every case that has no result yet in `folder`; returns what became of each.
+    """Run every case that has no result yet in `folder`; return how each one ended.
 
     `keep` keeps the checkpoints of finished runs.
     """
@@ -118,7 +118,7 @@ def _list_unfinished(cases: Sequence[Case], folder: Path, ended: dict[str, Told]
 
 
 def _find_free(idle: list[_Worker]) -> _Worker | None:
-    """A worker that has nothing to do and did not die meanwhile."""
+    """A worker that is idle and alive."""
     while idle:
         worker = idle.pop()
         if worker.process.is_alive():
@@ -137,7 +137,7 @@ def _start(case: Case, folder: Path, evaluations: int, keep: bool) -> _Worker:
 
 
 def _hear(worker: _Worker, tell: Listener) -> Told | None:
-    """Pass on what a worker said; what became of its run, if that has ended."""
+    """Pass on what a worker said; return how its run ended, if it has."""
     alive = worker.process.is_alive()
     try:
         while worker.pipe.poll():
@@ -176,7 +176,7 @@ def _serve(folder: Path, pipe: Connection, evaluations: int, keep: bool) -> None
 
 
 def _pass_on(pipe: Connection) -> None:
-    """In a worker: what takes long before a run begins is said by the parent, whose screen it is."""
+    """In a worker: the parent, which has the screen, says what takes long before a run begins."""
 
     class Channel(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -188,7 +188,7 @@ def _pass_on(pipe: Connection) -> None:
 
 
 def explain(error: Exception) -> str:
-    """One line: a refusal and the system speak for themselves; of all else what it was, where, and what to do.
+    """One line. Refusals and the system's errors speak for themselves; of others it says what, where, and what to do.
 
     The words of other errors are kept back: shapes and sizes in them would tell how many records a draw had (law 7).
     """

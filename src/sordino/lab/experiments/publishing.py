@@ -1,4 +1,4 @@
-"""What is made of finished runs: tables, exports, the HTML page, and figures where matplotlib is installed."""
+"""What is made of finished runs: tables, exports, the HTML page, and figures if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ _FIGURES: dict[str, Callable[[Any, Sequence[Row]], None]] = {
 
 
 def load_pyplot() -> Any:
-    """Matplotlib without a window, and with pictures that are the same each time."""
+    """Matplotlib without a window, drawing the same picture each time."""
     try:
         import matplotlib as mpl
     except ImportError as error:
@@ -141,7 +141,7 @@ def load_pyplot() -> Any:
 
 
 def _choose_runs(rows: Iterable[Row]) -> list[Row]:
-    """Of each method the run with the largest ε and the smallest seed."""
+    """For each method, the run with the largest ε and the smallest seed."""
     best: dict[str, Row] = {}
     for row in sorted(rows, key=lambda row: (-row["epsilon"], row["seed"])):
         best.setdefault(_name_run(row), row)

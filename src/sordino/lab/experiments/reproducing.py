@@ -63,9 +63,8 @@ def plan(
 
 
 def quick_cells(table: PaperTable, cells: Sequence[Cell]) -> list[Cell]:
-    """Of every row the column nearest to ε = 3; of seconds, the rows with at most one projection, which are soon known.
-
-    Where columns are accuracies all are kept: one run reaches them all.
+    """The column nearest to ε = 3 of every row; of seconds, the rows with at most one projection, which are quick to
+    time. Columns that are accuracies are all kept: one run reaches them all.
     """
     if table.kind == "epsilon":
         return list(cells)

@@ -1,6 +1,6 @@
 """Results on disk, written whole or not at all.
 
-A folder of runs has one JSON file per finished run, so that processes beside each other need no lock. What is kept for
+A folder of runs has one JSON file per finished run, so that parallel processes need no lock. What is kept for
 good, such as the results that documentation is written from, is one JSON-lines file per dataset, a line per run.
 """
 
@@ -24,7 +24,7 @@ _NESTED = ("guarantee", "curve", "noise", "clip", "case")
 
 @contextmanager
 def claim(folder: Path, label: str) -> Iterator[None]:
-    """Nobody else runs this case meanwhile; the claim ends with the process."""
+    """While this is held, nobody else runs the case; it ends with the process."""
     with hold_lock(folder / "runs" / f"{label}.lock"):
         yield
 
@@ -77,7 +77,7 @@ def read_lines(path: Path) -> list[Row]:
 
 
 def keep_lines(path: Path, *rows: Row) -> None:
-    """Put `rows` among the lines of `path`, each in place of the one with its label; for one process at a time."""
+    """Put `rows` among the lines of `path`, each replacing the one with its label; for one process at a time."""
     lines = {row["label"]: row for row in (*read_lines(path), *rows)}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, "".join(json.dumps(row) + "\n" for _, row in sorted(lines.items())).encode())

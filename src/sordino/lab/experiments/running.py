@@ -48,14 +48,14 @@ TOGETHER = "epsilon includes statistics of the features, which stand in a ledger
 WORDS = 20_000
 """How many token ids texts have where a configuration does not say."""
 CHOSEN = "hyperparameters are those of a configuration: what choosing them on these records may have cost is not in ε"
-"""Said instead of `FIXED_IN_ADVANCE`: the configurations were tuned on the benchmarks that they run on."""
+"""Said instead of `FIXED_IN_ADVANCE`, because the configurations were tuned on the benchmarks that they run on."""
 Report = Callable[[int, int, float], None]
 """Told after every epoch: step, steps, held-out accuracy."""
 
 
 @dataclass
 class Progress:
-    """What a run knows besides its model; all of it is in every checkpoint."""
+    """What a run holds besides its model; every checkpoint has all of it."""
 
     seconds: float = 0.0
     processor_seconds: float = 0.0
@@ -106,7 +106,7 @@ def run_in(
 ) -> dict[str, Any]:
     """Train a case in a folder of its own, or go on there: ledger from the first step on, checkpoints, and the model.
 
-    What is kept is the model that the row's accuracy is of, the mean of the last iterates included (`AVERAGED`).
+    The kept model is the one whose accuracy the row states; that may be the mean of the last iterates (`AVERAGED`).
     `begun` is called with the run before its first step.
     """
     problem = problem_of(case)
@@ -133,7 +133,7 @@ def compute_losses(model: nn.Module, batch: Split) -> Tensor:
 
 @torch.no_grad()
 def measure_accuracy(model: nn.Module, records: Split) -> float:
-    """The share of `records` that the model classifies rightly, in eval mode meanwhile."""
+    """The share of `records` that the model classifies correctly; it is in eval mode meanwhile."""
     training = model.training
     model.eval()
     pairs = zip(records[0].split(500), records[1].split(500), strict=True)
@@ -365,7 +365,7 @@ class Average:
         self.mean: dict[str, Tensor] = {}
 
     def observe(self, model: nn.Module, step: int) -> None:
-        """Take in the model after its step number `step` (from 0), if it is one of the last."""
+        """Add the model after step number `step` (from 0), if it is one of the last."""
         if step < self.first:
             return
         self.count += 1

@@ -28,7 +28,7 @@ class Summary:
 
     @property
     def standing(self) -> str:
-        """What its ε is; runs by our accountant and by the paper's never share a line."""
+        """The basis of its ε; runs priced by our accountant and by the paper's never share a line."""
         return describe_basis(self.basis, self.accounting)
 
     @property
@@ -40,11 +40,11 @@ class Summary:
 
 @dataclass(frozen=True)
 class Reached:
-    """The mean over seeds of the ε at which an accuracy was first seen; None where a seed never got there."""
+    """The mean over seeds of the ε at which an accuracy was first seen; None if a seed never got there."""
 
     epsilon: float | None
     at_once: bool
-    """A seed was there at its first evaluation: it may have been earlier."""
+    """A seed was there at its first evaluation; it may have been there earlier."""
     seeds: int
     evaluations: int
 
@@ -55,7 +55,7 @@ class Reached:
 
     @property
     def looks(self) -> tuple[str, str]:
-        """How many seeds there were, and how often the one that was evaluated least was."""
+        """The number of seeds, and the fewest evaluations of any of them."""
         return str(self.seeds), str(self.evaluations)
 
 
@@ -112,7 +112,7 @@ def describe_settings(rows: Sequence[Row]) -> tuple[str, str, str]:
 
 
 def describe_features(features: Mapping[str, Any]) -> str:
-    """What a model is shown, in a word or two."""
+    """What a model sees, in a word or two."""
     if not features:
         return "none: the raw inputs"
     parts = features.get("parts")
@@ -130,7 +130,7 @@ def _group_lines(rows: Iterable[Row]) -> dict[tuple[str, str, str], list[Row]]:
 def epsilon_to_reach(rows: Iterable[Row], level: float) -> dict[tuple[str, str, str], Reached]:
     """The ε spent when a run first reaches accuracy `level`, by dataset, method and basis (noise screening, table 3).
 
-    Of the runs with the largest ε, where they say what they had spent on the way: a filter, as of DPIS, does not.
+    Taken from the runs with the largest ε, if they say what they had spent on the way; a filter, as in DPIS, does not.
     """
     longest = {
         key: [row for row in group if row["epsilon"] == _largest_epsilon(group)]
@@ -149,7 +149,7 @@ def epsilon_table(rows: Sequence[Row], levels: Sequence[float], least: int = 1) 
     """ε to reach each accuracy of `levels`, a line per method with at least so many evaluations of each seed.
 
     "-" stands where a seed does not get there, "≤" where one is there at its first evaluation. A run that is seldom
-    looked at is found late: the fewest evaluations of a seed are in the last column.
+    evaluated seems late: the last column has the fewest evaluations of a seed.
     """
     columns = [epsilon_to_reach(rows, level) for level in levels]
     keys = sorted({key for column in columns for key, found in column.items() if found.evaluations >= least})

@@ -1,4 +1,4 @@
-"""Bags of words by words that were counted privately: no vocabulary but what a noisy release says.
+"""Bags of words that were counted privately: the only vocabulary is what a noisy release says.
 
 A linear classifier on the words of a text needs to know which words are frequent: those say little, and rare ones are
 lost in the noise. Whoever counts them on the records has to pay. Here words are hashed, so that no list of words is
@@ -22,7 +22,7 @@ from sordino.tables.normalising import Charging
 
 CHUNK = 1000
 SPECIAL = 3
-"""Token ids of padding, of the start and of unknown words: they are no words."""
+"""Token ids of padding, of the start and of unknown words, which are not words."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ def count_words(
 
         share = (sum_i a_i + N(0, (noise * sqrt(most))^2)) / n.
 
-    Guarantees: a record more moves the sum by sqrt(most) at most, so that the release is a Gaussian event of multiplier
-    `noise`, charged before the noise is drawn.
-    Edge cases: padding and unknown words are no words; a text without words counts nothing.
+    Guarantees: one more record moves the sum by at most sqrt(most), so the release is a Gaussian event of multiplier
+    `noise`, charged before the noise is drawn. Edge cases: padding and unknown words are no words; a text without words
+    counts nothing.
     """
     _require_ids(tokens, buckets)
     total = torch.zeros(buckets, dtype=torch.float64)

@@ -28,10 +28,10 @@ VERSION = 1
 SIDE, WIDTH = 28, 2048
 CHUNK = 500
 VIEWS = ((0.0, 1.0), (0.15, 1.0), (-0.15, 1.0), (0.0, 0.9), (0.0, 1.1))
-"""Turns in radians and zooms that a picture's features are the mean of."""
+"""The turns (in radians) and zooms over which a picture's features are averaged."""
 _BATCH, _RATE, _HIDDEN, _EXAMPLES = 256, 0.2, 512, 6000
 _MOST_SHEAR = 0.6
-"""The largest shear that is undone; what leans further is no upright character that fell over."""
+"""The largest shear that is undone; a character that leans further was not upright before."""
 _FLAT = 2.0
 """Pixels² added to the vertical variance, so that flat characters are left as they are."""
 
@@ -83,12 +83,12 @@ def load_network(choice: Handwriting, folder: Path, *, quiet: bool = False) -> n
     path = folder / f"{name}.pt"
 
     def make(part: Path) -> None:
-        whole = BytesIO()  # torch does not say that a disk is full, Path does
+        whole = BytesIO()  # torch hides that a disk is full; Path does not
         torch.save(_learn(choice, quiet).state_dict(), whole)
         part.write_bytes(whole.getvalue())
 
     make_once(path, make, f"learning to tell {choice.characters:,} invented characters apart in {choice.steps:,} steps")
-    with torch.random.fork_rng():  # what it starts with is overwritten, and must not be drawn from the caller's state
+    with torch.random.fork_rng():  # its first weights are overwritten, and must not be drawn from the caller's state
         network = build_network()
     network.load_state_dict(torch.load(path, weights_only=True))
     return network.eval()
@@ -116,7 +116,7 @@ def _learn(choice: Handwriting, quiet: bool) -> nn.Sequential:
         optimizer = torch.optim.SGD(whole.parameters(), lr=_RATE, momentum=0.9, weight_decay=5e-4, nesterov=True)
         rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=choice.steps + 1, pct_start=0.2)
         characters, generator = invent(choice.characters, seed=0), torch.Generator().manual_seed(1)
-        half = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # where it is not, it is emulated, which is slower
+        half = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # elsewhere it is emulated, which is slower
         task = progress.add_task("learning to tell invented characters apart", total=choice.steps)
         for _ in range(choice.steps):
             classes = torch.randint(choice.characters, (_BATCH,), generator=generator)
@@ -140,7 +140,7 @@ def _draw_others(choice: Handwriting, count: int) -> Tensor:
 
 @torch.no_grad()
 def _describe(images: Tensor, network: nn.Module) -> Tensor:
-    """The network's answer to each picture, a mean over its views."""
+    """The network's answer to each picture, averaged over its views."""
     return torch.cat([_see_views(make_upright(part), network) for part in images.split(CHUNK)])
 
 

@@ -37,14 +37,14 @@ class Characters:
 
 
 def invent(count: int, seed: int) -> Characters:
-    """Random characters: half of them of one stroke; a third of the pieces straight, the others arcs up to a circle."""
+    """Random characters: half have one stroke; a third of the pieces are straight, the others are arcs."""
     generator = torch.Generator().manual_seed(seed)
 
     def chance(*shape: int) -> Tensor:
         return torch.rand(count, STROKES, *shape, generator=generator)
 
     def among(limit: int, shares: list[float], size: int) -> Tensor:
-        """Ones for as many of `limit` as are chosen with these shares, zeros for the rest."""
+        """Ones for a number of the `limit` places that is drawn with these shares, zeros for the rest."""
         chosen = torch.multinomial(torch.tensor(shares), size, replacement=True, generator=generator)
         return (torch.arange(limit) <= chosen[:, None]).float()
 
@@ -67,10 +67,10 @@ def invent(count: int, seed: int) -> Characters:
 
 
 def draw(characters: Characters, generator: torch.Generator, side: int = 28) -> Tensor:
-    """One picture [count, 1, side, side] in 0..1 of each character, every time as another hand would write it.
+    """One picture [count, 1, side, side] in 0..1 of each character, every time in another hand.
 
     Size, centre of mass and width of the pen are brought to what MNIST did to its digits; slant, turn and proportions
-    are not, for people differ in them.
+    are not, because people differ in them.
     """
     points, weights = _trace(_shake(characters, generator))
     points = _slant(points, generator)
@@ -82,7 +82,7 @@ def draw(characters: Characters, generator: torch.Generator, side: int = 28) -> 
 
 
 def _shake(planned: Characters, generator: torch.Generator) -> Characters:
-    """The same characters, every movement a little off."""
+    """The same characters, with every movement a little off."""
 
     def off(tensor: Tensor, size: float) -> Tensor:
         return size * torch.randn(tensor.shape, generator=generator)

@@ -71,7 +71,7 @@ def scatter(
         )
     images = images.detach().to(torch.float32).contiguous()
     path = (folder or cache_folder() / "scattering") / f"{_name_file(images, groups, dtype, channels_last)}.npy"
-    # One thread for each that torch may use itself: a process of many, as in `sordino compare`, has but one.
+    # As many threads as torch may use: one of many processes, as in `sordino compare`, has only one.
     threads = workers or min(cores(), torch.get_num_threads())
 
     def make(part: Path) -> None:
@@ -130,7 +130,7 @@ def _fill_scattering(
 
 
 def _name_file(images: Tensor, groups: int | None, dtype: torch.dtype, channels_last: bool) -> str:
-    """A checksum of the images and of all that decides the features and how they lie."""
+    """A checksum of the images and of everything that decides the features and their layout."""
     layout = ("channels last",) if channels_last else ()
     digest = hashlib.sha256(repr((VERSION, SCALES, tuple(images.shape), groups, str(dtype), *layout)).encode())
     digest.update(images.numpy().data)
@@ -230,7 +230,7 @@ def _fit_white_cells(choice: WhiteScattering, channels: int, height: int, width:
 
 
 def _scatter_views(images: Tensor, choice: WhiteScattering, folder: Path | None) -> list[Tensor]:
-    """The scattering of the images, and of their mirror images where those count too."""
+    """The scattering of the images, averaged with that of their mirror images if those count."""
     seen = [images, images.flip(3)] if choice.mirror else [images]
     return [scatter(each, groups=choice.groups, folder=folder, quiet=True) for each in seen]
 

@@ -14,7 +14,7 @@ Map = Callable[[Tensor], Tensor]
 _SMALLEST = 1e-6
 _CHANNEL_RIDGE, _CELL_RIDGE = 0.01, 0.1
 _NEGLIGIBLE = 1e-3
-"""Directions with less variance than this share of what is added to every variance change next to nothing."""
+"""Directions whose variance is below this share of what is added to all of them hardly change."""
 
 
 def draw_dead_leaves(count: int, side: int, channels: int, seed: int, shapes: int = 60) -> Tensor:
@@ -50,7 +50,7 @@ def cover_pixels(drawn: Tensor, side: int) -> Tensor:
 
 
 def cover_ellipses(drawn: Tensor, radius: Tensor, side: int) -> Tensor:
-    """The same of ellipses and boxes of given `radius`; the first of the numbers `drawn` is not used."""
+    """The same for ellipses and boxes of given `radius`; the first of the numbers `drawn` is not used."""
     line, turn = torch.arange(side).float(), drawn[:, 3, None, None] * math.pi
     right = line[None, None, :] - drawn[:, 1, None, None] * side
     down = line[None, :, None] - drawn[:, 2, None, None] * side

@@ -1,4 +1,4 @@
-"""A text as one vector, each record alone: a review by the words it has, a name by its short runs of letters."""
+"""A text as one vector, each record alone: a review by its words, a name by its short runs of letters."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _bag(tokens: Tensor, words: Tensor) -> Tensor:
 
 
 def _whiten(rows: Tensor, ridge: float) -> Tensor:
-    """Rows with mean zero and, but for `ridge` times the largest variance, with the identity as covariance."""
+    """Rows with mean zero and, except for `ridge` times the largest variance, the identity as covariance."""
     centred = (rows - rows.mean(0)).double()
     variances, directions = torch.linalg.eigh(centred.T @ centred / len(rows))
     scales = (variances + ridge * variances[-1]).clamp(min=_SMALLEST**2).rsqrt()
