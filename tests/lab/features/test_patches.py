@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,19 @@ import torch
 from sordino.errors import InvalidInput
 from sordino.lab.features import patches
 from sordino.lab.features.patches import Patches, describe_patches, fit_description, make_filters
+from sordino.lab.features.scenes import draw_scenes
 from sordino.lab.features.synthetic import draw_centred_leaves, draw_dead_leaves
 
 SMALL = Patches(filters=3, side=4, grid=2, threshold=0.1)
+BY_SCENES = Patches(filters=3, side=4, grid=2, threshold=0.1, kept=5)
 
 
 @pytest.fixture(autouse=True)
 def few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patches, "_EXAMPLES", 200)
     monkeypatch.setattr(patches, "_PICTURES", 20)
+    monkeypatch.setattr(patches, "_SCENES", 20)
+    monkeypatch.setattr(patches, "_DESCRIBED", 60)
 
 
 def images(count: int = 5, channels: int = 1) -> torch.Tensor:
@@ -52,8 +57,43 @@ def test_pooled_responses_are_those_of_a_loop_over_patches() -> None:
             torch.testing.assert_close(row, by_hand(image, kernels, choice), atol=1e-5, rtol=1e-4)
 
 
-def test_a_record_alone_has_the_same_features() -> None:
-    features = fit_description(SMALL, 12, 12, 1)
+def test_by_scenes_a_response_is_the_cosine_of_two_whitened_patches() -> None:
+    scenes = draw_scenes(20, 12, 3, 1)
+    respond = patches._make_sphere(BY_SCENES, scenes)
+    cut = patches._cut_patches(3, 4, 2, scenes)
+    variances, directions = torch.linalg.eigh((cut.T @ cut / len(cut)).double())
+    white = (directions @ torch.diag((variances + 0.1).rsqrt()) @ directions.T).float()
+    image = images(2, 3)[1]
+    found = respond(images(2, 3))[1]
+    assert found.shape == (3, 9, 9)
+    for row, column in ((0, 0), (8, 8), (2, 7)):
+        patch = image[:, row : row + 4, column : column + 4].flatten()
+        seen = white @ ((patch - patch.mean()) / (patch.var(correction=0) + 0.01).sqrt())
+        for each, other in zip(found[:, row, column], cut @ white, strict=False):
+            expected = seen @ other / other.norm() / (seen.norm() + 0.3)
+            torch.testing.assert_close(each, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_by_scenes_cells_keep_so_many_channels_of_norm_1() -> None:
+    features = fit_description(BY_SCENES, 12, 12, 3)(images(5, 3))
+    assert features.shape == (5, BY_SCENES.width) == (5, 20)
+    torch.testing.assert_close(features.norm(dim=1), torch.ones(5))
+
+
+def test_the_first_channels_and_cells_are_told_apart() -> None:
+    """A picture whose left half alone is not blank has responses in the cells on the left alone."""
+    respond = patches._make_sphere(BY_SCENES, draw_scenes(20, 12, 1, 1))
+    image = images(1)
+    image[:, :, :, 4:] = 0.5
+    roots = patches._take_roots([respond(image)], BY_SCENES).unflatten(1, (6, 4)).transpose(1, 2)
+    right = roots[0, 1::2]
+    assert torch.allclose(right, right.min().expand_as(right)), "nothing but the centring"
+    assert roots[0, ::2].max() > right.max() + 0.1
+
+
+@pytest.mark.parametrize("choice", [SMALL, BY_SCENES])
+def test_a_record_alone_has_the_same_features(choice: Patches) -> None:
+    features = fit_description(choice, 12, 12, 1)
     together = features(images())
     changed = images()
     changed[0] = 0.3
@@ -62,8 +102,9 @@ def test_a_record_alone_has_the_same_features() -> None:
     torch.testing.assert_close(features(images()[2:3])[0], together[2], atol=1e-5, rtol=1e-4)
 
 
-def test_mirror_images_have_the_same_features_if_asked_for() -> None:
-    plain, mirrored = (fit_description(Patches(filters=3, side=4, grid=2, mirror=m), 12, 12, 1) for m in (False, True))
+@pytest.mark.parametrize("choice", [SMALL, BY_SCENES])
+def test_mirror_images_have_the_same_features_if_asked_for(choice: Patches) -> None:
+    plain, mirrored = (fit_description(replace(choice, mirror=each), 12, 12, 1) for each in (False, True))
     x = images()
     torch.testing.assert_close(mirrored(x), mirrored(x.flip(3)), atol=1e-4, rtol=1e-3)
     assert not torch.allclose(plain(x), plain(x.flip(3)), atol=1e-2)
@@ -83,8 +124,9 @@ def test_whitening_makes_synthetic_pictures_rounder() -> None:
     torch.testing.assert_close(after.norm(dim=1), torch.ones(len(after)))
 
 
-def test_blank_image_is_finite() -> None:
-    assert fit_description(SMALL, 12, 12, 1)(torch.zeros(1, 1, 12, 12)).isfinite().all()
+@pytest.mark.parametrize("choice", [SMALL, BY_SCENES])
+def test_blank_image_is_finite(choice: Patches) -> None:
+    assert fit_description(choice, 12, 12, 1)(torch.zeros(1, 1, 12, 12)).isfinite().all()
 
 
 def test_pictures_are_a_function_of_their_arguments() -> None:
@@ -114,7 +156,12 @@ def test_other_images_or_choices_are_another_file(tmp_path: Path) -> None:
 
 
 def test_refusals_name_the_value(tmp_path: Path) -> None:
-    for options, said in (({"filters": 0}, "filters=0"), ({"ridge": 0.0}, "ridge=0.0"), ({"threshold": -1.0}, "-1.0")):
+    for options, said in (
+        ({"filters": 0}, "filters=0"),
+        ({"ridge": 0.0}, "ridge=0.0"),
+        ({"threshold": -1.0}, "-1.0"),
+        ({"kept": 101}, "kept=101"),
+    ):
         with pytest.raises(InvalidInput, match=said):
             Patches(**options)
     with pytest.raises(InvalidInput, match="sides >= 5"):

@@ -6,7 +6,6 @@ function:
 - ``{kind = "scatter", groups = 27}``: `sordino.lab.features.scatter`;
 - ``{kind = "white-scatter", ridge = 0.03}``: the same, whitened, with the options of `WhiteScattering`;
 - ``{kind = "patches", filters = 100}``: `sordino.lab.features.patches`, with the options of `Patches`;
-- ``{kind = "layers", filters = 200}``: `sordino.lab.features.layers`, with the options of `Layers`;
 - ``{kind = "handwriting"}``: `sordino.lab.features.handwriting`, with the options of `Handwriting`;
 - ``{kind = "words", anchors = 1000}`` and ``{kind = "letters", runs = [2]}``: `sordino.lab.features.texts`;
 - ``{kind = "joined", parts = [{kind = ...}, {kind = ...}]}``: several of these side by side.
@@ -39,7 +38,6 @@ from sordino.lab.experiments.cases import Case
 from sordino.lab.features import ChannelNorm, scatter
 from sordino.lab.features.counted import CountedWords, describe_counted
 from sordino.lab.features.handwriting import Handwriting, describe_handwriting
-from sordino.lab.features.layers import Layers, describe_layers
 from sordino.lab.features.patches import Patches, describe_patches
 from sordino.lab.features.scattering import WhiteScattering, scatter_white
 from sordino.lab.features.synthetic import scale_to_unit
@@ -174,7 +172,6 @@ def _make_kind(inputs: Tensor, options: dict[str, Any], case: Case) -> Tensor:
     makers: dict[Any, Callable[..., Tensor]] = {
         "scatter": lambda x, **chosen: _scatter(x, case, **chosen),
         "patches": lambda x, **chosen: describe_patches(x, Patches(**chosen)),
-        "layers": lambda x, **chosen: describe_layers(x, Layers(**chosen), quiet=True),
         "white-scatter": lambda x, **chosen: scatter_white(x, WhiteScattering(**chosen)),
         "handwriting": lambda x, **chosen: describe_handwriting(x, Handwriting(**chosen), quiet=True),
         "joined": lambda x, parts: _join(x, parts, case),

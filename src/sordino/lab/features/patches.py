@@ -1,7 +1,8 @@
 """Features of small patches: whitened random filters, rectified and pooled; every statistic is of synthetic pictures.
 
 Coates, Lee and Ng (2011) fit filters and whitening to the training images. Here both come from `dead_leaves`, and a
-second whitening of the features from `centred_leaves`, so that no record is read but the one that is described.
+second whitening of the features from `centred_leaves`, so that no record is read but the one that is described. With
+`kept` both come from scenes (`sordino.lab.features.scenes`) instead.
 """
 
 from __future__ import annotations
@@ -15,14 +16,28 @@ from torch.nn import functional as F
 
 from sordino.errors import InvalidInput
 from sordino.lab.data.cache import allocate, cache_folder, remember_tensor
-from sordino.lab.features.synthetic import Map, draw_centred_leaves, draw_dead_leaves, fit_whitening, scale_to_unit
+from sordino.lab.features.scenes import draw_scenes
+from sordino.lab.features.synthetic import (
+    Map,
+    draw_centred_leaves,
+    draw_dead_leaves,
+    fit_cells,
+    fit_whitening,
+    scale_to_unit,
+)
 
 VERSION = 1
 """Part of every cache key: raised when the same arguments would give other features."""
-CHUNK = 50
+CHUNK = 16
 _PICTURES, _EXAMPLES = 500, 6000
+_SCENES, _DESCRIBED = 1500, 3000
+"""Scenes that filters are cut from, and scenes whose features are whitened."""
+_RIDGE, _FLOOR = 0.1, 0.3
+"""Added to the variances of patches before whitening, and to the length of a whitened patch, which is about 10."""
 CONTRAST = 0.01
 """Added to the variance of a patch, so that flat patches stay small."""
+_FLAT, _MOST = 0.04, 150_000
+"""Patches of a smaller deviation are no filters; and so many patches are enough for their covariance."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +47,10 @@ class Patches:
     A response below `threshold` counts as none. With `mirror`, a record's features are the mean of its own and of its
     mirror image's. `ridge` times the largest variance is added to each variance before whitening. With `objects` the
     pictures for that are cut out and centred on black, as in MNIST and Fashion-MNIST; else they fill the frame.
+
+    With `kept`, filters and statistics are those of scenes instead: patches are whitened and then brought to norm 1,
+    as in Thiry et al. (2021), so that a response is the cosine of an angle; and the features are whitened over channels
+    and over cells apart (`fit_cells`, which has ridges of its own), after which so many channels of each cell remain.
     """
 
     filters: int = 50
@@ -41,25 +60,34 @@ class Patches:
     mirror: bool = False
     ridge: float = 0.03
     objects: bool = True
+    kept: int = 0
 
     def __post_init__(self) -> None:
         if min(self.filters, self.side, self.grid) < 1:
             raise InvalidInput(f"filters={self.filters}, side={self.side} and grid={self.grid} must all be >= 1")
+        if not 0 <= self.kept <= 2 * self.filters:
+            raise InvalidInput(f"kept={self.kept} must be in 0..{2 * self.filters}, two channels for each filter")
         if self.threshold < 0 or not self.ridge > 0:
             raise InvalidInput(f"threshold={self.threshold} must be >= 0 and ridge={self.ridge} > 0: try 0.25 and 0.03")
 
+    @property
+    def width(self) -> int:
+        """How many features a record has."""
+        return (self.kept or 2 * self.filters) * self.grid**2
+
 
 def describe_patches(images: Tensor, choice: Patches | None = None, *, folder: Path | None = None) -> Tensor:
-    """Features [N, 2 * filters * grid^2] of norm 1 of images [N, channels, H, W], from a file in `folder` if known.
+    """Features [N, choice.width] of norm 1 of images [N, channels, H, W], from a file in `folder` if known.
 
     With w_k the whitened filters and p a patch, r_k = <w_k, p - mean p> / sqrt(var p + 0.01); the cells of the grid
     hold the means of max(0, +-r_k - threshold). Their roots, centred and of norm 1, are whitened by the mean and
-    covariance of the same features of synthetic pictures, and brought to norm 1 again.
+    covariance of the same features of synthetic pictures, and brought to norm 1 again. With `kept`, p is whitened and
+    of norm 1 before <w_k, p> is taken, and w_k is such a patch of a scene.
     Guarantees: a record's features depend on that record alone, so they are free of charge.
     """
     choice = choice or Patches()
-    if images.dim() != 4 or min(images.shape) == 0 or min(images.shape[2:]) < choice.side + choice.grid - 1:
-        least = choice.side + choice.grid - 1
+    least = choice.side + choice.grid - 1
+    if images.dim() != 4 or min(images.shape) == 0 or min(images.shape[2:]) < least:
         raise InvalidInput(
             f"images have shape {tuple(images.shape)}, must be [N, channels, H, W] with sides >= {least}"
         )
@@ -77,6 +105,8 @@ def describe_patches(images: Tensor, choice: Patches | None = None, *, folder: P
 @torch.no_grad()
 def fit_description(choice: Patches, height: int, width: int, channels: int) -> Map:
     """The map from images of this size to their features, fitted to synthetic pictures alone."""
+    if choice.kept:
+        return _fit_to_scenes(choice, height, width, channels)
     kernels = make_filters(choice.filters, choice.side, draw_dead_leaves(_PICTURES, 32, channels, 1))
     pictures = draw_centred_leaves if choice.objects else draw_dead_leaves
     synthetic = pictures(_EXAMPLES, max(height, width), channels, 5)[:, :, :height, :width]
@@ -86,37 +116,94 @@ def fit_description(choice: Patches, height: int, width: int, channels: int) -> 
     return lambda images: scale_to_unit(white(_pool(images, kernels, choice)))
 
 
+def _fit_to_scenes(choice: Patches, height: int, width: int, channels: int) -> Map:
+    """The same, fitted to scenes."""
+    side = max(height, width)
+    respond = _make_sphere(choice, draw_scenes(_SCENES, side, channels, 1))
+    scenes = draw_scenes(_DESCRIBED, side, channels, 3)[:, :, :height, :width]
+
+    def pool(images: Tensor) -> Tensor:
+        """Roots [N, cells, 2 * filters] of the pooled responses."""
+        roots = _take_roots([respond(view) for view in _see(images, choice)], choice)
+        return roots.reshape(len(images), 2 * choice.filters, -1).transpose(1, 2)
+
+    white = fit_cells(torch.cat([pool(part) for part in scenes.split(CHUNK)]), choice.kept)
+    return lambda images: white(pool(images))
+
+
 @torch.no_grad()
 def make_filters(count: int, side: int, pictures: Tensor) -> Tensor:
     """Kernels [count, channels, side, side]: unit whitened patches of the pictures, whitened once more.
 
     The inner product of two whitened patches is that of one patch with the other whitened twice.
     """
-    channels = pictures.shape[1]
-    patches = F.unfold(pictures, side, stride=side).transpose(1, 2).reshape(-1, channels * side**2)
-    patches = patches[torch.randperm(len(patches), generator=torch.Generator().manual_seed(0))]
-    patches = patches - patches.mean(1, keepdim=True)
-    patches = patches[patches.std(1) > 0.04]
-    patches = patches / (patches.var(1, keepdim=True) + CONTRAST).sqrt()
-    if count > len(patches):
-        raise InvalidInput(f"filters={count} must be <= {len(patches)}, the patches there are")
-    variances, directions = torch.linalg.eigh((patches.T @ patches / len(patches)).double())
-    white = (directions * (variances.clamp(min=0) + 0.1).rsqrt() @ directions.T).float()
+    patches = _cut_patches(count, side, side, pictures)
+    white = _whiten_patches(patches)
     twice: Tensor = scale_to_unit(patches[:count] @ white) @ white
-    return (twice - twice.mean(1, keepdim=True)).reshape(count, channels, side, side)
+    return (twice - twice.mean(1, keepdim=True)).reshape(count, -1, side, side)
+
+
+def _make_sphere(choice: Patches, pictures: Tensor) -> Map:
+    """The map from images to cosines [N, filters, H', W'] between their whitened patches and those of pictures."""
+    patches = _cut_patches(choice.filters, choice.side, max(2, choice.side // 2), pictures)
+    white = _whiten_patches(patches)
+    directions = scale_to_unit(patches[: choice.filters] @ white)
+    # A patch times the centred rows of the whitening is the whitened patch without its mean.
+    kernels = (white - white.mean(1, keepdim=True)).reshape(len(white), -1, choice.side, choice.side)
+
+    def respond(images: Tensor) -> Tensor:
+        seen = F.conv2d(images, kernels)
+        lengths: Tensor = seen.norm(dim=1, keepdim=True)
+        seen = seen / (lengths + _FLOOR * _measure_contrast(images, kernels))
+        return F.conv2d(seen, directions[:, :, None, None])
+
+    return respond
+
+
+def _cut_patches(least: int, side: int, stride: int, pictures: Tensor) -> Tensor:
+    """Normalised patches [at least `least`, channels * side^2] of the pictures in random order, without flat ones."""
+    patches = F.unfold(pictures, side, stride=stride).transpose(1, 2).flatten(0, 1)
+    patches = patches[torch.randperm(len(patches), generator=torch.Generator().manual_seed(0))][:_MOST]
+    patches = patches[patches.std(1) > _FLAT]
+    if least > len(patches):
+        raise InvalidInput(f"filters={least} must be <= {len(patches)}, the patches there are")
+    centred = patches - patches.mean(1, keepdim=True)
+    normal: Tensor = centred / (patches.var(1, keepdim=True) + CONTRAST).sqrt()
+    return normal
+
+
+def _whiten_patches(patches: Tensor) -> Tensor:
+    variances, directions = torch.linalg.eigh((patches.T @ patches / len(patches)).double())
+    white: Tensor = (directions * (variances.clamp(min=0) + _RIDGE).rsqrt() @ directions.T).float()
+    return white
 
 
 def _pool(images: Tensor, kernels: Tensor, choice: Patches) -> Tensor:
     """Roots of the pooled responses, centred and of norm 1, before the second whitening; a blank image is zero."""
-    both = torch.cat([images, images.flip(3)]) if choice.mirror else images
+    seen = _see(images, choice)
+    return _take_roots([F.conv2d(view, kernels) / _measure_contrast(view, kernels) for view in seen], choice)
+
+
+def _measure_contrast(images: Tensor, kernels: Tensor) -> Tensor:
+    """The deviation [N, 1, H', W'] of each patch under a kernel, and a little more."""
     even = torch.full_like(kernels[:1], 1 / kernels[0].numel())
-    mean, square = F.conv2d(both, even), F.conv2d(both * both, even)
-    responses = F.conv2d(both, kernels) / ((square - mean * mean).clamp(min=0) + CONTRAST).sqrt()
-    signs = [F.adaptive_avg_pool2d(F.relu(sign * responses - choice.threshold), choice.grid) for sign in (1, -1)]
-    cells = torch.cat(signs, 1).flatten(1)
-    if choice.mirror:
-        cells = (cells[: len(images)] + cells[len(images) :]) / 2
-    roots = cells.sqrt()
+    mean, square = F.conv2d(images, even), F.conv2d(images * images, even)
+    return ((square - mean * mean).clamp(min=0) + CONTRAST).sqrt()
+
+
+def _see(images: Tensor, choice: Patches) -> list[Tensor]:
+    return [images, images.flip(3)] if choice.mirror else [images]
+
+
+def _take_roots(responses: list[Tensor], choice: Patches) -> Tensor:
+    """Both signs rectified, averaged over the cells of the grid and over views; roots, centred and of norm 1."""
+    down, across = (F.adaptive_avg_pool1d(torch.eye(side)[None], choice.grid)[0] for side in responses[0].shape[2:])
+
+    def pool(sign: int) -> Tensor:
+        rectified = ((sign * each).sub_(choice.threshold).clamp_(min=0) for each in responses)
+        return torch.stack([down.T @ (each @ across) for each in rectified]).mean(0)
+
+    roots = torch.cat([pool(1), pool(-1)], 1).flatten(1).sqrt()
     return scale_to_unit(roots - roots.mean(1, keepdim=True))
 
 
@@ -125,7 +212,7 @@ def _fill_patches(images: Tensor, choice: Patches, path: Path) -> None:
     """Fill the file chunk by chunk, so that the features are never in memory as a whole."""
     count, channels, height, width = images.shape
     features = fit_description(choice, height, width, channels)
-    output = allocate(path, (count, 2 * choice.filters * choice.grid**2))
+    output = allocate(path, (count, choice.width))
     for begin in range(0, count, CHUNK):
         output[begin : begin + CHUNK] = features(images[begin : begin + CHUNK]).numpy()
     output.flush()
