@@ -139,6 +139,7 @@ def train(task: str, name: str, epsilon: float, epochs: float, seed: int) -> Row
     accuracy = measure_accuracy(model, (prepare(loaded.test[0], task), loaded.test[1]))
     return {
         "epsilon": epsilon,
+        "epochs": epochs,
         "seed": seed,
         "accuracy": accuracy,
         "noise": recipe.noise_multiplier,
