@@ -157,7 +157,7 @@ def tabulate(rows: list[Row]) -> str:
         found = [[row for row in rows if (row["row"], row["task"], row["epochs"]) == (name, *c)] for c in columns]
         if any(found):
             lines.append([name.partition(",")[0], str(footing), *map(_show, found)])
-    return write_markdown(["", "settings", *(f"{task}, {epochs:g} epochs" for task, epochs in columns)], lines)
+    return write_markdown(["", "settings", *(f"{task}, epochs: {epochs:g}" for task, epochs in columns)], lines)
 
 
 def _show(rows: list[Row]) -> str:
