@@ -7,15 +7,23 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from sordino.audit import devices
+from sordino.bits import Normals
 from sordino.errors import InvalidInput
 from sordino.gradients.bookkeeping.book import Book
-from sordino.noise import Secure
 
 CPU = torch.device("cpu")
+
+
+def spoil_noise(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    """All normals of secure sources are so much longer than they were paid for."""
+    plain = Normals.draw
+    monkeypatch.setattr(Normals, "draw", lambda self, out, std=1.0: plain(self, out, factor * std))
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +46,7 @@ def test_a_sound_machine_passes(printed: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("factor", devices.OFF)
 def test_noise_that_is_five_percent_off_fails(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Secure._normals
-    monkeypatch.setattr(Secure, "_normals", lambda self, size, std: plain(self, size, factor * std))
+    spoil_noise(monkeypatch, factor)
     noise, power, _ = devices.examine_noise(CPU)
     assert not noise.passed
     assert not power.passed  # it cannot be told from the very deviation that it should be told from
@@ -48,10 +55,10 @@ def test_noise_that_is_five_percent_off_fails(factor: float, monkeypatch: pytest
 def test_noise_that_is_drawn_twice_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """As from a generator that every run begins anew."""
 
-    def repeat(self: Secure, size: int, std: float) -> object:
-        return std * torch.randn(size, generator=torch.Generator().manual_seed(size)).double().numpy()
+    def repeat(self: Normals, out: NDArray[np.float64], std: float = 1.0) -> None:
+        out[:] = std * torch.randn(len(out), generator=torch.Generator().manual_seed(len(out))).double().numpy()
 
-    monkeypatch.setattr(Secure, "_normals", repeat)
+    monkeypatch.setattr(Normals, "draw", repeat)
     _, _, fresh = devices.examine_noise(CPU)
     assert not fresh.passed
 
@@ -67,8 +74,7 @@ def test_the_command_exits_with_one_and_says_so(monkeypatch: pytest.MonkeyPatch)
             tell(each)
         return devices.SelfTest("cpu", tuple(found), ())
 
-    plain = Secure._normals
-    monkeypatch.setattr(Secure, "_normals", lambda self, size, std: plain(self, size, 0.95 * std))
+    spoil_noise(monkeypatch, 0.95)
     monkeypatch.setattr(devices, "examine_device", spoiled)
     done = CliRunner().invoke(app, ["selftest", "--device", "cpu"])
     assert done.exit_code == 1

@@ -36,9 +36,9 @@ def test_a_saved_run(sordino: Sordino, small: list[object], tmp_path: Path) -> N
     ("arguments", "said"),
     [
         ((), "what to audit is missing"),
-        (("--recipe", "dpfoo"), "recipe=dpfoo is unknown"),
+        (("--recipe", "dpfoo"), "recipe='dpfoo' must be one of"),
         (("--recipe", "missing.toml"), "cannot read recipe missing.toml"),
-        (("nowhere",), "holds no"),
+        (("nowhere",), "nowhere is no folder"),
     ],
 )
 def test_bad_input_is_one_line(sordino: Sordino, arguments: tuple[str, ...], said: str) -> None:

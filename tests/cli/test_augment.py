@@ -35,7 +35,7 @@ def test_views_are_shown_noted_and_kept_for_resuming(sordino, images, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--augment", 0], "augment=0 must be a whole number >= 1"),
+        (["--augment", 0], "augment=0 must be >= 1: it is the number of views of a record"),
         (["--mirror"], "give --augment with their number"),
     ],
 )

@@ -43,10 +43,11 @@ def weighted_sum(directory: Path) -> Tensor:
     """The sum over all ranks of one draw's weighted gradients, before any noise."""
     x, y = classification()
     run = private(calibrated(steps=3), model=mlp().double(), dataset=(x.double(), y))
-    attempt = steps.begin(run.bench, 0)
-    for part in attempt.draw.split(3):
-        batch = run.bench.records.fetch(part.indices, run.bench.device)
-        steps.add(attempt, part, run.bench.engine.differentiate(run.bench.objective, attempt.parameters, batch))
+    with run.bench.shielded():
+        attempt = steps.begin(run.bench, 0)
+        for part in attempt.draw.split(3):
+            batch = run.bench.records.fetch(part.indices, run.bench.device)
+            steps.add(attempt, part, run.bench.engine.differentiate(run.bench.objective, attempt.parameters, batch))
     return flat(run.bench.team.sum(attempt.total))
 
 

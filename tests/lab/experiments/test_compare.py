@@ -107,6 +107,7 @@ def test_showing_seconds_measures_none(tmp_path, monkeypatch):
     variants = {"DPSGD": {"method": "dpsgd", "recipe": {"noise_multiplier": 1.0}}}
     table = replace(paper_table("jl:table2"), name="digits:seconds", variants=variants, printed=printed)
     monkeypatch.setattr(papers, "paper_tables", lambda: {"digits:seconds": table})
+    monkeypatch.setattr("sordino.cli.options.PAPER_TABLES", ("digits:seconds",))
     monkeypatch.setattr(reproducing, "time_epoch", lambda case: 7.0)
     command = ["reproduce", "digits:seconds", "--out", str(tmp_path)]
     shown = CliRunner().invoke(app, [*command, "--show"])
