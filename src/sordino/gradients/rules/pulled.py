@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sordino.gradients.rules.base import BLOCK_BYTES, Formed, PerExample, squares, zero_rows
 from sordino.gradients.rules.linear import FORM_BYTES, round_up
-from sordino.gradients.rules.rowwise import Returning, Rows, Rowwise
+from sordino.gradients.rules.rowwise import Returning, RowMap, Rowwise
 
 FEW = 4
 """The Jacobian of a tensor of so many entries is found row by row."""
@@ -28,7 +28,7 @@ class WayBack:
     `squares` and `formed` are what the first of them to be measured found for the others too.
     """
 
-    def __init__(self, made: Tensor, parameters: list[Tensor], rows: Rows | None = None) -> None:
+    def __init__(self, made: Tensor, parameters: list[Tensor], rows: RowMap | None = None) -> None:
         self.made, self.parameters, self.rows = made, parameters, rows
         self.returning: Returning | None = None
         self.singly = False

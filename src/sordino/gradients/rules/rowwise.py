@@ -79,7 +79,7 @@ class NotByRows(Exception):
     """The tensor may be made in another way than row by row."""
 
 
-class Reader:
+class FormulaReader:
     """Reads how a tensor of this shape was made; numbers of a row keep the other dimensions, with length 1.
 
     `known` has everything that was made from parameters, and the parameters themselves.
@@ -160,7 +160,7 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowMap:
     """The way back from rows: `scales` a for each parameter that has one, b in `taken`, and c in `given`.
 
     All are [rows, entries], or [rows, 1] where a row has only one value.
@@ -186,7 +186,7 @@ class Rows:
         for part in self.parts(len(g)):
             way.pull_part(g[:, part], part, [each[:, part] for each in results])
 
-    def to(self, dtype: torch.dtype) -> Rows:
+    def to(self, dtype: torch.dtype) -> RowMap:
         """The same in another precision."""
         scales = [None if each is None else each.to(dtype) for each in self.scales]
         given = [[None if by is None else by.to(dtype) for by in each] for each in self.given]
@@ -238,7 +238,7 @@ class Returning:
     longer than all others.
     """
 
-    def __init__(self, inner: PerExample, rows: Rows) -> None:
+    def __init__(self, inner: PerExample, rows: RowMap) -> None:
         self.inner, self.rows, self.size = inner, rows, inner.size
         self.squares: list[Tensor] = []
         self.kept: list[Formed] = []
@@ -330,11 +330,11 @@ class Rowwise(PerExample):
         return Rowwise(Returning(self.way.inner.without(bad), self.way.rows), self.place)
 
 
-def find_rows(made: Tensor, parameters: Sequence[Tensor], known: Mapping[int, Made]) -> Rows | None:
+def find_rows(made: Tensor, parameters: Sequence[Tensor], known: Mapping[int, Made]) -> RowMap | None:
     """The way back from a tensor to `parameters`; None unless it was certainly made row by row."""
     if made.dim() < 2 or prod(made.shape[1:]) < 2:
         return None
-    reader = Reader(made.shape, known)
+    reader = FormulaReader(made.shape, known)
     try:
         reader.require_rows(made)
     except NotByRows:
@@ -363,7 +363,7 @@ def find_rows(made: Tensor, parameters: Sequence[Tensor], known: Mapping[int, Ma
             for mine, each in zip(given, back, strict=True):
                 mine.append(None if each is None else flat(each))
     found = (scales.get(id(parameter)) for parameter in parameters)
-    return Rows(
+    return RowMap(
         (rows, entries),
         list(parameters),
         [None if each is None else flat(each) for each in found],
