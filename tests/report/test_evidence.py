@@ -109,7 +109,7 @@ def test_a_run_without_a_model_does_not_claim_one(run):
         path.unlink()
     for reader in ("engineer", "officer"):
         page = render_run(gather(run), reader)
-        assert "No model came of this run" in page
+        assert "This run left no model" in page
         assert "was trained on" not in page
 
 

@@ -729,6 +729,8 @@ def test_the_plan_is_a_function_of_public_numbers() -> None:
     assert strong.residual == 1.0
     assert strong.constant > 0
     assert find_precision(Budget(1.0, 1e-5)) == pytest.approx(1 / 3.73, rel=0.01)  # Balle and Wang's σ
+    assert find_precision(Budget(4e5, 1e-5)) == pytest.approx(math.sqrt(2 * 4e5), rel=0.01)  # ε ≈ 1/(2σ²) for large ε
+    assert find_precision(Budget(1e9, 1e-5)) == 1e3
     with pytest.raises(InvalidInput, match="rows_per_unit=0"):
         plan_learning({"a": None}, "y", "classification", BUDGET, 100, rows_per_unit=0)
 

@@ -129,11 +129,11 @@ def _audit_run(run: Path, trials: int, seed: int | None, trust_code: bool, as_js
     out = console()
     out.print(
         f"{run} claims ε = {round_up(found.epsilon, 3)} at δ = {round_up_digits(found.delta, 3)} for the whole run. "
-        "Attacked is its mechanism on small worst cases, each of which claims an ε of its own:",
+        "The attacks below run its mechanism on small worst cases, each with an ε of its own:",
         markup=False,
     )
     _print_audit(found.mechanism)
-    out.print(f"Kept in {run / 'audit.json'}: the next `sordino report {run}` shows it.", markup=False)
+    out.print(f"Kept in {run / 'audit.json'}: `sordino report {run}` shows it.", markup=False)
     if found.membership:
         out.print(
             "Membership attacks on the run's own records (AUC 0.5 is guessing), for your eyes only:", markup=False

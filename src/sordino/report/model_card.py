@@ -98,7 +98,11 @@ def _list_exposed(facts: Facts) -> list[str]:
 def _describe_evaluation(facts: Facts) -> list[str]:
     if facts.used.figures:
         how = "released with noise" if facts.used.measured_privately else "not protected"
-        table = ["| measure | value | by guessing |", "|---|---|---|", *map(_write_row, facts.used.figures)]
+        table = [
+            "| measure | value | between | by guessing |",
+            "|---|---|---|---|",
+            *map(_write_row, facts.used.figures),
+        ]
         return [f"On held-out records ({how}; 95 % intervals):", "", *table]
     if facts.final_accuracy is not None:
         return [f"Held-out accuracy: {facts.final_accuracy:.1%}, on records that are not protected."]
@@ -106,8 +110,9 @@ def _describe_evaluation(facts: Facts) -> list[str]:
 
 
 def _write_row(figure: Figure) -> str:
+    between = f"{figure.low:.3f} to {figure.high:.3f}" if figure.has_interval else ""
     guessing = "" if figure.baseline is None else f"{figure.baseline:.3f}"
-    return f"| {_escape(figure.name)} | {figure.value:.3f} | {guessing} |"
+    return f"| {_escape(figure.title)} | {figure.value:.3f} | {between} | {guessing} |"
 
 
 def _escape(text: str) -> str:

@@ -77,7 +77,7 @@ def list_exposed(facts: Facts) -> list[str]:
     if not _promises(g):
         lines.append(f"Any {g.unit}: no guarantee holds for this run.")
     lines += [f"{what[0].upper()}{what[1:]}: what was measured on them is exact." for what in g.unprotected]
-    lines.append("What many people have in common. A model that learns that smoking harms says so of a smoker, too.")
+    lines.append("What many people have in common. A model that learns that smoking harms says so about every smoker.")
     if g.unit == "record":
         lines.append("A person with several records, as a whole: with k of them ε is up to k times as large.")
     lines.append("The records themselves, where they are stored: whoever can read the file needs no model.")
@@ -95,7 +95,7 @@ def list_risks(facts: Facts) -> list[str]:
         *((True, f"It holds only provided that {what}, which nobody has checked.") for what in g.conditions),
         (refuted, "An audit REFUTED the claim: the run must not be used before that is explained."),
         (WEAK < g.epsilon < math.inf, f"ε = {_write(g.epsilon)} is large: it promises little to any one {g.unit}."),
-        (_promises(g) and bool(facts.curve), f"{_bound_attacker(facts)} That much is left."),
+        (_promises(g) and bool(facts.curve), f"{_bound_attacker(facts)} That risk remains."),
         (bool(g.unprotected), "Figures on held-out records are exact: published, they tell something about them."),
         (
             facts.dataset is None,
@@ -202,7 +202,7 @@ def answer_edpb(facts: Facts) -> list[OfficerAnswer]:
         ),
         OfficerAnswer(
             "Are there measures on the outputs of the model?",
-            "None by Sordino, and none are needed for ε: it holds for the model itself, whatever it is asked.",
+            "Sordino takes none, and ε needs none: it holds for the model itself, whatever it is asked.",
             "Section 3.2, AI model design: measures on outputs",
         ),
         OfficerAnswer(
@@ -281,7 +281,7 @@ def _name_algorithm(facts: Facts) -> str:
 def _describe_total(facts: Facts) -> str:
     if facts.dataset is None:
         return (
-            "All that this run released is. Other runs on the same records are not known to it: "
+            "Everything that this run released is. It does not know of other runs on the same records: "
             "`sordino budget` keeps one total for a dataset."
         )
     told = facts.dataset

@@ -14,6 +14,7 @@ from typing import Any
 from sordino import mechanisms
 from sordino.accounting import Guarantee
 from sordino.accounting.events import fits
+from sordino.figures import round_up_digits
 from sordino.parts import Always, Constant, Exact, Poisson
 from sordino.recipe import Recipe
 from sordino.report import page
@@ -104,9 +105,7 @@ def list_terms(facts: Facts) -> list[tuple[str, str]]:
         ),
         ("δ (delta)", "How likely it is, at most, that the bound by ε fails. It should be far below 1 / records."),
         ("Unit", f"What is protected: here one {unit}. A person with several of them is protected less."),
-        ("Step, draw", "A step draws some of the records at random, by a coin for each, and learns from them once."),
-        ("Clipping bound", "The most that one " + unit + " may contribute to a step."),
-        ("Noise multiplier", "How much random noise is added to what a step learnt, over the clipping bound."),
+        *(_TABLE_TERMS if facts.learns_table else _STEP_TERMS),
         ("Event, ledger", "Everything that was released is written down first, as an event, in the run’s ledger."),
         ("Basis", "Proven: an upper bound with a proof. Anything else is no promise."),
         ("Accountant", "The mathematics by which the events of a ledger add up to ε."),
@@ -118,12 +117,22 @@ def list_terms(facts: Facts) -> list[tuple[str, str]]:
     return terms
 
 
+_STEP_TERMS = [
+    ("Step, draw", "A step draws some of the records at random, by a coin for each, and learns from them once."),
+    ("Clipping bound", "The most that one record or user may contribute to a step."),
+    ("Noise multiplier", "How much random noise is added to what a step learnt, over the clipping bound."),
+]
+_TABLE_TERMS = [
+    ("Noise over sensitivity", "How much random noise a sum got, over the most that one record can add to it."),
+]
+
+
 def _prepare_view(facts: Facts) -> dict[str, Any]:
     epsilon, audit = facts.guarantee.epsilon, facts.audit or {}
     return {
         "finite": math.isfinite(epsilon),
         "trained": "not recorded" not in (facts.setting.model, facts.setting.data),
-        "factor": plain(math.exp(epsilon)) if epsilon < 700 else "any size",
+        "factor": round_up_digits(math.exp(epsilon), 3) if epsilon < 700 else "any size",
         "place": f"{100 * Axis('ε', 0.1, 100.0, log=True).at(epsilon):.1f}%",
         "guarantee": _chart_guarantee(facts),
         "schedules": _chart_schedules(facts),
@@ -184,10 +193,9 @@ def _describe_figure(figure: Figure) -> dict[str, str]:
     def number(value: float | None) -> str:
         return "–" if value is None else f"{value:.3f}"
 
-    between = "" if figure.low is None or figure.high is None else f"{number(figure.low)} to {number(figure.high)}"
-    words = {"auc": "AUC", "average_precision": "average precision", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
+    between = f"{number(figure.low)} to {number(figure.high)}" if figure.has_interval else "–"
     return {
-        "name": words.get(figure.name, figure.name.replace("_", " ")),
+        "name": figure.title,
         "value": number(figure.value),
         "between": between,
         "guessing": number(figure.baseline),

@@ -14,6 +14,7 @@ from sordino.accounting.events import fits
 
 MOST_NAMES, MOST_LETTERS = 200, 200
 """The most columns, classes and figures, and the most letters of each: a folder can name any number."""
+TITLES = {"auc": "AUC", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,16 @@ class Figure:
     low: float | None = None
     high: float | None = None
     baseline: float | None = None
+
+    @property
+    def title(self) -> str:
+        """Its name as people write it."""
+        return TITLES.get(self.name, self.name.replace("_", " "))
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether its interval is known; a run writes the value itself at both ends where it has none."""
+        return self.low is not None and self.high is not None and self.low < self.high
 
 
 @dataclass(frozen=True)

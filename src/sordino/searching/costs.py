@@ -345,5 +345,7 @@ def _fill_filter(
 
 
 def find_precision(budget: Budget) -> float:
-    """About 1/σ of the one Gaussian release that the budget pays for."""
+    """About 1/σ of the one Gaussian release that the budget pays for; at most 1000, which no search needs."""
+    if gaussian_delta(1e3, budget.epsilon) < budget.delta:
+        return 1e3
     return float(brentq(lambda mu: gaussian_delta(mu, budget.epsilon) - budget.delta, 1e-6, 1e3))

@@ -82,6 +82,8 @@ COARSE, FINE = 40.0, 40.0
 """So many deviations of their noise should all records be for the two releases of the survey."""
 LEAST, MOST = (0.01, 0.04), 0.25
 """Limits of the shares of the survey."""
+MOST_PRECISE = 1e3
+"""The largest 1/σ of one release: nothing is learnt better with less noise, and a larger ε is left unspent."""
 CERTAIN = 4.0
 """Fewer records than this many deviations of a count, and the survey says nothing."""
 UNNAMED = 0.1
@@ -244,7 +246,7 @@ def find_precision(budget: Budget) -> float:
         high, low = precision / 2 - budget.epsilon / precision, -precision / 2 - budget.epsilon / precision
         return float(norm.cdf(high) - math.exp(budget.epsilon + norm.logcdf(low)) - budget.delta)
 
-    return float(brentq(excess, 1e-6, 1e3))
+    return MOST_PRECISE if excess(MOST_PRECISE) < 0 else float(brentq(excess, 1e-6, MOST_PRECISE))
 
 
 def _choose_share(root: float, least: float) -> float:
