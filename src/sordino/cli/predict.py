@@ -78,7 +78,7 @@ def predict(
         found, kept = trained.tabulate(table), _copy(table, keep or ())
     else:
         if keep:
-            raise InvalidInput(f"keep={keep[0]!r} is a column of a table: {data} is none")
+            raise InvalidInput(f"keep={keep[0]!r} is a column of a table, and {data} is not one")
         found, kept = trained.tabulate(data), _name_files(trained, data)
     for name, column in reversed(kept.items()):
         found = found.add_column(0, name if name != "predicted" else "predicted (given)", column)

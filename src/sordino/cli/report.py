@@ -69,7 +69,7 @@ def report(
     early.require_known("for", reader, READERS)
     early.require_run(run)
     if pdf and reader not in ("engineer", "officer"):
-        raise InvalidInput(f"--pdf prints a page, and --for {reader} is none: leave one of them out")
+        raise InvalidInput(f"--pdf prints a page, and --for {reader} makes none: leave one of them out")
     from sordino.report.about import read_about, read_about_file
     from sordino.report.printing import find_browser, print_pdf
     from sordino.report.run_folder import Folder

@@ -266,7 +266,7 @@ def _announce(config: Config, ready: Ready) -> None:
     kept = f", {held:,} held out to measure on, {protected}" if held else ", none held out"
     _say("Records", f"{len(ready.sheet.train):,} of {Path(config.data.source).name} to train on{kept}")
     if wishes.unit is not None:
-        _say("Unit", f"{wishes.unit}, of each of whom {ready.rows_per_unit} records are used at most")
+        _say("Unit", f"{wishes.unit}: at most {ready.rows_per_unit} records of each are used")
     _say("Budget", f"ε = {ready.budget.epsilon:g} at δ = {ready.budget.delta:g}, for all that is learnt")
 
 

@@ -43,7 +43,7 @@ class Wishes:
 
     `epsilon` may be spent at `delta` (by default at most a tenth of one over the records). `held_out` is the share of
     records to measure on; `metrics_epsilon` of ε releases the figures with noise, so that they are protected too.
-    `unit` names the column of whom the guarantee is about, of each of whom `per_unit` records are used at most.
+    `unit` names the column that says whom the guarantee protects; at most `per_unit` records of each are used.
     """
 
     target: str
