@@ -72,6 +72,8 @@ BAD_DATASETS: dict[str, tuple[Callable[[], Any], str]] = {
     "no length": (Endless, "__len__"),
     "scalar tensor": (lambda: torch.tensor(1.0), "__len__"),
     "loader": (lambda: DataLoader(vectors()), "loader.dataset"),
+    "list of arrays": (lambda: [np.zeros((9, 2)), np.zeros(9)], "a tuple"),
+    "name of a file": (lambda: "patients.csv", "text"),
 }
 
 
@@ -83,7 +85,7 @@ def test_unusable_datasets_are_refused_in_one_line(name: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("dataset", [vectors(), [1] * 9, torch.zeros(9, 2)])
+@pytest.mark.parametrize("dataset", [vectors(), [1] * 9, torch.zeros(9, 2), [torch.zeros(4)] * 9])
 def test_usable_datasets_are_counted(dataset: Any) -> None:
     assert count_records(dataset) == 9
 

@@ -201,6 +201,10 @@ def count_records(dataset: Any) -> int:
         raise InvalidInput("dataset is a DataLoader: pass loader.dataset, because Sordino draws the batches itself")
     if isinstance(dataset, IterableDataset | Iterator | Mapping) or not hasattr(dataset, "__getitem__"):
         raise InvalidInput(f"dataset of type {kind} has no records by index: use a map-style torch.utils.data.Dataset")
+    if isinstance(dataset, str | bytes):
+        raise InvalidInput("dataset is text: read the file first, or train on a table with `sordino train --data FILE`")
+    if isinstance(dataset, list) and len(dataset) == 2 and all(map(_is_column, dataset)):
+        raise InvalidInput("dataset is a list of two arrays, which would be two records: make it a tuple (x, y)")
     try:
         records = len(dataset)
     except (TypeError, NotImplementedError) as error:
@@ -208,6 +212,11 @@ def count_records(dataset: Any) -> int:
     if records == 0:
         raise InvalidInput(f"dataset of type {kind} has 0 records, must have at least 1: check the path or the filter")
     return records
+
+
+def _is_column(part: Any) -> bool:
+    """Whether this is an array or a tensor of several rows, such as all inputs or all labels."""
+    return isinstance(part, np.ndarray | Tensor) and part.ndim > 0 and len(part) > 1
 
 
 def _fetches_several(dataset: Any) -> bool:

@@ -312,7 +312,7 @@ def test_a_pdf_needs_a_browser_and_says_so(run, monkeypatch):
     assert refused.exit_code == 2
     assert "a PDF needs a browser" in refused.stderr
     assert not (run / "x.html").exists(), "nothing is written that was not asked for"
-    assert "--for card is none" in sordino("report", run, "--for", "card", "--pdf").stderr
+    assert "--for card makes none" in sordino("report", run, "--for", "card", "--pdf").stderr
 
 
 def test_one_command_prints_a_pdf(run, tmp_path):

@@ -14,6 +14,7 @@ import typer
 from sordino.cli import early, options
 from sordino.cli.terminal import FOUND, INTERRUPTED, complain, console, messages, print_json
 from sordino.errors import InvalidInput
+from sordino.figures import write_count
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -174,7 +175,9 @@ def run_and_publish(
 
 def say_where(rows: Sequence[Any], folder: Path, paths: Sequence[Path]) -> None:
     """Where the results are, and the page to open."""
-    console().print(f"{len(rows)} results in {folder}: {', '.join(path.name for path in paths[:3])}", markup=False)
+    console().print(
+        f"{write_count(len(rows), 'result')} in {folder}: {', '.join(path.name for path in paths[:3])}", markup=False
+    )
     page = next((path for path in paths if path.suffix == ".html"), None)
     if page is not None:
         console().print(f"Open {page} in a browser", markup=False)
@@ -290,7 +293,7 @@ def foretell(cases: Sequence[Case], folder: Path, workers: int | None) -> str:
     different = {case.label: case for case in cases}
     waiting = [case for case in different.values() if results.find(folder, case.label) is None]
     at_once = min(workers or cores(), max(1, len(waiting)))
-    count = f"{len(different)} runs" if len(different) > 1 else "1 run"
+    count = write_count(len(different), "run")
     done = len(different) - len(waiting)
     said = f"{count}{f', {done} of them finished already' if done else ''}, {at_once} at a time"
     if not waiting:

@@ -20,6 +20,7 @@ from sordino.books import LEDGER, OUTCOME
 from sordino.cli import early, options
 from sordino.cli.terminal import FOUND, INTERRUPTED, caution, complain, console, messages, print_json
 from sordino.errors import InvalidInput, SordinoError
+from sordino.figures import write_count
 from sordino.lab.experiments import results
 from sordino.report.run_folder import Folder
 
@@ -63,15 +64,17 @@ def compare_on_table(
     early.check_training(replace(wanted, epsilon=trials[0].epsilon))
     together = describe_total(trials)
     waiting = [trial for trial in trials if results.find(folder, trial.label) is None]
-    messages().print(f"{len(trials)} runs, {len(trials) - len(waiting)} of them finished already, one at a time")
-    caution(together)
+    done = len(trials) - len(waiting)
+    already = f", {done} of them finished already" if done else ""
+    messages().print(f"{write_count(len(trials), 'run')}{already}, one at a time", markup=False)
+    if together:
+        caution(together)
     rows, failed = _run_all(trials, wanted, folder)
     paths = publish(rows, folder) if rows else []
     if as_json:
         print_json({"rows": rows, "files": [str(path) for path in paths], "together": together})
     elif rows:
         console().print(accuracy_table(rows, settings=True), markup=False)
-        console().print(f"{together[0].upper()}{together[1:]}.", markup=False)
         say_where(rows, folder, paths)
     for line in failed:
         complain(line)
@@ -97,7 +100,9 @@ def list_trials(plan: Comparison) -> list[TableRun]:
 
 
 def describe_total(trials: Sequence[TableRun]) -> str:
-    """What the runs cost together: their sum, which holds whatever they release and whoever chose them."""
+    """What several runs cost together: their sum, which holds whatever they release and whoever chose them."""
+    if len(trials) == 1:
+        return ""
     total = sum(trial.epsilon for trial in trials)
     return (
         f"each of the {len(trials)} runs spends its epsilon on the same records: whoever sees all of them sees "

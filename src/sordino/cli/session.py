@@ -309,9 +309,7 @@ def make_views(chosen: Config, data: Data) -> dict[str, Any]:
         return {}
     shape = tuple(data.train_set[0][0].shape)
     if len(shape) != 3:
-        raise InvalidInput(
-            f"augment={count} makes views of images, and {chosen.data.source} holds none: leave it out"
-        )
+        raise InvalidInput(f"augment={count} makes views of images, and {chosen.data.source} holds none: leave it out")
     return {"augment": count, "augmentation": ShiftAndMirror(min(shape[1:]) // 8, bool(chosen.run.mirror))}
 
 

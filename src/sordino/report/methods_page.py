@@ -252,7 +252,7 @@ def _chart_over_steps(number: int, epsilon: float, rows: Sequence[_Row]) -> Char
         points = list(zip(steps, values.mean(0).tolist(), strict=True))
         spread = list(zip(steps, values.min(0).tolist(), values.max(0).tolist(), strict=True))
         series.append(Series(method, points, spread=spread if len(group) > 1 else []))
-    if not series:
+    if all(len(s.points) < 2 for s in series):  # a curve of one point shows nothing
         return None
     return Chart(
         f"steps-{number}-{_write_ident(epsilon)}",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
-from sordino.figures import round_up, round_up_digits
+from sordino.figures import round_up, round_up_digits, write_count
 from sordino.report.briefs import Brief
 from sordino.report.charts import percent
 from sordino.report.shelf import Listed, Shelved
@@ -72,7 +72,8 @@ def add_up(rows: Sequence[Listed]) -> str:
     delta = sum(brief.delta for brief in runs.values())
     proven = all(brief.basis == "proven" for brief in runs.values())
     words = "" if proven else "; not all of it is proven"
-    return f"{len(runs)} runs, together ε ≤ {round_up(epsilon)} at δ = {round_up_digits(delta, 2)} by adding up{words}"
+    total = f"ε ≤ {round_up(epsilon)} at δ = {round_up_digits(delta, 2)}"
+    return f"{write_count(len(runs), 'run')}, together {total} by adding up{words}"
 
 
 def _matches(row: Listed, words: str) -> bool:

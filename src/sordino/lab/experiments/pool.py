@@ -184,6 +184,7 @@ def _pass_on(pipe: Connection) -> None:
 
     logger = logging.getLogger("sordino.lab.data.cache")
     logger.setLevel(logging.INFO)
+    logger.propagate = False  # a library that this run loads may write every message to the screen
     logger.addHandler(Channel())
 
 
