@@ -116,9 +116,18 @@ class Page:
 
     def wait_for(self, condition: str) -> None:
         end = time.monotonic() + PATIENCE
-        while not self.evaluate(f"Boolean({condition})"):
+        while not self._holds(condition):
             assert time.monotonic() < end, f"waited in vain for {condition}"
             time.sleep(0.05)
+
+    def _holds(self, condition: str) -> bool:
+        """Whether it holds now; not while the tab is on its way to another page."""
+        try:
+            return bool(self.evaluate(f"Boolean({condition})"))
+        except AssertionError as error:
+            if "navigated" not in str(error):
+                raise
+            return False
 
     @property
     def complaints(self) -> list[Any]:
