@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from sordino import Private, recipes
+from sordino import Budget, Private, recipes
 from sordino.augmentation import OWN_COINS
 from sordino.chance import SecretChance
 from sordino.errors import UnsupportedModel
@@ -311,3 +312,156 @@ def test_a_block_that_could_not_begin_is_not_taken_for_one(monkeypatch: pytest.M
 
 def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+# -- collate functions, and datasets that leave a generator seeded ----------------------------------------------------
+
+
+class Rows(Dataset[Tensor]):
+    """Equal records; `leave` seeds something whenever one is read."""
+
+    def __init__(self, leave: Callable[[], None] = lambda: None) -> None:
+        self.leave = leave
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.leave()
+        return torch.ones(WIDTH) * (1 + index)
+
+
+def collates_with_a_seed_of_numpy(items: list[Tensor]) -> Tensor:
+    np.random.seed(0)  # noqa: NPY002
+    return mask(torch.stack(items), np.random.rand(len(items), WIDTH))  # noqa: NPY002
+
+
+def collates_with_a_seed_of_python(items: list[Tensor]) -> Tensor:
+    random.seed(0)
+    return mask(torch.stack(items), torch.tensor([[random.random() for _ in range(WIDTH)] for _ in items]))
+
+
+def collates_with_a_new_generator(items: list[Tensor]) -> Tensor:
+    return mask(torch.stack(items), torch.rand(len(items), WIDTH, generator=torch.Generator().manual_seed(0)))
+
+
+def collates_with_a_new_generator_of_numpy(items: list[Tensor]) -> Tensor:
+    return mask(torch.stack(items), np.random.default_rng(0).random((len(items), WIDTH)))
+
+
+def collates_with_torch_seeded_for_a_while(items: list[Tensor]) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.functional.dropout(torch.stack(items))
+
+
+@pytest.mark.parametrize(
+    "collate",
+    [
+        collates_with_a_seed_of_numpy,
+        collates_with_a_seed_of_python,
+        collates_with_a_new_generator,
+        collates_with_a_new_generator_of_numpy,
+        collates_with_torch_seeded_for_a_while,
+    ],
+    ids=lambda collate: collate.__name__,
+)
+@pytest.mark.parametrize("across", [False, True], ids=["rows first", "rows last"])
+def test_a_collate_function_whose_masks_anyone_can_know_is_refused(collate: Any, across: bool) -> None:
+    """A record's mask would be that of its place: one record more gives another one to all after it."""
+
+    def transposed(items: list[Tensor]) -> Tensor:
+        return collate(items).T.contiguous()
+
+    with pytest.raises(UnsupportedModel, match="in a smaller batch" if across else "its place in the batch"):
+        prepare(lambda m, x: m(x.T if across else x), Rows(), collate=transposed if across else collate)
+
+
+def test_a_collate_function_may_draw_from_the_default_generators() -> None:
+    def collate(items: list[Tensor]) -> Tensor:
+        x = nn.functional.dropout(torch.stack(items))
+        coins = torch.tensor([[random.random() for _ in range(WIDTH)] for _ in items])
+        return mask(mask(x, coins), np.random.rand(*x.shape))  # noqa: NPY002
+
+    prepare(plain, Rows(), collate=collate).step()
+
+
+@pytest.mark.parametrize("outside", ["numpy", "python"])
+def test_what_a_dataset_leaves_seeded_does_not_reach_the_loss(outside: str) -> None:
+    """Repeated from public seeds, two runs would have the same masks."""
+
+    def leave() -> None:
+        np.random.seed(0) if outside == "numpy" else random.seed(0)  # noqa: NPY002
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        coins = np.random.rand(*x.shape) if outside == "numpy" else [[random.random() for _ in row] for row in x]  # noqa: NPY002
+        masked: Tensor = model(mask(x, torch.as_tensor(coins))).flatten()
+        return masked
+
+    def run() -> Tensor:
+        torch.manual_seed(0)
+        recipe = recipes.dpsgd(batch_size=16, steps=1, noise_multiplier=NOISELESS, clip=1e4).for_records(16)
+        model = nn.Linear(WIDTH, 1, bias=False)
+        private = Private(model, torch.optim.SGD(model.parameters(), lr=1.0), Rows(leave), loss, recipe)
+        private.step()
+        private.close()
+        return model.weight.detach().clone()
+
+    assert (run() - run()).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("loop", [by_steps, by_loader])
+def test_a_step_in_which_numpy_is_seeded_is_not_released(loop: Callable[[Private], None]) -> None:
+    private = prepare(seeds_numpy, validate=False)
+    with pytest.raises(UnsupportedModel, match="NumPy was seeded within a step"):
+        loop(private)
+    private.close()
+
+
+def test_what_seeded_numpy_in_one_step_is_gone_in_the_next() -> None:
+    chance = SecretChance()
+    chance.enter(torch.device("cpu"))
+    np.random.seed(0)  # noqa: NPY002
+    assert not chance.is_secret
+    chance.end()
+    chance.enter(torch.device("cpu"))
+    assert chance.is_secret
+    first = np.random.rand()  # noqa: NPY002
+    chance.end()
+    assert first != np.random.RandomState(0).rand()
+
+
+def test_every_device_of_the_models_kind_is_seeded_and_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may be on another device than the present one; and only the device may have been seeded."""
+    generators = [torch.Generator(), torch.Generator()]
+
+    def seed_all(seed: int) -> None:
+        for each in generators:
+            each.manual_seed(seed)
+
+    module = SimpleNamespace(
+        device_count=lambda: 0,
+        manual_seed=lambda seed: generators[0].manual_seed(seed),
+        manual_seed_all=seed_all,
+        default_generators=generators,
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: module)
+    chance = SecretChance()
+    chance.enter(torch.device("cuda:1"))
+    assert chance.is_secret
+    generators[1].manual_seed(0)
+    with pytest.raises(UnsupportedModel, match="torch was seeded"):
+        chance.require_secret()
+    chance.end()
+
+
+def test_norms_that_were_measured_with_a_known_seed_are_not_released() -> None:
+    """DPIS releases their sum before the first step, in which the loss would be caught."""
+    recipe = recipes.dpis(batch_size=8, epochs=1).calibrate(Budget(epsilon=8, delta=1e-3), records=100)
+    model = nn.Sequential(nn.Linear(WIDTH, 1), nn.Flatten(0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    private = Private(model, optimizer, torch.randn(100, WIDTH), seeds_torch, recipe, validate=False)
+    with pytest.raises(UnsupportedModel, match="torch was seeded within a step"):
+        private.step()
+    assert len(private.bench.ledger) == 1, "of the number of records, which no loss was needed for"
+    private.close()
