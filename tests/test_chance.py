@@ -21,7 +21,7 @@ from sordino.loops import GIVEN
 from sordino.mechanisms.shuffled import ShuffledLoader
 from sordino.parts import SEEDED_BY_LOADER, Foreign
 from sordino.run import list_assumptions
-from sordino.validation.watching import ONE_COIN
+from sordino.validation.watching import HALF_IN_LOOP, ONE_COIN
 
 RECORDS, WIDTH = 4, 64
 NOISELESS = 1e-7
@@ -163,9 +163,9 @@ def holds_a_generator(model: nn.Module, x: Tensor) -> Tensor:
     return model(mask(x, torch.rand(x.shape, generator=HELD)))
 
 
-def prepare(loss: Any, data: Any = None, steps: int = 1, **options: Any) -> Private:
+def prepare(loss: Any, data: Any = None, steps: int = 1, size: int = 8, **options: Any) -> Private:
     torch.manual_seed(0)
-    recipe = recipes.dpsgd(batch_size=8, steps=steps, noise_multiplier=1.0).for_records(16)
+    recipe = recipes.dpsgd(batch_size=size, steps=steps, noise_multiplier=1.0).for_records(16)
     model = nn.Sequential(nn.Linear(WIDTH, 1), nn.Flatten(0))
     data = torch.randn(16, WIDTH) if data is None else data
     return Private(model, torch.optim.SGD(model.parameters(), lr=1.0), data, loss, recipe, **options)
@@ -257,6 +257,40 @@ def test_what_a_guarantee_rests_on_is_said_before_the_first_draw() -> None:
     before = private.bench.ledger.head().declarations
     private.step()
     assert private.bench.ledger.head().declarations == before
+
+
+@pytest.mark.parametrize("kind", ["a common coin", "half precision"])
+def test_what_a_guarantee_rests_on_for_some_records_only_is_refused(kind: str) -> None:
+    """A line that followed after a draw would tell which draw first held such a record."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        losses, far = model(x), x[:, 0] > 50
+        if not bool(far.any()):
+            return losses
+        other = losses * (torch.rand(()) < 2) if kind == "a common coin" else losses.bfloat16().float()
+        return torch.where(far, other, losses)
+
+    data = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(1))
+    data[7, 0] = 100.0  # not among the four that are probed
+    private = prepare(loss, data, size=16)
+    before = private.bench.ledger.head().declarations
+    with pytest.raises(UnsupportedModel, match="for some records the loss uses half precision, or a random number"):
+        private.step()
+    assert private.bench.ledger.head().declarations == before
+    private.close()
+
+
+def test_a_loop_says_before_its_first_draw_what_half_precision_would_rest_on() -> None:
+    """Autocast around the user's own forward pass is seen by nobody: the loss that was probed is in float32."""
+    private = prepare(plain)
+    assert HALF_IN_LOOP not in private.guarantee(1e-5).assumptions
+    batches: Any = private.loader()
+    next(batches)
+    assert HALF_IN_LOOP in private.guarantee(1e-5).assumptions
+    lines = private.bench.ledger._connection.execute("SELECT after FROM declarations WHERE text = ?", [HALF_IN_LOOP])
+    assert lines.fetchall() == [(0,)]
+    batches.close()
+    private.close()
 
 
 def test_what_a_loop_cannot_compare_is_said_before_its_first_draw() -> None:
