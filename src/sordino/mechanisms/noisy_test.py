@@ -167,7 +167,6 @@ def losses(bench: Bench, records: Records, indices: Tensor) -> Tensor:
             each = bench.objective.losses(batch.data, batch.size)
             each = each.to(total_dtype(each))
             found[part] = (each if batch.groups is None else batch.groups.mean(each)).cpu()
-            bench.require_secret()
     return bench.team.sum([found])[0]
 
 
