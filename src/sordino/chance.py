@@ -109,7 +109,7 @@ class SecretChance:
 
     def _renew(self, device: torch.device) -> None:
         """Seed all of them with fresh secrets; all devices of the model's kind, as it may be on any of them."""
-        if not self._has_numpy:
+        if self._numpy is None or not self._has_numpy:
             self._numpy = np.random.MT19937(secrets.randbits(256))
         self._seed = secrets.randbits(63)
         torch.default_generator.manual_seed(self._seed)
