@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from sordino import Private, recipes
+from sordino import Budget, Private, recipes
 from sordino.augmentation import OWN_COINS
 from sordino.chance import SecretChance
 from sordino.errors import UnsupportedModel
@@ -20,7 +21,7 @@ from sordino.loops import GIVEN
 from sordino.mechanisms.shuffled import ShuffledLoader
 from sordino.parts import SEEDED_BY_LOADER, Foreign
 from sordino.run import list_assumptions
-from sordino.validation.watching import ONE_COIN
+from sordino.validation.watching import HALF_IN_LOOP, ONE_COIN
 
 RECORDS, WIDTH = 4, 64
 NOISELESS = 1e-7
@@ -162,9 +163,9 @@ def holds_a_generator(model: nn.Module, x: Tensor) -> Tensor:
     return model(mask(x, torch.rand(x.shape, generator=HELD)))
 
 
-def prepare(loss: Any, data: Any = None, steps: int = 1, **options: Any) -> Private:
+def prepare(loss: Any, data: Any = None, steps: int = 1, size: int = 8, **options: Any) -> Private:
     torch.manual_seed(0)
-    recipe = recipes.dpsgd(batch_size=8, steps=steps, noise_multiplier=1.0).for_records(16)
+    recipe = recipes.dpsgd(batch_size=size, steps=steps, noise_multiplier=1.0).for_records(16)
     model = nn.Sequential(nn.Linear(WIDTH, 1), nn.Flatten(0))
     data = torch.randn(16, WIDTH) if data is None else data
     return Private(model, torch.optim.SGD(model.parameters(), lr=1.0), data, loss, recipe, **options)
@@ -258,6 +259,40 @@ def test_what_a_guarantee_rests_on_is_said_before_the_first_draw() -> None:
     assert private.bench.ledger.head().declarations == before
 
 
+@pytest.mark.parametrize("kind", ["a common coin", "half precision"])
+def test_what_a_guarantee_rests_on_for_some_records_only_is_refused(kind: str) -> None:
+    """A line that followed after a draw would tell which draw first held such a record."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        losses, far = model(x), x[:, 0] > 50
+        if not bool(far.any()):
+            return losses
+        other = losses * (torch.rand(()) < 2) if kind == "a common coin" else losses.bfloat16().float()
+        return torch.where(far, other, losses)
+
+    data = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(1))
+    data[7, 0] = 100.0  # not among the four that are probed
+    private = prepare(loss, data, size=16)
+    before = private.bench.ledger.head().declarations
+    with pytest.raises(UnsupportedModel, match="for some records the loss uses half precision, or a random number"):
+        private.step()
+    assert private.bench.ledger.head().declarations == before
+    private.close()
+
+
+def test_a_loop_says_before_its_first_draw_what_half_precision_would_rest_on() -> None:
+    """Autocast around the user's own forward pass is seen by nobody: the loss that was probed is in float32."""
+    private = prepare(plain)
+    assert HALF_IN_LOOP not in private.guarantee(1e-5).assumptions
+    batches: Any = private.loader()
+    next(batches)
+    assert HALF_IN_LOOP in private.guarantee(1e-5).assumptions
+    lines = private.bench.ledger._connection.execute("SELECT after FROM declarations WHERE text = ?", [HALF_IN_LOOP])
+    assert lines.fetchall() == [(0,)]
+    batches.close()
+    private.close()
+
+
 def test_what_a_loop_cannot_compare_is_said_before_its_first_draw() -> None:
     """Said after the first batch, it would tell which draw was the first to hold a record."""
     private = prepare(lambda m, x: m(nn.functional.dropout(x)))
@@ -311,3 +346,156 @@ def test_a_block_that_could_not_begin_is_not_taken_for_one(monkeypatch: pytest.M
 
 def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+# -- collate functions, and datasets that leave a generator seeded ----------------------------------------------------
+
+
+class Rows(Dataset[Tensor]):
+    """Equal records; `leave` seeds something whenever one is read."""
+
+    def __init__(self, leave: Callable[[], None] = lambda: None) -> None:
+        self.leave = leave
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.leave()
+        return torch.ones(WIDTH) * (1 + index)
+
+
+def collates_with_a_seed_of_numpy(items: list[Tensor]) -> Tensor:
+    np.random.seed(0)  # noqa: NPY002
+    return mask(torch.stack(items), np.random.rand(len(items), WIDTH))  # noqa: NPY002
+
+
+def collates_with_a_seed_of_python(items: list[Tensor]) -> Tensor:
+    random.seed(0)
+    return mask(torch.stack(items), torch.tensor([[random.random() for _ in range(WIDTH)] for _ in items]))
+
+
+def collates_with_a_new_generator(items: list[Tensor]) -> Tensor:
+    return mask(torch.stack(items), torch.rand(len(items), WIDTH, generator=torch.Generator().manual_seed(0)))
+
+
+def collates_with_a_new_generator_of_numpy(items: list[Tensor]) -> Tensor:
+    return mask(torch.stack(items), np.random.default_rng(0).random((len(items), WIDTH)))
+
+
+def collates_with_torch_seeded_for_a_while(items: list[Tensor]) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.functional.dropout(torch.stack(items))
+
+
+@pytest.mark.parametrize(
+    "collate",
+    [
+        collates_with_a_seed_of_numpy,
+        collates_with_a_seed_of_python,
+        collates_with_a_new_generator,
+        collates_with_a_new_generator_of_numpy,
+        collates_with_torch_seeded_for_a_while,
+    ],
+    ids=lambda collate: collate.__name__,
+)
+@pytest.mark.parametrize("across", [False, True], ids=["rows first", "rows last"])
+def test_a_collate_function_whose_masks_anyone_can_know_is_refused(collate: Any, across: bool) -> None:
+    """A record's mask would be that of its place: one record more gives another one to all after it."""
+
+    def transposed(items: list[Tensor]) -> Tensor:
+        return collate(items).T.contiguous()
+
+    with pytest.raises(UnsupportedModel, match="in a smaller batch" if across else "its place in the batch"):
+        prepare(lambda m, x: m(x.T if across else x), Rows(), collate=transposed if across else collate)
+
+
+def test_a_collate_function_may_draw_from_the_default_generators() -> None:
+    def collate(items: list[Tensor]) -> Tensor:
+        x = nn.functional.dropout(torch.stack(items))
+        coins = torch.tensor([[random.random() for _ in range(WIDTH)] for _ in items])
+        return mask(mask(x, coins), np.random.rand(*x.shape))  # noqa: NPY002
+
+    prepare(plain, Rows(), collate=collate).step()
+
+
+@pytest.mark.parametrize("outside", ["numpy", "python"])
+def test_what_a_dataset_leaves_seeded_does_not_reach_the_loss(outside: str) -> None:
+    """Repeated from public seeds, two runs would have the same masks."""
+
+    def leave() -> None:
+        np.random.seed(0) if outside == "numpy" else random.seed(0)  # noqa: NPY002
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        coins = np.random.rand(*x.shape) if outside == "numpy" else [[random.random() for _ in row] for row in x]  # noqa: NPY002
+        masked: Tensor = model(mask(x, torch.as_tensor(coins))).flatten()
+        return masked
+
+    def run() -> Tensor:
+        torch.manual_seed(0)
+        recipe = recipes.dpsgd(batch_size=16, steps=1, noise_multiplier=NOISELESS, clip=1e4).for_records(16)
+        model = nn.Linear(WIDTH, 1, bias=False)
+        private = Private(model, torch.optim.SGD(model.parameters(), lr=1.0), Rows(leave), loss, recipe)
+        private.step()
+        private.close()
+        return model.weight.detach().clone()
+
+    assert (run() - run()).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("loop", [by_steps, by_loader])
+def test_a_step_in_which_numpy_is_seeded_is_not_released(loop: Callable[[Private], None]) -> None:
+    private = prepare(seeds_numpy, validate=False)
+    with pytest.raises(UnsupportedModel, match="NumPy was seeded within a step"):
+        loop(private)
+    private.close()
+
+
+def test_what_seeded_numpy_in_one_step_is_gone_in_the_next() -> None:
+    chance = SecretChance()
+    chance.enter(torch.device("cpu"))
+    np.random.seed(0)  # noqa: NPY002
+    assert not chance.is_secret
+    chance.end()
+    chance.enter(torch.device("cpu"))
+    assert chance.is_secret
+    first = np.random.rand()  # noqa: NPY002
+    chance.end()
+    assert first != np.random.RandomState(0).rand()
+
+
+def test_every_device_of_the_models_kind_is_seeded_and_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may be on another device than the present one; and only the device may have been seeded."""
+    generators = [torch.Generator(), torch.Generator()]
+
+    def seed_all(seed: int) -> None:
+        for each in generators:
+            each.manual_seed(seed)
+
+    module = SimpleNamespace(
+        device_count=lambda: 0,
+        manual_seed=lambda seed: generators[0].manual_seed(seed),
+        manual_seed_all=seed_all,
+        default_generators=generators,
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: module)
+    chance = SecretChance()
+    chance.enter(torch.device("cuda:1"))
+    assert chance.is_secret
+    generators[1].manual_seed(0)
+    with pytest.raises(UnsupportedModel, match="torch was seeded"):
+        chance.require_secret()
+    chance.end()
+
+
+def test_norms_that_were_measured_with_a_known_seed_are_not_released() -> None:
+    """DPIS releases their sum before the first step, in which the loss would be caught."""
+    recipe = recipes.dpis(batch_size=8, epochs=1).calibrate(Budget(epsilon=8, delta=1e-3), records=100)
+    model = nn.Sequential(nn.Linear(WIDTH, 1), nn.Flatten(0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    private = Private(model, optimizer, torch.randn(100, WIDTH), seeds_torch, recipe, validate=False)
+    with pytest.raises(UnsupportedModel, match="torch was seeded within a step"):
+        private.step()
+    assert len(private.bench.ledger) == 1, "of the number of records, which no loss was needed for"
+    private.close()

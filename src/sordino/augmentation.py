@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
+from sordino.chance import set_numpy_aside
 from sordino.errors import InvalidInput, SordinoError, locate_error
 from sordino.gradients.engine import Groups
 from sordino.noise import Source
@@ -142,7 +143,7 @@ def require_views(augment: int | None, augmentation: Augmentation | None, plain:
 @contextmanager
 def seeded_randomness() -> Iterator[Callable[[int], None]]:
     """Hand out a function that seeds torch, NumPy and Python alike; put their generators back at the end."""
-    ours, theirs, python = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    ours, python = torch.get_rng_state(), random.getstate()
 
     def seed(value: int) -> None:
         torch.default_generator.manual_seed(value)
@@ -150,10 +151,10 @@ def seeded_randomness() -> Iterator[Callable[[int], None]]:
         random.seed(value)
 
     try:
-        yield seed
+        with set_numpy_aside():
+            yield seed
     finally:
         torch.set_rng_state(ours)
-        np.random.set_state(theirs)  # noqa: NPY002
         random.setstate(python)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -41,6 +41,18 @@ def shield_chance(seed: int | None) -> Iterator[None]:
         random.setstate(of_python)
 
 
+@contextmanager
+def set_numpy_aside() -> Iterator[None]:
+    """A block in which NumPy's generator is another one, to be seeded freely; afterwards it is the one that it was."""
+    ours, state = get_bit_generator(), np.random.get_state()  # noqa: NPY002
+    set_bit_generator(np.random.MT19937(0))
+    try:
+        yield
+    finally:
+        set_bit_generator(ours)
+        np.random.set_state(state)  # noqa: NPY002 - with the normal that it has in store
+
+
 class SecretChance:
     """A block in which these generators are seeded by secrets, fresh each time; afterwards they are as they were.
 
@@ -53,12 +65,25 @@ class SecretChance:
         self._numpy: np.random.MT19937 | None = None
         self._depth = 0
         self._seed: int | None = None
+        self._others: Sequence[torch.Generator] = ()
         self._back = ExitStack()
 
     @property
     def is_secret(self) -> bool:
-        """Whether torch draws from the seed that the block gave it."""
-        return self._seed is not None and torch.default_generator.initial_seed() == self._seed
+        """Whether torch draws from the seeds that the block gave it, and nobody seeded NumPy.
+
+        Python's generator does not tell whether it was seeded; the probe of the model sees that.
+        """
+        return self._has_torch and self._has_numpy
+
+    @property
+    def _has_torch(self) -> bool:
+        seeds = [torch.default_generator.initial_seed(), *(each.initial_seed() for each in self._others)]
+        return self._seed is not None and all(seed == self._seed for seed in seeds)
+
+    @property
+    def _has_numpy(self) -> bool:
+        return self._numpy is not None and self._numpy.seed_seq is not None  # np.random.seed() leaves none
 
     def enter(self, device: torch.device, *, secret: bool = True) -> None:
         """Begin the block, for a model on `device`."""
@@ -83,22 +108,37 @@ class SecretChance:
             self._back.enter_context(torch.random.fork_rng(every, device_type=device.type))
 
     def _renew(self, device: torch.device) -> None:
-        """Seed all of them with fresh secrets."""
-        if self._numpy is None:
+        """Seed all of them with fresh secrets; all devices of the model's kind, as it may be on any of them."""
+        if self._numpy is None or not self._has_numpy:
             self._numpy = np.random.MT19937(secrets.randbits(256))
-        if device.type not in ("cpu", "meta"):
-            torch.get_device_module(device.type).manual_seed(secrets.randbits(63))
         self._seed = secrets.randbits(63)
         torch.default_generator.manual_seed(self._seed)
+        if device.type not in ("cpu", "meta"):
+            module = torch.get_device_module(device.type)
+            getattr(module, "manual_seed_all", module.manual_seed)(self._seed)
+            self._others = getattr(module, "default_generators", ())
         set_bit_generator(self._numpy)
         random.seed(secrets.randbits(256))
 
+    def renew(self, device: torch.device) -> None:
+        """Fresh secrets within a block, after a dataset of the user's was read: it may have seeded NumPy or Python.
+
+        A record that is made from its own seed is harmless; what the loss draws afterwards from that seed is not.
+        """
+        self._require("torch", self._has_torch)
+        self._numpy = None
+        self._renew(device)
+
     def require_secret(self) -> None:
-        """Refuse what was drawn outside of a block, or in one in which the loss or the dataset seeded torch."""
-        if not self.is_secret:
+        """Refuse what was drawn outside of a block, or in one in which a generator was seeded by somebody else."""
+        self._require("torch", self._has_torch)
+        self._require("NumPy", self._has_numpy)
+
+    def _require(self, name: str, secret: bool) -> None:
+        if not secret:
             raise UnsupportedModel(
-                "torch was seeded within a step, by the loss or the dataset, so that what it draws for every record is "
-                "known (this draw is paid for and was not released): leave torch.manual_seed out"
+                f"{name} was seeded within a step, by the loss or the dataset, so that what it draws for every record "
+                "is known (this draw is paid for and was not released): leave manual_seed and seed out"
             )
 
     def leave(self) -> None:

@@ -26,6 +26,7 @@ from sordino.gradients.looped import backpropagate
 from sordino.parts import Draw, Exact, Foreign, Snapshot
 from sordino.proposals import finish
 from sordino.records import Records
+from sordino.validation.watching import HALF_IN_LOOP
 
 GIVEN = "private.backward was given the losses that were probed, one per example"
 
@@ -230,6 +231,7 @@ class UserLoop:
         first batch shows would be written after the draw that was the first to hold a record.
         """
         self.assumptions = (GIVEN,)
+        self.bench.run.assume([HALF_IN_LOOP])
         watch = self.bench.watch
         if not self._stated and (watch is None or watch.random):
             self._stated = True

@@ -39,7 +39,7 @@ from sordino.vault.claims import DatasetBudget
 _log = logging.getLogger("sordino")
 
 UNPROBED = ("the model was NOT probed for mixing examples (validate=False)", IN_ANY_COMPANY)
-ALONE = ("model and loss treat every example by itself",)
+ALONE = ("model and loss treat every example by itself, with random numbers that nobody knows",)
 """What a guarantee must assume, and what its headline must say, if the model was not probed."""
 
 
@@ -59,9 +59,10 @@ class Private:
     holds releases about these records, such as statistics for normalising them. `seed` makes noise and sampling
     repeatable for experiments, and the guarantee says so. `engine` and `microbatch` (how many records are processed at
     once) affect only performance and change no numbers. `validate=False` skips the probe of model and loss, and the
-    guarantee says so. Under ``torchrun``, all processes of `group` (by default all processes) take each step together
-    (`sordino.distributed`). `vault` is the dataset's budget (`sordino.vault.open_budget`): the plan is reserved there
-    before the first step.
+    guarantee says so; nobody then notices a loss that reaches no parameter, which trains on noise alone. Under
+    ``torchrun``, all processes of `group` (by default all processes) take each step together
+    (`sordino.distributed`). `vault` is the dataset's budget (`sordino.vault.open_budget`): the plan is reserved
+    there before the first step.
 
     `unit` names the owner of every record, as one identifier each or as a column of the dataset. Whole owners are then
     drawn, clipped and protected, and the recipe's `records` counts owners. A draw uses at most `per_unit` records of an

@@ -40,6 +40,11 @@ class Records:
         self.count = self.length = self._length()
         self.by_rows = collate is None or self._collates_rows()
 
+    @property
+    def runs_code(self) -> bool:
+        """Whether the user's code makes a batch, not only rows of tensors."""
+        return self._tensors is None or self.views is not None
+
     def _length(self) -> int:
         if self._tensors is not None:
             if not len(self._tensors[0]):

@@ -138,8 +138,16 @@ class Bench:
         return draw.split(size, self.records.weigh(draw.indices))
 
     def fetch(self, draw: Draw) -> Batch:
-        """The records of a draw, on the model's device."""
-        return self.records.fetch(draw.indices, self.device, draw.choice)
+        """The records of a draw, on the model's device; the loss draws from no generator that the dataset seeded."""
+        batch = self.records.fetch(draw.indices, self.device, draw.choice)
+        if self.secret and self.records.runs_code:
+            self.chance.renew(self.device)
+        return batch
+
+    def require_secret(self) -> None:
+        """Refuse what a loss or a dataset may have drawn from generators that somebody seeded."""
+        if self.secret:
+            self.chance.require_secret()
 
     def versions(self) -> list[tuple[nn.Parameter, int]]:
         """Return all parameters, including frozen ones, and how often each was written: a loss must change nothing."""
@@ -257,8 +265,7 @@ def begin(bench: Bench, step: int, draw: Draw | None = None) -> Attempt:
 def add(attempt: Attempt, part: Draw, differentiated: Differentiated) -> None:
     """Weigh. Add ``sum_i weight_i * gradient_i`` of a part of the draw; ``weight * norm <= clip`` for each example."""
     recipe, norms = attempt.bench.recipe, differentiated.norms
-    if attempt.bench.secret:
-        attempt.bench.chance.require_secret()
+    attempt.bench.require_secret()
     attempt.add(differentiated.weighted_sum(weigh(attempt, part, differentiated)))
     assert recipe.sampler is not None
     recipe.sampler.observe(part, norms, attempt.bench.states.sampler)

@@ -22,7 +22,7 @@ from sordino.errors import UnsupportedModel
 from sordino.gradients.engine import Batch, Objective
 from sordino.parts import Foreign
 from sordino.validation.trial import Finding
-from sordino.validation.watching import ONE_COIN, UNSLICEABLE, Watch
+from sordino.validation.watching import IN_ANY_COMPANY, ONE_COIN, UNSLICEABLE, Watch
 from tests.validation.probes import (
     CLASSES,
     Centred,
@@ -196,9 +196,12 @@ def test_what_one_process_finds_all_refuse() -> None:
     watch = Watch()
     watch.begin()
     ledger = Ledger.in_memory()
+    with pytest.raises(UnsupportedModel, match="so that no guarantee says so"):
+        watch.settle(TwoRanks(None), ledger)
+    ledger.declare("assumption", "assumed there")
     watch.settle(TwoRanks(None, ("something",)), ledger)
     assert ledger.declared("condition") == ["something"], "the leader's ledger knows what another rank could not check"
-    assert ledger.declared("assumption") == ["assumed there"]
+    assert ledger.declared("assumption") == ["assumed there", IN_ANY_COMPANY]
     with pytest.raises(UnsupportedModel, match="theirs"):
         watch.settle(TwoRanks(Finding("mixing", "loss", "theirs")), Ledger.in_memory())
 

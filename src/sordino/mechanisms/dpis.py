@@ -306,6 +306,7 @@ def measure(bench: Bench) -> Tensor:
         for part in bench.split(everyone[bench.team.own(len(everyone))], size):
             found = bench.engine.differentiate(bench.objective, parameters, bench.fetch(part))
             norms[part.indices] = found.norms.detach().float().cpu()
+            bench.require_secret()
     return bench.team.sum([norms])[0]
 
 

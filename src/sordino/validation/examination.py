@@ -10,7 +10,7 @@ import torch
 from sordino.errors import locate_error
 from sordino.gradients.engine import Batch
 from sordino.validation.probing import AS_GIVEN, WORDS, How, ProbeFailed, Prober
-from sordino.validation.randomness import FIRST_SEED
+from sordino.validation.randomness import FIRST_SEED, Randomness
 from sordino.validation.trial import COMPANY, KNOWN, SIZE, Finding, Rows, Swap, Trial, Watched, are_same
 
 Fetch = Callable[[Sequence[int]], Batch]
@@ -27,6 +27,9 @@ COSTLY = 2**19
 
 LARGE = 2**22
 """So is one with more parameters than that: their gradients take long, however few examples there are."""
+
+SUMMED = 2
+"""How many examples' gradients are compared in another order; all losses are."""
 
 FEW_SEEDS = 2
 """Seeds for a costly model whose coins are masks, which choose nothing: it does the same with all of them."""
@@ -62,6 +65,7 @@ class Examination(Trial):
             self.probe_crowd,
             self.probe_sizes,
             self.probe_company,
+            self.probe_places,
             self.probe_memory,
         ):
             found = list(probe())
@@ -227,6 +231,36 @@ class Examination(Trial):
                 yield from found
                 return
 
+    def probe_places(self) -> Iterator[Finding]:
+        """The records collated in reverse: same losses, unless its numbers come from where a step keeps secrets.
+
+        A collate function that draws from its own or a seeded generator gives a record the numbers of its place in the
+        batch, and one record more moves all after it.
+        """
+        back = range(len(self.indices))[::-1]
+        reverse = [self.indices[i] for i in back]
+        rows, coins = self._watch_collation(reverse, FIRST_SEED)
+        if self.sliceable and are_same(rows.data, self.fetched.take(back).data):
+            return
+        trial = self if self.rows is self.fetched else Trial(self.prober, self.fetched)
+        how = How(shared=True)
+        if trial.agrees(rows, list(enumerate(back)), how, tuple(back)[:SUMMED]):
+            return
+        moved = trial.reference(how).randomness  # numbers that the loss draws and that cannot be shared move, too
+        secret = (
+            coins.used and not coins.known and not coins.is_fixed(self._watch_collation(reverse, FIRST_SEED + 1)[1])
+        )
+        if not (secret or moved.outside_used or moved.unshared):
+            yield PLACED
+
+    def _watch_collation(self, indices: Sequence[int], seed: int) -> tuple[Rows, Randomness]:
+        """Records that were loaded already, collated once more, and what was drawn for it."""
+        coins = Randomness(seed, shared=False)
+        self.prober.seed(seed)
+        with coins:
+            batch = self._fetch(indices)
+        return Rows(batch.data, batch.size), coins
+
     def probe_memory(self) -> Iterator[Finding]:
         """The same batch after different pasts: same losses, or something unregistered remembers data."""
         if self.sliceable:
@@ -244,6 +278,14 @@ class Examination(Trial):
 SEEDED = (
     "dataset or collate function seeds torch's generator, so that what the model draws after it is known: leave the "
     "seed out, or draw from a torch.Generator that is seeded for each record"
+)
+
+PLACED = Finding(
+    "random",
+    "collate function",
+    "an example's loss depends on its place in the batch, as with a collate function that draws random numbers from a "
+    "seeded generator: one record more would give others to those after it; leave seeds and generator= out, because "
+    "every step seeds torch's, NumPy's and Python's default generators with secrets",
 )
 
 UNREPEATABLE = Finding(

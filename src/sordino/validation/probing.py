@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from sordino.chance import set_numpy_aside
 from sordino.errors import UnsupportedModel, locate_error
 from sordino.gradients.bookkeeping.keeper import disable_compilation
 from sordino.gradients.engine import Objective
@@ -92,10 +93,9 @@ def preserve_randomness(module: nn.Module) -> Iterator[Callable[[int], None]]:
         random.seed(value)
         np.random.seed(value)  # noqa: NPY002 - users draw from it, so it has to repeat and to be put back
 
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with ExitStack() as stack:
-        stack.callback(random.setstate, python)
-        stack.callback(np.random.set_state, numpy)
+        stack.callback(random.setstate, random.getstate())
+        stack.enter_context(set_numpy_aside())
         stack.enter_context(torch.random.fork_rng(devices=[]))
         for kind in sorted(accelerators):
             devices = list(range(torch.get_device_module(kind).device_count()))

@@ -12,8 +12,9 @@ there is never a refusal, whatever the records, except for rounding beyond what 
 reveals nothing about them. For any other loss no guarantee holds. That it was refused at this step, and not at another,
 may then depend on the draw, but the run has ended.
 
-What a guarantee rests on is said before the first draw, from the few records of the probe. Only where a loss draws
-other kinds of numbers for some records than for those does a line follow later.
+What a guarantee rests on is said before the first draw, from the few records of the probe. A line that followed later
+would tell which draw first held a record of some kind. So a loss that draws other kinds of numbers for some records
+than for those, or works in another precision, is refused like one that mixes them.
 
 Limits: the check misses mixing that shows at none of the checked attempts. The schedule is public and does not depend
 on the records.
@@ -45,8 +46,18 @@ THOROUGH = 2
 UNSLICEABLE = "no examples mix in the batches of your loader, which cannot be taken apart"
 """What must hold where it could not be checked: the guarantee says so in its headline."""
 
+SEEN = "seen in a draw, which is paid for and was not released"
+
+OTHERWISE = (
+    "for some records the loss uses half precision, or a random number that they share, and for those that were probed "
+    "it did not, so that no guarantee says so: draw the same kinds of numbers, in the same precision, for all records"
+)
+
 IN_ANY_COMPANY = "in half precision, what is computed for a record does not depend in any digit on those beside it"
 """What a guarantee rests on where half precision was seen, or nobody looked: docs/proofs/rounding.md."""
+
+HALF_IN_LOOP = f"where a loop of your own works {IN_ANY_COMPANY}"
+"""What it rests on in such a loop, whose losses nobody sees before the first draw: autocast may be around them."""
 
 ONE_COIN = "a coin that all records of one pass share, as LayerDrop's, falls the same way however a draw is split"
 """What a guarantee rests on where such a coin was seen: one record more may move others into the next microbatch."""
@@ -90,7 +101,6 @@ class Watch:
         self._waiting = False
         if not batch.sliceable and batch.regroup is None:
             self.unchecked = (UNSLICEABLE,)
-            self._assumed[IN_ANY_COMPANY] = None  # nothing was seen that would say otherwise
             return
         try:
             with preserve_randomness(objective) as seed:
@@ -130,18 +140,21 @@ class Watch:
     def settle(self, team: Team, ledger: Ledger) -> None:
         """Refuse, on every process alike, what any of them found: once an attempt, before anything is released.
 
-        What could not be checked is written into the ledger, so that every guarantee about it says so.
+        What could not be checked is written into the ledger, so that every guarantee about it says so: it depends on
+        the loader and the form of its batches alone.
         """
         if not self.due:
             return
         everybody = team.gather((self._finding, self.unchecked, tuple(self._assumed)))
         for finding, _, _ in everybody:
             if finding is not None:
-                raise UnsupportedModel(f"{finding.message} (seen in a draw, which is paid for and was not released)")
+                raise UnsupportedModel(f"{finding.message} ({SEEN})")
         for line in dict.fromkeys(line for _, unchecked, _ in everybody for line in unchecked):
             ledger.declare(CONDITION, line)
-        for line in dict.fromkeys(line for *_, assumed in everybody for line in assumed):
-            ledger.declare(ASSUMPTION, line)
+            ledger.declare(ASSUMPTION, IN_ANY_COMPANY)  # nothing was seen that would say otherwise
+        said = ledger.declared(ASSUMPTION)
+        if any(line not in said for *_, assumed in everybody for line in assumed):
+            raise UnsupportedModel(f"{OTHERWISE} ({SEEN})")
 
 
 def _regroup(batch: Batch, places: Sequence[int]) -> Rows:
