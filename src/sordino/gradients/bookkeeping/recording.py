@@ -39,7 +39,7 @@ from sordino.gradients.bookkeeping.unseen import UNSEEN, Bypassed, Sightings, se
 from sordino.gradients.rules import RULES, generic
 from sordino.gradients.rules.base import Call, Layout, NoRule, ParameterShare, is_in_place, name_of
 from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples
-from sordino.gradients.rules.rowwise import Formula
+from sordino.gradients.rules.formulas import Formula
 
 
 @dataclass
@@ -223,7 +223,7 @@ class Recording(TorchFunctionMode):
         if not tracked or not torch.is_grad_enabled() or is_metadata(func):
             result = func(*args, **kwargs)
             if not tracked and isinstance(result, Tensor):
-                self.note_constant(func, result, tensors)
+                self.note_constant(func, result, tensors, args, kwargs)
             if func in FOLLOWED:
                 self.note_order(func, args, result)
             return result
@@ -253,10 +253,11 @@ class Recording(TorchFunctionMode):
             return type(value)(map(self.attach, value))
         return self.tracked[id(value)].attached if id(value) in self.tracked else value
 
-    def note_constant(self, func: Any, result: Tensor, tensors: list[Tensor]) -> None:
+    def note_constant(self, func: Any, result: Tensor, tensors: list[Tensor], args: Any, kwargs: Any) -> None:
         """A tensor made from no data is the same for every example, unless it was made one row per example."""
         constant = all(id(tensor) in self.constants for tensor in tensors)
-        if constant and (result.dim() == 0 or len(result) != self.size):
+        grown = constant and bool(tensors) and func in EXPANSIONS and expands_examples(func, args, kwargs, self.size)
+        if constant and not grown and (result.dim() == 0 or len(result) != self.size):
             self.constants[id(result)] = result
         elif not constant and tensors and is_in_place(name_of(func)):
             self.constants.pop(id(tensors[0]), None)
@@ -309,7 +310,7 @@ class Recording(TorchFunctionMode):
             handle = piece.detach().requires_grad_()  # so that a use past the recording leaves a gradient here
             cut = None if source is None or name_of(func) in REARRANGE else (*source, (self.calls, index))
             path = source if name_of(func) in REARRANGE else cut
-            formula = None if several else Formula(func, args, kwargs)
+            formula = None if several else Formula.of(func, args, kwargs)
             self.tracked[id(handle)] = Tracked(piece, handle, roots, path, formula)
             return handle
 
