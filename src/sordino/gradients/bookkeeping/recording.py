@@ -38,7 +38,7 @@ from sordino.gradients.bookkeeping.places import Place
 from sordino.gradients.bookkeeping.unseen import UNSEEN, Bypassed, Sightings, settle_unseen
 from sordino.gradients.rules import RULES, generic
 from sordino.gradients.rules.base import Call, Layout, NoRule, ParameterShare, is_in_place, name_of
-from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples
+from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples, find_spread
 from sordino.gradients.rules.formulas import Formula
 
 
@@ -223,7 +223,7 @@ class Recording(TorchFunctionMode):
         if not tracked or not torch.is_grad_enabled() or is_metadata(func):
             result = func(*args, **kwargs)
             if not tracked and isinstance(result, Tensor):
-                self.note_constant(func, result, tensors, args, kwargs)
+                self.note_constant(func, result, tensors)
             if func in FOLLOWED:
                 self.note_order(func, args, result)
             return result
@@ -253,11 +253,13 @@ class Recording(TorchFunctionMode):
             return type(value)(map(self.attach, value))
         return self.tracked[id(value)].attached if id(value) in self.tracked else value
 
-    def note_constant(self, func: Any, result: Tensor, tensors: list[Tensor], args: Any, kwargs: Any) -> None:
+    def note_constant(self, func: Any, result: Tensor, tensors: list[Tensor]) -> None:
         """A tensor made from no data is the same for every example, unless it was made one row per example."""
         constant = all(id(tensor) in self.constants for tensor in tensors)
-        grown = constant and bool(tensors) and func in EXPANSIONS and expands_examples(func, args, kwargs, self.size)
-        if constant and not grown and (result.dim() == 0 or len(result) != self.size):
+        spread = find_spread(tensors[0], result, self.size) if constant and tensors and func in EXPANSIONS else None
+        if spread is not None and self.follower is not None:
+            self.follower.put(result, Place(spread))
+        elif constant and (result.dim() == 0 or len(result) != self.size):
             self.constants[id(result)] = result
         elif not constant and tensors and is_in_place(name_of(func)):
             self.constants.pop(id(tensors[0]), None)
