@@ -139,14 +139,17 @@ def regroup(uses: list[Use], groups: Groups) -> None:
 
 
 def refuse_or_share(misplaced: list[Use], recomputes: bool) -> None:
-    """An operation on no activation may be shared by all examples; anything else mixes examples."""
+    """An operation on no activation may be shared by all examples, and what is made of its result with it.
+
+    Anything else mixes examples.
+    """
     if recomputes:
         raise NoRule(f"{misplaced[0].name}: shared by all examples in a model with checkpoints")
-    mixed = [use for use in misplaced if not use.closed]
-    if mixed:
-        dims = len(mixed[0].shape)
-        raise NoRule(f"{mixed[0].name}: none of the {dims} dimensions of its output holds one example each")
-    raise SharedCalls(frozenset((use.call, use.name) for use in misplaced))
+    closed = frozenset((use.call, use.name) for use in misplaced if use.closed)
+    if not closed:
+        dims = len(misplaced[0].shape)
+        raise NoRule(f"{misplaced[0].name}: none of the {dims} dimensions of its output holds one example each")
+    raise SharedCalls(closed)
 
 
 @dataclass
