@@ -193,6 +193,22 @@ def test_a_constant_that_was_spread_over_the_examples() -> None:
     assert [row.parameter for row in rows if row.operation == "linear"].count("other.weight") == 1
 
 
+def test_a_prompt_that_a_network_makes(caplog: pytest.LogCaptureFixture) -> None:
+    """P-tuning: the network's input belongs to nobody, and is no buffer of the model."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        prompt = m.second(torch.tanh(m.first(given)))
+        hidden = torch.cat([prompt.repeat(len(x), 1, 1), m.body(x)], 1)
+        return m.head(torch.tanh(hidden).mean(1))
+
+    torch.manual_seed(0)
+    given = torch.randn(2, 5)
+    layers = {"first": nn.Linear(5, 6), "second": nn.Linear(6, 7), "body": nn.Linear(3, 7), "head": nn.Linear(7, 3)}
+    model = Apply(forward, **layers)
+    agree(model, [(torch.randn(size, 4, 3), labels(size)) for size in (5, 3, 2)])
+    assert "cannot run this model" not in caplog.text
+
+
 def test_examples_without_gradients_prove_nothing() -> None:
     """Time first and folded, with a loss that is flat for the examples in the middle and at the end."""
 

@@ -279,7 +279,7 @@ class Recording(TorchFunctionMode):
         name = name_of(func)
         if kwargs.get("out") is not None:
             raise NoRule(f"{name}: writes into out=")
-        if args and id(args[0]) in self.tracked and is_in_place(name):
+        if args and id(args[0]) in self.tracked and is_in_place(name) and not self.is_being_made(args[0]):
             raise NoRule(f"{name}: modifies a parameter in place during the loss")
         known = all(map(self.is_shared, tensors))
         over_examples = func in EXPANSIONS and expands_examples(func, args, kwargs, self.size)
@@ -296,8 +296,16 @@ class Recording(TorchFunctionMode):
         self.replayed.setdefault(name, f"{name}: has no rule")
         return generic.replay(call, *args, **kwargs)
 
+    def is_being_made(self, tensor: Tensor) -> bool:
+        """Whether a tracked tensor was a constant until parameters were written into it, and was not used since."""
+        used = any(share.parameter is tensor for use in self.uses for share in use.shares)
+        return self.tracked[id(tensor)].attached is tensor and not tensor.is_leaf and not used
+
     def derive(self, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
-        """Compute a tensor from parameters alone, keep its graph to them, and track it like a parameter."""
+        """Compute a tensor from parameters alone, keep its graph to them, and track it like a parameter.
+
+        A constant that parameters are written into is such a tensor from then on, and is itself its graph's end.
+        """
         with keep_for_later() if self.recomputes else nullcontext():
             results = func(*self.attach(args), **{name: self.attach(value) for name, value in kwargs.items()})
         several = isinstance(results, (tuple, list))
@@ -305,6 +313,9 @@ class Recording(TorchFunctionMode):
         given = tracked[:1] if kept else tracked  # the others only lend their shape
         roots = tuple({id(root): root for t in given for root in self.tracked[id(t)].roots}.values())
         source = self.tracked[id(tracked[0])].path if kept else None
+        if is_in_place(name_of(func)):
+            self.tracked[id(args[0])] = Tracked(args[0], args[0], roots, None)
+            return results
 
         def track(piece: Any, index: int) -> Any:
             if not isinstance(piece, Tensor) or not piece.requires_grad:
