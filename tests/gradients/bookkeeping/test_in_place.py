@@ -143,3 +143,42 @@ def test_a_record_that_is_not_finite_leaves_no_line_in_the_log(caplog: pytest.Lo
     assert not isinstance(found, Book)
     assert torch.isfinite(found.norms[[0, 2]]).all()
     assert caplog.records[before:] == []
+
+
+def rotated(model: Written, a: Tensor) -> Tensor:
+    """As orthogonal fine-tuning makes its rotation: a skew matrix, and a series of its powers."""
+    skew = torch.zeros(4, 4, dtype=a.dtype)
+    skew[torch.tensor([0, 0, 1]), torch.tensor([1, 3, 2])] = model.matrix.flatten()[:3]
+    skew = skew - skew.T
+    made = torch.eye(4, dtype=a.dtype)
+    made.add_(skew, alpha=2.0)
+    made.add_(skew @ skew)
+    return a @ made
+
+
+def viewed_before(model: Written, a: Tensor) -> Tensor:
+    """A view of a tensor that parameters are then written into sees them too."""
+    made = torch.ones(4, 4, dtype=a.dtype)
+    made[0] = model.shift
+    row = made[1]
+    made[1] += model.scale
+    return a @ made + row
+
+
+def used_between(model: Written, a: Tensor) -> Tensor:
+    """What was used before the second writing has the gradients of before it."""
+    made = torch.eye(4, dtype=a.dtype)
+    made[1] = model.shift
+    first = (a.unsqueeze(1) + made).sum(1)
+    made.add_(model.number)
+    return first + a @ made
+
+
+@pytest.mark.parametrize("write", [rotated, viewed_before, used_between])
+def test_parameters_written_into_a_constant(
+    write: Callable[[Written, Tensor], Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    model = Written(write)
+    check(BookKeeping(), model.double(), torch.randn(6, 4, dtype=torch.float64), 6, rtol=1e-9)
+    assert ("cannot run this model" in caplog.text) is (write is not rotated)

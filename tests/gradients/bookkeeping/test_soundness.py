@@ -154,6 +154,61 @@ def test_ragged_tokens() -> None:
     agree(Ragged().double(), [(doubles(len(mask), 6, 4), mask, labels(len(mask))) for mask in masks])
 
 
+def test_experts_with_one_token_or_none(caplog: pytest.LogCaptureFixture) -> None:
+    """Which tokens an expert sees is for the data to say; a batch that leaves one nearly idle refuses no model."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        hidden = torch.tanh(m.first(x))
+        shares, chosen = hidden[:, :3].softmax(1).topk(1)
+        result = torch.zeros_like(hidden)
+        for number, expert in enumerate((m.a, m.b, m.c)):
+            rows, place = (chosen == number).nonzero(as_tuple=True)
+            result = result.index_add(0, rows, torch.tanh(expert(hidden[rows])) * shares[rows, place, None])
+        return result  # type: ignore[no-any-return]  # the loss of anything is a tensor
+
+    torch.manual_seed(0)
+    model = Apply(forward, first=nn.Linear(3, 5), a=nn.Linear(5, 5), b=nn.Linear(5, 5), c=nn.Linear(5, 5)).double()
+    model.first.weight.data[:3] = 9 * torch.eye(3)
+    batches = [
+        (torch.eye(3, dtype=torch.float64)[torch.tensor(numbers)], labels(len(numbers)))
+        for numbers in ([0, 1, 1, 0, 2], [1, 1, 1, 0], [2, 2])
+    ]
+    agree(model, batches)
+    assert "cannot run this model" not in caplog.text
+
+
+def test_a_constant_that_was_spread_over_the_examples() -> None:
+    """Positions [time, examples, n] times a weight are a use of it, and not one large tensor made from it."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        positions = torch.arange(12.0).reshape(4, 1, 3).expand(-1, len(x), -1)
+        return m.head(torch.tanh(m.other(positions) + m.first(x).transpose(0, 1)).sum(0))
+
+    torch.manual_seed(0)
+    model = Apply(forward, first=nn.Linear(3, 5), other=nn.Linear(3, 5), head=nn.Linear(5, 3))
+    batches = [(torch.randn(size, 4, 3), labels(size)) for size in (5, 4, 5)]  # 4: as many as there are steps
+    engine = agree(model, batches)
+    batch = batch_of(batches[0], 5)
+    rows = engine.describe(Objective(model, classified), list(model.parameters()), batch)
+    assert [row.parameter for row in rows if row.operation == "linear"].count("other.weight") == 1
+
+
+def test_a_prompt_that_a_network_makes(caplog: pytest.LogCaptureFixture) -> None:
+    """P-tuning: the network's input belongs to nobody, and is no buffer of the model."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        prompt = m.second(torch.tanh(m.first(given)))
+        hidden = torch.cat([prompt.repeat(len(x), 1, 1), m.body(x)], 1)
+        return m.head(torch.tanh(hidden).mean(1))
+
+    torch.manual_seed(0)
+    given = torch.randn(2, 5)
+    layers = {"first": nn.Linear(5, 6), "second": nn.Linear(6, 7), "body": nn.Linear(3, 7), "head": nn.Linear(7, 3)}
+    model = Apply(forward, **layers)
+    agree(model, [(torch.randn(size, 4, 3), labels(size)) for size in (5, 3, 2)])
+    assert "cannot run this model" not in caplog.text
+
+
 def test_examples_without_gradients_prove_nothing() -> None:
     """Time first and folded, with a loss that is flat for the examples in the middle and at the end."""
 

@@ -9,11 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils import prune as pruning
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from sordino.gradients.bookkeeping import BookKeeping
 from sordino.gradients.engine import Objective
-from sordino.gradients.rules import rowwise
+from sordino.gradients.rules import formulas, rowwise
+from sordino.gradients.rules.linear import Outer
 from tests.gradients.oracle import assert_matches, batch_of, check, singles
 
 Make = Callable[[Tensor, Tensor], Tensor]
@@ -37,16 +39,20 @@ BY_ROWS: dict[str, Make] = {
     "normalised": lambda w, g: w / (torch.linalg.vector_norm(w, dim=(1, 2, 3), keepdim=True) + 1),
     "scaled": lambda w, g: 2.0 * w * g,
     "centred twice": lambda w, g: standardise(w - w.mean(dim=(1, 2, 3), keepdim=True), g.exp()),
+    "by a constant": lambda w, g: w * g * torch.ones(1),
+    "by a mask alone": lambda w, g: w * (torch.arange(27).reshape(3, 3, 3) % 2) + 0 * g,
+    "by all": lambda w, g: w / (w.norm() + g.sum()),
+    "a number made in any way": lambda w, g: w / (w.sort(1)[0][0, 1].prod() + g.flip(0).cumsum(0)[2].squeeze()),
     "without a weight": lambda w, g: (w * 0.0) + w.amax(dim=(1, 2, 3), keepdim=True) * g,
 }
 OTHERWISE: dict[str, Make] = {
     "by columns": lambda w, g: w - w.mean(dim=0, keepdim=True),
-    "by all": lambda w, g: w / (w.norm() + 1) * g,
+    "by all and by rows": lambda w, g: w / (w.norm() + 1) * g,
     "by one dimension of several": lambda w, g: w - w.mean(dim=(2, 3), keepdim=True),
     "a number of another row": lambda w, g: w * g.flip(0),
     "rearranged": lambda w, g: w.flip(1) * g,
     "sorted": lambda w, g: w.sort(1)[0] * g,
-    "by a buffer": lambda w, g: w * g * torch.ones(1),
+    "multiplied by a matrix": lambda w, g: (w * g) @ torch.ones(3, 3, dtype=w.dtype).tril(),
 }
 
 
@@ -63,7 +69,7 @@ class Convolution(nn.Module):
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The ways back that are found, or None where there is none."""
     found: list[object] = []
-    real = rowwise.find_rows
+    real = formulas.find_rows
 
     def look(*args: Any) -> object:
         found.append(real(*args))
@@ -92,6 +98,21 @@ def test_what_is_not_made_by_rows(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert not any(found)
 
 
+def test_a_constant_that_was_written_into_is_refused_as_by_torch() -> None:
+    model, limit = Convolution(lambda w, g: w.clamp(min=limit) * g), torch.zeros(3, 3, 3)
+    parameters, x = list(model.parameters()), torch.randn(4, 3, 5, 5)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        losses = model(x).flatten(1).square().mean(1)
+        limit.add_(1)
+        return losses
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss(model, x).sum().backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        BookKeeping().differentiate(Objective(model, loss), parameters, batch_of(x, 4))
+
+
 @pytest.mark.parametrize("frozen", ["weight", "gain"])
 def test_one_of_two_is_frozen(frozen: str) -> None:
     torch.manual_seed(0)
@@ -106,6 +127,54 @@ def test_weight_norm_goes_back_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     check(BookKeeping(), weight_norm(nn.Linear(6, 5)), torch.randn(8, 6), 8)
     check(BookKeeping(), weight_norm(nn.Linear(6, 5), dim=1), torch.randn(8, 6), 8)
     assert [each is None for each in found] == [False, True]
+
+
+def prune(layer: nn.Linear) -> nn.Module:
+    pruned: nn.Module = pruning.random_unstructured(layer, "weight", 0.3)
+    return pruned
+
+
+class Centred(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (2 * self.weight / self.weight.square().mean().sqrt()).tanh()
+
+
+LINEAR: dict[str, Callable[[nn.Linear], nn.Module]] = {
+    "weight_norm": weight_norm,
+    "the old weight_norm": torch.nn.utils.weight_norm,
+    "spectral_norm": spectral_norm,
+    "pruned": prune,
+    "the other way round": lambda layer: Centred(layer.out_features, layer.in_features),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_products_are_measured_without_being_formed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    made = LINEAR[name](nn.Linear(40, 30)).eval()  # or the spectral norm would move on
+    model = nn.Sequential(nn.Linear(8, 40), nn.Tanh(), made)
+    found = watch(monkeypatch)
+    monkeypatch.setattr(Outer, "form", lambda *_: pytest.fail("a gradient was formed"))
+    check(BookKeeping(), model, torch.randn(6, 8), 6)
+    check(BookKeeping(), model.double(), torch.randn(6, 8).double(), 6, rtol=1e-9)
+    assert len([each for each in found if each is not None]) == 2
+
+
+def test_a_direction_that_a_row_drops_is_not_measured_too_short() -> None:
+    """An input along the row leaves nothing but rounding: the sum must not be longer than what was measured."""
+    torch.manual_seed(0)
+    layer = weight_norm(nn.Linear(300, 5, bias=False))
+    layer.parametrizations.weight.original0.requires_grad_(False)
+    rows = layer.weight.detach()
+    x = 1e3 * rows / rows.norm(dim=1, keepdim=True)
+    parameters = [p for p in layer.parameters() if p.requires_grad]
+    loss = lambda m, x: m(x).diagonal()  # noqa: E731
+    found = BookKeeping().differentiate(Objective(layer, loss), parameters, batch_of(x, 5))
+    for i in range(5):
+        weights = torch.zeros(5)
+        weights[i] = 1
+        (total,) = found.weighted_sum(weights)
+        assert float(total.norm()) <= float(found.norms[i]) < 2e-3
 
 
 def test_several_blocks_are_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ from sordino.gradients.engine import FullPrecision, accumulation_dtype, choose_w
 from sordino.gradients.looped import refuse_reentrant
 from sordino.gradients.rules.base import Examples, Kind, Layout, NoRule, PerExample
 from sordino.gradients.rules.combined import Summed, combine
+from sordino.gradients.rules.formulas import find_rows
 from sordino.gradients.rules.pulled import WayBack, pull_back
 from sordino.gradients.rules.recurrent import OVER_TIME
-from sordino.gradients.rules.rowwise import find_rows
 from sordino.gradients.rules.stretched import stretch_kept
 from sordino.gradients.stretch import Stretches
 from sordino.gradients.vmapped import InChunks, choose_microbatch

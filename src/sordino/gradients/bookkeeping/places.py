@@ -195,7 +195,7 @@ def slice_places(place: Place, part: slice, length: int, out: int, size: int, de
 
 def pick_owners(place: Place, indices: Tensor, stop: int, size: int) -> Place:
     """After the entries `indices` of the examples' dimension were picked; their dimensions end before `stop`."""
-    long = [dim for dim, length in enumerate(indices.shape) if length != 1]
+    long = [dim for dim, length in enumerate(indices.shape) if length != 1] or [0]  # one entry: any dimension has it
     if len(long) != 1:
         raise Lost("an index spreads the examples over several dimensions")
     owners = place.list_owners(size, indices.device)[indices.flatten()]

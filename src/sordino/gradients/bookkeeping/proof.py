@@ -82,7 +82,7 @@ def arrange(recording: Recording, losses: Tensor, knowledge: Knowledge) -> None:
         layouts = [probe.layout(use) for use in uses]
         misplaced = [use for use in uses if not probe.left[id(use)]]
         if misplaced:
-            refuse_or_share(misplaced, recording.recomputes)
+            refuse_or_share(misplaced, size, recording.recomputes)
         lasting = known and all(probe.is_certain(use) for use in uses)
         if probe.spoiled and not lasting:
             raise Unproven("gradients that are not finite hide where the examples are")
@@ -138,15 +138,20 @@ def regroup(uses: list[Use], groups: Groups) -> None:
             use.layout = Layout(Kind.WHOLE) if whole else join(place_of(use.layout, use.shape, examples))
 
 
-def refuse_or_share(misplaced: list[Use], recomputes: bool) -> None:
-    """An operation on no activation may be shared by all examples; anything else mixes examples."""
+def refuse_or_share(misplaced: list[Use], size: int, recomputes: bool) -> None:
+    """An operation on no activation may be shared by all examples; anything else mixes examples.
+
+    What is made of the former's result is shared with it, if that has no room for one row per example.
+    """
     if recomputes:
         raise NoRule(f"{misplaced[0].name}: shared by all examples in a model with checkpoints")
-    mixed = [use for use in misplaced if not use.closed]
+    closed, mixed = ([use for use in misplaced if use.closed is wanted] for wanted in (True, False))
     if mixed:
+        closed = [use for use in closed if not list_layouts(use.shape, size, use.batch_dims)]
+    if not closed:
         dims = len(mixed[0].shape)
         raise NoRule(f"{mixed[0].name}: none of the {dims} dimensions of its output holds one example each")
-    raise SharedCalls(frozenset((use.call, use.name) for use in misplaced))
+    raise SharedCalls(frozenset((use.call, use.name) for use in closed))
 
 
 @dataclass

@@ -38,8 +38,8 @@ from sordino.gradients.bookkeeping.places import Place
 from sordino.gradients.bookkeeping.unseen import UNSEEN, Bypassed, Sightings, settle_unseen
 from sordino.gradients.rules import RULES, generic
 from sordino.gradients.rules.base import Call, Layout, NoRule, ParameterShare, is_in_place, name_of
-from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples
-from sordino.gradients.rules.rowwise import Formula
+from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples, find_spread
+from sordino.gradients.rules.formulas import Formula
 
 
 @dataclass
@@ -256,7 +256,10 @@ class Recording(TorchFunctionMode):
     def note_constant(self, func: Any, result: Tensor, tensors: list[Tensor]) -> None:
         """A tensor made from no data is the same for every example, unless it was made one row per example."""
         constant = all(id(tensor) in self.constants for tensor in tensors)
-        if constant and (result.dim() == 0 or len(result) != self.size):
+        spread = find_spread(tensors[0], result, self.size) if constant and tensors and func in EXPANSIONS else None
+        if spread is not None and self.follower is not None:
+            self.follower.put(result, Place(spread))
+        elif constant and (result.dim() == 0 or len(result) != self.size):
             self.constants[id(result)] = result
         elif not constant and tensors and is_in_place(name_of(func)):
             self.constants.pop(id(tensors[0]), None)
@@ -276,7 +279,7 @@ class Recording(TorchFunctionMode):
         name = name_of(func)
         if kwargs.get("out") is not None:
             raise NoRule(f"{name}: writes into out=")
-        if args and id(args[0]) in self.tracked and is_in_place(name):
+        if args and id(args[0]) in self.tracked and is_in_place(name) and not self.is_being_made(args[0]):
             raise NoRule(f"{name}: modifies a parameter in place during the loss")
         known = all(map(self.is_shared, tensors))
         over_examples = func in EXPANSIONS and expands_examples(func, args, kwargs, self.size)
@@ -293,8 +296,16 @@ class Recording(TorchFunctionMode):
         self.replayed.setdefault(name, f"{name}: has no rule")
         return generic.replay(call, *args, **kwargs)
 
+    def is_being_made(self, tensor: Tensor) -> bool:
+        """Whether a tracked tensor was a constant until parameters were written into it, and was not used since."""
+        used = any(share.parameter is tensor for use in self.uses for share in use.shares)
+        return self.tracked[id(tensor)].attached is tensor and not tensor.is_leaf and not used
+
     def derive(self, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
-        """Compute a tensor from parameters alone, keep its graph to them, and track it like a parameter."""
+        """Compute a tensor from parameters alone, keep its graph to them, and track it like a parameter.
+
+        A constant that parameters are written into is such a tensor from then on, and is itself its graph's end.
+        """
         with keep_for_later() if self.recomputes else nullcontext():
             results = func(*self.attach(args), **{name: self.attach(value) for name, value in kwargs.items()})
         several = isinstance(results, (tuple, list))
@@ -302,6 +313,9 @@ class Recording(TorchFunctionMode):
         given = tracked[:1] if kept else tracked  # the others only lend their shape
         roots = tuple({id(root): root for t in given for root in self.tracked[id(t)].roots}.values())
         source = self.tracked[id(tracked[0])].path if kept else None
+        if is_in_place(name_of(func)):
+            self.tracked[id(args[0])] = Tracked(args[0], args[0], roots, None)
+            return results
 
         def track(piece: Any, index: int) -> Any:
             if not isinstance(piece, Tensor) or not piece.requires_grad:
@@ -309,7 +323,7 @@ class Recording(TorchFunctionMode):
             handle = piece.detach().requires_grad_()  # so that a use past the recording leaves a gradient here
             cut = None if source is None or name_of(func) in REARRANGE else (*source, (self.calls, index))
             path = source if name_of(func) in REARRANGE else cut
-            formula = None if several else Formula(func, args, kwargs)
+            formula = None if several else Formula.of(func, args, kwargs)
             self.tracked[id(handle)] = Tracked(piece, handle, roots, path, formula)
             return handle
 

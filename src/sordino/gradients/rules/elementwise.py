@@ -205,6 +205,13 @@ def expands_examples(func: Any, args: Any, kwargs: Any, size: int | None) -> boo
     return size in grown if size is not None else bool(grown)
 
 
+def find_spread(tensor: Tensor, result: Tensor, size: int) -> int | None:
+    """The first dimension of an expansion that was made from nothing and may be the examples."""
+    before = [1] * (result.dim() - tensor.dim()) + list(tensor.shape)
+    pairs = enumerate(zip(before, result.shape, strict=True))
+    return next((dim for dim, (was, now) in pairs if was == 1 and now == size), None)
+
+
 def repeat(call: Call, input: Tensor, *sizes: Any, **named: Any) -> Tensor:
     """``parameter.repeat(size, 1, …)``: an expansion, or the rows of a matrix again and again for every example."""
     call.only(input)

@@ -6,21 +6,23 @@ row (its mean, deviation or length, a gain) are made from that row of the parame
     gradient[o, e] = a[o, e] g[o, e] + sum_k c_k[o, e] sum_j b_k[o, j] g[o, j],
 
 with a = df/dweight, b_k = df/ds_k and c_k[o, e] = ds_k[o]/dweight[o, e]: a few passes over the gradients of all
-examples, where autograd makes one for each operation and each of its derivatives.
+examples, where autograd makes one for each operation and each of its derivatives. If the gradients are products of two
+vectors, as in a linear layer with one row for each example, a few matrix products measure them, and none is formed.
+
+A weight divided by a number of all its entries, as by its spectral norm, is the same with one row; a pruned weight has
+no numbers. `formulas` finds out how a weight was made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sordino.gradients.rules.base import Formed, PerExample, squares
-from sordino.gradients.rules.linear import FORM_BYTES, round_up
+from sordino.gradients.rules.linear import FORM_BYTES, Outer, round_up
 
 CACHED = 2**19
 """Entries of gradients that are formed at a time, 2 MB."""
@@ -30,133 +32,6 @@ CLOSE = 2**18
 
 KEPT = 3
 """Gradients that take up to so many times what they are made of are kept: to sum them costs less than to make them."""
-
-NUMBERS = 4
-"""A row with more numbers of its own than this goes back by autograd."""
-
-ELEMENTWISE = """
-    add sub subtract rsub mul multiply div divide true_divide neg negative pow sqrt rsqrt square exp log abs reciprocal
-    clamp clip clamp_min clamp_max maximum minimum tanh sigmoid __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__
-    __truediv__ __rtruediv__ __rdiv__ __pow__ __neg__ __abs__
-"""
-REDUCTIONS = "mean sum var std norm vector_norm amax amin logsumexp"
-OWNERS: tuple[Any, ...] = (torch, Tensor, torch.linalg)
-
-
-def find_functions(names: str) -> frozenset[Any]:
-    """The functions of these names, wherever torch has them."""
-    found = (getattr(owner, name, None) for name in names.split() for owner in OWNERS)
-    return frozenset(function for function in found if callable(function))
-
-
-BY_ENTRIES, OF_ROWS = find_functions(ELEMENTWISE), find_functions(REDUCTIONS)
-
-
-@dataclass(frozen=True)
-class Formula:
-    """The operation that made a tensor from parameters alone."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-    def values(self) -> Iterable[Any]:
-        """All that it was given."""
-        return (*self.args, *self.kwargs.values())
-
-
-class Made(Protocol):
-    """What a recording knows of a tensor that was made from parameters alone."""
-
-    @property
-    def attached(self) -> Tensor: ...
-
-    @property
-    def formula(self) -> Formula | None: ...
-
-
-class NotByRows(Exception):
-    """The tensor may be made in another way than row by row."""
-
-
-class FormulaReader:
-    """Reads how a tensor of this shape was made; numbers of a row keep the other dimensions, with length 1.
-
-    `known` has everything that was made from parameters, and the parameters themselves.
-    """
-
-    def __init__(self, shape: torch.Size, known: Mapping[int, Made]) -> None:
-        self.known = known
-        self.full, self.row = tuple(shape), (shape[0], *[1] * (len(shape) - 1))
-        self.checked: set[int] = set()
-        self.direct: dict[int, Tensor] = {}
-        self.values: dict[int, Tensor] = {}
-        self.numbers: dict[int, tuple[Tensor, Tensor]] = {}  # as they were made, and spread over the row
-
-    def require_rows(self, tensor: Tensor) -> None:
-        """Raise unless the tensor is made row by row.
-
-        A reduction with a result of the row's shape has added up each row alone: nothing else keeps the rows apart.
-        """
-        if id(tensor) in self.checked:
-            return
-        shape, found = tuple(tensor.shape), self.known[id(tensor)]
-        if shape not in (self.full, self.row) or tensor.dtype not in (torch.float32, torch.float64):
-            raise NotByRows
-        formula = found.formula
-        if formula is not None:
-            given = [value for value in formula.values() if isinstance(value, Tensor)]
-            plain = all(
-                isinstance(value, (int, float, str, tuple, list, type(None))) for value in self._others(formula)
-            )
-            if not plain or not given or any(id(each) not in self.known for each in given):
-                raise NotByRows
-            inner = [tuple(each.shape) for each in given]
-            if formula.function in OF_ROWS:
-                fits = len(given) == 1 and inner[0] == self.full and shape == self.row
-            elif formula.function is torch._weight_norm:
-                fits = inner == [self.full, self.row] and formula.args[2:] in ((), (0,)) and not formula.kwargs
-            else:
-                fits = formula.function in BY_ENTRIES and (shape == self.full or self.full not in inner)
-            if not fits:
-                raise NotByRows
-            for each in given:
-                self.require_rows(each)
-        elif found.attached is not tensor or not tensor.is_leaf:  # not a parameter
-            raise NotByRows
-        self.checked.add(id(tensor))
-
-    @staticmethod
-    def _others(formula: Formula) -> list[Any]:
-        return [value for value in formula.values() if not isinstance(value, Tensor)]
-
-    def spread(self, key: int, made: Tensor) -> Tensor:
-        """A number of each row as one for each entry, to differentiate by."""
-        if key not in self.numbers:
-            self.numbers[key] = made, made.detach().expand(self.full).clone().requires_grad_()
-        return self.numbers[key][1]
-
-    def evaluate(self, tensor: Any) -> Any:
-        """The tensor again, from the weight's entries and the numbers of their rows."""
-        if not isinstance(tensor, Tensor):
-            return tensor
-        key, made = id(tensor), self.known[id(tensor)]
-        if tuple(tensor.shape) == self.row:
-            return self.spread(key, made.attached)
-        if key not in self.values:
-            formula = made.formula
-            if formula is None:
-                self.direct[key] = self.values[key] = tensor.detach().requires_grad_()
-            elif formula.function is torch._weight_norm:
-                weight, gain = formula.args[:2]
-                along = list(range(1, len(self.full)))
-                length = torch.linalg.vector_norm(self.known[id(weight)].attached, dim=along, keepdim=True)
-                self.values[key] = self.evaluate(weight) * (self.evaluate(gain) / self.spread(-key, length))
-            else:
-                args = [self.evaluate(each) for each in formula.args]
-                kwargs = {name: self.evaluate(each) for name, each in formula.kwargs.items()}
-                self.values[key] = formula.function(*args, **kwargs)
-        return self.values[key]
 
 
 @dataclass(frozen=True)
@@ -172,6 +47,11 @@ class RowMap:
     taken: list[Tensor]
     given: list[list[Tensor | None]]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the weight."""
+        return self.parameters[0].dtype
+
     def parts(self, count: int) -> list[slice]:
         """Ranges of rows of so many gradients that fit the innermost large cache, through all that is done to them."""
         rows, entries = self.shape
@@ -182,7 +62,7 @@ class RowMap:
         """From [n, *made] to [n, *shape] of each parameter."""
         g = gradients.reshape(len(gradients), *self.shape)
         results = [each.view(len(g), self.shape[0], -1) for each in into]
-        way = self if g.dtype == self.taken[0].dtype else self.to(g.dtype)
+        way = self if g.dtype == self.dtype else self.to(g.dtype)
         for part in self.parts(len(g)):
             way.pull_part(g[:, part], part, [each[:, part] for each in results])
 
@@ -223,11 +103,41 @@ class RowMap:
         """How much longer a gradient may become on its way to one of the parameters."""
         rows, entries = self.shape
         width, scale = self.parameters[place].numel() // rows, self.scales[place]
-        longest = self.taken[0].new_zeros(rows) if scale is None else scale.abs().amax(1)
+        longest = self.parameters[0].new_zeros(rows) if scale is None else scale.abs().amax(1)
         for by, taken in zip(self.given[place], self.taken, strict=True):
             if by is not None:
                 longest = longest + by.expand(rows, width).norm(dim=1) * taken.expand(rows, entries).norm(dim=1)
         return float(longest.max())
+
+    def measure_products(self, left: Tensor, right: Tensor) -> list[Tensor]:
+        """|gradient_i|² of each parameter for gradients left_i ⊗ right_i of the weight, which are not formed.
+
+        With s_k = <b_k, left ⊗ right> of a row it is |a ∘ left ⊗ right|² + 2 Σ s_k <a ∘ c_k, left ⊗ right> +
+        Σ s_k s_l <c_k, c_l>, added up over the rows.
+        """
+        rows = self.shape[0]
+
+        def multiply(by: Tensor, left: Tensor = left, right: Tensor = right) -> Tensor:
+            """[n, rows]: the sum of left ⊗ right ∘ by over each row."""
+            if by.shape[1] == 1:
+                found = left * (right.sum(1, keepdim=True) * by.T)
+            else:
+                found = left * (right @ by.reshape(left.shape[1], -1).T)
+            return found if rows == left.shape[1] else found.sum(1, keepdim=True)
+
+        sums, results = [multiply(by) for by in self.taken], []
+        for parameter, scale, given in zip(self.parameters, self.scales, self.given, strict=True):
+            total, width = left.new_zeros(len(left)), parameter.numel() // rows
+            moved = [(each, by) for each, by in zip(sums, given, strict=True) if by is not None]
+            if scale is not None:
+                total += multiply(scale.square(), left.square(), right.square()).sum(1)
+            for each, by in moved:
+                if scale is not None:
+                    total += 2 * (each * multiply(scale * by)).sum(1)
+                for other, along in moved:
+                    total += (each * other) @ (by * along).expand(rows, width).sum(1)
+            results.append(total)
+        return results
 
 
 class Returning:
@@ -258,7 +168,10 @@ class Returning:
         keep = size * entries <= min(KEPT * made_of, FORM_BYTES // 4)
         step = max(1, min(CACHED // entries, size))
         count = size if keep else step
-        room = [rows.taken[0].new_empty(count, *p.shape) for p in rows.parameters]
+        if not keep and isinstance(self.inner, Outer) and self.inner.rows == 1:
+            self.squares = self._measure_products(self.inner)
+            return
+        room = [p.new_empty(count, *p.shape, requires_grad=False) for p in rows.parameters]
         found: list[list[Tensor]] = [[] for _ in room]
         for start in range(0, size, step):
             stop = min(start + step, size)
@@ -273,6 +186,14 @@ class Returning:
             del self.inner
         else:
             self.squares = [round_up(each, self.mass(place)) for place, each in enumerate(self.squares)]
+
+    def _measure_products(self, inner: Outer) -> list[Tensor]:
+        """In double precision, so that what a row drops leaves no rounding behind that `mass` does not cover."""
+        left, right = inner.g[:, 0].double(), inner.x[:, 0].double()
+        if inner.transposed:
+            left, right = right, left
+        found = self.rows.to(torch.float64).measure_products(left, right)
+        return [round_up(each.to(inner.x.dtype), self.mass(place)) for place, each in enumerate(found)]
 
     def mass(self, place: int) -> Tensor:
         """What is rounded is as long as the gradients of the tensor, unless its own are kept."""
@@ -289,7 +210,7 @@ class Returning:
             total = self.inner.weighted_sum(weights).double().unsqueeze(0)
             pulled = [total.new_empty(1, *p.shape) for p in self.rows.parameters]
             self.rows.pull(total, pulled)
-            self.left = {i: each.squeeze(0).to(self.rows.taken[0].dtype) for i, each in enumerate(pulled)}
+            self.left = {i: each.squeeze(0).to(self.rows.dtype) for i, each in enumerate(pulled)}
             self.weights = weights
         return self.left.pop(place)
 
@@ -328,45 +249,3 @@ class Rowwise(PerExample):
         if self.way.kept:
             return self.way.kept[self.place].without(bad)
         return Rowwise(Returning(self.way.inner.without(bad), self.way.rows), self.place)
-
-
-def find_rows(made: Tensor, parameters: Sequence[Tensor], known: Mapping[int, Made]) -> RowMap | None:
-    """The way back from a tensor to `parameters`; None unless it was certainly made row by row."""
-    if made.dim() < 2 or prod(made.shape[1:]) < 2:
-        return None
-    reader = FormulaReader(made.shape, known)
-    try:
-        reader.require_rows(made)
-    except NotByRows:
-        return None
-    rows, entries = made.shape[0], prod(made.shape[1:])
-
-    def flat(values: Tensor) -> Tensor:
-        """[rows, entries], or [rows, 1] where that says it all."""
-        values = values.detach().reshape(rows, -1)
-        alike = torch.equal(values[:, 0], values[:, -1]) and bool((values == values[:, :1]).all())
-        return values[:, :1] if alike else values
-
-    with torch.enable_grad():
-        again = reader.evaluate(made)
-        leaves = [*reader.direct.values(), *(spread for _, spread in reader.numbers.values())]
-        if not reader.numbers or len(reader.numbers) > NUMBERS or not again.requires_grad:
-            return None
-        slopes = torch.autograd.grad(again, leaves, torch.ones_like(again), allow_unused=True)
-        scales = dict(zip(reader.direct, slopes, strict=False))
-        taken = [again.new_zeros(rows, 1) if each is None else flat(each) for each in slopes[len(scales) :]]
-        given: list[list[Tensor | None]] = [[] for _ in parameters]
-        for number, _ in reader.numbers.values():
-            back = torch.autograd.grad(
-                number, list(parameters), torch.ones_like(number), retain_graph=True, allow_unused=True
-            )
-            for mine, each in zip(given, back, strict=True):
-                mine.append(None if each is None else flat(each))
-    found = (scales.get(id(parameter)) for parameter in parameters)
-    return RowMap(
-        (rows, entries),
-        list(parameters),
-        [None if each is None else flat(each) for each in found],
-        taken,
-        given,
-    )
