@@ -86,6 +86,23 @@ def find_state(tensor: Tensor) -> tuple[int, int]:
     return tensor._version, -1 if made_by is None else made_by._sequence_nr()
 
 
+def find_dim(whole: Tensor, view: Tensor, dim: int) -> int | None:
+    """The dimension of a contiguous tensor that a dimension of one of its views is, entry by entry; None if none is.
+
+    Entry e of the dimension starts at e strides, and what the view's other dimensions add stays within a stride or
+    goes by whole dimensions.
+    """
+    stride, length = view.stride(dim), view.shape[dim]
+    alike = (i for i in range(whole.dim()) if (whole.stride(i), whole.shape[i]) == (stride, length))
+    mine = next(alike, None)
+    if mine is None or not whole.is_contiguous() or not view.numel():
+        return None
+    span = stride * length
+    others = [(s, n) for i, (s, n) in enumerate(zip(view.stride(), view.shape, strict=True)) if i != dim and n > 1]
+    within = (view.storage_offset() - whole.storage_offset()) % span + sum(s * (n - 1) for s, n in others if s < stride)
+    return mine if within < stride and all(s < stride or s % span == 0 for s, _ in others) else None
+
+
 class Follower:
     """The places of the tensors of one forward pass, each for the tensor as it was when its place was found.
 
@@ -149,12 +166,30 @@ class Follower:
         if not several:
             assert not isinstance(place, list)
             self.put(results, place)
+            if place is not None and args and results is args[0] and results._is_view():
+                self.put_whole(results, place)
             return place
         places = place if isinstance(place, list) else [place] * len(results)
         for each, where in zip(results, places, strict=False):
             if isinstance(each, Tensor):
                 self.put(each, where)
         return places[0] if places else None
+
+    def put_whole(self, view: Tensor, place: Place) -> None:
+        """Place the tensor of which a part was just written, if nothing of it, or the same examples, carried before."""
+        whole = view._base
+        made_by = None if whole is None else whole.grad_fn
+        if whole is None or made_by is None or type(made_by).__name__ != "CopySlices":
+            return
+        before, dim = made_by.next_functions[0][0], find_dim(whole, view, place.dim)
+        if dim is None:
+            return
+        if before is not None:  # it carried gradients before this write
+            found = self.found.get(id(whole))
+            state = whole._version - 1, before._sequence_nr()
+            if found is None or found[0]() is not whole or found[1] != state or not found[2].equals(place.at(dim)):
+                return
+        self.put(whole, place.at(dim))
 
     def guess(self, shape: tuple[int, ...], batch_dims: int, result: Any) -> Place | None:
         """Where the examples probably are in the output of a use on what is known of no example."""
