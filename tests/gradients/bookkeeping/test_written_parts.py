@@ -127,7 +127,12 @@ def list_views() -> list[Tensor]:
     whole = torch.arange(3 * 4 * 5).reshape(3, 4, 5)
     cut = [whole[1:], whole[:, 1:3], whole[..., ::2], whole[1], whole[:, 2], whole[..., 3], whole[None], whole[::2]]
     turned = [each.transpose(0, 1) for each in (whole, whole[:, 1:3], whole[..., 1:4])]
-    folded = [whole.reshape(12, 5), whole.reshape(3, 20), whole.reshape(3, 2, 2, 5), whole[..., :4].unflatten(2, (2, 2))]
+    folded = [
+        whole.reshape(12, 5),
+        whole.reshape(3, 20),
+        whole.reshape(3, 2, 2, 5),
+        whole[..., :4].unflatten(2, (2, 2)),
+    ]
     shapes = [((3, 4, 5), (20, 5, 1), 0), ((2, 4, 5), (20, 5, 1), 3), ((3, 4), (20, 1), 4), ((3, 5), (20, 4), 0)]
     odd = [whole.as_strided(shape, strides, offset) for shape, strides, offset in shapes]
     return [*cut, *turned, *folded, *odd, whole.expand(2, 3, 4, 5), whole.diagonal(0, 1, 2)]
