@@ -234,19 +234,49 @@ def encoder() -> nn.Module:
 Build = Callable[[], nn.Module]
 
 KEPT: dict[str, tuple[Build, Callable[[], Data], Loss]] = {
-    "class token by expand": (lambda: Model(class_token, token=(1, 1, D), places=(T + 1, D), body=encoder()), sequences, classify),
-    "standardised convolution": (lambda: nn.Sequential(Standardised(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES)), images, classify),
+    "class token by expand": (
+        lambda: Model(class_token, token=(1, 1, D), places=(T + 1, D), body=encoder()),
+        sequences,
+        classify,
+    ),
+    "standardised convolution": (
+        lambda: nn.Sequential(Standardised(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES)),
+        images,
+        classify,
+    ),
     "masked_fill by a number": (number(lambda m, x: x.masked_fill(x > 0.3, m.s)), rows, classify),
     "where with a number": (number(lambda m, x: torch.where(x > 0.3, m.s, x)), rows, classify),
     "power of a number": (number(lambda m, x: (x.abs() + 1).pow(m.s)), rows, classify),
     "clamp by a number": (number(lambda m, x: torch.clamp(x, min=m.s)), rows, classify),
     "lerp by a number": (number(lambda m, x: torch.lerp(x, x.square(), m.s)), rows, classify),
-    "scale on folded rows": (hidden(lambda m, x: (x.reshape(-1, D) * m.p).reshape(x.shape).mean(1), p=(D,)), sequences, classify),
-    "graph, index_add": (lambda: Model(lambda m, x, e: graph(m, x, e, lambda to, at, h: to.index_add(0, at, h)), body=nn.Linear(D, D), p=(D,)), graphs, classify),
-    "graph, scatter_add_": (lambda: Model(lambda m, x, e: graph(m, x, e, lambda to, at, h: to.scatter_add_(0, at[:, None].expand_as(h), h)), body=nn.Linear(D, D), p=(D,)), graphs, classify),
+    "scale on folded rows": (
+        hidden(lambda m, x: (x.reshape(-1, D) * m.p).reshape(x.shape).mean(1), p=(D,)),
+        sequences,
+        classify,
+    ),
+    "graph, index_add": (
+        lambda: Model(
+            lambda m, x, e: graph(m, x, e, lambda to, at, h: to.index_add(0, at, h)), body=nn.Linear(D, D), p=(D,)
+        ),
+        graphs,
+        classify,
+    ),
+    "graph, scatter_add_": (
+        lambda: Model(
+            lambda m, x, e: graph(m, x, e, lambda to, at, h: to.scatter_add_(0, at[:, None].expand_as(h), h)),
+            body=nn.Linear(D, D),
+            p=(D,),
+        ),
+        graphs,
+        classify,
+    ),
     "graph attention": (lambda: Model(attend, body=nn.Linear(D, D), p=(D,), q=(D,)), graphs, classify),
     "experts by a number of a tensor": (lambda: Model(pick_experts, w=(3, D, D), gate=nn.Linear(D, 3)), rows, classify),
-    "experts by routing": (lambda: Model(route, gate=nn.Linear(D, 3), experts=nn.ModuleList(nn.Linear(D, D) for _ in range(3))), sequences, classify),
+    "experts by routing": (
+        lambda: Model(route, gate=nn.Linear(D, 3), experts=nn.ModuleList(nn.Linear(D, D) for _ in range(3))),
+        sequences,
+        classify,
+    ),
     "in place by a parameter": (hidden(lambda m, x: x.mul_(m.p).add_(m.q).tanh_(), p=(D,), q=(D,)), rows, classify),
     "slices in place": (lambda: Model(write_slices, body=nn.Linear(D, D), p=(D,), q=(D,)), sequences, classify),
     "pruned": (layers(prune_some), rows, classify),
@@ -256,28 +286,106 @@ KEPT: dict[str, tuple[Build, Callable[[], Data], Loss]] = {
     "weight_norm as of old": (layers(weight_norm_of_old), rows, classify),
     "spectral_norm": (layers(parametrizations.spectral_norm), rows, classify),
     "orthogonal": (layers(parametrizations.orthogonal), rows, classify),
-    "penalty of squares": (layers(lambda layer: layer), rows, penalised(lambda m: sum(p.square().sum() for p in m.parameters()))),
-    "penalty of lengths": (layers(lambda layer: layer), rows, penalised(lambda m: sum(p.norm() for p in m.parameters()))),
-    "penalty of all at once": (layers(lambda layer: layer), rows, penalised(lambda m: torch.cat([p.flatten() for p in m.parameters()]).abs().sum())),
+    "penalty of squares": (
+        layers(lambda layer: layer),
+        rows,
+        penalised(lambda m: sum(p.square().sum() for p in m.parameters())),
+    ),
+    "penalty of lengths": (
+        layers(lambda layer: layer),
+        rows,
+        penalised(lambda m: sum(p.norm() for p in m.parameters())),
+    ),
+    "penalty of all at once": (
+        layers(lambda layer: layer),
+        rows,
+        penalised(lambda m: torch.cat([p.flatten() for p in m.parameters()]).abs().sum()),
+    ),
     "learned weights of tasks": (hidden(lambda m, x: x.tanh(), p=(2,)), rows, two_tasks),
     "bilinear": (hidden(lambda m, x: m.pair(x, x.tanh()), pair=nn.Bilinear(D, D, D)), rows, classify),
-    "cosine head": (lambda: Model(lambda m, x: F.linear(F.normalize(m.body(x)), F.normalize(m.w)), body=nn.Linear(D, D), w=(CLASSES, D)), rows, classify),
-    "cosine_similarity head": (lambda: Model(lambda m, x: F.cosine_similarity(m.body(x)[:, None], m.w[None], -1), body=nn.Linear(D, D), w=(CLASSES, D)), rows, classify),
+    "cosine head": (
+        lambda: Model(
+            lambda m, x: F.linear(F.normalize(m.body(x)), F.normalize(m.w)), body=nn.Linear(D, D), w=(CLASSES, D)
+        ),
+        rows,
+        classify,
+    ),
+    "cosine_similarity head": (
+        lambda: Model(
+            lambda m, x: F.cosine_similarity(m.body(x)[:, None], m.w[None], -1), body=nn.Linear(D, D), w=(CLASSES, D)
+        ),
+        rows,
+        classify,
+    ),
     "ArcFace": (lambda: Model(lambda m, x: m.body(x), body=nn.Linear(D, D), w=(CLASSES, D)), rows, arc_face),
-    "hypernetwork that all share": (hidden(lambda m, x: F.linear(x, m.made(m.z).unflatten(0, (D, D))), z=(2,), made=nn.Linear(2, D * D)), rows, classify),
+    "hypernetwork that all share": (
+        hidden(lambda m, x: F.linear(x, m.made(m.z).unflatten(0, (D, D))), z=(2,), made=nn.Linear(2, D * D)),
+        rows,
+        classify,
+    ),
     "tokens without padding": (lambda: Model(without_padding, **table(body=nn.Linear(D, D))), texts, classify),
-    "a function of a weight": (lambda: Model(lambda m, x: m.head(F.linear(x, Sign.apply(m.w)).tanh()), w=(D, D)), rows, classify),
-    "a function of weight and data": (lambda: Model(lambda m, x: m.head(Product.apply(x, m.w).tanh()), w=(D, D)), rows, classify),
-    "bmm, heads first": (lambda: Model(lambda m, x: m.head(torch.bmm(x.reshape(-1, 2, D // 2).transpose(0, 1), m.w).transpose(0, 1).reshape(x.shape).mean(1)), w=(2, D // 2, D // 2)), sequences, classify),
-    "einsum, examples second": (lambda: Model(lambda m, x: m.head(torch.einsum("ibh,hnd->ibnd", x.transpose(0, 1), m.w).flatten(2).mean(0)), w=(D, 2, D // 2)), sequences, classify),
-    "einsum of experts": (lambda: Model(lambda m, x: m.head(torch.einsum("bte,btd,edk->btk", x[..., :2].softmax(-1), x, m.w).mean(1)), w=(2, D, D)), sequences, classify),
-    "checkpoint": (lambda: Model(lambda m, x: m.head(checkpoint(m.body, x, use_reentrant=False).mean(1)), body=encoder()), sequences, classify),
-    "packed LSTM of two directions": (lambda: Model(read_packed, **table(rnn=nn.LSTM(D, D // 2, bidirectional=True, batch_first=True))), texts, classify),
-    "packed GRU of two directions": (lambda: Model(read_packed, **table(rnn=nn.GRU(D, D // 2, bidirectional=True, batch_first=True))), texts, classify),
-    "bags of words": (lambda: Model(lambda m, x: m.head(m.table(x)), table=nn.EmbeddingBag(WORDS, D, padding_idx=0)), texts, classify),
-    "largest of bags": (lambda: Model(lambda m, x: m.head(m.table(x)), table=nn.EmbeddingBag(WORDS, D, mode="max")), texts, classify),
+    "a function of a weight": (
+        lambda: Model(lambda m, x: m.head(F.linear(x, Sign.apply(m.w)).tanh()), w=(D, D)),
+        rows,
+        classify,
+    ),
+    "a function of weight and data": (
+        lambda: Model(lambda m, x: m.head(Product.apply(x, m.w).tanh()), w=(D, D)),
+        rows,
+        classify,
+    ),
+    "bmm, heads first": (
+        lambda: Model(
+            lambda m, x: m.head(
+                torch.bmm(x.reshape(-1, 2, D // 2).transpose(0, 1), m.w).transpose(0, 1).reshape(x.shape).mean(1)
+            ),
+            w=(2, D // 2, D // 2),
+        ),
+        sequences,
+        classify,
+    ),
+    "einsum, examples second": (
+        lambda: Model(
+            lambda m, x: m.head(torch.einsum("ibh,hnd->ibnd", x.transpose(0, 1), m.w).flatten(2).mean(0)),
+            w=(D, 2, D // 2),
+        ),
+        sequences,
+        classify,
+    ),
+    "einsum of experts": (
+        lambda: Model(
+            lambda m, x: m.head(torch.einsum("bte,btd,edk->btk", x[..., :2].softmax(-1), x, m.w).mean(1)), w=(2, D, D)
+        ),
+        sequences,
+        classify,
+    ),
+    "checkpoint": (
+        lambda: Model(lambda m, x: m.head(checkpoint(m.body, x, use_reentrant=False).mean(1)), body=encoder()),
+        sequences,
+        classify,
+    ),
+    "packed LSTM of two directions": (
+        lambda: Model(read_packed, **table(rnn=nn.LSTM(D, D // 2, bidirectional=True, batch_first=True))),
+        texts,
+        classify,
+    ),
+    "packed GRU of two directions": (
+        lambda: Model(read_packed, **table(rnn=nn.GRU(D, D // 2, bidirectional=True, batch_first=True))),
+        texts,
+        classify,
+    ),
+    "bags of words": (
+        lambda: Model(lambda m, x: m.head(m.table(x)), table=nn.EmbeddingBag(WORDS, D, padding_idx=0)),
+        texts,
+        classify,
+    ),
+    "largest of bags": (
+        lambda: Model(lambda m, x: m.head(m.table(x)), table=nn.EmbeddingBag(WORDS, D, mode="max")),
+        texts,
+        classify,
+    ),
     "factorisation machine": (lambda: Model(factorise, **table(slope=nn.Embedding(WORDS, 1), p=(1,))), texts, classify),
-}  # fmt: skip
+}
 
 GIVEN_UP: dict[str, tuple[Build, Callable[[], Data], Loss]] = {
     "gradients inside of the loss": (layers(lambda layer: layer), rows, penalise_slope),

@@ -172,5 +172,5 @@ COMPOSED = frozenset(
     find_functions(
         f"{KINDS[contractions.recurrent]} {KINDS[contractions.cell]} {KINDS[contractions.multi_head_attention]}", False
     )
-)
+) | {F.embedding_bag}
 """Functions that are book-kept as several smaller ones, whose outputs all have the examples first."""
