@@ -1,4 +1,4 @@
-"""Tensors that are made part by part, and examples that are folded into a later dimension: followed, not proven."""
+"""Tensors made part by part, folded dimensions, packed sequences, scattered rows: followed, not proven."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from sordino.errors import UnsupportedModel
 from sordino.gradients.bookkeeping import BookKeeping
@@ -61,6 +62,34 @@ def folded_last(m: Any, x: Tensor) -> Tensor:
     return torch.einsum("in,io->on", rows, m.q).t().reshape(len(x), -1) * 1.5
 
 
+def pack(m: Any, x: Tensor) -> PackedSequence:
+    lengths = 1 + (10 * x[:, 0, 0].abs()).long() % B
+    return pack_padded_sequence(m.b(x), lengths, batch_first=True, enforce_sorted=False)
+
+
+def packed(m: Any, x: Tensor) -> Tensor:
+    """Outputs, last states and cells of a recurrent layer in two directions."""
+    outputs, states = m.rnn(pack(m, x))
+    rows, _ = pad_packed_sequence(outputs, batch_first=True, total_length=B)
+    return torch.cat([rows.flatten(1), *(last.transpose(0, 1).flatten(1) for last in states)], 1)
+
+
+def packed_by_hand(m: Any, x: Tensor) -> Tensor:
+    """The user has sorted the sequences, and changes what is packed."""
+    lengths = 1 + (10 * x[:, 0, 0].abs()).long() % B
+    order = lengths.argsort(descending=True)
+    rows = pack_padded_sequence(x[order], lengths[order], batch_first=True)
+    last: Tensor = m.rnn(PackedSequence(m.b(rows.data), rows.batch_sizes))[1][0][-1]
+    return last[order.argsort()]
+
+
+def scattered(m: Any, x: Tensor) -> Tensor:
+    """Each example's rows in an order of its own."""
+    rows, targets = m.b(x).flatten(0, 1), x[..., 0].argsort(1) + B * torch.arange(len(x)).unsqueeze(1)
+    out = torch.zeros_like(rows).scatter_add(0, targets.flatten().unsqueeze(1).expand_as(rows), rows * m.p)
+    return out.unflatten(0, (len(x), B)).tanh()
+
+
 FOLLOWED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "two parts": two_parts,
     "step by step": step_by_step,
@@ -68,12 +97,16 @@ FOLLOWED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "added to": added_to,
     "bmm, heads first": heads_first,
     "einsum, rows last": folded_last,
+    "packed": packed,
+    "packed by hand": packed_by_hand,
+    "scattered": scattered,
 }
 
 
 def build(forward: Callable[[Any, Tensor], Tensor]) -> nn.Module:
     torch.manual_seed(0)
-    layers = {"a": nn.Linear(B, B * B), "b": nn.Linear(B, B)}
+    rnn = nn.LSTM(B, B, bidirectional=True, batch_first=True)
+    layers = {"a": nn.Linear(B, B * B), "b": nn.Linear(B, B), "rnn": rnn}
     return Apply(forward, **layers, p=(B,), q=(B, B), w=(2, B // 2, B // 2)).double()
 
 
@@ -113,7 +146,23 @@ def shifted(m: Any, x: Tensor) -> Tensor:
     return out[:B].tanh()
 
 
-@pytest.mark.parametrize("forward", [neighbours, overwritten, shifted])
+def scattered_to_neighbours(m: Any, x: Tensor) -> Tensor:
+    rows, count = m.b(x).flatten(0, 1), B * len(x)
+    targets = (torch.arange(count) + B) % count
+    out = torch.zeros_like(rows).scatter_add(0, targets.unsqueeze(1).expand_as(rows), rows)
+    return out.unflatten(0, (len(x), B)).tanh()
+
+
+def crossed_sequences(m: Any, x: Tensor) -> Tensor:
+    """After the first step every sequence goes on with another one's rows."""
+    rows = pack_padded_sequence(x, torch.full((len(x),), B), batch_first=True)
+    data = m.b(rows.data)
+    crossed = torch.cat([data[: len(x)], data[len(x) :].flip(0)])
+    last: Tensor = m.rnn(PackedSequence(crossed, rows.batch_sizes))[1][0][-1]
+    return last
+
+
+@pytest.mark.parametrize("forward", [neighbours, overwritten, shifted, scattered_to_neighbours, crossed_sequences])
 def test_mixed_parts_are_refused(forward: Callable[[Any, Tensor], Tensor]) -> None:
     model = build(forward)
     engine, objective = BookKeeping(), Objective(model, squared)

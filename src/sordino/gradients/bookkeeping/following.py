@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor, nn
 
-from sordino.gradients.bookkeeping.places import Lost, Move, Place, find_data, guess, place_of
+from sordino.gradients.bookkeeping.places import Lost, Move, Place, find_data, guess, place_of, put_in_order
 from sordino.gradients.rules.base import list_layouts
 
 Rule = Callable[..., "Place | list[Place | None] | None"]
@@ -222,6 +223,17 @@ class Follower:
             return place if result.shape == shape else place.reshape(result.shape, shape, self.size)
         except Lost:
             return None
+
+    def place_sequences(self, states: Tensor, order: Tensor | None) -> Place | None:
+        """Where the examples are in a use on packed sequences: the rule has them as they were before they were sorted.
+
+        States [layers, sequences, features] have them sorted; `order` is how they were, if they were.
+        """
+        place = self.place(states)
+        if place is None or order is None:
+            return place
+        owners = place.list_owners(self.size, order.device)
+        return put_in_order(0, torch.empty_like(owners).index_copy_(0, order, owners), self.size)
 
     def reaches(self, losses: Tensor) -> bool:
         """Whether there is known to be one loss for each example, in order."""
