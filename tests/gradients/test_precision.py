@@ -90,7 +90,7 @@ class Centred(nn.Linear):
 
 
 class Subtracted(nn.Linear):
-    """Two uses whose gradients cancel where both inputs are long and the same; they are added up one after the other."""
+    """Two uses, summed one after the other, whose gradients cancel where both inputs are long and the same."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight) - x.abs() @ self.weight.t()
