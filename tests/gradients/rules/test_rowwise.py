@@ -90,6 +90,30 @@ def test_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(each is not None for each in found)
 
 
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_no_gradient_grows_by_more_than_the_gain(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The length of what a row drops is multiplied by it: too small a gain lets that swallow other records."""
+    torch.manual_seed(0)
+    found = watch(monkeypatch)
+    check(BookKeeping(), Convolution(BY_ROWS[name]).double(), torch.randn(4, 3, 5, 5).double(), 4, rtol=1e-9)
+    (rows,) = found
+    assert isinstance(rows, rowwise.RowMap)
+    entries = torch.eye(4 * 27, dtype=torch.float64)
+    gradients = torch.cat(
+        [
+            entries,
+            torch.randn(64, 4 * 27).double(),
+            entries.view(-1, 4, 27).sum(2, keepdim=True).expand(-1, 4, 27).flatten(1),
+        ]
+    )
+    pulled = [gradients.new_empty(len(gradients), *p.shape) for p in rows.parameters]
+    rows.pull(gradients, pulled)
+    for place, each in enumerate(pulled):
+        growth = float((each.flatten(1).norm(dim=1) / gradients.norm(dim=1)).max())
+        assert growth <= rows.gain(place) * (1 + 1e-9)
+        assert rows.gain(place) <= 10 * growth
+
+
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_what_is_not_made_by_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
