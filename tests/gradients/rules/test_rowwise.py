@@ -165,6 +165,7 @@ class Centred(nn.Linear):
 
 LINEAR: dict[str, Callable[[nn.Linear], nn.Module]] = {
     "weight_norm": weight_norm,
+    "weight_norm of the whole": lambda layer: weight_norm(layer, dim=None),
     "the old weight_norm": torch.nn.utils.weight_norm,
     "spectral_norm": spectral_norm,
     "pruned": prune,
