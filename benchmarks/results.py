@@ -210,7 +210,11 @@ def _detail(dataset: str, rows: Sequence[Row], everything: Sequence[Row]) -> Ite
         "[What each method is](methods.md). What is not marked `proven` is no guarantee. Seconds are wall-clock, with "
         "other programs beside some runs and not others: they tell minutes from hours, no more.\n"
     )
-    yield summaries.accuracy_table(rows)
+    others = [row for row in rows if row["epsilon"] not in overview.EPSILONS]
+    yield summaries.accuracy_table([row for row in rows if row["epsilon"] in overview.EPSILONS])
+    if others:
+        yield "At the ε of single papers:\n"
+        yield summaries.accuracy_table(others)
     if networks := overview.tabulate_networks(dataset, everything):
         yield "## The papers' own networks\n"
         yield (
