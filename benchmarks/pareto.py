@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.overview import TITLES
 from sordino.lab.experiments.publishing import load_pyplot
 from sordino.lab.experiments.results import Row
 from sordino.lab.experiments.summaries import write_markdown
@@ -59,23 +60,30 @@ def write_page(rows: Sequence[Row], datasets: Sequence[str]) -> Iterator[str]:
     points = find_points(rows)
     yield "# What a minute, ten minutes and an hour buy\n"
     yield (
-        "Written by `python -m benchmarks.results write` from stored runs. Time is processor time of one core for the "
-        "training itself, the mean over seeds, on a shared machine with two cores: as good a measure of energy as we "
-        "have. What is made once is not in it: features (a few minutes a dataset; the network of the handwriting "
-        "features about a quarter of an hour) and the search for settings. Every figure is at a proven ε. Where "
-        "two columns agree, more time bought nothing among the methods that were run.\n"
+        "How accurate can a private model be after a minute of training, after ten, after an hour? Every figure is at "
+        "a proven ε. Where two columns agree, none of the methods that we ran used the extra time to do better.\n"
+    )
+    yield (
+        "Time is the processor time of one core for the training alone, the mean over seeds, on a shared machine with "
+        "two cores. It is also the best measure of energy that we have. It leaves out what is done once: computing "
+        "features (a few minutes for each dataset, a quarter of an hour for the handwriting network) and searching for "
+        "settings. `python -m benchmarks.results write` makes this page from stored runs.\n"
     )
     for epsilon in SHOWN:
         yield f"## ε = {epsilon:g}\n"
         lines = []
         for dataset in datasets:
             here = [point for point in points if (point.dataset, point.epsilon) == (dataset, epsilon)]
-            lines.append([dataset, *(_say_best(here, limit) for limit in BUDGETS.values())])
+            lines.append([TITLES[dataset], *(_say_best(here, limit) for limit in BUDGETS.values())])
         yield write_markdown(["dataset", *BUDGETS], lines)
-    yield "## The front of each dataset\n"
-    yield "Methods that no other beats without taking longer: core-seconds, accuracy in per cent (seeds).\n"
+    yield "## The best for each time\n"
+    yield (
+        "These methods are on the front: to be more accurate than one of them takes longer. Times are core-seconds, "
+        "accuracies per cent (number of seeds).\n"
+    )
     for dataset in datasets:
-        yield f"![{dataset}](../img/results/{dataset}-cost.svg)\n"
+        yield f"### {TITLES[dataset]}\n"
+        yield f"![accuracy against time on {TITLES[dataset]}](../img/results/{dataset}-cost.svg)\n"
         lines = [
             [f"{point.epsilon:g}", point.method, f"{point.seconds:.0f}", f"{point.accuracy:.2f} ({point.seeds})"]
             for epsilon in SHOWN
@@ -107,7 +115,7 @@ def draw_costs(rows: Sequence[Row], folder: Path) -> list[Path]:
             for point in front:
                 place = (point.seconds, point.accuracy)
                 axes.annotate(point.method, place, fontsize=7, textcoords="offset points", xytext=(3, 3))
-        axes.set(xscale="log", xlabel="core-seconds", ylabel="test accuracy, %", title=dataset)
+        axes.set(xscale="log", xlabel="core-seconds", ylabel="test accuracy, %", title=TITLES.get(dataset, dataset))
         axes.legend(fontsize="small", loc="lower right")
         paths.append(folder / f"{dataset}-cost.svg")
         figure.savefig(paths[-1], metadata={"Date": None})

@@ -180,7 +180,7 @@ class Server(ThreadingHTTPServer):
                 self._served.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up or stalls is no error."""
+        """A client that hangs up or stalls is not an error."""
         return
 
 
