@@ -22,6 +22,7 @@ import typer
 
 from benchmarks import mechanisms, overview, pareto
 from benchmarks.mechanisms import EPSILONS, ON_OWN_PAGES, footing_of, mechanism, where
+from benchmarks.overview import SEEDS
 from sordino.errors import InvalidInput
 from sordino.lab.experiments import Case, catalogue, read_all, recipe_of, summaries
 from sordino.lab.experiments.cases import Settings
@@ -42,7 +43,6 @@ BEGIN, END = "<!-- written by {} -->", "<!-- end -->"
 DATASETS = ("mnist", "fashion-mnist", "cifar10", "imdb", "names")
 RECORDS = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}
 METHODS = ("dpsgd", "dpsgd-ts", "dpsgd-hf", "auto-s", "decay", "dynamic", "dpis", "screening", "dpsur", "best")
-SEEDS = 3
 TEXTS, PICTURES = ("imdb", "names"), ("dpsgd-hf",)  # scattering is for images
 MOST_SEEDS, POINTS = 5, 8
 KINDS = ("accuracy", "epsilon")
@@ -69,7 +69,7 @@ def page(figures: Annotated[bool, typer.Option(help="Draw the figures, too, whic
     stored = [row for row in everything if row["dataset"] != "digits" and not _is_elsewhere(row)]
     rows = _configured(stored)
     (PAGE.parent / "results").mkdir(exist_ok=True)
-    for name, lines in _pages(rows, stored).items():
+    for name, lines in _pages(rows, stored, _configured(everything)).items():
         (PAGE.parent / name).write_text("\n".join(lines))
     if rows and figures:
         drawn = (draw_figures(rows, IMAGES), overview.draw_overview(_best(rows), IMAGES))
@@ -133,10 +133,14 @@ def put(path: Path, text: str, part: str = "", by: str = "benchmarks.results") -
     path.write_text(f"{before}{begin}\n\n{text}\n{END}{after}")
 
 
-def _pages(rows: Sequence[Row], stored: Sequence[Row]) -> dict[str, Iterator[str]]:
+def _pages(rows: Sequence[Row], stored: Sequence[Row], everything: Sequence[Row]) -> dict[str, Iterator[str]]:
     """Every page of the results by its place beside the first one."""
     found = dict.fromkeys((*DATASETS, *sorted(row["dataset"] for row in rows)))
-    details = {f"results/{name}.md": _detail(name, [row for row in rows if row["dataset"] == name]) for name in found}
+
+    def of(name: str, some: Sequence[Row]) -> list[Row]:
+        return [row for row in some if row["dataset"] == name]
+
+    details = {f"results/{name}.md": _detail(name, of(name, rows), of(name, everything)) for name in found}
     return {
         PAGE.name: _first(rows, stored),
         **details,
@@ -155,10 +159,11 @@ def _first(rows: Sequence[Row], stored: Sequence[Row]) -> Iterator[str]:
         "per cent of the public test set: mean ± deviation over seeds (number of seeds). They are those of the last "
         "model, or of the mean of the last ones, and never of the best one on the way.\n"
     )
+    yield overview.tabulate_summary(DATASETS, best)
     yield (
         f"Our goal is to be {overview.MARGIN} points above the best figure in the papers that we rerun, at the same ε. "
-        "Most of those figures are at an ε that is not proven, and some at another δ. A second table has other "
-        "papers, the public data that they used, and the ε that their authors state.\n"
+        "Most of those figures are at an ε that is not proven, and some at another δ. The ε of other papers is the one "
+        "that their authors state.\n"
     )
     if short := list(overview.list_short(best)):
         yield "Where others are ahead of us, or the goal is missed:\n"
@@ -170,17 +175,15 @@ def _first(rows: Sequence[Row], stored: Sequence[Row]) -> Iterator[str]:
     )
     yield (
         "Read on: [what a minute, ten minutes and an hour buy](results/cost.md), [what each method "
-        "is](results/methods.md), [the papers' tables, and what is missing](results/papers.md), and a page for each "
-        f"dataset. `python -m benchmarks.results write` makes all of them from {len(stored)} stored runs, which took "
-        f"{hours:.1f} hours on a shared machine with two cores.\n"
+        "is](results/methods.md), [the papers' tables, figures of other papers, and what is "
+        f"missing](results/papers.md), and a page for each dataset. `python -m benchmarks.results write` makes all of "
+        f"them from {len(stored)} stored runs, which took {hours:.1f} hours on shared machines with two cores.\n"
     )
     for dataset in DATASETS:
         title = overview.TITLES[dataset]
         yield f"## {title}\n"
         yield f"![our best on {title}, and what papers print](img/results/{dataset}-overview.svg)\n"
         yield overview.tabulate_best(dataset, best, _deltas(rows, dataset, "best") or "1e-05")
-        if others := overview.tabulate_outside(dataset, best):
-            yield others
         yield f"[All methods on {title}](results/{dataset}.md)\n"
 
 
@@ -201,8 +204,8 @@ def _best(rows: Sequence[Row]) -> dict[tuple[str, float], Summary]:
     return found
 
 
-def _detail(dataset: str, rows: Sequence[Row]) -> Iterator[str]:
-    """All methods on one dataset."""
+def _detail(dataset: str, rows: Sequence[Row], everything: Sequence[Row]) -> Iterator[str]:
+    """All methods on one dataset; `everything` has the runs of the mechanisms' own pages, too."""
     yield f"# {overview.TITLES.get(dataset, dataset)}: all methods\n"
     if not rows:
         yield "No run is stored yet.\n"
@@ -212,6 +215,13 @@ def _detail(dataset: str, rows: Sequence[Row]) -> Iterator[str]:
         "on a machine that was sometimes busy: they tell minutes from hours, no more.\n"
     )
     yield summaries.accuracy_table(rows)
+    if networks := overview.tabulate_networks(dataset, everything):
+        yield "## The papers' own networks\n"
+        yield (
+            "The best printed figure of each network that the papers train, mostly at an ε that is not proven, and our "
+            "best proven one of it. Ours is the largest of several means over a test set, which flatters a little.\n"
+        )
+        yield networks
     yield f"![accuracy against ε](../img/results/{dataset}-accuracy-against-epsilon.svg)\n"
     yield "## ε to reach an accuracy\n"
     levels = summaries.levels_for(rows)
@@ -235,7 +245,7 @@ def _methods(rows: Sequence[Row]) -> Iterator[str]:
         "what else was tried. *One footing* means that the methods share everything but the mechanism.\n"
     )
     known, told = catalogue(), defaultdict(list)
-    for dataset, method in sorted({(row["dataset"], row["method"]) for row in rows}):
+    for method, dataset in sorted({(row["method"], row["dataset"]) for row in rows}):
         told[method, known[dataset, method].provenance].append(f"{dataset}, δ = {_deltas(rows, dataset, method)}")
     for (method, provenance), places in told.items():
         yield f"- `{method}` ({'; '.join(places)}): {provenance}"
@@ -265,6 +275,9 @@ def _papers(rows: Sequence[Row], stored: Sequence[Row]) -> Iterator[str]:
     for name, table in paper_tables().items():
         if table.kind in KINDS and (shown := _paper(name, stored)):
             yield f"## {name}\n\n{shown}"
+    yield "## Figures of other papers\n"
+    yield "As printed, with what they used besides the records, beside our best at that ε or the next smaller one.\n"
+    yield overview.tabulate_outside(_best(rows))
     yield "## What is missing\n"
     yield from _missing(rows)
 

@@ -19,6 +19,7 @@ from sordino.mechanisms import Mechanism, find_all
 DOCS = Path(__file__).parent.parent / "docs"
 TITLES = {"cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "imdb": "IMDb", "mnist": "MNIST", "names": "Names"}
 SHOWN = ("cifar10", "fashion-mnist", "imdb", "mnist")
+EPSILONS = (1, 2, 3, 4)
 NETWORKS = {
     "MNIST CNN 26k, 256": "small CNN",
     "CIFAR CNN 550k, 256": "CNN",
@@ -96,7 +97,7 @@ def draw_accuracy() -> str:
     width, height = 220, 160
     parts = []
     for number, name in enumerate(SHOWN):
-        found = [(epsilon, row) for row in best[name] if 1 <= (epsilon := float(row["ε"])) <= 4]
+        found = [(epsilon, row) for row in best[name] if (epsilon := float(row["ε"])) in EPSILONS]
         proven = next(column for column in best[name][0] if column.startswith("ours"))
         ours = [(e, v) for e, row in found if (v := first_number(row[proven])) is not None]
         theirs = [(e, v) for e, row in found if (v := first_number(row["best printed"])) is not None]
