@@ -38,7 +38,7 @@ def refused(result, words: str) -> None:
         (["--epsilon", 3, "--model", "gpt"], "model='gpt' is not known"),
         (["--epsilon", 3, "--model", "nowhere.py:build"], "nowhere.py does not exist"),
         (["--epsilon", 3, "--model", "json:nothing"], "names no function"),
-        (["--epsilon", 3, "--model", "json:dumsp"], "did you mean json:dumps?"),
+        (["--epsilon", 3, "--model", "json:laods"], "did you mean json:loads?"),
         (["--epsilon", 3, "--model", "json:dumps"], "cannot be built"),
         (["--epsilon", 3, "--model", "mnist-cnn"], "Conv2d '0' failed on a batch"),
         (["--epsilon", 3, "--engine", "warp"], "engine='warp' must be one of"),
@@ -57,7 +57,7 @@ def refused(result, words: str) -> None:
         (["--epsilon", 3, "--noise-multiplier", 0.3], "above the budget"),
         (["--epsilon", 3, "--noise-multiplier", -1], "noise-multiplier=-1.0 must be > 0"),
         (["--epsilon", 3, "--target", "salary"], "has no column 'salary': it has age, weight, height, outcome"),
-        (["--epsilon", 3, "--speed", "ludicrous"], "--speed is not an option of sordino train: see"),
+        (["--epsilon", 3, "--warp", "9"], "--warp is not an option of sordino train: see sordino train --help"),
     ],
 )
 def test_train_refuses(sordino, small, tmp_path, arguments, words):
