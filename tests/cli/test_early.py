@@ -53,6 +53,8 @@ TYPOS = [
         "epsilon=-3.0 must be > 0",
     ),
     (["calibrate"], "epsilon is missing"),
+    (["export", "runs/first"], "Missing option '--to': see sordino export --help"),
+    (["check"], "Missing argument 'FILE.py:FUNCTION': see sordino check --help"),
     (["calibrate", "--epsilon", "3", "--delta", "2"], "delta=2.0 must be in (0, 1)"),
     (["calibrate", "--epsilon", "3", "--delta", "1e-5", "--rate", "0.1", "--steps", "0"], "steps=0 must be >= 1"),
     (["account", "--rate", "0.1", "--noise-multiplier", "0", "--steps", "5"], "without noise there is no privacy"),

@@ -80,6 +80,9 @@ class Commands(TyperGroup):
         except click.NoSuchOption as error:
             complain(early.describe_unknown_option(error))
             sys.exit(BAD_INPUT)
+        except click.MissingParameter as error:
+            complain(f"{error.format_message().rstrip('.')}: see {early.name_command(error)} --help")
+            sys.exit(BAD_INPUT)
         except click.ClickException as error:
             complain(error.format_message())
             sys.exit(error.exit_code)

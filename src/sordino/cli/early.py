@@ -77,14 +77,17 @@ def require_listed(what: str, name: str, known: Iterable[str], more: str = "", w
     raise InvalidInput(f"{what}={name!r} {words} one of {', '.join(names)}{more}{meant}")
 
 
+def name_command(error: click.UsageError) -> str:
+    """The command that an error is about, under its usual name: it may have been started as ``python -m sordino``."""
+    if error.ctx is None:
+        return "sordino"
+    return "sordino" + error.ctx.command_path.removeprefix(error.ctx.find_root().command_path)
+
+
 def describe_unknown_option(error: click.NoSuchOption) -> str:
     """One line about a mistyped option: one that begins with what was typed, or is spelled nearly so, may be meant."""
-    context, known, command = error.ctx, [], "sordino"
-    if context is not None:
-        known = [name for each in context.command.params for name in each.opts]
-        program = context.find_root().command_path  # which may be "python -m sordino"
-        command += context.command_path.removeprefix(program)
-    typed = error.option_name
+    known = [name for each in (error.ctx.command.params if error.ctx else ()) for name in each.opts]
+    typed, command = error.option_name, name_command(error)
     begun = sorted((name for name in known if len(typed) > 3 and name.startswith(typed)), key=len)
     near = (begun or get_close_matches(typed, known, n=1, cutoff=0.75))[:1]
     meant = f"did you mean {near[0]}?" if near else f"see {command} --help"
