@@ -151,7 +151,8 @@ def test_the_explorer_answers_to_its_sliders(browser: Browser, built: Path) -> N
     cut = page.evaluate(
         "(() => { const all = document.querySelector('#explorer svg').getBoundingClientRect();"
         "return [...document.querySelectorAll('#explorer svg text')].filter((t) => {"
-        "const b = t.getBoundingClientRect(); return b.left < all.left || b.right > all.right }).map((t) => t.textContent) })()"
+        "const b = t.getBoundingClientRect(); return b.left < all.left || b.right > all.right })"
+        ".map((t) => t.textContent) })()"
     )
     assert cut == []
     page.close()
