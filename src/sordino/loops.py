@@ -23,9 +23,10 @@ from sordino.errors import BudgetExhausted, InvalidInput, SordinoError
 from sordino.gradients import BookKeeping
 from sordino.gradients.engine import Batch, Differentiated, Recorder, describe_kind
 from sordino.gradients.looped import backpropagate
-from sordino.parts import Draw, Exact, Foreign, Snapshot
+from sordino.parts import Blockwise, Draw, Exact, Foreign, Snapshot
 from sordino.proposals import finish
 from sordino.records import Records
+from sordino.validation.probing import preserve_model, preserve_randomness
 from sordino.validation.watching import HALF_IN_LOOP
 
 GIVEN = "private.backward was given the losses that were probed, one per example"
@@ -58,7 +59,7 @@ class UserLoop:
         self._probe = probe
         self.assumptions: tuple[str, ...] = ()
         self._open: _Open | None = None
-        self._ours = self._compared = self._stated = False
+        self._ours = self._compared = self._stated = self._rehearsed = False
         self._turn: object = None
         optimizer = bench.optimizer
         self._hooks = (
@@ -96,6 +97,7 @@ class UserLoop:
         try:
             for draw, fetch in self._draws(foreign, num_workers):
                 self._probe()
+                self._rehearse()
                 self._state_unchecked()
                 if self.bench.run.position >= (self.bench.recipe.steps or 0):
                     break
@@ -108,6 +110,22 @@ class UserLoop:
         finally:
             if self._turn is turn:
                 self._leave()
+
+    def _rehearse(self) -> None:
+        """Refuse, before a first draw is paid for, a loss that cannot be recorded while the user runs it.
+
+        Two records go forward and backward, and the model is put back as it was.
+        """
+        engine, records, objective = self.bench.engine, self.bench.records, self.bench.objective
+        whole = isinstance(self.bench.recipe.norms, Exact) and not isinstance(self.bench.recipe.weighing, Blockwise)
+        if self._rehearsed or self.bench.watch is None or not (whole and isinstance(engine, BookKeeping)):
+            return
+        batch = records.make_fetcher(self.bench.device)(range(min(2, records.length)))
+        with preserve_randomness(objective), preserve_model(objective):
+            with engine.record(objective, self.bench.parameters(), batch) as recorder:
+                losses = objective.losses(batch.data, batch.size)
+            recorder.differentiate(losses)
+        self._rehearsed = True
 
     def _leave(self) -> None:
         """Give up what a loop has open: the user's forward pass, its draw, its secret seeds."""

@@ -324,7 +324,7 @@ def learn(
         *(columns, target, task, budget, len(table)),
         classes=schema.classes if task == "classification" else None,
         bounds=bounds,
-        metrics_epsilon=metrics_epsilon if held_out is not None and len(held_out) else None,
+        metrics_epsilon=None if held_out is None else metrics_epsilon,
         rows_per_unit=rows_per_unit,
         unlisted=UNLISTED_SHARE if vault is None else SHARED_UNLISTED,
     )
@@ -446,7 +446,8 @@ def follow(
     tell: Callable[[int, int], None] = lambda done, steps: None,
 ) -> Learned:
     """Make the releases of `plan`, each charged to `ledger` before its noise is drawn from `source`."""
-    measured = held_out is not None and len(held_out) > 0
+    # With noise, figures are released about no records too: that there are none would tell of the first one.
+    measured = held_out is not None and (len(held_out) > 0 or plan.figures_noise is not None)
     for text in (source.assumption, FIXED_IN_ADVANCE, FLOATING_POINT, PUBLIC):
         ledger.declare(ASSUMPTION, text)
     if measured and plan.figures_noise is None:

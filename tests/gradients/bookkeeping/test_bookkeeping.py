@@ -102,6 +102,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
     "bag sum": (lambda: nn.EmbeddingBag(7, 3, mode="sum"), lambda b: tokens(b, 5)),
     "bag mean": (lambda: nn.EmbeddingBag(7, 3, padding_idx=2), lambda b: tokens(b, 5)),
     "bag max": (lambda: nn.EmbeddingBag(7, 3, mode="max"), lambda b: tokens(b, 5)),
+    "bag max in the loss": (
+        lambda: Apply(lambda m, x: m.e(x).tanh() * m.s, e=nn.EmbeddingBag(7, 3, mode="max"), s=(3,)),
+        lambda b: tokens(b, 5),
+    ),
+    "bag max padding": (lambda: nn.EmbeddingBag(7, 3, mode="max", padding_idx=2), lambda b: tokens(b, 5)),
     "bag offsets": (
         lambda: Apply(lambda m, x: m.e(x.flatten(), torch.arange(len(x)) * 5), e=nn.EmbeddingBag(7, 3)),
         lambda b: tokens(b, 5),

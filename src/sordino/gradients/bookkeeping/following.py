@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor, nn
 
-from sordino.gradients.bookkeeping.places import Lost, Move, Place, find_data, guess, place_of
+from sordino.gradients.bookkeeping.places import Lost, Move, Place, find_data, guess, place_of, put_in_order
 from sordino.gradients.rules.base import list_layouts
 
 Rule = Callable[..., "Place | list[Place | None] | None"]
@@ -86,6 +87,23 @@ def find_state(tensor: Tensor) -> tuple[int, int]:
     return tensor._version, -1 if made_by is None else made_by._sequence_nr()
 
 
+def find_dim(whole: Tensor, view: Tensor, dim: int) -> int | None:
+    """The dimension of a contiguous tensor that a dimension of one of its views is, entry by entry; None if none is.
+
+    Entry e of the dimension starts at e strides, and what the view's other dimensions add stays within a stride or
+    goes by whole dimensions.
+    """
+    stride, length = view.stride(dim), view.shape[dim]
+    alike = (i for i in range(whole.dim()) if (whole.stride(i), whole.shape[i]) == (stride, length))
+    mine = next(alike, None)
+    if mine is None or not whole.is_contiguous() or not view.numel():
+        return None
+    span = stride * length
+    others = [(s, n) for i, (s, n) in enumerate(zip(view.stride(), view.shape, strict=True)) if i != dim and n > 1]
+    within = (view.storage_offset() - whole.storage_offset()) % span + sum(s * (n - 1) for s, n in others if s < stride)
+    return mine if within < stride and all(s < stride or s % span == 0 for s, _ in others) else None
+
+
 class Follower:
     """The places of the tensors of one forward pass, each for the tensor as it was when its place was found.
 
@@ -149,12 +167,30 @@ class Follower:
         if not several:
             assert not isinstance(place, list)
             self.put(results, place)
+            if place is not None and args and results is args[0] and results._is_view():
+                self.put_whole(results, place)
             return place
         places = place if isinstance(place, list) else [place] * len(results)
         for each, where in zip(results, places, strict=False):
             if isinstance(each, Tensor):
                 self.put(each, where)
         return places[0] if places else None
+
+    def put_whole(self, view: Tensor, place: Place) -> None:
+        """Place the tensor of which a part was just written, if nothing of it, or the same examples, carried before."""
+        whole = view._base
+        made_by = None if whole is None else whole.grad_fn
+        if whole is None or made_by is None or type(made_by).__name__ != "CopySlices":
+            return
+        before, dim = made_by.next_functions[0][0], find_dim(whole, view, place.dim)
+        if dim is None:
+            return
+        if before is not None:  # it carried gradients before this write
+            found = self.found.get(id(whole))
+            state = whole._version - 1, before._sequence_nr()
+            if found is None or found[0]() is not whole or found[1] != state or not found[2].equals(place.at(dim)):
+                return
+        self.put(whole, place.at(dim))
 
     def guess(self, shape: tuple[int, ...], batch_dims: int, result: Any) -> Place | None:
         """Where the examples probably are in the output of a use on what is known of no example."""
@@ -187,6 +223,17 @@ class Follower:
             return place if result.shape == shape else place.reshape(result.shape, shape, self.size)
         except Lost:
             return None
+
+    def place_sequences(self, states: Tensor, order: Tensor | None) -> Place | None:
+        """Where the examples are in a use on packed sequences: the rule has them as they were before they were sorted.
+
+        States [layers, sequences, features] have them sorted; `order` is how they were, if they were.
+        """
+        place = self.place(states)
+        if place is None or order is None:
+            return place
+        owners = place.list_owners(self.size, order.device)
+        return put_in_order(0, torch.empty_like(owners).index_copy_(0, order, owners), self.size)
 
     def reaches(self, losses: Tensor) -> bool:
         """Whether there is known to be one loss for each example, in order."""

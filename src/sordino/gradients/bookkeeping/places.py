@@ -75,14 +75,14 @@ class Place:
             ahead *= length
         raise Lost("a reshape cuts through the examples")
 
-    def layout(self, size: int) -> Layout:
-        """The same place as a rule sees it."""
+    def layout(self, size: int, device: torch.device) -> Layout:
+        """The same place as a rule sees it; of what is folded in an unusual way, every entry is told its owner."""
         if self.owners is not None:
             return Layout(Kind.OWNED, self.dim, Owners(self.owners, size))
         if self.outer == self.inner == 1:
             return Layout(dim=self.dim)
         if self.dim or (self.outer > 1 and self.inner > 1):
-            raise Lost("examples are folded into a dimension in a way that no rule has")
+            return Layout(Kind.OWNED, self.dim, Owners(self.list_owners(size, device), size))
         return Layout(Kind.MAJOR if self.outer == 1 else Kind.MINOR)
 
 

@@ -9,13 +9,12 @@ wrong layout, or a loss that mixes examples, gets from another example shows.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from sordino.gradients.bookkeeping.places import Lost, Place, place_of
+from sordino.gradients.bookkeeping.places import Place, place_of
 from sordino.gradients.bookkeeping.recording import Recording, Use
 from sordino.gradients.engine import Groups
 from sordino.gradients.rules.base import Kind, Layout, NoRule, Owners, Unproven, list_layouts
@@ -40,7 +39,8 @@ class SharedCalls(Exception):
 @dataclass
 class Knowledge:
     """What earlier batches of one objective have shown: layouts by the trace of the loss. A loss is traced from the
-    first time that its examples could not be followed.
+    first time that its examples could not be followed. Once a batch was `kept`, what fails is about other
+    batches, whose records and sizes are private.
     """
 
     proven: dict[tuple[object, ...], list[Layout | None]] = field(default_factory=dict)
@@ -49,6 +49,7 @@ class Knowledge:
     refused: str = ""
     traced: bool = False
     bypassed: bool = False
+    kept: bool = False
 
     def tell(self, warning: str) -> None:
         """Log a warning once."""
@@ -102,12 +103,8 @@ def arrange_followed(recording: Recording, losses: Tensor) -> bool:
     follower = recording.follower
     if follower is None or not follower.reaches(losses):
         return False
-    try:
-        layouts = [None if use.place is None else use.place.layout(len(losses)) for use in recording.uses]
-    except Lost:
-        return False
-    for use, layout in zip(recording.uses, layouts, strict=True):
-        use.layout = layout
+    for use in recording.uses:
+        use.layout = None if use.place is None else use.place.layout(len(losses), losses.device)
     return True
 
 
@@ -123,8 +120,7 @@ def regroup(uses: list[Use], groups: Groups) -> None:
 
     def join(place: Place) -> Layout:
         if even and place.owners is None:
-            with suppress(Lost):
-                return Place(place.dim, place.outer, place.inner * many).layout(groups.size)
+            return Place(place.dim, place.outer, place.inner * many).layout(groups.size, groups.owners.device)
         found = None if place.owners is not None else known.get((place.outer, place.inner))
         if found is None:
             found = Owners(groups.owners[place.list_owners(examples, groups.owners.device)], groups.size)

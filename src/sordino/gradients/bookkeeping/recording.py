@@ -187,6 +187,9 @@ class Recording(TorchFunctionMode):
         place = follower.follow(sight, MOVES.get(func), result, args, kwargs)
         if uses and place is None and not (sight is not None and (sight.carriers or sight.lost)):
             place = follower.guess(uses[0].shape, uses[0].batch_dims, result)
+        if uses and place is not None and func in COMPOSED and id(args[1]) in self.packed:
+            place = follower.place_sequences(result[1], self.packed[id(args[1])][1])
+            follower.gave_up |= place is None
         mixed = 2 if func is F.scaled_dot_product_attention else 0
         for use in uses:
             if place is not None:

@@ -184,11 +184,14 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """Sums and means, of rows of tokens or of bags given by offsets."""
+    """Sums and means, of rows of tokens or of bags given by offsets; the largest of rows of tokens."""
     call.only(weight)
     refuse_options("embedding_bag", max_norm, scale_grad_by_freq)
     if mode == "max":
-        raise NoRule("embedding_bag: only sums and means have a rule")
+        if input.dim() != 2 or padding_idx is not None or input.shape[1] == 0:
+            raise NoRule("embedding_bag: of bags' largest, only those of rows without padding have a rule")
+        largest: Tensor = call.use(torch.max, call.use(F.embedding, input, weight), 1)[0]
+        return largest
     output = F.embedding_bag(
         input,
         call.plain(weight),

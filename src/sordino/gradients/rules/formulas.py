@@ -116,7 +116,8 @@ class FormulaReader:
             if formula.function in OF_ROWS:
                 fits = alone and inner == [self.full] and shape == self.row
             elif formula.function is torch._weight_norm:
-                fits = inner == [self.full, self.row] and formula.args[2:] in ((), (0,)) and not formula.kwargs
+                whole = ((-1,),) if self.row == () else ((), (0,))
+                fits = inner == [self.full, self.row] and formula.args[2:] in whole and not formula.kwargs
             else:
                 fits = formula.function in BY_ENTRIES and (shape == self.full or self.full not in inner)
             if not fits or not formula.can_repeat():
@@ -146,8 +147,8 @@ class FormulaReader:
                 self.direct[key] = self.values[key] = tensor.detach().requires_grad_()
             elif formula.function is torch._weight_norm:
                 weight, gain = formula.args[:2]
-                along = list(range(1, len(self.full)))
-                length = torch.linalg.vector_norm(self.known[id(weight)].attached, dim=along, keepdim=True)
+                along = list(range(1, len(self.full))) if self.row else None
+                length = torch.linalg.vector_norm(self.known[id(weight)].attached, dim=along, keepdim=bool(self.row))
                 self.values[key] = self.evaluate(weight) * (self.evaluate(gain) / self.spread(-key, length))
             else:
                 args = [self.evaluate(each) for each in formula.args]

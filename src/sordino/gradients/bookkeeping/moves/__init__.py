@@ -141,6 +141,8 @@ BY_THEMSELVES: dict[Any, Rule] = {
     F.batch_norm: dimensions.batch_norm,
     F.unfold: dimensions.resample,
     Tensor.unfold: shapes.unfold,
+    torch._C._VariableFunctions._pack_padded_sequence: lookups.pack,
+    torch._C._VariableFunctions._pad_packed_sequence: lookups.unpack,
     **{getattr(Tensor, name).__get__: rule for name, rule in PROPERTIES.items()},
     torch.view_as_real: lambda at, result, input: at.join([(input, keep(lambda place: True))]),
     torch.view_as_complex: lambda at, result, input: at.join(
@@ -172,5 +174,5 @@ COMPOSED = frozenset(
     find_functions(
         f"{KINDS[contractions.recurrent]} {KINDS[contractions.cell]} {KINDS[contractions.multi_head_attention]}", False
     )
-)
+) | {F.embedding_bag}
 """Functions that are book-kept as several smaller ones, whose outputs all have the examples first."""

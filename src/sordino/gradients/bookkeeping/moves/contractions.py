@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from sordino.gradients.bookkeeping.following import Sight
+from sordino.gradients.bookkeeping.moves import lookups
 from sordino.gradients.bookkeeping.moves.tools import Answer, insist, keep, shift, shift_to
 from sordino.gradients.bookkeeping.operations import find_tensors
 from sordino.gradients.bookkeeping.places import Move, Place
@@ -113,8 +114,10 @@ def distances(at: Sight, result: Tensor, x1: Tensor, x2: Tensor, *args: Any, **k
 
 
 def recurrent(at: Sight, result: Any, input: Tensor, hx: Any, weights: Any, *args: Any, **kwargs: Any) -> list[Answer]:
-    """lstm, gru and rnn on padded sequences."""
-    insist(input.dim() == 3 and len(args) == 6 and all(isinstance(args[i], bool) for i in (0, 3, 4, 5)))  # not packed
+    """lstm, gru and rnn on padded sequences, or on packed ones."""
+    if args and not isinstance(args[0], bool):
+        return packed(at, result, input, hx, weights)
+    insist(input.dim() == 3 and len(args) == 6 and all(isinstance(args[i], bool) for i in (0, 3, 4, 5)))
     batch_first = args[-1]
     examples = 0 if batch_first else 1
     states = list(find_tensors((hx,), {}))
@@ -125,6 +128,16 @@ def recurrent(at: Sight, result: Any, input: Tensor, hx: Any, weights: Any, *arg
         ]
     )
     return [None if place is None else place.at(examples), *[place] * (len(result) - 1)]
+
+
+def packed(at: Sight, result: Any, data: Tensor, batch_sizes: Tensor, hx: Any) -> list[Answer]:
+    """The same on packed sequences: states have the sequences in dimension 1, as they are at the first step."""
+    counts = batch_sizes.tolist()
+    states = ((state, keep(lambda place: place.dim == 1)) for state in find_tensors((hx,), {}))
+    place = at.join([(data, lambda place: lookups.find_sequences(place, counts, 1, at.size, data.device)), *states])
+    if place is None:
+        return [None] * len(result)
+    return [lookups.pack_places(place, counts, at.size, data.device), *[place] * (len(result) - 1)]
 
 
 def cell(at: Sight, result: Any, input: Tensor, hx: Any, *args: Any, **kwargs: Any) -> Answer:

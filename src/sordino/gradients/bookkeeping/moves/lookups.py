@@ -53,6 +53,13 @@ def find_target(at: Sight, input: Tensor) -> Place:
     return place
 
 
+def find_rows(at: Sight, input: Tensor, dim: int) -> Place:
+    """The same where they must be in this dimension; where they are not, what is written will not be their own."""
+    place = at.places.get(id(input)) or Place(dim, inner=input.shape[dim] // at.size)
+    insist(place.dim == dim and place.fits(input.shape, at.size))
+    return place
+
+
 def index_select(at: Sight, result: Tensor, input: Tensor, dim: int, index: Tensor) -> Answer:
     """Entries along a dimension, in the order of the index."""
     mine = positive(dim, input)
@@ -81,9 +88,20 @@ def take_along(at: Sight, result: Tensor, input: Tensor, indices: Tensor, dim: A
 def scatter(
     at: Sight, result: Tensor, input: Tensor, dim: int, index: Tensor, src: Any = None, *args: Any, **kwargs: Any
 ) -> Answer:
-    """Entries written or added along a dimension, each example's where its own indices say."""
+    """Entries written or added along a dimension, each example's where its own indices say.
+
+    Along the examples', every entry must go to its own example, as in `index_add`.
+    """
     mine = positive(dim, input)
     sources = [each for each in (src, kwargs.get("value")) if isinstance(each, Tensor)]
+    given = at.places.get(id(src)) if id(src) in at.carriers else None
+    if given is not None and given.dim == mine:
+        target = find_rows(at, input, mine)
+        insist(index.shape == src.shape and len(sources) == 1)
+        goes = target.list_owners(at.size, index.device)[index]
+        owners = given.list_owners(at.size, index.device)
+        insist(bool((goes == owners.reshape([-1 if d == mine else 1 for d in range(index.dim())])).all()))
+        return at.join([(input, keep(lambda place: True)), (src, lambda place: target)])
 
     def whole(tensor: Tensor) -> Move:
         return keep(
@@ -103,8 +121,41 @@ def index_add(
     given = at.places.get(id(source))
     if given is None or given.dim != mine or id(source) not in at.carriers:
         return at.join((each, keep(lambda place: place.dim != mine)) for each in (input, source))
-    target = find_target(at, input)
-    insist(target.dim == mine)
+    target = find_rows(at, input, mine)
     goes = target.list_owners(at.size, index.device)[index]
     insist(torch.equal(goes, given.list_owners(at.size, index.device)))
     return at.join([(input, keep(lambda place: True)), (source, lambda place: target)])
+
+
+def pack(at: Sight, result: Any, input: Tensor, lengths: Any, batch_first: bool) -> list[Answer]:
+    """pack_padded_sequence: the rows of all sequences at the first step, then at the second, ..."""
+    examples = 0 if batch_first else 1
+    counts = result[1].tolist()
+
+    def move(place: Place) -> Place:
+        insist(place.dim == examples)
+        return pack_places(place, counts, at.size, input.device)
+
+    return [at.join([(input, move)]), None]
+
+
+def unpack(at: Sight, result: Any, data: Tensor, batch_sizes: Tensor, batch_first: bool, *args: Any) -> list[Answer]:
+    """The reverse."""
+    counts = batch_sizes.tolist()
+    dim = 0 if batch_first else 1
+    return [at.join([(data, lambda place: find_sequences(place, counts, dim, at.size, data.device))]), None]
+
+
+def pack_places(place: Place, counts: list[int], size: int, device: torch.device) -> Place:
+    """The place of packed rows, of which there are so many at each step, from that of the sequences."""
+    owners = place.list_owners(size, device)
+    return put_in_order(0, torch.cat([owners[:count] for count in counts]), size)
+
+
+def find_sequences(place: Place, counts: list[int], dim: int, size: int, device: torch.device) -> Place:
+    """The place of the sequences, in dimension `dim`, from that of packed rows: each has one owner at all steps."""
+    insist(place.dim == 0)
+    owners = place.list_owners(size, device)
+    sequences = owners[: counts[0]]
+    insist(torch.equal(owners, torch.cat([sequences[:count] for count in counts])))
+    return put_in_order(dim, sequences, size)
