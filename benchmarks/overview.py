@@ -20,6 +20,7 @@ from sordino.lab.experiments.summaries import Summary, summarise, write_markdown
 OUTSIDE = Path(__file__).parent / "results" / "outside.toml"
 EPSILONS = (0.5, 1.0, 2.0, 3.0, 4.0, 8.0)
 MARGIN = 0.3
+TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "imdb": "IMDb", "names": "Names"}
 SEEDS = 3
 Best = Mapping[tuple[str, float], Summary]
 
@@ -44,7 +45,7 @@ def read_outside() -> tuple[Outside, ...]:
 
 def tabulate_summary(datasets: Sequence[str], best: Best) -> str:
     """A line for each dataset, our best proven result at each ε."""
-    lines = [[name, *(_show(best.get((name, epsilon))) for epsilon in EPSILONS)] for name in datasets]
+    lines = [[TITLES[name], *(_show(best.get((name, epsilon))) for epsilon in EPSILONS)] for name in datasets]
     return write_markdown(["dataset", *(f"ε = {epsilon:g}" for epsilon in EPSILONS)], lines)
 
 
@@ -74,7 +75,7 @@ def tabulate_outside(best: Best) -> str:
     lines = []
     for figure in read_outside():
         ours = find_ours(figure, best)
-        told = [figure.dataset, figure.paper, f"{figure.epsilon:g}", f"{figure.accuracy:.1f}"]
+        told = [TITLES[figure.dataset], figure.paper, f"{figure.epsilon:g}", f"{figure.accuracy:.1f}"]
         lines.append([*told, f"{ours.text} at {ours.epsilon:g}" if ours else "not run", figure.public, figure.basis])
     return write_markdown(["dataset", "paper", "ε", "printed", "ours, proven", "public data", "basis"], lines)
 
@@ -122,13 +123,13 @@ def list_short(best: Best) -> Iterator[str]:
         printed = best_printed(dataset, epsilon)
         if printed and epsilon in EPSILONS and ours.mean < printed[0] + MARGIN:
             gap = printed[0] + MARGIN - ours.mean
-            yield f"- {dataset} at ε = {epsilon:g} falls {gap:.2f} points short of the goal with `{ours.method}`."
+            yield f"- {TITLES[dataset]} at ε = {epsilon:g}: `{ours.method}` is {gap:.2f} points below the goal."
     for figure in read_outside():
         found = find_ours(figure, best)
         if found is not None and found.mean < figure.accuracy:
             yield (
-                f"- {figure.dataset} at ε = {figure.epsilon:g}: {figure.paper} prints {figure.accuracy:.1f}, "
-                f"{figure.accuracy - found.mean:.1f} points more than ours."
+                f"- {TITLES[figure.dataset]} at ε = {figure.epsilon:g}: {figure.accuracy:.1f} by {figure.paper}, "
+                f"{figure.accuracy - found.mean:.1f} points above ours."
             )
 
 
@@ -154,7 +155,7 @@ def draw_overview(best: Best, folder: Path) -> list[Path]:
             )
         if others:
             axes.plot([], [], "x", color="tab:red", label="printed elsewhere")
-        axes.set(xscale="log", xlabel="ε", ylabel="test accuracy, %", title=dataset)
+        axes.set(xscale="log", xlabel="ε", ylabel="test accuracy, %", title=TITLES.get(dataset, dataset))
         axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
         axes.minorticks_off()
         axes.legend(fontsize="small", loc="lower right")

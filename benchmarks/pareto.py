@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.making import find_making
+from benchmarks.overview import TITLES
 from sordino.lab.experiments.publishing import load_pyplot
 from sordino.lab.experiments.results import Row
 from sordino.lab.experiments.summaries import write_markdown
@@ -65,27 +66,30 @@ def write_page(rows: Sequence[Row], datasets: Sequence[str]) -> Iterator[str]:
     points = find_points(rows)
     yield "# What a minute, ten minutes and an hour buy\n"
     yield (
-        "Time is processor time of one core, the mean over seeds, on shared machines with two cores: as good a measure "
-        "of energy as we have. Every figure is at a proven ε. The search for settings is in none of them, and is told "
-        "in [provenance](../provenance.md). Written by `python -m benchmarks.results write` from stored runs.\n"
+        "How accurate can a private model be after a minute, after ten, after an hour? Time is the processor time of "
+        "one core, the mean over seeds, on shared machines with two cores. It is also the best measure of energy that "
+        "we have. Every figure is at a proven ε. No time includes the search for settings, which "
+        "[provenance](../provenance.md) describes. `python -m benchmarks.results write` makes this page from stored "
+        "runs.\n"
     )
     yield "## From nothing\n"
     yield (
-        "The best that fits, with the time to make its features, which are then kept (`python -m benchmarks.making` "
-        "measures it; methods for which it was not measured are left out). Where two columns agree, more time bought "
-        "nothing among the methods that were run.\n"
+        "The best that fits, counting the time to make its features, which are then kept. `python -m "
+        "benchmarks.making` measures that time; methods without such a measurement are left out. Where two columns "
+        "agree, none of the methods that we ran used the extra time to do better.\n"
     )
     yield from _tabulate_budgets(points, datasets, from_nothing=True)
     yield "## When features are kept\n"
     yield "Training alone: every run after the first.\n"
     yield from _tabulate_budgets(points, datasets, from_nothing=False)
-    yield "## The front of each dataset\n"
+    yield "## The best for each time\n"
     yield (
-        "Methods that no other beats without training longer: core-seconds of training, those of making the features "
-        "once, accuracy in per cent (seeds).\n"
+        "To be more accurate than one of these methods takes longer training. The columns are core-seconds of "
+        "training, core-seconds to make the features once, and accuracy in per cent (number of seeds).\n"
     )
     for dataset in datasets:
-        yield f"![{dataset}](../img/results/{dataset}-cost.svg)\n"
+        yield f"### {TITLES[dataset]}\n"
+        yield f"![accuracy against time on {TITLES[dataset]}](../img/results/{dataset}-cost.svg)\n"
         lines = [
             [
                 *(f"{point.epsilon:g}", point.method, f"{point.seconds:.0f}"),
@@ -107,7 +111,7 @@ def _tabulate_budgets(points: Sequence[Point], datasets: Sequence[str], *, from_
         lines = []
         for dataset in datasets:
             here = [point for point in points if (point.dataset, point.epsilon) == (dataset, epsilon)]
-            lines.append([dataset, *(_say_best(here, limit) for limit in BUDGETS.values())])
+            lines.append([TITLES[dataset], *(_say_best(here, limit) for limit in BUDGETS.values())])
         yield write_markdown([f"ε = {epsilon:g}", *BUDGETS], lines)
 
 
@@ -134,7 +138,8 @@ def draw_costs(rows: Sequence[Row], folder: Path) -> list[Path]:
             for point in front:
                 place = (point.seconds, point.accuracy)
                 axes.annotate(point.method, place, fontsize=7, textcoords="offset points", xytext=(3, 3))
-        axes.set(xscale="log", xlabel="core-seconds of training", ylabel="test accuracy, %", title=dataset)
+        title = TITLES.get(dataset, dataset)
+        axes.set(xscale="log", xlabel="core-seconds of training", ylabel="test accuracy, %", title=title)
         axes.legend(fontsize="small", loc="lower right")
         paths.append(folder / f"{dataset}-cost.svg")
         figure.savefig(paths[-1], metadata={"Date": None})

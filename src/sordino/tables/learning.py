@@ -89,7 +89,7 @@ CERTAIN = 4.0
 UNNAMED = 0.1
 """A larger share of records without a class that was named is worth a caution."""
 MANY_VALUES = 20
-"""A target that reads as a number and has more different values is no class."""
+"""A target that reads as a number and has more different values is not a class."""
 PUBLIC = (
     "the names of the columns, the number of records, what the user gave as public, and that the table was not refused "
     "are public"
@@ -388,7 +388,9 @@ def require_task(table: Table, target: str, task: str | None, schema: Schema) ->
     numeric = 2 * int(np.sum(~np.isnan(values))) > int(known.sum())
     if task == "regression":
         if not numeric:
-            raise InvalidInput(f"target {target!r} is mostly no number: a regression needs one; use classification")
+            raise InvalidInput(
+                f"most values of target {target!r} are not numbers, as a regression needs: use classification"
+            )
         return task
     many = len(np.unique(values[~np.isnan(values)])) > MANY_VALUES
     if numeric and many and schema.classes is None:

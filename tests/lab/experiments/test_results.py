@@ -55,8 +55,8 @@ def test_the_best_proven_method_stands_beside_the_best_printed_figure(stored):
     text = page(stored, figures=True)
     line = "| 3 | 89.71 (dpsur:table2) | 90.20 ± 0.10 (3) | dpsgd-hf | +0.49 | yes | 89.7 (Tramèr and Boneh 2021) |"
     assert line in text.splitlines()
-    assert "| fashion-mnist |  |  |  | 90.20 ± 0.10 (3) |  |  |" in text, "the summary has it too"
-    assert "falls" not in text
+    assert "| Fashion-MNIST |  |  |  | 90.20 ± 0.10 (3) |  |  |" in text, "the summary has it too"
+    assert "below the goal" not in text
     assert "| fashion-mnist | DPSGD-HF | 3 | 89.01 |  | 90.20 ± 0.10 (3) |" in text, "a paper's table has the same runs"
     for name in ("accuracy-against-epsilon", "overview", "cost"):
         assert (stored / "img" / f"fashion-mnist-{name}.svg").exists()
@@ -66,7 +66,7 @@ def test_what_falls_short_is_said_and_what_is_published_never_counts(stored):
     finished(stored / "runs", "dpsgd-hf", [0.898, 0.898, 0.898])
     finished(stored / "runs", "dpsur", [0.99], basis="published", accounting="published")
     text = page(stored)
-    assert "fashion-mnist at ε = 3 falls 0.21 points short of the goal with `dpsgd-hf`" in text
+    assert "Fashion-MNIST at ε = 3: `dpsgd-hf` is 0.21 points below the goal" in text
     assert "| 99.00 (1) | dpsur |" not in text
 
 
@@ -218,12 +218,12 @@ def test_figures_printed_elsewhere_stand_beside_ours_with_their_public_data(stor
     finished(stored / "runs", "best", [0.895, 0.895, 0.895], epsilon=3.0)
     finished(stored / "runs", "best", [0.87, 0.87, 0.87], epsilon=1.0)
     text = page(stored)
-    figure = "| fashion-mnist | Tramèr and Boneh 2021 | 3 | 89.7 | 89.50 ± 0.00 (3) at 3 | none (scattering) |"
+    figure = "| Fashion-MNIST | Tramèr and Boneh 2021 | 3 | 89.7 | 89.50 ± 0.00 (3) at 3 | none (scattering) |"
     assert f"{figure} RDP, as stated |" in text.splitlines()
     ours = "| 3 | 89.71 (dpsur:table2) | 89.50 ± 0.00 (3) | best | -0.21 | no | 89.7 (Tramèr and Boneh 2021) |"
     assert ours in text.splitlines()
-    assert "- fashion-mnist at ε = 3: Tramèr and Boneh 2021 prints 89.7, 0.2 points more than ours." in text
-    assert "| mnist | Tramèr and Boneh 2021 | 1.2 | 98.1 | not run |" in text
+    assert "- Fashion-MNIST at ε = 3: 89.7 by Tramèr and Boneh 2021, 0.2 points above ours." in text
+    assert "| MNIST | Tramèr and Boneh 2021 | 1.2 | 98.1 | not run |" in text
 
 
 def test_a_figure_printed_elsewhere_stands_beside_our_run_at_its_own_epsilon(stored):
@@ -232,7 +232,7 @@ def test_a_figure_printed_elsewhere_stands_beside_our_run_at_its_own_epsilon(sto
         case = KNOWN["mnist", "best"].case(epsilon)
         made = row("best", epsilon, 0, accuracy, dataset="mnist", label=case.label, case=case.to_dict())
         store.write(stored / "runs", made)
-    assert "| mnist | Tramèr and Boneh 2021 | 1.2 | 98.1 | 98.00 (1) at 1.2 |" in page(stored)
+    assert "| MNIST | Tramèr and Boneh 2021 | 1.2 | 98.1 | 98.00 (1) at 1.2 |" in page(stored)
 
 
 def test_what_a_minute_buys_is_the_best_that_fits(stored, monkeypatch):
