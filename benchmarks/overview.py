@@ -6,18 +6,22 @@ Figures of the papers that we rerun are in papers.toml of the laboratory, those 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from sordino.lab.experiments.papers import best_printed
+from sordino.lab.experiments import catalogue
+from sordino.lab.experiments.papers import best_printed, paper_tables
 from sordino.lab.experiments.publishing import load_pyplot
-from sordino.lab.experiments.summaries import Summary, write_markdown
+from sordino.lab.experiments.results import Row
+from sordino.lab.experiments.summaries import Summary, summarise, write_markdown
 
 OUTSIDE = Path(__file__).parent / "results" / "outside.toml"
 EPSILONS = (0.5, 1.0, 2.0, 3.0, 4.0, 8.0)
 MARGIN = 0.3
+TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "imdb": "IMDb", "names": "Names"}
+SEEDS = 3
 Best = Mapping[tuple[str, float], Summary]
 
 
@@ -39,35 +43,78 @@ def read_outside() -> tuple[Outside, ...]:
     return tuple(Outside(**figure) for figure in tomllib.loads(OUTSIDE.read_text("utf-8"))["figure"])
 
 
+def tabulate_summary(datasets: Sequence[str], best: Best) -> str:
+    """A line for each dataset, our best proven result at each ε."""
+    lines = [[TITLES[name], *(_show(best.get((name, epsilon))) for epsilon in EPSILONS)] for name in datasets]
+    return write_markdown(["dataset", *(f"ε = {epsilon:g}" for epsilon in EPSILONS)], lines)
+
+
 def tabulate_best(dataset: str, best: Best, deltas: str) -> str:
-    """A line for each ε: what the papers that we rerun print at most, and our best proven result."""
+    """A line for each ε: what the papers that we rerun print at most, our best proven result, and what others print."""
     lines = []
-    for epsilon in EPSILONS:
+    for epsilon in sorted({*EPSILONS, *(each.epsilon for each in read_outside() if each.dataset == dataset)}):
         printed, ours = best_printed(dataset, epsilon), best.get((dataset, epsilon))
-        if printed is None and ours is None:
+        others = [each for each in read_outside() if (each.dataset, each.epsilon) == (dataset, epsilon)]
+        if printed is None and ours is None and not others:
             continue
         difference = f"{ours.mean - printed[0]:+.2f}" if printed and ours else ""
         reached = "" if not (printed and ours) else "yes" if ours.mean >= printed[0] + MARGIN else "no"
         shown = f"{printed[0]:.2f} ({printed[1]})" if printed else "none"
-        row = [f"{epsilon:g}", shown, ours.text if ours else "not run", ours.method if ours else ""]
-        lines.append([*row, difference, reached])
-    return write_markdown(["ε", "best printed", f"ours, proven (δ = {deltas})", "method", "difference", "goal"], lines)
+        row = [f"{epsilon:g}", shown, _show(ours) or "not run", ours.method if ours else "", difference, reached]
+        lines.append([*row, "; ".join(f"{each.accuracy:.1f} ({each.paper})" for each in others)])
+    ours_proven = f"ours, proven (δ = {deltas})"
+    return write_markdown(["ε", "best printed", ours_proven, "method", "difference", "goal", "other papers"], lines)
 
 
-def tabulate_outside(dataset: str, best: Best) -> str:
-    """Figures of other papers beside the best of ours at no larger ε."""
+def _show(ours: Summary | None) -> str:
+    return ours.text if ours else ""
+
+
+def tabulate_outside(best: Best) -> str:
+    """Figures of other papers, with what they rest on, beside the best of ours at no larger ε."""
     lines = []
-    for figure in (each for each in read_outside() if each.dataset == dataset):
+    for figure in read_outside():
         ours = find_ours(figure, best)
-        told = [figure.paper, f"{figure.epsilon:g}", f"{figure.accuracy:.1f}"]
+        told = [TITLES[figure.dataset], figure.paper, f"{figure.epsilon:g}", f"{figure.accuracy:.1f}"]
         lines.append([*told, f"{ours.text} at {ours.epsilon:g}" if ours else "not run", figure.public, figure.basis])
-    return write_markdown(["paper", "ε", "printed", "ours, proven", "public data", "basis"], lines) if lines else ""
+    return write_markdown(["dataset", "paper", "ε", "printed", "ours, proven", "public data", "basis"], lines)
 
 
 def find_ours(figure: Outside, best: Best) -> Summary | None:
-    """Our best at the figure's ε or a smaller one."""
+    """Our best at the figure's ε; where nothing was run there, at the largest smaller one."""
     fitting = [ours for (name, epsilon), ours in best.items() if name == figure.dataset and epsilon <= figure.epsilon]
-    return max(fitting, key=lambda ours: ours.mean, default=None)
+    return max(fitting, key=lambda ours: ours.epsilon, default=None)
+
+
+def tabulate_networks(dataset: str, rows: Sequence[Row]) -> str:
+    """A line for each network of the papers and ε: the best printed figure, and the best of our proven runs of it.
+
+    As for the whole page, the best of ours is among the methods with most seeds, up to three.
+    """
+    printed, ours = find_printed(dataset), {}
+    named = {row["method"]: str(row["case"]["model"]["name"]) for row in rows}
+    proven = [each for each in summarise(rows) if each.basis == "proven"]
+    for each in sorted(proven, key=lambda each: (min(each.seeds, SEEDS), each.mean)):
+        ours[named[each.method], each.epsilon] = each
+    lines = []
+    for network, epsilon in sorted(key for key in ours if any(key[0] == network for network, _ in printed)):
+        theirs, mine = printed.get((network, epsilon)), ours[network, epsilon]
+        told = [f"{theirs[0]:.2f} ({theirs[1]})", f"{mine.mean - theirs[0]:+.2f}"] if theirs else ["none", ""]
+        lines.append([network, f"{epsilon:g}", told[0], mine.text, mine.method, told[1]])
+    header = ["network", "ε", "best printed", "ours, proven", "method", "difference"]
+    return write_markdown(header, lines) if lines else ""
+
+
+@cache
+def find_printed(dataset: str) -> Mapping[tuple[str, float], tuple[float, str]]:
+    """The best figure that the papers that we rerun print for a dataset, by network and ε, and in which table."""
+    found: dict[tuple[str, float], tuple[float, str]] = {}
+    for table in (each for each in paper_tables().values() if each.kind == "accuracy" and dataset in each.printed):
+        for cell in table.cells([dataset]):
+            network = str(table.case(cell, 0, "proven", catalogue()).model["name"])
+            key = (network, cell.column)
+            found[key] = max(found.get(key, (0.0, "")), (cell.printed, table.name))
+    return found
 
 
 def list_short(best: Best) -> Iterator[str]:
@@ -76,13 +123,13 @@ def list_short(best: Best) -> Iterator[str]:
         printed = best_printed(dataset, epsilon)
         if printed and epsilon in EPSILONS and ours.mean < printed[0] + MARGIN:
             gap = printed[0] + MARGIN - ours.mean
-            yield f"- {dataset} at ε = {epsilon:g} falls {gap:.2f} points short of the goal with `{ours.method}`."
+            yield f"- {TITLES[dataset]} at ε = {epsilon:g}: `{ours.method}` is {gap:.2f} points below the goal."
     for figure in read_outside():
         found = find_ours(figure, best)
         if found is not None and found.mean < figure.accuracy:
             yield (
-                f"- {figure.dataset} at ε = {figure.epsilon:g}: {figure.paper} prints {figure.accuracy:.1f}, "
-                f"{figure.accuracy - found.mean:.1f} points more than ours."
+                f"- {TITLES[figure.dataset]} at ε = {figure.epsilon:g}: {figure.accuracy:.1f} by {figure.paper}, "
+                f"{figure.accuracy - found.mean:.1f} points above ours."
             )
 
 
@@ -93,7 +140,8 @@ def draw_overview(best: Best, folder: Path) -> list[Path]:
     paths = []
     for dataset in sorted({name for name, epsilon in best if epsilon in EPSILONS}):
         figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
-        ours = [best[dataset, epsilon] for epsilon in EPSILONS if (dataset, epsilon) in best]
+        here = [each for (name, _), each in sorted(best.items()) if name == dataset]
+        ours = [each for each in here if each.epsilon in EPSILONS or each.method == "best"]
         heights, bars = [each.mean for each in ours], [each.spread or 0.0 for each in ours]
         axes.errorbar([each.epsilon for each in ours], heights, yerr=bars, marker="o", capsize=3, label="ours, proven")
         printed = [(epsilon, found[0]) for epsilon in EPSILONS if (found := best_printed(dataset, epsilon))]
@@ -107,7 +155,7 @@ def draw_overview(best: Best, folder: Path) -> list[Path]:
             )
         if others:
             axes.plot([], [], "x", color="tab:red", label="printed elsewhere")
-        axes.set(xscale="log", xlabel="ε", ylabel="test accuracy, %", title=dataset)
+        axes.set(xscale="log", xlabel="ε", ylabel="test accuracy, %", title=TITLES.get(dataset, dataset))
         axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
         axes.minorticks_off()
         axes.legend(fontsize="small", loc="lower right")

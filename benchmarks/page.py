@@ -31,6 +31,11 @@ KINDS = {
     "LoRA": "transformers with LoRA",
     "embedding": "an embedding table with little arithmetic",
 }
+GROWN = {
+    "batch": "A batch {} times as large takes",
+    "layers": "{} times as many layers take",
+    "length": "A text {} times as long takes",
+}
 Result = store.Result
 Results = Mapping[str, Result]
 
@@ -243,12 +248,12 @@ def judge_growth(axis: str, found: Result) -> str:
         return "Not measured."
     if axis == "records":
         spread = max(points.values()) / min(points.values())
-        kept = "within" if spread <= FLAT else "beyond"
+        kept = "is met" if spread <= FLAT else "is missed"
         failed = [find_case(method.partition(" @ ")[2]).name for method in found["fails"]]
         more = f" It does not run with {', '.join(failed)}." if failed else ""
-        return f"The slowest is {spread:.2f} times the quickest, {kept} the aim of {FLAT}.{more}"
+        return f"The slowest takes {spread:.2f} times as long as the quickest: the aim of {FLAT} {kept}.{more}"
     grown = 2 ** (len(sizes) - 1)
-    return f"{grown} times the {axis}: {points[sizes[-1].name] / points[sizes[0].name]:.1f} times the step."
+    return f"{GROWN[axis].format(grown)} {points[sizes[-1].name] / points[sizes[0].name]:.1f} times as long."
 
 
 def summarise(results: Results) -> str:
@@ -258,7 +263,7 @@ def summarise(results: Results) -> str:
         rows = [result for result in results.values() if result["kind"] == kind]
         mine = [value for result in rows if (value := ratio(result)) is not None]
         if mine:
-            said.append(f"{give_range(mine)} times {'' if said else 'one of SGD '}for {words}")
+            said.append(f"{give_range(mine)} times {'' if said else 'as long as one of SGD '}for {words}")
     rivals = [
         peer[1] / base
         for result in results.values()
@@ -270,11 +275,11 @@ def summarise(results: Results) -> str:
         value for result in results.values() if result["kind"] == "linear" and (value := extra(result)) is not None
     ]
     small = f" A linear model, which has next to no arithmetic, takes {above[0]:.1f} ms more." if above else ""
-    other = f" The quickest peer takes {give_range(rivals)} times." if rivals else ""
-    what = "the draw, reading its records, the ledger, exact clipping, secure noise, the update"
-    told = ", ".join(said) or "a time that is not measured yet"
-    step = f"a step of `private.steps()` with all that belongs to it ({what})"
-    return textwrap.fill(f"On one CPU thread {step} takes {told}.{small}{other}", 120)
+    other = f" The quickest peer takes {give_range(rivals)} times as long as SGD." if rivals else ""
+    what = "the draw, reading its records, exact clipping, secure noise, the update and the ledger"
+    told = " and ".join(filter(None, (", ".join(said[:-1]), *said[-1:]))) or "a time that is not measured yet"
+    step = f"On one CPU thread, a step of `private.steps()` takes {told}."
+    return textwrap.fill(f"{step}{small} That is the whole step: {what}.{other}", 120)
 
 
 def give_range(values: list[float]) -> str:
@@ -314,16 +319,17 @@ def list_conditions(results: Results) -> str:
     versions = sorted({", ".join(f"{name} {number}" for name, number in t["versions"].items()) for t in taken})
     sources = {t["sources"] for t in taken}
     days = sorted({t["at"][:10] for t in taken})
-    one = "one state of the sources" if len(sources) == 1 else f"{len(sources)} states of the sources"
-    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    changed = f" (the sources changed {len(sources) - 1} times meanwhile)" if len(sources) > 1 else ""
+    when = f"on {days[0]}" if len(days) == 1 else f"from {days[0]} to {days[-1]}"
     cpu = sum(result.get("clock") == "cpu" for result in results.values())
-    few = f" One thread of {cpu} of {len(results)} networks by processor time, as the machine was busy."
+    few = f" Because it was busy, the one-thread times of {cpu} of {len(results)} networks are processor time."
     clock = few if cpu else ""
     loads = [t["machine"]["load"][1] for t in taken]
     total = sum(result["took"] for result in results.values()) / 60
     return (
-        f"Measured {when} on {'; '.join(machines)}, from {one}; {'; '.join(versions)}. The load of the machine was "
-        f"{min(loads):.1f} to {max(loads):.1f} at the ends of the measurements, which took {total:.0f} minutes.{clock}"
+        f"Measured {when}{changed} on {'; '.join(machines)}, with {'; '.join(versions)}. This took {total:.0f} "
+        f"minutes; at the ends of the measurements the load of the machine was {min(loads):.1f} to {max(loads):.1f}."
+        f"{clock}"
     )
 
 

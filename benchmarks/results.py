@@ -22,6 +22,7 @@ import typer
 
 from benchmarks import mechanisms, overview, pareto
 from benchmarks.mechanisms import EPSILONS, ON_OWN_PAGES, footing_of, mechanism, where
+from benchmarks.overview import SEEDS
 from sordino.errors import InvalidInput
 from sordino.lab.experiments import Case, catalogue, read_all, recipe_of, summaries
 from sordino.lab.experiments.cases import Settings
@@ -42,7 +43,6 @@ BEGIN, END = "<!-- written by {} -->", "<!-- end -->"
 DATASETS = ("mnist", "fashion-mnist", "cifar10", "imdb", "names")
 RECORDS = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}
 METHODS = ("dpsgd", "dpsgd-ts", "dpsgd-hf", "auto-s", "decay", "dynamic", "dpis", "screening", "dpsur", "best")
-SEEDS = 3
 TEXTS, PICTURES = ("imdb", "names"), ("dpsgd-hf",)  # scattering is for images
 MOST_SEEDS, POINTS = 5, 8
 KINDS = ("accuracy", "epsilon")
@@ -69,7 +69,7 @@ def page(figures: Annotated[bool, typer.Option(help="Draw the figures, too, whic
     stored = [row for row in everything if row["dataset"] != "digits" and not _is_elsewhere(row)]
     rows = _configured(stored)
     (PAGE.parent / "results").mkdir(exist_ok=True)
-    for name, lines in _pages(rows, stored).items():
+    for name, lines in _pages(rows, stored, _configured(everything)).items():
         (PAGE.parent / name).write_text("\n".join(lines))
     if rows and figures:
         drawn = (draw_figures(rows, IMAGES), overview.draw_overview(_best(rows), IMAGES))
@@ -133,10 +133,14 @@ def put(path: Path, text: str, part: str = "", by: str = "benchmarks.results") -
     path.write_text(f"{before}{begin}\n\n{text}\n{END}{after}")
 
 
-def _pages(rows: Sequence[Row], stored: Sequence[Row]) -> dict[str, Iterator[str]]:
+def _pages(rows: Sequence[Row], stored: Sequence[Row], everything: Sequence[Row]) -> dict[str, Iterator[str]]:
     """Every page of the results by its place beside the first one."""
     found = dict.fromkeys((*DATASETS, *sorted(row["dataset"] for row in rows)))
-    details = {f"results/{name}.md": _detail(name, [row for row in rows if row["dataset"] == name]) for name in found}
+
+    def of(name: str, some: Sequence[Row]) -> list[Row]:
+        return [row for row in some if row["dataset"] == name]
+
+    details = {f"results/{name}.md": _detail(name, of(name, rows), of(name, everything)) for name in found}
     return {
         PAGE.name: _first(rows, stored),
         **details,
@@ -151,30 +155,36 @@ def _first(rows: Sequence[Row], stored: Sequence[Row]) -> Iterator[str]:
     best = _best(rows)
     yield "# Results\n"
     yield (
-        f"Our best proven result on each dataset, beside what papers print. Written by `python -m benchmarks.results "
-        f"write` from {len(stored)} stored runs ({hours:.1f} hours of training on a shared machine with two cores). "
-        "Accuracies are on the public test sets, in per cent: mean ± deviation over seeds (number of seeds), of the "
-        "last model or of the mean of its last iterates, never of the best on the way. Settings were chosen by looking "
-        "at public benchmarks; that choice is in no ε, and is told in [provenance](provenance.md).\n"
+        "This page sets our best result on each dataset beside what papers print. Our ε is *proven*. Accuracies are "
+        "per cent of the public test set: mean ± deviation over seeds (number of seeds). They are those of the last "
+        "model, or of the mean of the last ones, and never of the best one on the way.\n"
+    )
+    yield overview.tabulate_summary(DATASETS, best)
+    yield (
+        f"Our goal is to be {overview.MARGIN} points above the best figure in the papers that we rerun, at the same ε. "
+        "Most of those figures are at an ε that is not proven, and some at another δ. The ε of other papers is the one "
+        "that their authors state.\n"
+    )
+    if short := list(overview.list_short(best)):
+        yield "Where others are ahead of us, or the goal is missed:\n"
+        yield from short
+        yield ""
+    yield (
+        "We chose our settings by looking at public benchmarks. No ε here includes that choice; "
+        "[provenance](provenance.md) tells how it was made.\n"
     )
     yield (
-        "More: [what a minute, ten minutes and an hour buy](results/cost.md), [the methods](results/methods.md), [the "
-        "papers' tables, and what is missing](results/papers.md), and a page for each dataset.\n"
+        "Read on: [what a minute, ten minutes and an hour buy](results/cost.md), [what each method "
+        "is](results/methods.md), [the papers' tables, figures of other papers, and what is "
+        f"missing](results/papers.md), and a page for each dataset. `python -m benchmarks.results write` makes all of "
+        f"them from {len(stored)} stored runs, which took {hours:.1f} hours on shared machines with two cores.\n"
     )
-    yield (
-        f"The goal is {overview.MARGIN} points above the best figure that any of the papers that we rerun prints, at "
-        "equal *proven* ε; most of those figures are at an ε that is not proven, and not all at our δ. Figures of "
-        "other papers are below, with the public data that they used; their ε is what their authors state.\n"
-    )
-    yield from overview.list_short(best)
-    yield ""
     for dataset in DATASETS:
-        yield f"## {dataset}\n"
-        yield f"![our best, and what is printed](img/results/{dataset}-overview.svg)\n"
+        title = overview.TITLES[dataset]
+        yield f"## {title}\n"
+        yield f"![our best on {title}, and what papers print](img/results/{dataset}-overview.svg)\n"
         yield overview.tabulate_best(dataset, best, _deltas(rows, dataset, "best") or "1e-05")
-        if others := overview.tabulate_outside(dataset, best):
-            yield others
-        yield f"[All methods on {dataset}](results/{dataset}.md)\n"
+        yield f"[All methods on {title}](results/{dataset}.md)\n"
 
 
 def _deltas(rows: Sequence[Row], dataset: str, method: str) -> str:
@@ -194,23 +204,35 @@ def _best(rows: Sequence[Row]) -> dict[tuple[str, float], Summary]:
     return found
 
 
-def _detail(dataset: str, rows: Sequence[Row]) -> Iterator[str]:
-    """All methods on one dataset."""
-    yield f"# {dataset}: all methods\n"
+def _detail(dataset: str, rows: Sequence[Row], everything: Sequence[Row]) -> Iterator[str]:
+    """All methods on one dataset; `everything` has the runs of the mechanisms' own pages, too."""
+    yield f"# {overview.TITLES.get(dataset, dataset)}: all methods\n"
     if not rows:
         yield "No run is stored yet.\n"
         return
     yield (
-        "[What each method is](methods.md). What is not marked `proven` is no guarantee. Seconds are wall-clock, with "
-        "other programs beside some runs and not others: they tell minutes from hours, no more.\n"
+        "[What each method is](methods.md). Only a line marked `proven` is a guarantee. Seconds are wall-clock times "
+        "on a machine that was sometimes busy: they tell minutes from hours, no more.\n"
     )
-    yield summaries.accuracy_table(rows)
+    others = [row for row in rows if row["epsilon"] not in overview.EPSILONS]
+    yield summaries.accuracy_table([row for row in rows if row["epsilon"] in overview.EPSILONS])
+    if others:
+        yield "At the ε of single papers:\n"
+        yield summaries.accuracy_table(others)
+    if networks := overview.tabulate_networks(dataset, everything):
+        yield "## The papers' own networks\n"
+        yield (
+            "The best printed figure of each network that the papers train, mostly at an ε that is not proven, and our "
+            "best proven one of it. Ours is the largest of several means over a test set, which flatters a little.\n"
+        )
+        yield networks
     yield f"![accuracy against ε](../img/results/{dataset}-accuracy-against-epsilon.svg)\n"
     yield "## ε to reach an accuracy\n"
     levels = summaries.levels_for(rows)
     yield (
-        "ε spent when the runs at the largest ε were first seen to have an accuracy (means over seeds; methods with "
-        f"{POINTS} evaluations or more, and with an accountant that knows on the way):\n"
+        "How much ε the runs at the largest ε had spent when they were first seen to reach an accuracy: the mean over "
+        f"seeds, for methods that were evaluated {POINTS} times or more and whose accountant knows ε on the way. "
+        "`≤` means that the first evaluation was already there.\n"
     )
     yield summaries.epsilon_table(rows, levels, POINTS)
     yield "## Curves\n"
@@ -222,9 +244,12 @@ def _detail(dataset: str, rows: Sequence[Row]) -> Iterator[str]:
 def _methods(rows: Sequence[Row]) -> Iterator[str]:
     """What every method is, once: on which datasets, and at which δ."""
     yield "# The methods of the results\n"
-    yield "Where a setting comes from, and what was tried, is told in [provenance](../provenance.md).\n"
+    yield (
+        "One line for each method and setting. [Provenance](../provenance.md) tells where the settings come from and "
+        "what else was tried. *One footing* means that the methods share everything but the mechanism.\n"
+    )
     known, told = catalogue(), defaultdict(list)
-    for dataset, method in sorted({(row["dataset"], row["method"]) for row in rows}):
+    for method, dataset in sorted({(row["method"], row["dataset"]) for row in rows}):
         told[method, known[dataset, method].provenance].append(f"{dataset}, δ = {_deltas(rows, dataset, method)}")
     for (method, provenance), places in told.items():
         yield f"- `{method}` ({'; '.join(places)}): {provenance}"
@@ -247,9 +272,16 @@ def _conditions(rows: Sequence[Row]) -> Iterator[str]:
 
 def _papers(rows: Sequence[Row], stored: Sequence[Row]) -> Iterator[str]:
     yield "# The papers' tables\n"
+    yield (
+        "What a paper prints, and our reruns beside it: at the paper's own charge where that is not proven, and at a "
+        "proven ε. A number in brackets is the number of seeds. [The papers](../papers.md) has all settings.\n"
+    )
     for name, table in paper_tables().items():
         if table.kind in KINDS and (shown := _paper(name, stored)):
             yield f"## {name}\n\n{shown}"
+    yield "## Figures of other papers\n"
+    yield "As printed, with what they used besides the records, beside our best at that ε or the next smaller one.\n"
+    yield overview.tabulate_outside(_best(rows))
     yield "## What is missing\n"
     yield from _missing(rows)
 
@@ -276,15 +308,16 @@ def _labels_of_tables() -> set[str]:
 def _missing(rows: Sequence[Row]) -> Iterator[str]:
     """Cells of methods × datasets × ε with too few seeds, or without a CNN, and what shortened runs leave out."""
     yield (
-        f"Methods with fewer than {SEEDS} seeds at a proven ε, ε (seeds), whether with the paper's settings, shortened "
-        "(`short`) or on one footing (`linear`, `cnn`).\n"
+        f"These methods have fewer than {SEEDS} seeds at a proven ε. We count runs with the paper's settings, "
+        "shortened ones (`short`) and those on one footing (`linear`, `cnn`).\n"
     )
     lines = _few_seeds(rows)
     yield write_markdown(["dataset", "method", "ε (seeds)"], lines) if lines else "Nothing.\n"
     without = ", ".join(_without_cnn(rows))
-    yield f"Without a CNN's run on CIFAR-10 at a proven ε, whole or shortened: {without or 'none'}.\n"
+    if without:
+        yield f"No CNN was run on CIFAR-10 at a proven ε, whole or shortened, with: {without}.\n"
     if short := _left_out(rows):
-        yield "Runs were shortened so that all datasets, ε and seeds had their turn on two cores; at the largest ε:\n"
+        yield "We shortened some runs, so that two cores could do all datasets, ε and seeds. At the largest ε:\n"
         yield short
 
 
@@ -324,7 +357,7 @@ def _left_out(rows: Sequence[Row]) -> str:
     for row in rows:
         if footing_of(row["dataset"], row["method"]) == "short":
             groups[row["dataset"], row["method"]].append(row)
-    header = ["dataset", "method", "ε", "taken", "with the paper's noise", "hours a run of that"]
+    header = ["dataset", "method", "ε", "we ran", "the paper's noise allows", "hours that would take"]
     return write_markdown(header, [_short_line(*key, group) for key, group in sorted(groups.items())]) if groups else ""
 
 

@@ -17,8 +17,9 @@ from typing import Any
 from sordino.mechanisms import Mechanism, find_all
 
 DOCS = Path(__file__).parent.parent / "docs"
-TITLES = {"cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "imdb": "IMDb", "mnist": "MNIST", "names": "names"}
+TITLES = {"cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "imdb": "IMDb", "mnist": "MNIST", "names": "Names"}
 SHOWN = ("cifar10", "fashion-mnist", "imdb", "mnist")
+EPSILONS = (1, 2, 3, 4)
 NETWORKS = {
     "MNIST CNN 26k, 256": "small CNN",
     "CIFAR CNN 550k, 256": "CNN",
@@ -60,7 +61,7 @@ def read_best() -> dict[str, list[dict[str, str]]]:
     """The lines of the best results of every dataset: a section of docs/results.md has one table of them each."""
     sections = re.split(r"^## ", (DOCS / "results.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     named = {section.partition("\n")[0].strip(): section for section in sections}
-    return {name: read_table(named[name], "ε", "best printed", "method") for name in SHOWN}
+    return {name: read_table(named[TITLES[name]], "ε", "best printed", "method") for name in SHOWN}
 
 
 def first_number(cell: str) -> float | None:
@@ -96,7 +97,7 @@ def draw_accuracy() -> str:
     width, height = 220, 160
     parts = []
     for number, name in enumerate(SHOWN):
-        found = [(epsilon, row) for row in best[name] if 1 <= (epsilon := float(row["ε"])) <= 4]
+        found = [(epsilon, row) for row in best[name] if (epsilon := float(row["ε"])) in EPSILONS]
         proven = next(column for column in best[name][0] if column.startswith("ours"))
         ours = [(e, v) for e, row in found if (v := first_number(row[proven])) is not None]
         theirs = [(e, v) for e, row in found if (v := first_number(row["best printed"])) is not None]
@@ -182,7 +183,7 @@ def draw_step() -> str:
     words = (
         "Records are sampled, differentiated, weighed, summed and noised, proposed, selected; the ledger is told first"
     )
-    return frame("diagram", 900, 170, words, parts)
+    return f'<div class="wide">{frame("diagram", 900, 170, words, parts)}</div>'
 
 
 def draw_gallery(mechanisms: Iterable[Mechanism]) -> str:

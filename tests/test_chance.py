@@ -389,9 +389,15 @@ def collates_with_torch_seeded_for_a_while(items: list[Tensor]) -> Tensor:
         return nn.functional.dropout(torch.stack(items))
 
 
+def collates_with_coins_of_its_own_behind_secret_ones(items: list[Tensor]) -> Tensor:
+    x = nn.functional.dropout(torch.stack(items))
+    return mask(x, np.random.default_rng(0).random((len(items), WIDTH)))
+
+
 @pytest.mark.parametrize(
     "collate",
     [
+        collates_with_coins_of_its_own_behind_secret_ones,
         collates_with_a_seed_of_numpy,
         collates_with_a_seed_of_python,
         collates_with_a_new_generator,
@@ -416,6 +422,21 @@ def test_a_collate_function_may_draw_from_the_default_generators() -> None:
         x = nn.functional.dropout(torch.stack(items))
         coins = torch.tensor([[random.random() for _ in range(WIDTH)] for _ in items])
         return mask(mask(x, coins), np.random.rand(*x.shape))  # noqa: NPY002
+
+    prepare(plain, Rows(), collate=collate).step()
+
+
+def test_a_collate_function_may_mask_tokens_by_the_default_generator() -> None:
+    """As the one of transformers does for language models; what all records share is the same for them in any order."""
+
+    def collate(items: list[Tensor]) -> Tensor:
+        x = torch.stack(items)
+        masked = torch.bernoulli(torch.full(x.shape, 0.15)).bool()
+        words = torch.randint(100, x.shape).to(x.dtype)
+        return (
+            torch.where(masked, words, x) * torch.rand(len(x), 1)
+            + torch.stack([torch.randn(()) for _ in items])[:, None]
+        )
 
     prepare(plain, Rows(), collate=collate).step()
 

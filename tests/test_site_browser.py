@@ -148,6 +148,13 @@ def test_the_explorer_answers_to_its_sliders(browser: Browser, built: Path) -> N
     assert len(names) == 5
     assert all(names)
     assert page.evaluate("document.querySelector('#explorer svg path').getTotalLength()") > 100
+    cut = page.evaluate(
+        "(() => { const all = document.querySelector('#explorer svg').getBoundingClientRect();"
+        "return [...document.querySelectorAll('#explorer svg text')].filter((t) => {"
+        "const b = t.getBoundingClientRect(); return b.left < all.left || b.right > all.right })"
+        ".map((t) => t.textContent) })()"
+    )
+    assert cut == []
     page.close()
 
 

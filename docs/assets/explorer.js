@@ -112,7 +112,11 @@ if (typeof document !== "undefined") {
       const path = logs.map((p, i) => `${i ? "L" : "M"}${at(...p).map((v) => v.toFixed(1)).join(" ")}`).join("");
       const here = at(Math.log2(Math.min(asked.batch, asked.records)), Math.log10(sordinoExplorer.plan(asked).perRecord));
       const ticks = [4, 8, 12, 16]
-        .map((power) => `<text x="${at(power, lows)[0]}" y="${height - 12}" text-anchor="middle">${2 ** power}</text>`)
+        .map((power) => {
+          const anchor = power === 16 ? "end" : "middle"; // the last number would stick out at the right
+          const x = at(power, lows)[0] + (power === 16 ? 14 : 0);
+          return `<text x="${x}" y="${height - 12}" text-anchor="${anchor}">${2 ** power}</text>`;
+        })
         .join("");
       const sides = [lows, highs]
         .map((y) => `<text x="${left - 8}" y="${at(4, y)[1] + 4}" text-anchor="end">${(10 ** y).toPrecision(2)}</text>`)

@@ -112,7 +112,7 @@ class Views:
 def is_alone(load: Callable[[int], Any], length: int) -> bool:
     """Whether a record is the same again after another one was read, given the same coins.
 
-    One that cannot be read is no objection here: the probe of the model says so, without its words.
+    One that cannot be read is not objected to here: the probe of the model says so, without its words.
     """
     found = []
     with seeded_randomness() as seed, suppress(Exception):

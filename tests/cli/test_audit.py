@@ -38,7 +38,7 @@ def test_a_saved_run(sordino: Sordino, small: list[object], tmp_path: Path) -> N
         ((), "what to audit is missing"),
         (("--recipe", "dpfoo"), "recipe='dpfoo' must be one of"),
         (("--recipe", "missing.toml"), "cannot read recipe missing.toml"),
-        (("nowhere",), "nowhere is no folder"),
+        (("nowhere",), "nowhere is not a folder"),
     ],
 )
 def test_bad_input_is_one_line(sordino: Sordino, arguments: tuple[str, ...], said: str) -> None:

@@ -38,6 +38,7 @@ def refused(result, words: str) -> None:
         (["--epsilon", 3, "--model", "gpt"], "model='gpt' is not known"),
         (["--epsilon", 3, "--model", "nowhere.py:build"], "nowhere.py does not exist"),
         (["--epsilon", 3, "--model", "json:nothing"], "names no function"),
+        (["--epsilon", 3, "--model", "json:laods"], "did you mean json:loads?"),
         (["--epsilon", 3, "--model", "json:dumps"], "cannot be built"),
         (["--epsilon", 3, "--model", "mnist-cnn"], "Conv2d '0' failed on a batch"),
         (["--epsilon", 3, "--engine", "warp"], "engine='warp' must be one of"),
@@ -46,7 +47,8 @@ def refused(result, words: str) -> None:
         (["--epsilon", 3, "--accountant", "abacus"], "accountant='abacus' is unknown"),
         (["--epsilon", 3, "--adjacency", "nearby"], "adjacency='nearby' is unknown"),
         (["--epsilon", 3, "--bounds", "5"], "bounds='5' must be two numbers"),
-        (["--epsilon", 3, "--bounds", "5,1"], "bounds=5,1 must be finite and increasing"),
+        (["--epsilon", 3, "--bounds", "5,1"], "bounds=5:1 must be finite, the smaller first"),
+        (["--epsilon", 3, "--bounds", "age=120:0"], "bounds=age=120:0 must be finite, the smaller first"),
         (["--epsilon", 3, "--scale", 2], "scale=2 is for .npz files"),
         (["--epsilon", 3, "--held-out", 1], "held-out=1.0 must be in [0, 1)"),
         (["--epsilon", 3, "--classes", 1], "classes=1 must be 2 to"),
@@ -55,7 +57,7 @@ def refused(result, words: str) -> None:
         (["--epsilon", 3, "--noise-multiplier", 0.3], "above the budget"),
         (["--epsilon", 3, "--noise-multiplier", -1], "noise-multiplier=-1.0 must be > 0"),
         (["--epsilon", 3, "--target", "salary"], "has no column 'salary': it has age, weight, height, outcome"),
-        (["--epsilon", 3, "--speed", "ludicrous"], "No such option"),
+        (["--epsilon", 3, "--warp", "9"], "--warp is not an option of sordino train: see sordino train --help"),
     ],
 )
 def test_train_refuses(sordino, small, tmp_path, arguments, words):

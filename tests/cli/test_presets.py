@@ -7,14 +7,17 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import sordino
 from sordino.cli import presets
 from sordino.cli.config import Config, ModelChoice
 from sordino.cli.options import OF_PRESETS
-from sordino.errors import InvalidInput
+from sordino.errors import CheckpointError, InvalidInput
 from sordino.lab import data as benchmarks
+from sordino.lab.experiments import model_of, running
 from sordino.lab.experiments.cases import catalogue
 from sordino.lab.experiments.results import read_shipped
 from sordino.tables.reading import DataChoice
@@ -89,6 +92,30 @@ def test_a_folder_from_somebody_else_cannot_ask_for_anything(tmp_path, change):
         presets.load_preset(tmp_path, table)
 
 
+def test_new_texts_have_the_features_that_the_run_counted(tmp_path):
+    """What a word is worth was released in the run, and is kept beside its model."""
+    case = presets.choose_case(catalogue()["imdb", "best"], 3.0)
+    texts = ["a dull film", "a wonderful film", "a wonderful film"]
+    shares = torch.zeros(case.data["words"])
+    shares[presets.PresetInputs(case, ("bad", "good"))._encode(texts).unique()] = 0.5
+    torch.save({"shares": shares}, tmp_path / "statistics.pt")
+    rows = presets.PresetInputs(case, ("bad", "good"), running.load_released(case, tmp_path))(texts)
+    assert model_of(case)(rows).shape == (3, 2)
+    assert rows[1].equal(rows[2])
+    assert not rows[0].equal(rows[1])
+    assert rows.norm(dim=1).sub(1).abs().max() < 1e-2
+
+
+@pytest.mark.parametrize("shares", [torch.ones(70), torch.full((65_539,), torch.nan), None])
+def test_statistics_that_do_not_fit_are_named_in_one_line(tmp_path, shares):
+    case = presets.choose_case(catalogue()["imdb", "best"], 3.0)
+    with pytest.raises(InvalidInput, match=r"holds no statistics.pt"):
+        running.load_released(case, tmp_path)
+    torch.save({"other": torch.ones(1)} if shares is None else {"shares": shares}, tmp_path / "statistics.pt")
+    with pytest.raises(CheckpointError, match=r"statistics.pt does not fit the features"):
+        running.load_released(case, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dataset", OF_PRESETS)
 def test_it_reaches_the_figures_of_the_documentation(dataset, tmp_path, sordino_command):
@@ -103,3 +130,7 @@ def test_it_reaches_the_figures_of_the_documentation(dataset, tmp_path, sordino_
     )
     assert made.exit_code == 0, made.stderr
     assert json.loads(made.stdout)["held_out_accuracy"] >= statistics.mean(shipped) - 0.01
+    side = 32 if dataset == "cifar10" else 28
+    pictures = np.zeros((2, side, side, 3) if dataset == "cifar10" else (2, side, side), dtype=np.uint8)
+    texts = dataset in ("imdb", "names")
+    assert sordino.load(tmp_path / "run").predict(["Rossi", "Smith"] if texts else pictures).shape == (2,)

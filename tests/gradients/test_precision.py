@@ -82,6 +82,64 @@ def test_a_long_direction_that_the_parametrisation_drops() -> None:
     assert float((with_it - without).norm()) <= 1.001
 
 
+class Centred(nn.Linear):
+    """Of a long input that is the same everywhere, nothing comes back to the weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight - self.weight.mean(1, keepdim=True))
+
+
+class Subtracted(nn.Linear):
+    """Two uses, summed one after the other, whose gradients cancel where both inputs are long and the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight) - x.abs() @ self.weight.t()
+
+
+def alternating(inputs: int) -> Tensor:
+    return torch.tensor([-1.0, 1.0]).repeat(inputs // 2)
+
+
+@pytest.mark.parametrize("kind", [Centred, Subtracted])
+def test_terms_that_cancel_do_not_swallow_those_of_other_records(kind: type[nn.Linear]) -> None:
+    """One record's own sum is short, but its terms are so long that float32 has no digits left for anything beside."""
+    torch.manual_seed(0)
+    model = kind(300, 100, bias=False)
+    x = 10 * alternating(300).expand(1025, 300).clone()
+    x[0] = 1e12
+    share = torch.full((1025,), 0.05)  # of the bound; small contributions are swallowed whole
+    share[0] = 1
+    sums = []
+    for some in (slice(0, None), slice(1, None)):
+        objective = Objective(model, lambda m, x: m(x).sum(1))
+        found = BookKeeping().differentiate(objective, list(model.parameters()), batch_of(x[some], len(x[some])))
+        (total,) = found.weighted_sum(share[some] / found.norms)
+        sums.append(total.double())
+    assert float(sums[1].norm()) == pytest.approx(1024 * 0.05, rel=1e-3)
+    assert float((sums[0] - sums[1]).norm()) <= 1.01
+
+
+def test_a_bias_that_cancels_over_time_does_not_swallow_those_of_other_records() -> None:
+    """With states of zero only the biases have gradients; the product that adds them up has one step after another."""
+    torch.manual_seed(0)
+    model = nn.RNN(64, 64, batch_first=True)
+    for parameter in (model.bias_ih_l0, model.bias_hh_l0, model.weight_hh_l0):
+        nn.init.zeros_(parameter)
+    signs = torch.ones(257, 2)
+    signs[0] = torch.tensor([1e8, -1e8])
+    share = torch.full((257,), 0.05)
+    share[0] = 1
+    sums = []
+    for some in (slice(0, None), slice(1, None)):
+        objective = Objective(model, lambda m, s: (m(s.new_zeros(len(s), 2, 64))[0].sum(2) * s).sum(1))
+        batch = batch_of(signs[some], len(signs[some]))
+        found = BookKeeping().differentiate(objective, list(model.parameters()), batch)
+        totals = found.weighted_sum(share[some] / found.norms.clamp_min(1e-6))
+        sums.append(torch.cat([total.double().flatten() for total in totals]))
+    assert float(sums[1].norm()) == pytest.approx(256 * 0.05, rel=1e-3)
+    assert float((sums[0] - sums[1]).norm()) <= 1.01
+
+
 def mean_loss(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 

@@ -62,7 +62,8 @@ def test_errors_are_one_line(tmp_path, recipe, monkeypatch, arguments, words):
 
 
 def test_a_hostile_comparison_stays_text(tmp_path):
-    row = {"epsilon": 1, "seed": ATTACK, "accuracy": 0.5, "basis": ATTACK, "curve": [{"step": 1, "accuracy": 0.5}]}
+    curve = [{"step": step, "accuracy": 0.5} for step in (1, 2)]
+    row = {"epsilon": 1, "seed": ATTACK, "accuracy": 0.5, "basis": ATTACK, "curve": curve}
     rows = [{**row, "dataset": ATTACK, "method": ATTACK + str(k), "noise": [1, 2]} for k in range(2)]
     comparison(rows, tmp_path / "page.html", title=ATTACK)
     page = (tmp_path / "page.html").read_text()

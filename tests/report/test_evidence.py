@@ -104,7 +104,7 @@ def test_what_preparation_cost_is_priced_from_the_notes_of_the_ledger(tmp_path, 
 
 
 def test_a_run_without_a_model_does_not_claim_one(run):
-    assert "The model <strong>mlp</strong> was trained" in render_run(gather(run))
+    assert "A model (<strong>mlp</strong>) was trained" in render_run(gather(run))
     for path in run.glob("checkpoint-*"):
         path.unlink()
     for reader in ("engineer", "officer"):

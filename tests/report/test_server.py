@@ -257,7 +257,7 @@ def test_a_name_that_is_no_text_can_be_shown(server: Server, runs: Path, recipe)
 
 
 def test_a_folder_or_a_port_that_cannot_be_used(tmp_path: Path, server: Server):
-    with pytest.raises(InvalidInput, match="is no folder"):
+    with pytest.raises(InvalidInput, match="is not a folder"):
         Server(tmp_path / "nowhere")
     with pytest.raises(InvalidInput, match="cannot be used"):
         Server(tmp_path, server.server_port)

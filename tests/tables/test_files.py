@@ -87,7 +87,7 @@ def test_excel(tmp_path: Path) -> None:
         read_table(tmp_path / "bare.xlsx")
     assert "secret" not in str(refused.value)
     (tmp_path / "wrong.xlsx").write_bytes(b"PK\x03\x04")
-    with pytest.raises(InvalidInput, match="no workbook, or damaged"):
+    with pytest.raises(InvalidInput, match="damaged, or not a workbook"):
         read_table(tmp_path / "wrong.xlsx")
 
 

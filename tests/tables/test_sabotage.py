@@ -187,7 +187,7 @@ def test_a_lower_threshold_of_names_is_found(name: str, monkeypatch: Patch) -> N
 Pair = tuple[Table, Table]
 
 
-def replay(asked: Asked) -> list[str]:
+def replay(asked: Asked, held_out: int = HELD_OUT) -> list[str]:
     """What a unit more to train on, and one more to measure on, move by more than was paid for."""
     plan = plan_for(asked)
 
@@ -198,7 +198,8 @@ def replay(asked: Asked) -> list[str]:
         return repr(learned.encoder.to_plain()), learned.model.weight.tolist(), str(learned.figures)
 
     more = [FAR] * asked.rows
-    data = (people(RECORDS, 1), people(HELD_OUT, 2)), (people(RECORDS, 1, *more), people(HELD_OUT, 2, *more))
+    measured = people(held_out, 2), people(held_out, 2, *more)
+    data = (people(RECORDS, 1), measured[0]), (people(RECORDS, 1, *more), measured[1])
     pair = Neighbours("a unit", *data, count=lambda both: len(both[0]))
     return list(conformance.replay(program, pair).findings)
 
@@ -206,6 +207,12 @@ def replay(asked: Asked) -> list[str]:
 @pytest.mark.parametrize("name", ASKED)
 def test_no_unit_moves_a_release_by_more_than_was_paid_for(name: str) -> None:
     assert replay(ASKED[name]) == []
+
+
+@pytest.mark.parametrize("name", ["two classes", "three classes", "a number"])
+def test_the_first_record_to_measure_on_is_no_event_of_its_own(name: str) -> None:
+    """Figures that are only released about somebody would tell that there is somebody."""
+    assert replay(ASKED[name], held_out=0) == []
 
 
 # -- twins: what is broken is found -----------------------------------------------------------------------------------

@@ -261,7 +261,7 @@ def test_the_owner_writes_off_what_is_lost(vault: Vault) -> None:
     assert state.held == count_alike([(SMALL, 10)])
     with pytest.raises(BudgetExhausted, match="written off"):
         claim(vault, ledger)
-    with pytest.raises(VaultError, match="is no run"):
+    with pytest.raises(VaultError, match="is not a run"):
         vault.write_off("patients", "nobody")
 
 

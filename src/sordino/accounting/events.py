@@ -177,7 +177,7 @@ def merge(*gaussians: GaussianDpEvent) -> GaussianDpEvent:
 def unroll(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
     """Unroll compositions: the plain events inside `event` and how often each happens.
 
-    Events without cost vanish; a draw that takes every record is no draw, one that takes none costs nothing.
+    Events without cost vanish; a draw that takes every record is not a draw, one that takes none costs nothing.
     """
     if isinstance(event, NoOpDpEvent) or count == 0:
         return

@@ -43,7 +43,7 @@ class FilterLimit(DpEvent):
     adjacency: str = "add-or-remove-one"
 
     def __post_init__(self) -> None:
-        self.filter  # noqa: B018 - refuses what is no filter
+        self.filter  # noqa: B018 - refuses what is not a filter
 
     @property
     def filter(self) -> Filter:

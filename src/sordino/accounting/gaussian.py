@@ -209,7 +209,7 @@ def charge_unsampled(_rate: float, rho: float) -> Truncated:
 def charge_by_epoch(rate: float, rho: float) -> Truncated:
     """One Gaussian per *epoch*, whose 1/q lots are disjoint (Yu et al. 2019, parallel composition).
 
-    Poisson draws are not disjoint, so for a run of ours this is no proof: 1/q draws are charged like one.
+    Poisson draws are not disjoint, so for a run of ours this is not a proof: 1/q draws are charged like one.
     """
     return Truncated(rate * rho)
 

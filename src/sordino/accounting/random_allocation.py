@@ -46,7 +46,7 @@ WIDEST = 11.0
 MOST = 2048
 """Points of a variable that goes into a sum: all pairs of two of them are formed."""
 LOUD, QUIET = 0.1, 1e5
-"""Outside these noise multipliers the price is that of one Gaussian answer: W or its deviation is no double."""
+"""Outside these noise multipliers the price is that of one Gaussian answer: W or its deviation is not a double."""
 LONGEST = 2**20
 """Longer epochs are priced like one of so many steps, which costs more: the grid of a sum grows with the root of t."""
 ROUNDING = 1e-9

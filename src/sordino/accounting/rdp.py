@@ -154,7 +154,7 @@ def require_noise(event: GaussianDpEvent | LaplaceDpEvent) -> float:
 
 
 def require_rate(event: PoissonSampledDpEvent) -> float:
-    """The sampling rate of `event`, or an error if it is no probability."""
+    """The sampling rate of `event`, or an error if it is not a probability."""
     rate = float(event.sampling_probability)
     if not 0 <= rate <= 1:
         raise InvalidInput(f"sampling rate={rate} must be in [0, 1]: give expected draw size / number of records")

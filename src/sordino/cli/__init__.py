@@ -77,6 +77,12 @@ class Commands(TyperGroup):
         except SordinoError as error:
             complain(str(error))
             sys.exit(FOUND if isinstance(error, LostInNoise) else BAD_INPUT)
+        except click.NoSuchOption as error:
+            complain(early.describe_unknown_option(error))
+            sys.exit(BAD_INPUT)
+        except click.MissingParameter as error:
+            complain(f"{error.format_message().rstrip('.')}: see {early.name_command(error)} --help")
+            sys.exit(BAD_INPUT)
         except click.ClickException as error:
             complain(error.format_message())
             sys.exit(error.exit_code)

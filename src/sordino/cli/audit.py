@@ -160,7 +160,7 @@ def _print_audit(found: Audit) -> None:
     for finding in found.findings:
         out.print(f"✗ {finding}", markup=False)
     out.print(
-        f"{found}. An honest recipe fails with probability at most {1 - found.confidence:.2g}; passing is no proof.",
+        f"{found}. An honest recipe fails with probability at most {1 - found.confidence:.2g}; passing proves nothing.",
         markup=False,
     )
 

@@ -98,7 +98,7 @@ def read_sheet(flags: Flags) -> Sheet:
     """The table that the user named, all of it."""
     choice = replace(choose_data(DataChoice(), flags), held_out=0.0)
     if not is_table(choice.source):
-        raise InvalidInput(f"data={choice.source} is no table: a schema describes the columns of a .csv or .tsv file")
+        raise InvalidInput(f"data={choice.source} is not a table: a schema describes columns, of a .csv or .tsv file")
     records = load(choice)
     assert isinstance(records, Sheet)
     return records
@@ -172,16 +172,16 @@ def parse_common_bounds(texts: Iterable[str]) -> Bounds | None:
 def parse_column_bounds(texts: Iterable[str]) -> dict[str, Bounds]:
     """The bounds of single columns, from ``NAME=LO:HI``."""
     pairs = (text.rpartition("=") for text in texts if "=" in text)
-    return {name.strip(): _parse_pair(bounds) for name, _, bounds in pairs}
+    return {name.strip(): _parse_pair(bounds, f"{name.strip()}=") for name, _, bounds in pairs}
 
 
-def _parse_pair(text: str) -> Bounds:
+def _parse_pair(text: str, whose: str = "") -> Bounds:
     try:
         low, high = (float(part) for part in text.replace(":", ",").split(","))
     except ValueError:
         raise InvalidInput(f"bounds={text!r} must be two numbers, such as 0,255, or a column's: age=0:120") from None
     if not (low < high and math.isfinite(high - low)):
-        raise InvalidInput(f"bounds={low:g},{high:g} must be finite and increasing")
+        raise InvalidInput(f"bounds={whose}{low:g}:{high:g} must be finite, the smaller first: such as {whose}0:120")
     return low, high
 
 

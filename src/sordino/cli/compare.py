@@ -315,7 +315,7 @@ def _describe_time(seconds: float) -> str:
 
 
 class LiveTable:
-    """A table on stderr that fills up as runs finish, methods down, ε across; plain lines if it is no terminal."""
+    """A table on stderr that fills up as runs finish, methods down, ε across; plain lines if it is not a terminal."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         from rich.live import Live

@@ -12,6 +12,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from sordino.cli import options
 from sordino.errors import InvalidInput
 
@@ -31,13 +33,13 @@ _BY_PRESET = (
 
 
 def require_run(run: Path, file: str = LEDGER) -> None:
-    """Refuse a path that is no folder of a run, or lacks the file that a command begins with."""
+    """Refuse a path that is not a folder of a run, or lacks the file that a command begins with."""
     if not (run / file).exists() and not (run / file).is_symlink():
         raise InvalidInput(f"{run} holds no {file}: give the folder of a run of `sordino train`{_suggest_run(run)}")
 
 
 def require_any(run: Path, files: Iterable[str], what: str) -> None:
-    """Refuse a path that is no folder, or one that holds none of the files with which a command could begin."""
+    """Refuse a path that is not a folder, or one that holds none of the files with which a command could begin."""
     require_directory(run)
     if not any((run / file).exists() or (run / file).is_symlink() for file in files):
         raise InvalidInput(f"{run} holds no {what}: give the folder of a run of `sordino train`")
@@ -54,9 +56,9 @@ def _suggest_run(run: Path) -> str:
 
 
 def require_directory(run: Path) -> None:
-    """Refuse a path that is no folder at all, for commands that find out themselves what kind of run it holds."""
+    """Refuse a path that is not a folder at all, for commands that find out themselves what kind of run it holds."""
     if not run.is_dir():
-        raise InvalidInput(f"{run} is no folder: give that of a run of `sordino train`{_suggest_run(run)}")
+        raise InvalidInput(f"{run} is not a folder: give that of a run of `sordino train`{_suggest_run(run)}")
 
 
 def require_known(what: str, name: str | None, known: Iterable[str], more: str = "", words: str = "must be") -> None:
@@ -73,6 +75,23 @@ def require_listed(what: str, name: str, known: Iterable[str], more: str = "", w
     near = get_close_matches(name.replace("_", "-"), names, n=1, cutoff=0.6)
     meant = f"; did you mean {near[0]!r}?" if near else ""
     raise InvalidInput(f"{what}={name!r} {words} one of {', '.join(names)}{more}{meant}")
+
+
+def name_command(error: click.UsageError) -> str:
+    """The command that an error is about, under its usual name: it may have been started as ``python -m sordino``."""
+    if error.ctx is None:
+        return "sordino"
+    return "sordino" + error.ctx.command_path.removeprefix(error.ctx.find_root().command_path)
+
+
+def describe_unknown_option(error: click.NoSuchOption) -> str:
+    """One line about a mistyped option: one that begins with what was typed, or is spelled nearly so, may be meant."""
+    known = [name for each in (error.ctx.command.params if error.ctx else ()) for name in each.opts]
+    typed, command = error.option_name, name_command(error)
+    begun = sorted((name for name in known if len(typed) > 3 and name.startswith(typed)), key=len)
+    near = (begun or get_close_matches(typed, known, n=1, cutoff=0.75))[:1]
+    meant = f"did you mean {near[0]}?" if near else f"see {command} --help"
+    return f"{typed} is not an option of {command}: {meant}"
 
 
 def check_training(flags: Flags, *, searching: bool = False) -> None:
@@ -126,9 +145,11 @@ def _check_preset(flags: Flags, preset: str) -> None:
 def require_data(path: Path) -> None:
     """Refuse new records that are not there."""
     if not path.exists():
+        near = get_close_matches(path.name, _list_files(path.parent), n=1, cutoff=0.8)
+        meant = f"; did you mean {path.parent / near[0]}?" if near else ""
         raise InvalidInput(
             f"data={path} does not exist: give a table (.csv, .tsv, .csv.gz, .parquet, .xlsx), a .npz file, "
-            "or a folder of images"
+            f"or a folder of images{meant}"
         )
 
 
@@ -137,6 +158,8 @@ def _check_data(flags: Flags, source: str) -> None:
     if source.replace("_", "-") in options.DATA:
         return
     if not path.exists():
+        if beside := get_close_matches(path.name, _list_files(path.parent), n=1, cutoff=0.8):
+            raise InvalidInput(f"data={source} does not exist: did you mean {path.parent / beside[0]}?")
         near = get_close_matches(source.replace("_", "-"), options.DATA, n=1, cutoff=0.6)
         meant = f"; did you mean {near[0]!r}?" if near else ""
         raise InvalidInput(
@@ -145,6 +168,14 @@ def _check_data(flags: Flags, source: str) -> None:
         )
     if flags.target is not None and path.suffix.lower() in _TABLES and path.is_file():
         _check_target(path, flags.target, flags.given("header", "separator", "encoding", "decimal"))
+
+
+def _list_files(folder: Path) -> list[str]:
+    """Names of files and folders that a mistyped path may have meant."""
+    try:
+        return sorted(path.name for path in folder.iterdir())[:1000]
+    except OSError:
+        return []
 
 
 def _check_target(path: Path, target: str, spelled: Mapping[str, Any]) -> None:

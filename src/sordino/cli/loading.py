@@ -110,7 +110,7 @@ def load(run: str | Path, *, trust_code: bool = False) -> Trained:
 def open_run(run: Path, *, trust_code: bool = False) -> Loaded:
     """The same with the configuration of the run."""
     if not run.is_dir():
-        raise InvalidInput(f"{run} is no folder: give that of a run of `sordino train`")
+        raise InvalidInput(f"{run} is not a folder: give that of a run of `sordino train`")
     if is_saved(run):
         return Loaded(load_model(run), config.read_run_config(run))
     found = config.read_run_config(run)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ from sordino.lab import data as benchmarks
 from sordino.lab.data.surnames import encode_name
 from sordino.lab.data.vocabulary import cut_windows, encode_all, token_ids
 from sordino.lab.experiments.cases import Case, Settings, catalogue
-from sordino.lab.experiments.problem import features_of, model_of
-from sordino.lab.experiments.running import load_averaged, run_in
+from sordino.lab.experiments.problem import model_of
+from sordino.lab.experiments.running import describe_new, load_averaged, load_released, run_in
 from sordino.lab.experiments.summaries import describe_features
 from sordino.private import Private
 from sordino.run import HELD_OUT
@@ -155,7 +155,7 @@ def load_preset(run: Path, table: dict[str, Any]) -> Trained:
         size = sum(parameter.numel() for parameter in model_of(case).parameters())
     if size > MOST_PARAMETERS:
         raise InvalidInput(f"[preset] names a model of {size:,} parameters, must have <= {MOST_PARAMETERS:,}")
-    return Trained(load_averaged(case, run), PresetInputs(case, _name_classes(case)))
+    return Trained(load_averaged(case, run), PresetInputs(case, _name_classes(case), load_released(case, run)))
 
 
 def _require_modest(value: Any, depth: int = 0) -> None:
@@ -177,16 +177,20 @@ def _name_classes(case: Case) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class PresetInputs:
-    """New records as features: images from a .npz or arrays, texts from a file with one on each line, or a list."""
+    """New records as features: images from a .npz or arrays, texts from a file with one on each line, or a list.
+
+    `released` are the statistics that the run released for its features, such as how many texts have a word.
+    """
 
     case: Case
     classes: tuple[str, ...]
+    released: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, data: Any) -> Tensor:
         """The features [N, ...] of every record."""
         shape = _SHAPES.get(self.case.dataset)
         inputs = self._encode(_read_texts(data)) if shape is None else _read_images(data, shape)
-        return features_of(self.case, inputs).float()
+        return describe_new(self.case, inputs, self.released).float()
 
     def _encode(self, texts: Sequence[str]) -> Tensor:
         options = self.case.data

@@ -98,7 +98,7 @@ def _format_line(entry: Evaluation) -> str:
 
 
 def open_bar(title: str) -> Progress:
-    """A progress bar on stderr; where that is no terminal, only its last state is printed."""
+    """A progress bar on stderr; where that is not a terminal, only its last state is printed."""
     return Progress(
         SpinnerColumn(),
         TextColumn(title),

@@ -123,6 +123,8 @@ def _read_object(path: Path | None) -> dict[str, Any] | None:
         return None
     try:
         return parse_object(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        raise InvalidInput(f"{path} does not exist: give what a command printed with --json") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"cannot read {path}: {error}") from None
 

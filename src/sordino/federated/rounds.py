@@ -118,7 +118,7 @@ class Rounds:
         if {name: u.shape for name, u in update.items()} != {name: t.shape for name, t in current.total.items()}:
             return
         weight = self.weight(update, current.terms.clip)
-        if weight == 0:  # not finite: 0 times infinity is no zero
+        if weight == 0:  # not finite: 0 times infinity is not zero
             return
         for name, total in current.total.items():
             total.add_(update[name].to(total), alpha=weight)

@@ -35,7 +35,7 @@ class Work(Protocol):
 
 
 def find_trainable(model: nn.Module) -> Parameters:
-    """What is trained, by name; a tied parameter once. Buffers are no part of it: they never leave a client."""
+    """What is trained, by name; a tied parameter once. Buffers are not part of it: they never leave a client."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ def import_function(name: str) -> Callable[..., Any]:
     module = _import_module(where) if where else None
     found = getattr(module, function, None)
     if not callable(found):
-        raise InvalidInput(f"{name!r} names no function: give file.py:function or package.module:function")
+        near = get_close_matches(function, [each for each in dir(module) if callable(getattr(module, each))], n=1)
+        meant = f"; did you mean {where}:{near[0]}?" if near else ""
+        raise InvalidInput(f"{name!r} names no function: give file.py:function or package.module:function{meant}")
     return found  # type: ignore[no-any-return]  # callable() is all that can be known about a user's function
 
 

@@ -36,7 +36,7 @@ class AdamBC(torch.optim.Optimizer, NoiseAware):
     Guarantees: post-processing. Edge cases: told of no noise it is Adam with √max(v̂, γ′) in place of √v̂ + ε.
     """
 
-    _deviation = 0.0  # a copy of torch's starts without what is no state
+    _deviation = 0.0  # a copy of torch's starts without what is not state
 
     def __init__(
         self,

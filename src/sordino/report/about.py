@@ -66,6 +66,8 @@ def read_about_file(path: Path) -> About:
     """The words in a file that the user names."""
     try:
         return parse_about(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        raise InvalidInput(f'{path} does not exist: give a TOML file with lines such as owner = "..."') from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"cannot read {path}: {error}") from None
 

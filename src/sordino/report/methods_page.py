@@ -125,7 +125,7 @@ def _describe_dataset(number: int, dataset: str, rows: Sequence[_Row]) -> dict[s
     table = [_summarise(method, epsilon, group) for (method, epsilon), group in groups.items()]
     best: dict[float, float] = {}
     equal = [line for line in table if line["basis"] in ("proven", "–") and line["epsilon"] is not None]
-    for line in equal:  # an ε without a proof is no equal footing
+    for line in equal:  # without a proof, an ε is not on an equal footing
         best[line["epsilon"]] = max(best.get(line["epsilon"], 0.0), line["mean"])
     for line in table:
         line["best"] = line in equal and line["mean"] == best[line["epsilon"]]

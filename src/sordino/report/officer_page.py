@@ -335,4 +335,4 @@ def _describe_tests(facts: Facts) -> str:
     verdict = "not refuted" if facts.audit.get("passed") is True else "REFUTED"
     if "releases" in facts.audit:
         return f"Replayed with and without single records, {facts.audit['releases']} releases: {verdict}."
-    return f"{len(facts.audit.get('attacks', []))} attacks on its mechanism: {verdict}. Passing is no proof."
+    return f"{len(facts.audit.get('attacks', []))} attacks on its mechanism: {verdict}. Passing proves nothing."

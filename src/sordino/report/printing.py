@@ -22,7 +22,7 @@ def find_browser() -> str:
     candidates = (named,) if named else BROWSERS
     found = next(filter(None, map(shutil.which, candidates)), None)
     if found is None:
-        where = f"{BROWSER}={named} is no program" if named else f"none of {', '.join(BROWSERS)} is installed"
+        where = f"{BROWSER}={named} is not a program" if named else f"none of {', '.join(BROWSERS)} is installed"
         raise InvalidInput(
             f"a PDF needs a browser: {where}; install chromium, set {BROWSER}, or print the page by hand"
         )

@@ -89,7 +89,7 @@ class Reader:
             process.kill()
             if late.is_set():
                 return f"this run could not be read within {self.deadline:g} seconds: no run of Sordino takes so long"
-            return "this run ended the process that read it: it is no run of Sordino"
+            return "this run ended the process that read it: it is not a run of Sordino"
         finally:
             timer.cancel()
 

@@ -48,7 +48,7 @@ def describe_deployment(facts: Facts) -> dict[str, Any]:
     basic = {
         "name": about.description or f"Model {facts.name}",
         "data_curators": [{"data_curator_name": about.owner, "data_curator_type": about.owner_kind}],
-        "description": about.description or f"The model {facts.setting.model}, trained on {facts.setting.data}.",
+        "description": about.description or f"A model ({facts.setting.model}), trained on {facts.setting.data}.",
         "intended_use": about.purpose,
         "data_product_type": "Machine learning model",
         "data_product_region": about.region,
@@ -131,7 +131,8 @@ def _describe_implementation(facts: Facts) -> dict[str, Any]:
     g, recipe = facts.guarantee, facts.recipe
     before = ", ".join(what for what, _ in facts.used.prepared)
     tuned = next((line for line in g.assumptions if "settings" in line or "hyperparameters" in line), "not recorded")
-    mechanism = "see the ledger" if recipe is None else f"{recipe.name}, clipping at {recipe.clip:g}"
+    sums = "sums over all records with Gaussian noise" if facts.learns_table else "see the ledger"
+    mechanism = sums if recipe is None else f"{recipe.name}, clipping at {recipe.clip:g}"
     noise = (
         "" if recipe is None or recipe.noise_multiplier is None else f", noise {recipe.noise_multiplier:.4g} times that"
     )

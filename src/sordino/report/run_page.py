@@ -31,19 +31,19 @@ STRONG, REASONABLE = 1.0, 10.0
 FALSE_ALARMS = ((0.001, "1 in 1,000"), (0.01, "1 in 100"), (0.05, "1 in 20"))
 _NOT_PROVEN = {
     "asymptotic": "a limit theorem's, and the true one of this finite run may be larger",
-    "published": "what a paper charges where that is no proof, and the true one may be larger",
+    "published": "what a paper charges where that is not proven, and the true one may be larger",
 }
 BASES = {
     "proven": "an upper bound with a proof for exactly what was run",
-    "asymptotic": "a limit theorem, which is no bound for a finite run: the true ε may be larger",
-    "published": "what the paper charges, where that is no proof: for comparison only",
+    "asymptotic": "a limit theorem, which is not a bound for a finite run: the true ε may be larger",
+    "published": "what the paper charges, where that is not proven: for comparison only",
 }
 ADJACENCIES = {
     "add-or-remove-one": "two data sets that differ by one {unit} more or less",
     "replace-one": "two data sets of one size that differ in one {unit}",
 }
 MOST_DELTA = 0.1
-"""A larger δ is no guarantee, and not drawn as one."""
+"""A larger δ is not a guarantee, and not drawn as one."""
 ALARMS = (0.0, *(10.0 ** (exponent / 8) for exponent in range(-32, 0)), *(n / 20 for n in range(3, 21)))
 
 
@@ -107,7 +107,7 @@ def list_terms(facts: Facts) -> list[tuple[str, str]]:
         ("Unit", f"What is protected: here one {unit}. A person with several of them is protected less."),
         *(_TABLE_TERMS if facts.learns_table else _STEP_TERMS),
         ("Event, ledger", "Everything that was released is written down first, as an event, in the run’s ledger."),
-        ("Basis", "Proven: an upper bound with a proof. Anything else is no promise."),
+        ("Basis", "Proven: an upper bound with a proof. Anything else is not a promise."),
         ("Accountant", "The mathematics by which the events of a ledger add up to ε."),
     ]
     if facts.final_accuracy is not None or facts.used.figures:

@@ -180,7 +180,7 @@ class Server(ThreadingHTTPServer):
                 self._served.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up or stalls is no error."""
+        """A client that hangs up or stalls is not an error."""
         return
 
 
@@ -222,7 +222,7 @@ def _render_list(shelf: Shelf, view: View, vault: bool) -> Page:
     groups = arrange(listed, view)
     for group in groups:
         group["rows"] = [_describe_row(row) for row in group["rows"]]
-    facts = {"name": Folder(shelf.root).name, "root": str(shelf.root), "count": len(listed), "vault": vault}
+    facts = {"name": Folder(shelf.root).name, "root": str(shelf.root.resolve()), "count": len(listed), "vault": vault}
     return page.render("runs.html", live=True, groups=groups, sorting=view, sorts=SORTS, **facts)
 
 

@@ -107,7 +107,7 @@ class Shelf:
 
     def __post_init__(self) -> None:
         if not self.root.is_dir():
-            raise InvalidInput(f"{self.root} is no folder: give one that holds runs, such as runs/")
+            raise InvalidInput(f"{self.root} is not a folder: give one that holds runs, such as runs/")
 
     def find_entries(self) -> dict[str, Shelved]:
         """The folder itself and those directly in it that hold a ledger, by `ident`; links are not followed."""

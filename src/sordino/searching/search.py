@@ -40,7 +40,7 @@ from sordino.searching.trials import WORST, Candidate, KeptRun, Rehearsed, Tried
 from sordino.vault.claims import DatasetBudget, RunClaim, require_untied
 
 EXPECTED = 20.0
-UNQUOTED = "which is no guarantee of the winner: it was chosen because of these records"
+UNQUOTED = "which is not a guarantee for the winner: it was chosen because of these records"
 SECRET = "nobody measured how long the search took, or otherwise learnt how many trials it made"
 """Of a search by selection."""
 LEAST_SHARE = math.log(1e-18)
@@ -97,7 +97,7 @@ class Winner:
 
 
 ALONE = (
-    "epsilon_of_one_trial is no guarantee for this model: it was chosen among others because of these records, and "
+    "epsilon_of_one_trial is not a guarantee for this model: it was chosen among others because of these records, and "
     "only the epsilon of the whole search covers that choice"
 )
 

@@ -141,7 +141,7 @@ def _make_law(name: str, plain: Any) -> Between | Among:
     except InvalidInput as error:
         raise InvalidInput(f"{name}: {error}") from None
     raise InvalidInput(
-        f"{name} = {str(plain)[:60]} is no distribution: use {{ low = 0.01, high = 1.0, log = true }} or a list"
+        f"{name} = {str(plain)[:60]} is not a distribution: use {{ low = 0.01, high = 1.0, log = true }} or a list"
     )
 
 

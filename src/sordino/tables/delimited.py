@@ -106,7 +106,7 @@ def read_delimited(path: Path, dialect: Dialect, told: Told = lambda done, size:
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile):
         raise InvalidInput(f"{path} is compressed and damaged: compress it anew") from None
     except (csv.Error, pa.ArrowInvalid):
-        raise InvalidInput(f"{path} is no table of delimited text, or a line of it is endless: save it anew") from None
+        raise InvalidInput(f"{path} is not a table of delimited text, or has an endless line: save it anew") from None
     except OSError as error:
         raise InvalidInput(f"cannot read data={path}: {error.strerror or 'it is damaged'}") from None
 
@@ -201,7 +201,7 @@ def _read_first_line(path: Path, source: _Source, dialect: Dialect) -> tuple[str
         line = next((found for found in lines if found.strip()), b"")
         used = head.index(line, used) if line else len(head)
     if len(line) >= _LONGEST:
-        raise InvalidInput(f"{path} has a line of {_LONGEST:,} bytes or more: it is no table")
+        raise InvalidInput(f"{path} has a line of {_LONGEST:,} bytes or more: it is not a table")
     separator = separator or _guess_separator(_decode(line))
     taken: list[bytes] = []
 

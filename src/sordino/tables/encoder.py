@@ -195,7 +195,7 @@ class Encoder:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, InvalidInput):
                 raise
-            raise InvalidInput(f"this is no encoder ({type(error).__name__}): it was not written by to_plain") from None
+            raise InvalidInput(f"this is not an encoder that to_plain wrote ({type(error).__name__})") from None
 
 
 def map_cells(cells: Sequence[str], function: Any) -> Places:
@@ -229,7 +229,7 @@ def _parse_block(plain: Mapping[str, Any]) -> Block:
     block = kind(**fields)
     numbers = [*getattr(block, "edges", ()), *getattr(block, "shares", ())]
     if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-        raise InvalidInput("this is no encoder: its edges and shares must be finite numbers")
+        raise InvalidInput("this is not an encoder: its edges and shares must be finite numbers")
     if not isinstance(block, Worded) and len(block.shares) != block.places:
-        raise InvalidInput(f"this is no encoder: a block of {block.places} places has {len(block.shares)} shares")
+        raise InvalidInput(f"this is not an encoder: a block of {block.places} places has {len(block.shares)} shares")
     return block

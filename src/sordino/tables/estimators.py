@@ -232,7 +232,7 @@ def _require_labels(estimator: Any, y: Any) -> NDArray[Any]:
 
 
 def _refuse_continuous(labels: NDArray[Any]) -> None:
-    """Classes are no measurements; of mixed cells only the numbers are asked."""
+    """Classes are not measurements; of mixed cells only the numbers are asked."""
     plain = labels.dtype.kind != "O"
     if len(asked := labels if plain else np.array([cell for cell in labels if isinstance(cell, float)])):
         check_classification_targets(asked)

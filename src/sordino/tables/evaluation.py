@@ -2,7 +2,7 @@
 
 For two classes: AUC, average precision, accuracy, recall, precision and the confusion at a threshold, log loss and the
 calibration error; for more of them accuracy, recall of the classes on average, AUC of each against the rest on
-average; for numbers RMSE, MAE and R². `measure` speaks of the held-out records as they are; `release` says the same by
+average; for numbers RMSE, MAE and R². `measure` uses the held-out records as they are; `release` says the same by
 noised counts, which one record moves by one, so that held-out records are protected too.
 
 Intervals: Wilson's for shares, Hanley and McNeil's (1982) for AUC, that of a logit for average precision (Boyd, Eng

@@ -89,7 +89,7 @@ def _read_excel(path: Path, dialect: Dialect) -> Table:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
         rows = [list(row) for row in book.worksheets[0].iter_rows(values_only=True)]
     except Exception as error:  # noqa: BLE001  # whatever the parts of a damaged archive were taken for
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no workbook, or damaged"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is damaged, or not a workbook"
         raise InvalidInput(f"cannot read data={path}: {reason}") from None
     rows = [row for row in rows if any(cell is not None for cell in row)]
     if not rows:
@@ -123,7 +123,7 @@ def _find_width(row: Sequence[Any]) -> int:
 def to_table(data: Any, name: str = "the data", columns: Sequence[str] | None = None) -> Table:
     """A table from a program's object: a `Table`, a file, a pandas, polars or arrow table, a mapping, or an array.
 
-    Columns of an array are called x0, x1, ... or by `columns`. Sparse and masked arrays, and cells that are no plain
+    Columns of an array are called x0, x1, ... or by `columns`. Sparse and masked arrays, and cells that are not plain
     values, are refused.
     """
     if isinstance(data, Table):

@@ -89,7 +89,7 @@ CERTAIN = 4.0
 UNNAMED = 0.1
 """A larger share of records without a class that was named is worth a caution."""
 MANY_VALUES = 20
-"""A target that reads as a number and has more different values is no class."""
+"""A target that reads as a number and has more different values is not a class."""
 PUBLIC = (
     "the names of the columns, the number of records, what the user gave as public, and that the table was not refused "
     "are public"
@@ -324,7 +324,7 @@ def learn(
         *(columns, target, task, budget, len(table)),
         classes=schema.classes if task == "classification" else None,
         bounds=bounds,
-        metrics_epsilon=metrics_epsilon if held_out is not None and len(held_out) else None,
+        metrics_epsilon=None if held_out is None else metrics_epsilon,
         rows_per_unit=rows_per_unit,
         unlisted=UNLISTED_SHARE if vault is None else SHARED_UNLISTED,
     )
@@ -388,7 +388,9 @@ def require_task(table: Table, target: str, task: str | None, schema: Schema) ->
     numeric = 2 * int(np.sum(~np.isnan(values))) > int(known.sum())
     if task == "regression":
         if not numeric:
-            raise InvalidInput(f"target {target!r} is mostly no number: a regression needs one; use classification")
+            raise InvalidInput(
+                f"most values of target {target!r} are not numbers, as a regression needs: use classification"
+            )
         return task
     many = len(np.unique(values[~np.isnan(values)])) > MANY_VALUES
     if numeric and many and schema.classes is None:
@@ -444,7 +446,8 @@ def follow(
     tell: Callable[[int, int], None] = lambda done, steps: None,
 ) -> Learned:
     """Make the releases of `plan`, each charged to `ledger` before its noise is drawn from `source`."""
-    measured = held_out is not None and len(held_out) > 0
+    # With noise, figures are released about no records too: that there are none would tell of the first one.
+    measured = held_out is not None and (len(held_out) > 0 or plan.figures_noise is not None)
     for text in (source.assumption, FIXED_IN_ADVANCE, FLOATING_POINT, PUBLIC):
         ledger.declare(ASSUMPTION, text)
     if measured and plan.figures_noise is None:

@@ -243,7 +243,7 @@ def _build(folder: Path, weights: list[Any], offsets: list[Any]) -> nn.Linear:
             model.weight.copy_(rows)
             model.bias.copy_(biases)
     except (IndexError, RuntimeError, TypeError, ValueError):
-        raise InvalidInput(f"{folder / MODEL} is damaged: its weights are no matrix of numbers") from None
+        raise InvalidInput(f"{folder / MODEL} is damaged: its weights are not a matrix of numbers") from None
     return model.eval()
 
 

@@ -122,7 +122,7 @@ class Sheet:
 
 
 def require_classes(cells: Cells, target: str) -> None:
-    """Refuse a target whose values are no classes, before anything is spent on their names.
+    """Refuse a target whose values are not classes, before anything is spent on their names.
 
     The error says only which of these it is, and nothing else about the records. If the names of the classes are
     public, nothing is looked at.
@@ -178,7 +178,7 @@ def require_file(source: str, or_named: str = "") -> Path:
     if not path.exists():
         raise InvalidInput(f"data={path} does not exist: give {_ACCEPTED}{or_named}")
     if not path.is_file():
-        raise InvalidInput(f"data={path} is no regular file: give {_ACCEPTED}")
+        raise InvalidInput(f"data={path} is not a regular file: give {_ACCEPTED}")
     return path
 
 

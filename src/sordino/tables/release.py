@@ -56,7 +56,7 @@ NO_VALUE, WORD, TEXT, FIRST_NUMBER = 0, 1, 2, 3
 BINS = FIRST_NUMBER + len(LINE) - 1
 WORDS_OF_A_TEXT = 4
 CLEAR = 4.0
-"""A count this many deviations above zero is no accident, even among thousands of counts."""
+"""A count this many deviations above zero is not an accident, even among thousands of counts."""
 IN_DOUBT = 2.0
 """A count below that many deviations is more likely noise than records."""
 

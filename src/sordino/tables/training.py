@@ -155,7 +155,7 @@ def train_table(
             task=wishes.task,
             schema=ready.schema,
             bounds=wishes.target_bounds,
-            held_out=sheet.held_out if len(sheet.held_out) else None,
+            held_out=sheet.held_out if wishes.held_out else None,
             metrics_epsilon=wishes.metrics_epsilon,
             rows_per_unit=ready.rows_per_unit,
             unit=ready.unit,
@@ -234,7 +234,7 @@ def plan_table(ready: Ready, *, shared: bool = False) -> LearningPlan:
         len(sheet.train),
         classes=ready.schema.classes if task == "classification" else None,
         bounds=wishes.target_bounds,
-        metrics_epsilon=wishes.metrics_epsilon if len(sheet.held_out) else None,
+        metrics_epsilon=wishes.metrics_epsilon if wishes.held_out else None,
         rows_per_unit=ready.rows_per_unit,
         unlisted=SHARED_UNLISTED if shared else UNLISTED_SHARE,
     )

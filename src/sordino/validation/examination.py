@@ -222,12 +222,13 @@ class Examination(Trial):
             yield UNREPEATABLE
             return
         same = self.rows is self.fetched
-        trial = self if same else Trial(self.prober, self.fetched)
+        forth, coins = self._collate_alike(self.indices)
+        whole = Trial(self.prober, forth) if coins.used or not same else self
         for size in {min(2, len(self.indices) - 1), 1}:
-            few = self.collate(self.indices[:size])
-            if same and self.sliceable and are_same(few.data, self.rows.take(range(size)).data):
+            few, _ = self._collate_alike(self.indices[:size])
+            if same and self.sliceable and are_same(few.data, forth.take(range(size)).data):
                 continue  # the very batch that was just tried
-            if found := list(trial.judge_smaller(few, range(size), How(shared=True), COMPANY)):
+            if found := list(whole.judge_smaller(few, range(size), How(shared=True), COMPANY)):
                 yield from found
                 return
 
@@ -239,23 +240,29 @@ class Examination(Trial):
         """
         back = range(len(self.indices))[::-1]
         reverse = [self.indices[i] for i in back]
-        rows, coins = self._watch_collation(reverse, FIRST_SEED)
-        if self.sliceable and are_same(rows.data, self.fetched.take(back).data):
+        rows, coins = self._collate_alike(reverse)
+        forth = self._collate_alike(self.indices)[0] if coins.used else self.fetched
+        if self.sliceable and are_same(rows.data, forth.take(back).data):
             return
-        trial = self if self.rows is self.fetched else Trial(self.prober, self.fetched)
+        trial = self if self.rows is forth else Trial(self.prober, forth)
         how = How(shared=True)
         if trial.agrees(rows, list(enumerate(back)), how, tuple(back)[:SUMMED]):
             return
         moved = trial.reference(how).randomness  # numbers that the loss draws and that cannot be shared move, too
-        secret = (
-            coins.used and not coins.known and not coins.is_fixed(self._watch_collation(reverse, FIRST_SEED + 1)[1])
-        )
-        if not (secret or moved.outside_used or moved.unshared):
+        outside = coins.outside_used and not coins.is_fixed(self._watch_collation(reverse, FIRST_SEED + 1)[1])
+        if not (outside or (coins.unshared and not coins.known) or moved.outside_used or moved.unshared):
             yield PLACED
 
-    def _watch_collation(self, indices: Sequence[int], seed: int) -> tuple[Rows, Randomness]:
+    def _collate_alike(self, indices: Sequence[int]) -> tuple[Rows, Randomness]:
+        """Records collated once more, all with the same coins, of those that a step keeps secret: torch's."""
+        rows, coins = self._watch_collation(indices)
+        return self._watch_collation(indices, shared=True) if coins.drawn and not coins.known else (rows, coins)
+
+    def _watch_collation(
+        self, indices: Sequence[int], seed: int = FIRST_SEED, *, shared: bool = False
+    ) -> tuple[Rows, Randomness]:
         """Records that were loaded already, collated once more, and what was drawn for it."""
-        coins = Randomness(seed, shared=False)
+        coins = Randomness(seed, shared)
         self.prober.seed(seed)
         with coins:
             batch = self._fetch(indices)

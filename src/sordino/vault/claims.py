@@ -343,7 +343,7 @@ def foresee(ledger: Ledger) -> Counts:
 
 
 def _name_unit(unit: str) -> str:
-    """What is protected; how many of its records are used, which some ledgers say in brackets, is no part of that."""
+    """What is protected; how many of its records are used, which some ledgers say in brackets, is not part of that."""
     return unit.partition(" (")[0]
 
 

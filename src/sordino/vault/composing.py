@@ -72,7 +72,7 @@ class BudgetRule:
             rest = replace(budget, delta=budget.delta - failing)
             suited = Filter.for_plan(rest, lambda noise: [(GaussianDpEvent(noise), 1)]).order
             order = max(suited, LEAST_ORDER)
-        Filter(order, 1.0)  # refuses what is no order
+        Filter(order, 1.0)  # refuses what is not an order
         chosen = cls(budget, "adaptive", float(order), failing)
         assert chosen.filter is not None  # refuses an order at which nothing could be released
         return chosen

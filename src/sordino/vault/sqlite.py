@@ -113,7 +113,7 @@ class SqliteStore:
         connection.executemany("INSERT INTO header VALUES (?, ?)", sorted(header.items()))
 
     def _check_file(self, connection: sqlite3.Connection) -> str:
-        """Refuse a file that is no vault, or has anything in it that we did not define; the name of its key."""
+        """Refuse a file that is not a vault, or has anything in it that we did not define; the name of its key."""
         if schema_of(connection) != _wanted():
             raise VaultForged(f"{self.path} is not a vault as Sordino makes it, or was changed: restore a copy")
         header = dict(connection.execute("SELECT key, value FROM header"))

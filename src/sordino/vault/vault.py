@@ -373,7 +373,7 @@ def _find_run(state: DatasetState, run: str) -> Holding:
     """The run by its name, or by the beginning of it."""
     found = [holding for holding in state.runs.values() if holding.run.startswith(run)] if run else []
     if len(found) != 1:
-        words = "is no run" if not found else "could be several runs"
+        words = "is not a run" if not found else "could be several runs"
         raise VaultError(f"{run!r} {words} on dataset {state.name!r}: `sordino budget show {state.name}` lists them")
     return found[0]
 

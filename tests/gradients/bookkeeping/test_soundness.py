@@ -18,7 +18,7 @@ from sordino.gradients.engine import Objective
 from sordino.gradients.looped import Looped
 from sordino.gradients.rules.base import squares
 from tests.gradients.bookkeeping.test_bookkeeping import Apply
-from tests.gradients.oracle import batch_of, check
+from tests.gradients.oracle import assert_matches, batch_of, check, singles, squared
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -312,6 +312,36 @@ def test_a_plain_norm_would_drift() -> None:
     rows = torch.full((1, 10**6), 0.3)
     naive = torch.linalg.vector_norm(rows, dim=1).square().double()
     assert not torch.allclose(naive, rows.double().square().sum(1), rtol=1e-6)
+
+
+class Masked(nn.Linear):
+    """In a batch of as many examples as it has outputs, the rows of its mask look like one for each example."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, torch.ones(1, self.in_features).expand_as(self.weight) * self.weight)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_batch_whose_size_hides_its_examples_is_not_logged(recorded: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The line would tell, by its place among the others, which draw had that size."""
+    caplog.set_level(logging.DEBUG)
+    torch.manual_seed(0)
+    engine, model, x = BookKeeping(), Masked(4, 5), torch.randn(7, 4)
+    objective, parameters = Objective(model, squared), list(model.parameters())
+    kinds = []
+    for size in (7, 5, 6):
+        batch = batch_of(x[:size], size)
+        if recorded and kinds:
+            with engine.record(objective, parameters, batch) as recorder:
+                losses = squared(model, batch.data)
+            found: Any = recorder.differentiate(losses)
+        else:
+            found = engine.differentiate(objective, parameters, batch)
+        assert_matches(found, singles(model, squared, batch), 1e-4)
+        kinds.append(type(found).__name__)
+    assert kinds[0] == kinds[2] == "Book"
+    assert kinds[1] != "Book"
+    assert caplog.text == ""
 
 
 def test_messages_do_not_tell_the_size_of_the_batch(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from sordino.gradients.bookkeeping import BookKeeping
 from sordino.gradients.engine import Objective
-from sordino.gradients.rules import formulas, rowwise
+from sordino.gradients.rules import formulas, pulled, rowwise
 from sordino.gradients.rules.linear import Outer
 from tests.gradients.oracle import assert_matches, batch_of, check, singles
 
@@ -88,6 +88,30 @@ def test_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(BookKeeping(), Convolution(BY_ROWS[name]), torch.randn(6, 3, 5, 5), 6)
     assert found
     assert all(each is not None for each in found)
+
+
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_no_gradient_grows_by_more_than_the_gain(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The length of what a row drops is multiplied by it: too small a gain lets that swallow other records."""
+    torch.manual_seed(0)
+    found = watch(monkeypatch)
+    check(BookKeeping(), Convolution(BY_ROWS[name]).double(), torch.randn(4, 3, 5, 5).double(), 4, rtol=1e-9)
+    (rows,) = found
+    assert isinstance(rows, rowwise.RowMap)
+    entries = torch.eye(4 * 27, dtype=torch.float64)
+    gradients = torch.cat(
+        [
+            entries,
+            torch.randn(64, 4 * 27).double(),
+            entries.view(-1, 4, 27).sum(2, keepdim=True).expand(-1, 4, 27).flatten(1),
+        ]
+    )
+    pulled = [gradients.new_empty(len(gradients), *p.shape) for p in rows.parameters]
+    rows.pull(gradients, pulled)
+    for place, each in enumerate(pulled):
+        growth = float((each.flatten(1).norm(dim=1) / gradients.norm(dim=1)).max())
+        assert growth <= rows.gain(place) * (1 + 1e-9)
+        assert rows.gain(place) <= 10 * growth
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
@@ -221,6 +245,28 @@ def test_a_bad_example_stays_alone() -> None:
     for place, total in enumerate(found.weighted_sum(weights)):
         wanted = sum(weights[i] * row[place] for i, row in zip(good, each, strict=True))
         torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_a_way_back_that_is_not_finite_leaves_a_sum_of_zero(
+    kept: int, by_rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of equal entries has no deviation and no derivative of it: every example is bad, and none contributes."""
+    monkeypatch.setattr(rowwise, "KEPT", kept)
+    monkeypatch.setattr(pulled, "FORM_BYTES", 2**30 * kept)
+    dims = (1, 2, 3) if by_rows else (2, 3)
+
+    def divide(weight: Tensor, gain: Tensor) -> Tensor:
+        centred = weight - weight.mean(dims, keepdim=True)
+        return weight * gain / (centred.square().mean(dims, keepdim=True).sqrt() + 1)
+
+    model = Convolution(divide)
+    nn.init.ones_(model.weight)
+    batch = batch_of(torch.randn(4, 3, 5, 5), 4)
+    found = BookKeeping().differentiate(Objective(model, loss), list(model.parameters()), batch)
+    assert not torch.isfinite(found.norms).any()
+    assert all(bool((total == 0).all()) for total in found.weighted_sum(torch.zeros(4)))
 
 
 def test_a_weight_that_is_used_twice() -> None:

@@ -73,7 +73,8 @@ def check(
     add schedulers, say. The neighbours are those of `choose_neighbours` unless given; `price=False` leaves prices alone
     and `thorough=False` stops at the first finding.
 
-    Guarantees: everything that is released, saved, printed or logged is compared. Limits: no finding is no proof.
+    Guarantees: everything that is released, saved, printed or logged is compared. Limits: to find nothing is not a
+    proof.
     """
     given = (model, data, loss)
     if any(part is None for part in given) and any(part is not None for part in given):

@@ -107,7 +107,8 @@ def replay(
     """Record `program` on either dataset and replay it on the other: a record that is added, and one that is removed.
 
     Guarantees: a finding is a difference between the two runs that their releases do not explain, or a value that moved
-    by more than its receipt pays for. Limits: no finding is no proof; it speaks of these records, seeds and steps.
+    by more than its receipt pays for. Limits: to find nothing is not a proof, and says something
+    about these records, seeds and steps alone.
     `passes` decides a noisy test, where the program has one; `source` makes the noise of a number.
     """
     findings: list[str] = []

@@ -152,13 +152,13 @@ class Book:
 
     def weighted_sum(self, weights: Tensor) -> Iterator[Tensor]:
         """One at a time, so that nobody needs to hold a second set of sums as large as the network."""
-        bad, some_bad = weights, False
+        bad, some_bad, all_bad = weights, False, False
         if not math.isfinite(self.squares.sum().item()):  # a finite sum has no term that is not
             unused = weights == 0 if self.blocks is None else (weights == 0).all(0)
             bad = ~torch.isfinite(self.squares) & unused
-            some_bad = bool(bad.any())
+            some_bad, all_bad = bool(bad.any()), bool(bad.all())
         for place, (parameter, total) in enumerate(zip(self.parameters, self.totals, strict=True)):
-            if total is None:
+            if total is None or all_bad:  # a way back that is not finite makes no zeros of zeros
                 yield torch.zeros_like(parameter, dtype=accumulation_dtype(parameter), requires_grad=False)
                 continue
             with torch.no_grad(), self.precisely:

@@ -86,11 +86,12 @@ class BookKeeping:
         if not knowledge.refused:
             try:
                 return self._keep(objective, parameters, batch, knowledge, blocks=blocks)
-            except Unproven:
-                told = False  # a line in the log would reveal that such a record was drawn (law 7)
             except NoRule as reason:
-                knowledge.refused = str(reason)
-                knowledge.tell(f"book-keeping cannot run this model ({reason}): using vmap")
+                if isinstance(reason, Unproven) or knowledge.kept:
+                    told = False  # a line in the log would reveal such a record, or the size of the draw (law 7)
+                else:
+                    knowledge.refused = str(reason)
+                    knowledge.tell(f"book-keeping cannot run this model ({reason}): using vmap")
         self._vmapped.stretches = self._looped.stretches = self.stretches
         try:
             return _use(self._vmapped, objective, parameters, batch, blocks)
@@ -227,12 +228,13 @@ def run_backward(
     recording.on_gradient, recording.final = book.receive, not recording.lenient
     recording.backward(losses.sum(), retain_graph=recording.lenient)
     for operation, reason in recording.replayed.items():
-        if operation not in knowledge.told:
+        if operation not in knowledge.told and not knowledge.kept:
             knowledge.told.add(operation)
             _log.info("book-keeping replays an operation for one example at a time (%s)", reason)
     book.close()
     with torch.no_grad():
         compare_sums(recording.past, book.unseen)
+    knowledge.kept = True
     return book
 
 
@@ -274,7 +276,7 @@ class BookRecorder:
                 self._knowledge.shared |= reason.calls
             self._knowledge.bypassed |= isinstance(reason, Bypassed)
             told = f"book-keeping cannot run this model ({reason}): one backward pass per example"
-            if not isinstance(reason, Unproven):  # which is about this batch, and private
+            if not isinstance(reason, Unproven) and not self._knowledge.kept:  # or about this batch, and private
                 if not self._knowledge.told:
                     _log.warning(told)
                 self._knowledge.told.add(told)

@@ -39,7 +39,8 @@ class SharedCalls(Exception):
 @dataclass
 class Knowledge:
     """What earlier batches of one objective have shown: layouts by the trace of the loss. A loss is traced from the
-    first time that its examples could not be followed.
+    first time that its examples could not be followed. Once a batch was `kept`, what fails is about other
+    batches, whose records and sizes are private.
     """
 
     proven: dict[tuple[object, ...], list[Layout | None]] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class Knowledge:
     refused: str = ""
     traced: bool = False
     bypassed: bool = False
+    kept: bool = False
 
     def tell(self, warning: str) -> None:
         """Log a warning once."""

@@ -329,5 +329,5 @@ def squares(rows: Tensor) -> Tensor:
 
 
 def zero_rows(tensor: Tensor, bad: Tensor) -> Tensor:
-    """A copy whose entries along dimension 0 are zero where `bad`; 0 * NaN is no way to do this."""
+    """A copy whose entries along dimension 0 are zero where `bad`; 0 * NaN does not do this."""
     return tensor.masked_fill(bad.reshape(-1, *[1] * (tensor.dim() - 1)), 0)

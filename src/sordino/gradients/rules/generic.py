@@ -5,8 +5,8 @@ gradient without all that belongs to other examples. Where the examples are in t
 this is right whatever the arguments hold (`Masked`). It looks at the whole batch for every example; where the operation
 provably treats each example alone, that example's rows of the arguments are enough (`Replayed`).
 
-Which arguments have rows that belong to examples is no matter of their lengths: a constant, or a feature, may happen to
-be as long as the batch. Only what came from data is ever cut, and only if `treats_alone` has shown for every example
+Lengths do not tell which arguments have rows that belong to examples: a constant, or a feature, may happen to be as
+long as the batch. Only what came from data is ever cut, and only if `treats_alone` has shown for every example
 that the operation, at other values of the parameter and of the data, gives the same with the rest of the batch away.
 """
 

@@ -36,6 +36,9 @@ CANCELLED = 1e-2
 SLACK = 4
 """Rounding errors of a sum, in units of the last place of what its terms could add up to."""
 
+LEAST = 2**15
+"""A norm is at least so many units in the last place of its mass: 1/256 of it in float32."""
+
 PRODUCT_RUN = 512
 """Entries that one matrix product adds up; long naive sums drift, by about one unit of the last place in 32 terms."""
 
@@ -202,9 +205,12 @@ def drift(vectors: Tensor) -> float:
 
 
 def round_up(squares: Tensor, mass: Tensor) -> Tensor:
-    """Squared norms that the weighted sum cannot exceed: it rounds its terms, whose lengths add up to `mass`, anew."""
-    rounding = SLACK * torch.finfo(mass.dtype).eps * mass
-    return squares.clamp_min(0).sqrt().add(rounding).square()
+    """Squared norms that the weighted sum cannot exceed: it rounds its terms, whose lengths add up to `mass`, anew.
+
+    Nor may an example's terms, which cancel in its own sum, be so long that those of others are lost in their rounding.
+    """
+    last = torch.finfo(mass.dtype).eps * mass
+    return torch.maximum(squares.clamp_min(0).sqrt() + SLACK * last, LEAST * last).square()
 
 
 def linear(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -51,7 +51,7 @@ def is_priced_alike(case: Case) -> bool:
     """Whether the paper's accounting gives the very recipe that the proven one gives, so that one run stands for both.
 
     So it is for DPIS (the filter) and DP-SGD-JL: the theorem of the latter holds, and composing its trade-off functions
-    is what PLD does; only the ε that it prints for few projections is no bound.
+    is what PLD does; only the ε that it prints for few projections is not a bound.
     """
     if case.recipe["name"] in SELECTIVE:
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from sordino.lab.experiments.problem import (
     Split,
     counted_words,
     describe_by,
+    features_of,
     is_counted,
     model_of,
     normalise,
@@ -35,7 +36,7 @@ from sordino.lab.experiments.problem import (
     released_first,
 )
 from sordino.lab.features import ChannelNorm, private_normalisation
-from sordino.lab.features.counted import count_words
+from sordino.lab.features.counted import count_words, describe_counted
 from sordino.mechanisms.dpis import Importance
 from sordino.noise import Secure
 from sordino.parts import Constant
@@ -122,6 +123,33 @@ def load_averaged(case: Case, place: Path) -> nn.Module:
     with checkpoint.one_line(f"{path} does not fit the network of its case"):
         model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     return model.eval()
+
+
+def load_released(case: Case, place: Path) -> dict[str, Tensor]:
+    """The statistics that a run of `run_in` released for its features; none where it needed none."""
+    if "noise" not in case.features:
+        return {}
+    path = place / STATISTICS
+    if not is_regular(path):
+        raise InvalidInput(f"{place} holds no {STATISTICS}, by which its features are made: copy the whole folder")
+    with checkpoint.one_line(f"{path} does not fit the features of its case"):
+        released: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+        named = [released[name] for name in (("shares",) if is_counted(case) else ("mean", "std"))]
+        if not all(bool(each.isfinite().all()) for each in named):
+            raise InvalidInput("it holds numbers that are not finite")
+        if is_counted(case) and tuple(named[0].shape) != (int(case.data.get("words", WORDS)),):
+            raise InvalidInput(f"shares have shape {tuple(named[0].shape)}, must be one for each token id")
+    return released
+
+
+def describe_new(case: Case, inputs: Tensor, released: Mapping[str, Tensor]) -> Tensor:
+    """The features of other records, by the statistics that the case's run released."""
+    made = features_of(case, inputs)
+    if not released:
+        return made
+    if is_counted(case):
+        return describe_counted(made, released["shares"], counted_words(case))
+    return ChannelNorm(released["mean"], released["std"])(made)
 
 
 def compute_losses(model: nn.Module, batch: Split) -> Tensor:

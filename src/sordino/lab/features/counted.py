@@ -56,8 +56,8 @@ def count_words(
         share = (sum_i a_i + N(0, (noise * sqrt(most))^2)) / n.
 
     Guarantees: one more record moves the sum by at most sqrt(most), so the release is a Gaussian event of multiplier
-    `noise`, charged before the noise is drawn. Edge cases: padding and unknown words are no words; a text without words
-    counts nothing.
+    `noise`, charged before the noise is drawn. Edge cases: padding and unknown words are not words; a text without
+    words counts nothing.
     """
     _require_ids(tokens, buckets)
     total = torch.zeros(buckets, dtype=torch.float64)

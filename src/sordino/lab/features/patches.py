@@ -37,7 +37,7 @@ _RIDGE, _FLOOR = 0.1, 0.3
 CONTRAST = 0.01
 """Added to the variance of a patch, so that flat patches stay small."""
 _FLAT, _MOST = 0.04, 150_000
-"""Patches of a smaller deviation are no filters; and so many patches are enough for their covariance."""
+"""Patches of a smaller deviation are not filters; and so many patches are enough for their covariance."""
 
 
 @dataclass(frozen=True)

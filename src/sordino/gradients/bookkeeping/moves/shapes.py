@@ -52,7 +52,7 @@ def movedim(at: Sight, result: Tensor, input: Tensor, source: Any, destination: 
 
 
 def expand(at: Sight, result: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> Answer:
-    """expand and its like: new entries along dimensions of length 1, or new dimensions in front."""
+    """expand and similar operations: new entries along dimensions of length 1, or new dimensions in front."""
     return at.join([(input, shift(input, result))])
 
 

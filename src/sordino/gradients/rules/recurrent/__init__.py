@@ -151,7 +151,7 @@ def share_projection(layer: RecurrentLayer, direction: int) -> Settle:
 
 
 def make_cell_rule(function: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.lstm_cell and its like: one step written with F.linear, each of which is book-kept by its own rule."""
+    """torch.lstm_cell and similar cells: one step written with F.linear, each of which is book-kept by its own rule."""
 
     def rule(call: Call, x: Tensor, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
         state = hx[0] if isinstance(hx, (tuple, list)) else hx

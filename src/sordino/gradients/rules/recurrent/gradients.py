@@ -24,7 +24,7 @@ from sordino.gradients.rules.base import (
     squares,
     zero_rows,
 )
-from sordino.gradients.rules.linear import Gram, Outer, Way, choose_way, compare
+from sordino.gradients.rules.linear import Gram, Outer, Way, choose_way, compare, round_up
 from sordino.gradients.rules.recurrent.layer import RecurrentLayer
 
 
@@ -145,7 +145,7 @@ class ComparedJoint(Joint):
     def squared_norms(self, place: Slot) -> Tensor:
         seen, gates = self.factors(place)
         if place.squeeze:
-            return squares(gates.sum(1))
+            return round_up(squares(gates.sum(1)), self.mass(place))
         key, kept = (place.direction, *sorted(place.blocks)), self._gram
         gram = Gram.of(gates) if kept is None or kept[0] != key else kept[1]
         self._gram = (key, gram) if kept is None or kept[1] is not gram else None  # the other weight comes next
@@ -153,8 +153,8 @@ class ComparedJoint(Joint):
 
     def mass(self, place: Slot) -> Tensor:
         seen, gates = self.factors(place)
-        if place.squeeze:
-            return squares(gates.sum(1)).sqrt()
+        if place.squeeze:  # the sum over time is one product with that of all other examples
+            return (gates.shape[1] * squares(gates.flatten(1))).sqrt()
         return (squares(seen.flatten(1)) * squares(gates.flatten(1))).sqrt()
 
     def form(self, direction: int, start: int, stop: int) -> Tensor:
