@@ -129,13 +129,13 @@ class SecretChance:
         afterwards from that seed is not. So NumPy has another generator meanwhile. It is seeded anew for each part in
         the way of `np.random.seed`, as a new generator takes 20 times as long.
         """
-        self._foreign = self._foreign or np.random.MT19937(0)
+        ours, self._foreign = get_bit_generator(), self._foreign or np.random.MT19937(0)
         try:
             set_bit_generator(self._foreign)
             np.random.seed(np.frombuffer(secrets.token_bytes(32), np.uint32))  # noqa: NPY002
             yield
         finally:
-            set_bit_generator(self._numpy)
+            set_bit_generator(ours)
         self._require("torch", self._has_torch)
         self._renew(device)
 
