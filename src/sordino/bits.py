@@ -257,14 +257,14 @@ def _toss_all(records: int, rate: float, uniform: Callable[[int], Floats]) -> To
 def _join_blocks(records: int, rate: float, words: Callable[[int], Words]) -> NDArray[np.int64]:
     bits = min(62, math.floor(-math.log2(rate)))
     counts = count_joined(words(-(-records >> bits)), *spread(rate, bits), words)
-    starts = np.repeat(np.arange(len(counts)) << bits, counts)
+    starts = (np.arange(len(counts)) << bits).repeat(counts)
     found = starts + (words(len(starts)) >> np.uint64(64 - bits)).astype(np.int64)
     found.sort()
-    while len(again := np.flatnonzero(found[1:] == found[:-1])):
+    while len(again := (found[1:] == found[:-1]).nonzero()[0]):
         fresh = (words(len(again)) >> np.uint64(64 - bits)).astype(np.int64)
         found[again] = (found[again] >> bits << bits) + fresh
         found.sort()
-    return found[: np.searchsorted(found, records)]
+    return found[: found.searchsorted(records)]
 
 
 def count_joined(
@@ -274,8 +274,8 @@ def count_joined(
 
     `first` are those of the shares; where they agree the others are drawn.
     """
-    counts = np.searchsorted(first, drawn, side="left")
-    for tie in np.flatnonzero(first.take(counts, mode="clip") == drawn):
+    counts = first.searchsorted(drawn)
+    for tie in (first.take(counts, mode="clip") == drawn).nonzero()[0]:
         counts[tie] = bisect_right(shares, (int(drawn[tie]) << 64) + int(words(1)[0]))
     return counts
 

@@ -317,7 +317,10 @@ def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: fl
 
     if isinstance(source, Secure) and _are_simple(source, held):
         arrays = [tensor.view(-1).numpy() for tensor in held]  # numpy adds mixed precisions without a copy of either
-        _perturb_arrays(source, receipt, arrays, std, count_workers(source, held))
+        if (size := sum(map(len, arrays))) <= FEW:
+            _add_all(arrays, source.gaussian(receipt, size, std).numpy())
+        else:
+            _perturb_arrays(source, receipt, arrays, std, count_workers(source, held))
     else:
         for pieces in _groups([tensor.view(-1) for tensor in held]):
             sizes = [len(piece) for piece in pieces]
@@ -338,9 +341,6 @@ def _perturb_arrays(source: Secure, receipt: Receipt, arrays: list[NDArray[Any]]
     Every thread has a key stream and memory of its own, which it uses again: fresh memory takes as long as the noise.
     """
     groups, longest = list(_groups(arrays)), min(PIECE, sum(map(len, arrays)))
-    if longest <= FEW:
-        _add_all(groups[0] if groups else [], source.gaussian(receipt, longest, std).numpy())
-        return
 
     def work() -> None:
         scratch = np.empty(longest)

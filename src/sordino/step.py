@@ -13,7 +13,7 @@ schedules behind ``recipe.terms``, noise from a source (`sordino.noise`) and a s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -139,10 +139,9 @@ class Bench:
 
     def fetch(self, draw: Draw) -> Batch:
         """The records of a draw, on the model's device; the loss draws from no generator that the dataset seeded."""
-        batch = self.records.fetch(draw.indices, self.device, draw.choice)
-        if self.secret and self.records.runs_code:
-            self.chance.renew(self.device)
-        return batch
+        device = self.device
+        with self.chance.renewed(device) if self.secret and self.records.runs_code else nullcontext():
+            return self.records.fetch(draw.indices, device, draw.choice)
 
     def require_secret(self) -> None:
         """Refuse what a loss or a dataset may have drawn from generators that somebody seeded."""

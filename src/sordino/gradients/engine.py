@@ -256,7 +256,8 @@ class FullPrecision:
         elif device.type == "cuda":
             above, slots = backends.cudnn, (backends.cuda.matmul, backends.cudnn.conv)
         self._type = device.type
-        self._coarse = [slot for slot in slots if not _is_exact(slot, above, backends)]
+        general = _specify(above.fp32_precision, backends.fp32_precision)
+        self._coarse = [slot for slot in slots if _specify(slot.fp32_precision, general) not in ("ieee", "none")]
         self._left: list[tuple[list[str], AbstractContextManager[object] | None]] = []
 
     def __enter__(self) -> None:
@@ -276,10 +277,9 @@ class FullPrecision:
             autocast.__exit__(None, None, None)
 
 
-def _is_exact(*settings: Any) -> bool:
-    """Whether the first of these settings that names a precision names float32; if none does, it is float32."""
-    said = (setting.fp32_precision for setting in settings)
-    return next((precision for precision in said if precision != "none"), "ieee") == "ieee"
+def _specify(own: str, general: str) -> str:
+    """The precision that a setting names, or where it names none, the more general one; none at all is float32."""
+    return general if own == "none" else own
 
 
 def accumulation_dtype(tensor: Tensor) -> torch.dtype:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -65,7 +66,12 @@ class Outer(PerExample):
         self.shape = torch.Size((d, o) if transposed else (o, d))
         self.formed: Formed | None = None
         self.measured: Tensor | None = None  # the mass, where Gram matrices gave it
-        self.way = choose_way(self.size, self.rows, d, o)
+
+    @cached_property
+    def way(self) -> Way:
+        """How norms of several rows are found."""
+        o, d = reversed(self.shape) if self.transposed else self.shape
+        return choose_way(self.size, self.rows, d, o)
 
     @property
     def x(self) -> Tensor:
