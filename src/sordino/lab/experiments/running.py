@@ -149,7 +149,8 @@ def describe_new(case: Case, inputs: Tensor, released: Mapping[str, Tensor]) -> 
         return made
     if is_counted(case):
         return describe_counted(made, released["shares"], counted_words(case))
-    return ChannelNorm(released["mean"], released["std"])(made)
+    normal: Tensor = ChannelNorm(released["mean"], released["std"])(made)
+    return normal
 
 
 def compute_losses(model: nn.Module, batch: Split) -> Tensor:
