@@ -214,7 +214,11 @@ def _detail(dataset: str, rows: Sequence[Row], everything: Sequence[Row]) -> Ite
         "[What each method is](methods.md). Only a line marked `proven` is a guarantee. Seconds are wall-clock times "
         "on a machine that was sometimes busy: they tell minutes from hours, no more.\n"
     )
-    yield summaries.accuracy_table(rows)
+    others = [row for row in rows if row["epsilon"] not in overview.EPSILONS]
+    yield summaries.accuracy_table([row for row in rows if row["epsilon"] in overview.EPSILONS])
+    if others:
+        yield "At the ε of single papers:\n"
+        yield summaries.accuracy_table(others)
     if networks := overview.tabulate_networks(dataset, everything):
         yield "## The papers' own networks\n"
         yield (
