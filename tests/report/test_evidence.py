@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from sordino import recipes
 from sordino.accounting import Ledger
 from sordino.cli import app
 from sordino.errors import InvalidInput
@@ -88,6 +90,14 @@ def test_the_warning_about_held_out_records_is_there_if_there_are_any(tmp_path, 
     for reader in ("engineer", "officer"):
         page = render_run(gather(run), reader)
         assert ("held-out records" in page.split('id="glossary"')[0]) == warned, reader
+
+
+def test_a_factor_beyond_all_numbers_is_a_power(tmp_path):
+    recipe = recipes.dpsgd(batch_size=50, steps=3, noise_multiplier=0.01).for_records(1000)
+    facts = gather(make_run(tmp_path, recipe), delta=1e-5)
+    assert 700 < facts.guarantee.epsilon < math.inf
+    for reader in ("engineer", "officer"):
+        assert f"by a factor of at most e^{math.ceil(facts.guarantee.epsilon)}" in render_run(facts, reader)
 
 
 def test_what_preparation_cost_is_priced_from_the_notes_of_the_ledger(tmp_path, recipe):

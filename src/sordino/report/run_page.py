@@ -132,7 +132,7 @@ def _prepare_view(facts: Facts) -> dict[str, Any]:
     return {
         "finite": math.isfinite(epsilon),
         "trained": "not recorded" not in (facts.setting.model, facts.setting.data),
-        "factor": round_up_digits(math.exp(epsilon), 3) if epsilon < 700 else "any size",
+        "factor": round_up_digits(math.exp(epsilon), 3) if epsilon < 700 else f"e^{math.ceil(epsilon)}",
         "place": f"{100 * Axis('ε', 0.1, 100.0, log=True).at(epsilon):.1f}%",
         "guarantee": _chart_guarantee(facts),
         "schedules": _chart_schedules(facts),
