@@ -98,7 +98,8 @@ def tabulate_networks(dataset: str, rows: Sequence[Row]) -> str:
 
     As for the whole page, the best of ours is among the methods with most seeds, up to three.
     """
-    printed, ours = find_printed(dataset), {}
+    printed = find_printed(dataset)
+    ours: dict[tuple[str, float], Summary] = {}
     named = {row["method"]: str(row["case"]["model"]["name"]) for row in rows}
     proven = [each for each in summarise(rows) if each.basis == "proven"]
     for each in sorted(proven, key=lambda each: (min(each.seeds, SEEDS), each.mean)):
