@@ -13,10 +13,13 @@ from typing import Annotated, Any
 
 import typer
 
+from sordino.accounting.ledger import Ledger
 from sordino.lab import data
 from sordino.lab.experiments import catalogue
-from sordino.lab.experiments.problem import problem_of
+from sordino.lab.experiments.problem import counted_words, describe_by, is_counted, problem_of
 from sordino.lab.experiments.results import Row, keep_lines, read_lines
+from sordino.lab.features.counted import count_words
+from sordino.noise import Secure
 
 STORED = Path(__file__).parent / "results" / "making.jsonl"
 
@@ -46,7 +49,12 @@ def main(methods: Annotated[list[str], typer.Argument(help="Each a DATASET/METHO
         begun = time.process_time()
         data.load(dataset, **options)
         loaded = time.process_time()
-        problem_of(case)
+        problem = problem_of(case)
+        if is_counted(case):
+            inputs, choice = problem.train[0], counted_words(case)
+            buckets, ledger = int(case.data["words"]), Ledger.in_memory()
+            shares = count_words(inputs, buckets, choice, records=len(inputs), ledger=ledger, source=Secure())
+            describe_by(problem, shares, choice)
         spent = max(0.0, time.process_time() - loaded - (loaded - begun))
         row = {"label": name, "dataset": dataset, "features": dict(case.features)}
         keep_lines(STORED, {**row, "processor_seconds": round(spent, 1)})

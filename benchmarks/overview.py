@@ -53,7 +53,7 @@ def tabulate_best(dataset: str, best: Best, deltas: str) -> str:
     """A line for each ε: what the papers that we rerun print at most, our best proven result, and what others print."""
     lines = []
     for epsilon in sorted({*EPSILONS, *(each.epsilon for each in read_outside() if each.dataset == dataset)}):
-        printed, ours = best_printed(dataset, epsilon), best.get((dataset, epsilon))
+        printed, ours = best_printed(dataset, epsilon), find_at(dataset, epsilon, best)
         others = [each for each in read_outside() if (each.dataset, each.epsilon) == (dataset, epsilon)]
         if printed is None and ours is None and not others:
             continue
@@ -81,9 +81,17 @@ def tabulate_outside(best: Best) -> str:
 
 
 def find_ours(figure: Outside, best: Best) -> Summary | None:
-    """Our best at the figure's ε; where nothing was run there, at the largest smaller one."""
+    """The best recipe at the figure's ε; where it was not run there, our best at a smaller one."""
+    if (ours := find_at(figure.dataset, figure.epsilon, best)) is not None:
+        return ours
     fitting = [ours for (name, epsilon), ours in best.items() if name == figure.dataset and epsilon <= figure.epsilon]
-    return max(fitting, key=lambda ours: ours.epsilon, default=None)
+    return max(fitting, key=lambda ours: ours.mean, default=None)
+
+
+def find_at(dataset: str, epsilon: float, best: Best) -> Summary | None:
+    """Our best at an ε; at those of single papers, where not all methods were run, only the recipe called so."""
+    ours = best.get((dataset, epsilon))
+    return ours if ours and (epsilon in EPSILONS or ours.method == "best") else None
 
 
 def tabulate_networks(dataset: str, rows: Sequence[Row]) -> str:
@@ -91,7 +99,8 @@ def tabulate_networks(dataset: str, rows: Sequence[Row]) -> str:
 
     As for the whole page, the best of ours is among the methods with most seeds, up to three.
     """
-    printed, ours = find_printed(dataset), {}
+    printed = find_printed(dataset)
+    ours: dict[tuple[str, float], Summary] = {}
     named = {row["method"]: str(row["case"]["model"]["name"]) for row in rows}
     proven = [each for each in summarise(rows) if each.basis == "proven"]
     for each in sorted(proven, key=lambda each: (min(each.seeds, SEEDS), each.mean)):
@@ -140,8 +149,7 @@ def draw_overview(best: Best, folder: Path) -> list[Path]:
     paths = []
     for dataset in sorted({name for name, epsilon in best if epsilon in EPSILONS}):
         figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
-        here = [each for (name, _), each in sorted(best.items()) if name == dataset]
-        ours = [each for each in here if each.epsilon in EPSILONS or each.method == "best"]
+        ours = [each for name, e in sorted(best) if name == dataset and (each := find_at(name, e, best))]
         heights, bars = [each.mean for each in ours], [each.spread or 0.0 for each in ours]
         axes.errorbar([each.epsilon for each in ours], heights, yerr=bars, marker="o", capsize=3, label="ours, proven")
         printed = [(epsilon, found[0]) for epsilon in EPSILONS if (found := best_printed(dataset, epsilon))]

@@ -104,13 +104,19 @@ def write_page(rows: Sequence[Row], datasets: Sequence[str]) -> Iterator[str]:
 
 
 def _tabulate_budgets(points: Sequence[Point], datasets: Sequence[str], *, from_nothing: bool) -> Iterator[str]:
-    """A table for each ε: the best that each budget buys, by dataset."""
-    if from_nothing:
-        points = [replace(p, seconds=p.seconds + p.making) for p in points if p.making is not None]
+    """A table for each ε: the best that each budget buys, by dataset.
+
+    From nothing, only where the time of the most accurate method's features is known: the others would mislead.
+    """
     for epsilon in SHOWN:
         lines = []
         for dataset in datasets:
             here = [point for point in points if (point.dataset, point.epsilon) == (dataset, epsilon)]
+            if from_nothing and here and max(here, key=lambda point: point.accuracy).making is None:
+                lines.append([TITLES[dataset], *("not measured" for _ in BUDGETS)])
+                continue
+            if from_nothing:
+                here = [replace(p, seconds=p.seconds + p.making) for p in here if p.making is not None]
             lines.append([TITLES[dataset], *(_say_best(here, limit) for limit in BUDGETS.values())])
         yield write_markdown([f"ε = {epsilon:g}", *BUDGETS], lines)
 

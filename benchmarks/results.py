@@ -280,7 +280,10 @@ def _papers(rows: Sequence[Row], stored: Sequence[Row]) -> Iterator[str]:
         if table.kind in KINDS and (shown := _paper(name, stored)):
             yield f"## {name}\n\n{shown}"
     yield "## Figures of other papers\n"
-    yield "As printed, with what they used besides the records, beside our best at that ε or the next smaller one.\n"
+    yield (
+        "As printed, with what they used besides the records, beside our best at that ε or, where the best recipe was "
+        "not run there, at a smaller one.\n"
+    )
     yield overview.tabulate_outside(_best(rows))
     yield "## What is missing\n"
     yield from _missing(rows)

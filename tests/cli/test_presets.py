@@ -106,6 +106,17 @@ def test_new_texts_have_the_features_that_the_run_counted(tmp_path):
     assert rows.norm(dim=1).sub(1).abs().max() < 1e-2
 
 
+@pytest.mark.parametrize("dataset", ["cifar10", "fashion-mnist", "imdb", "mnist"])
+def test_classes_are_named_without_the_records(dataset, monkeypatch):
+    def refuse(*_, **__):
+        raise benchmarks.DataUnavailable("no records here")
+
+    monkeypatch.setattr(benchmarks, "load", refuse)
+    case = presets.choose_case(catalogue()[dataset, "best"], 3.0)
+    names = presets._name_classes(case)
+    assert len(names) == len(set(names)) == case.model["classes"]
+
+
 @pytest.mark.parametrize("shares", [torch.ones(70), torch.full((65_539,), torch.nan), None])
 def test_statistics_that_do_not_fit_are_named_in_one_line(tmp_path, shares):
     case = presets.choose_case(catalogue()["imdb", "best"], 3.0)

@@ -36,7 +36,7 @@ _FASHION_MD5 = (
     "bef4ecab320f06d8554ea6380940ec79",
     "bb300cfdad3c16e7a12a480ee83cd310",
 )
-_FASHION_CLASSES = (
+FASHION_CLASSES = (
     "T-shirt",
     "trouser",
     "pullover",
@@ -63,7 +63,7 @@ def load_fashion_mnist(normalise: str = "unit") -> Data:
 
     The papers use ``"unit"``.
     """
-    return load_idx("fashion-mnist", _FASHION, _FASHION_MD5, ((0.2860,), (0.3530,)), _FASHION_CLASSES, normalise)
+    return load_idx("fashion-mnist", _FASHION, _FASHION_MD5, ((0.2860,), (0.3530,)), FASHION_CLASSES, normalise)
 
 
 def load_digits() -> Data:
