@@ -80,15 +80,24 @@ def test_by_scenes_cells_keep_so_many_channels_of_norm_1() -> None:
     torch.testing.assert_close(features.norm(dim=1), torch.ones(5))
 
 
-def test_the_first_channels_and_cells_are_told_apart() -> None:
-    """A picture whose left half alone is not blank has responses in the cells on the left alone."""
+def test_by_scenes_responses_are_pooled_by_cell_both_signs_apart() -> None:
+    """A picture whose left half alone is not blank responds in the cells on the left alone."""
     respond = patches._make_sphere(BY_SCENES, draw_scenes(20, 12, 1, 1))
     image = images(1)
     image[:, :, :, 4:] = 0.5
-    roots = patches._take_roots([respond(image)], BY_SCENES).unflatten(1, (6, 4)).transpose(1, 2)
-    right = roots[0, 1::2]
-    assert torch.allclose(right, right.min().expand_as(right)), "nothing but the centring"
-    assert roots[0, ::2].max() > right.max() + 0.1
+    cosines = respond(image)
+    pooled = patches._pool_signs(cosines, patches._lay_grid(9, 9, 2), 0.1)
+    assert pooled.shape == (1, 4, 6)
+    assert (pooled[0, 1::2] == 0).all()
+    upper_left = torch.cat([cosines[0, :, :5, :5], -cosines[0, :, :5, :5]])
+    torch.testing.assert_close(pooled[0, 0], (upper_left - 0.1).clamp(min=0).mean((1, 2)))
+
+
+def test_half_precision_changes_responses_little() -> None:
+    scenes = draw_scenes(20, 12, 3, 1)
+    exact, rounded = (patches._make_sphere(BY_SCENES, scenes, half=half)(images(2, 3)) for half in (False, True))
+    assert rounded.dtype is torch.bfloat16
+    torch.testing.assert_close(rounded.float(), exact, atol=0.02, rtol=0)
 
 
 @pytest.mark.parametrize("choice", [SMALL, BY_SCENES])
@@ -161,6 +170,7 @@ def test_refusals_name_the_value(tmp_path: Path) -> None:
         ({"ridge": 0.0}, "ridge=0.0"),
         ({"threshold": -1.0}, "-1.0"),
         ({"kept": 101}, "kept=101"),
+        ({"tilt": 1.5}, "tilt=1.5"),
     ):
         with pytest.raises(InvalidInput, match=said):
             Patches(**options)

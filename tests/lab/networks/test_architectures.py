@@ -47,6 +47,7 @@ CASES: list[tuple[str, Build, int, Callable[[int], Tensor], int]] = [
     ("embedding mlp", networks.embedding_mlp, 2_006_594, tokens(20_000, 80), 2),
     ("transformer", networks.transformer, 2_073_602, tokens(10_000, 64), 2),
     ("linear", networks.linear, 650, images(1, 8), 10),
+    ("linear without a bias", partial(networks.linear, bias=False), 640, images(1, 8), 10),
     ("digits mlp", networks.digits_mlp, 2_410, images(1, 8), 10),
     ("digits cnn", networks.digits_cnn, 6_090, images(1, 8), 10),
 ]

@@ -26,9 +26,10 @@ from sordino.lab.features.synthetic import (
     scale_to_unit,
 )
 
-VERSION = 1
+VERSION = 2
 """Part of every cache key: raised when the same arguments would give other features."""
-CHUNK = 16
+CHUNK, _FEW = 16, 4
+"""Pictures at a time; of few the responses to many filters stay in the processor's cache."""
 _PICTURES, _EXAMPLES = 500, 6000
 _SCENES, _DESCRIBED = 1500, 3000
 """Scenes that filters are cut from, and scenes whose features are whitened."""
@@ -49,8 +50,8 @@ class Patches:
     pictures for that are cut out and centred on black, as in MNIST and Fashion-MNIST; else they fill the frame.
 
     With `kept`, filters and statistics are those of scenes instead: patches are whitened and then brought to norm 1,
-    as in Thiry et al. (2021), so that a response is the cosine of an angle; and the features are whitened over channels
-    and over cells apart (`fit_cells`, which has ridges of its own), after which so many channels of each cell remain.
+    as in Thiry et al. (2021), so that a response is the cosine of an angle; and so many channels of each cell remain,
+    whitened as far as `tilt` says (`fit_cells`): noise costs less in few directions, so a tilt below 1 pays.
     """
 
     filters: int = 50
@@ -61,12 +62,15 @@ class Patches:
     ridge: float = 0.03
     objects: bool = True
     kept: int = 0
+    tilt: float = 1.0
 
     def __post_init__(self) -> None:
         if min(self.filters, self.side, self.grid) < 1:
             raise InvalidInput(f"filters={self.filters}, side={self.side} and grid={self.grid} must all be >= 1")
         if not 0 <= self.kept <= 2 * self.filters:
             raise InvalidInput(f"kept={self.kept} must be in 0..{2 * self.filters}, two channels for each filter")
+        if not 0 <= self.tilt <= 1:
+            raise InvalidInput(f"tilt={self.tilt} must be in 0..1: 1 whitens, 0 leaves the variances")
         if self.threshold < 0 or not self.ridge > 0:
             raise InvalidInput(f"threshold={self.threshold} must be >= 0 and ridge={self.ridge} > 0: try 0.25 and 0.03")
 
@@ -119,16 +123,32 @@ def fit_description(choice: Patches, height: int, width: int, channels: int) -> 
 def _fit_to_scenes(choice: Patches, height: int, width: int, channels: int) -> Map:
     """The same, fitted to scenes."""
     side = max(height, width)
-    respond = _make_sphere(choice, draw_scenes(_SCENES, side, channels, 1))
+    half = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # elsewhere it is emulated, which is slower
+    respond = _make_sphere(choice, draw_scenes(_SCENES, side, channels, 1), half=half)
+    cells = _lay_grid(height - choice.side + 1, width - choice.side + 1, choice.grid)
     scenes = draw_scenes(_DESCRIBED, side, channels, 3)[:, :, :height, :width]
 
     def pool(images: Tensor) -> Tensor:
-        """Roots [N, cells, 2 * filters] of the pooled responses."""
-        roots = _take_roots([respond(view) for view in _see(images, choice)], choice)
-        return roots.reshape(len(images), 2 * choice.filters, -1).transpose(1, 2)
+        """Roots [N, cells, 2 * filters] of the pooled responses, centred and of norm 1."""
+        seen = [_pool_signs(respond(view), cells, choice.threshold) for view in _see(images, choice)]
+        roots = torch.stack(seen).mean(0).sqrt()
+        return scale_to_unit((roots - roots.mean((1, 2), keepdim=True)).flatten(1)).reshape(roots.shape)
 
-    white = fit_cells(torch.cat([pool(part) for part in scenes.split(CHUNK)]), choice.kept)
-    return lambda images: white(pool(images))
+    white = fit_cells(torch.cat([pool(part) for part in scenes.split(_FEW)]), choice.kept, choice.tilt)
+    return lambda images: torch.cat([white(pool(part)) for part in images.split(_FEW)])
+
+
+def _lay_grid(height: int, width: int, grid: int) -> Tensor:
+    """Weights [cells, height * width] that average the places of every cell."""
+    down, across = (F.adaptive_avg_pool1d(torch.eye(side)[None], grid)[0] for side in (height, width))
+    return torch.einsum("ya,xb->abyx", down, across).flatten(2).flatten(0, 1)
+
+
+def _pool_signs(cosines: Tensor, cells: Tensor, threshold: float) -> Tensor:
+    """Means [N, cells, 2 * filters] over the cells of what exceeds the threshold, both signs apart."""
+    places = cosines.permute(0, 2, 3, 1).flatten(1, 2)
+    cells = cells.to(places.dtype)
+    return torch.cat([cells @ (sign * places - threshold).clamp_(min=0) for sign in (1, -1)], 2).float()
 
 
 @torch.no_grad()
@@ -143,19 +163,26 @@ def make_filters(count: int, side: int, pictures: Tensor) -> Tensor:
     return (twice - twice.mean(1, keepdim=True)).reshape(count, -1, side, side)
 
 
-def _make_sphere(choice: Patches, pictures: Tensor) -> Map:
-    """The map from images to cosines [N, filters, H', W'] between their whitened patches and those of pictures."""
+def _make_sphere(choice: Patches, pictures: Tensor, *, half: bool = False) -> Map:
+    """The map from images to cosines [N, filters, H', W'] between their whitened patches and those of pictures.
+
+    With `half` the cosines are products in bfloat16, which many filters need twice as fast.
+    """
     patches = _cut_patches(choice.filters, choice.side, max(2, choice.side // 2), pictures)
     white = _whiten_patches(patches)
     directions = scale_to_unit(patches[: choice.filters] @ white)
     # A patch times the centred rows of the whitening is the whitened patch without its mean.
     kernels = (white - white.mean(1, keepdim=True)).reshape(len(white), -1, choice.side, choice.side)
 
+    kernels = kernels.contiguous(memory_format=torch.channels_last)
+    directions = directions.to(torch.bfloat16 if half else torch.float32)
+
     def respond(images: Tensor) -> Tensor:
+        images = images.contiguous(memory_format=torch.channels_last)
         seen = F.conv2d(images, kernels)
         lengths: Tensor = seen.norm(dim=1, keepdim=True)
         seen = seen / (lengths + _FLOOR * _measure_contrast(images, kernels))
-        return F.conv2d(seen, directions[:, :, None, None])
+        return F.conv2d(seen.to(directions.dtype), directions[:, :, None, None])
 
     return respond
 

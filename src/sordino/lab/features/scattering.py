@@ -148,8 +148,8 @@ class WhiteScattering:
     """The choices: `groups` to normalise each record's scattering by, and `ridge`, `mirror`, `objects` of `Patches`.
 
     With `gray` only the brightness of red, green and blue is scattered: a third of the features. With `kept`, the
-    statistics are those of scenes, whitened over channels and over cells apart (`fit_cells`, which has ridges of its
-    own), and so many channels of each cell remain.
+    statistics are those of scenes, by directions over channels and over cells (`fit_cells`, which has a `tilt` and a
+    ridge of its own), and so many channels of each cell remain.
     """
 
     groups: int = 27
@@ -158,6 +158,7 @@ class WhiteScattering:
     mirror: bool = False
     objects: bool = True
     kept: int = 0
+    tilt: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.ridge > 0 or self.kept < 0:
@@ -225,7 +226,7 @@ def _fit_white_cells(choice: WhiteScattering, channels: int, height: int, width:
     def divide(rows: Tensor) -> Tensor:
         return rows.reshape(len(rows), 81 * channels, -1).transpose(1, 2)
 
-    white = fit_cells(divide(_average(_scatter_views(scenes, choice, folder))), choice.kept)
+    white = fit_cells(divide(_average(_scatter_views(scenes, choice, folder))), choice.kept, choice.tilt)
     return lambda rows: white(divide(rows))
 
 

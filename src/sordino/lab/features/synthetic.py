@@ -12,7 +12,8 @@ SMALLEST = 2.0
 """Radius of the smallest shapes, in pixels; the largest is a quarter of the picture."""
 Map = Callable[[Tensor], Tensor]
 _SMALLEST = 1e-6
-_CHANNEL_RIDGE, _CELL_RIDGE = 0.01, 0.1
+_RIDGE = 1e-5
+"""The share of the largest variance that is added to all of them before a tilt."""
 _NEGLIGIBLE = 1e-3
 """Directions whose variance is below this share of what is added to all of them hardly change."""
 
@@ -98,20 +99,29 @@ def fit_whitening(examples: Tensor, ridge: float) -> Map:
 
 
 @torch.no_grad()
-def fit_cells(examples: Tensor, kept: int) -> Map:
-    """The map from [N, cells, channels] to whitened rows [N, cells * kept] of norm 1.
+def fit_cells(examples: Tensor, kept: int, tilt: float = 1.0) -> Map:
+    """The map from [N, cells, channels] to rows [N, cells * kept] of norm 1, in directions that the examples decide.
 
-    The covariance is taken for a product of one over channels and one over cells, which needs few examples. To each
-    variance a share of the largest is added: 1 % over channels, of which the `kept` largest remain, 10 % over cells.
+    Directions are products of one over channels, of which the `kept` of largest variance remain, and one over cells:
+    the eigenvectors of two covariances, which need few examples. A coordinate of variance v is divided by
+    (v + r * largest v)^(tilt / 2), r = 0.001 %: a tilt of 1 whitens, 0 leaves the variances.
     """
     mean = examples.mean(0)
     centred = examples - mean
-    rows = centred.flatten(0, 1)
+    variances, channels = _find_directions(centred.flatten(0, 1))
+    variances, channels = variances[-kept:], channels[:, -kept:]
+    scaled = (centred @ channels) * (variances + _SMALLEST * variances[-1]).rsqrt()
+    _, cells = _find_directions(scaled.transpose(1, 2).flatten(0, 1))
+
+    def turn(rows: Tensor) -> Tensor:
+        return (cells.T @ ((rows - mean) @ channels)).flatten(1)
+
+    spread = turn(examples).square().mean(0)
+    scales = (spread + _RIDGE * spread.max()) ** (-tilt / 2)
+    return lambda rows: scale_to_unit(turn(rows) * scales)
+
+
+def _find_directions(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The eigenvalues of the rows' second moments, which grow, and their eigenvectors in columns."""
     variances, directions = torch.linalg.eigh((rows.T @ rows / len(rows)).double())
-    scales = (variances.clamp(min=0) + _CHANNEL_RIDGE * variances[-1]).rsqrt()
-    channels = (directions * scales)[:, -kept:].float()
-    seen = (centred @ channels).transpose(1, 2).flatten(0, 1)
-    variances, directions = torch.linalg.eigh((seen.T @ seen / len(seen)).double())
-    scales = (variances.clamp(min=0) + _CELL_RIDGE * variances[-1]).rsqrt()
-    cells = (directions * scales @ directions.T).float()
-    return lambda rows: scale_to_unit((cells @ ((rows - mean) @ channels)).flatten(1))
+    return variances.clamp(min=0).float(), directions.float()
