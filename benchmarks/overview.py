@@ -149,7 +149,7 @@ def draw_overview(best: Best, folder: Path) -> list[Path]:
     paths = []
     for dataset in sorted({name for name, epsilon in best if epsilon in EPSILONS}):
         figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
-        ours = [each for name, e in sorted(best) if name == dataset and (each := find_at(name, e, best))]
+        ours = [mine for name, e in sorted(best) if name == dataset and (mine := find_at(name, e, best))]
         heights, bars = [each.mean for each in ours], [each.spread or 0.0 for each in ours]
         axes.errorbar([each.epsilon for each in ours], heights, yerr=bars, marker="o", capsize=3, label="ours, proven")
         printed = [(epsilon, found[0]) for epsilon in EPSILONS if (found := best_printed(dataset, epsilon))]
