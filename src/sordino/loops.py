@@ -115,14 +115,14 @@ class UserLoop:
     def _rehearse(self) -> None:
         """Refuse, before a first draw is paid for, a loss that cannot be recorded while the user runs it.
 
-        Two records go forward and backward, and the model is put back as it was.
+        Two records go forward and backward, and the model and all generators are put back as they were.
         """
         engine, records, objective = self.bench.engine, self.bench.records, self.bench.objective
         whole = isinstance(self.bench.recipe.norms, Exact) and not isinstance(self.bench.recipe.weighing, Blockwise)
         if self._rehearsed or self.bench.watch is None or not (whole and isinstance(engine, BookKeeping)):
             return
-        batch = records.make_fetcher(self.bench.device)(range(min(2, records.length)))
         with set_aside_others(), preserve_randomness(objective), preserve_model(objective):
+            batch = records.make_fetcher(self.bench.device)(range(min(2, records.length)))
             with engine.record(objective, self.bench.parameters(), batch) as recorder:
                 losses = objective.losses(batch.data, batch.size)
             recorder.differentiate(losses)
