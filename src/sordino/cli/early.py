@@ -35,7 +35,8 @@ _BY_PRESET = (
 def require_run(run: Path, file: str = LEDGER) -> None:
     """Refuse a path that is not a folder of a run, or lacks the file that a command begins with."""
     if not (run / file).exists() and not (run / file).is_symlink():
-        raise InvalidInput(f"{run} holds no {file}: give the folder of a run of `sordino train`{_suggest_run(run)}")
+        require_directory(run)
+        raise InvalidInput(f"{run} holds no {file}: give the folder of a run of `sordino train`")
 
 
 def require_any(run: Path, files: Iterable[str], what: str) -> None:
