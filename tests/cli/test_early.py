@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sordino import __main__ as entry
 from sordino import books
 from sordino.cli import config, early
 from sordino.errors import InvalidInput
@@ -128,3 +129,14 @@ def test_what_is_right_passes(tmp_path: Path):
     early.require_known("model", None, ["mlp"])
     (tmp_path / "ledger.sqlite").touch()
     early.require_run(tmp_path)
+
+
+def test_a_ctrl_c_while_the_command_loads_is_no_traceback(monkeypatch: pytest.MonkeyPatch):
+    class Loading:
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "sordino.cli", Loading())
+    with pytest.raises(SystemExit) as end:
+        entry.main()
+    assert end.value.code == 130
