@@ -140,6 +140,7 @@ def _check_names(dataset: str | None, recipes: Sequence[str]) -> None:
     for code in recipes:
         if ":" not in code:
             raise InvalidInput(f"recipe={code!r} must be file.py:function: give --method for those that Sordino has")
+        early.require_code(code)
     if dataset is not None and is_own(dataset) and not Path(dataset).exists():
         raise InvalidInput(f"dataset={dataset} does not exist: give a table, or one of {', '.join(options.DATA)}")
     if dataset is not None and not is_own(dataset) and "SORDINO_CONFIGS" not in os.environ:
