@@ -12,7 +12,7 @@ import pytest
 
 from sordino import __main__ as entry
 from sordino import books
-from sordino.cli import config, early
+from sordino.cli import compare, config, early
 from sordino.errors import InvalidInput
 from sordino.finetuning import tuned
 from sordino.searching import sealing
@@ -84,6 +84,10 @@ TYPOS = [
     (["generate", "runs/frist", "--out", "texts.jsonl"], "did you mean runs/first?"),
     (["generate", "runs/first", "--out", "texts.jsonl", "--records", "0"], "records=0 must be >= 1"),
     (["serve", "nowhere"], "nowhere is not a folder"),
+    (["compare", "--dataset", "digits", "--method", "dpsg"], "did you mean 'dpsgd'?"),
+    (["compare", "--dataset", "fashion-mnist", "--method", "linear-dpsru"], "did you mean 'linear-dpsur'?"),
+    (["compare", "--dataset", "digits", "--seeds", "0"], "seeds=0 must be >= 1"),
+    (["compare", "--dataset", "digits", "--accounting", "publishd"], "did you mean 'published'?"),
     (["compare", "--dataset", "digts"], "did you mean 'digits'?"),
     (["compare", "--dataset", "persons.csv"], "persons.csv does not exist"),
     (["compare", "--dataset", "digits", "--recipe", "dpsgd"], "must be file.py:function"),
@@ -159,3 +163,13 @@ def test_a_ctrl_c_while_the_command_loads_is_no_traceback(monkeypatch: pytest.Mo
         assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL, "torch's own farewell would show a traceback"
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("dataset", ["digits", "fashion-mnist", "infinite-mnist"])
+def test_the_methods_that_are_compared_are_those_that_are_configured(dataset: str):
+    """Their names are read without the laboratory, which has them all in full."""
+    from sordino.lab.experiments import catalogue
+
+    full = {method for (name, method) in catalogue() if name == dataset}
+    assert full
+    assert set(compare._list_configured(dataset)) == full
