@@ -5,6 +5,7 @@ Importing it loads neither torch nor the accounting: each command loads what it 
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated, Any, NoReturn
@@ -72,6 +73,8 @@ class Commands(TyperGroup):
     def main(self, *args: Any, **options: Any) -> NoReturn:
         """Run one command and exit with its code."""
         options["standalone_mode"] = False
+        if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show must not end a run that was paid for
+            sys.stdout.reconfigure(errors="replace")
         try:
             code = super().main(*args, **options)
         except SordinoError as error:
