@@ -53,3 +53,19 @@ def test_a_terminal_without_greek_gets_a_question_mark():
         )
         assert (done.returncode, done.stderr) == (0, b"")
         assert shown in done.stdout
+
+
+def test_a_narrow_terminal_shows_whole_names():
+    """A table would cut them: --noise-m…"""
+    code = "from sordino.cli import main; main()"
+    for command, name in (("account", "--noise-multiplier"), ("train", "--non-private-twin"), ("budget", "write-off")):
+        done = subprocess.run(
+            [sys.executable, "-c", code, command, "--help"],
+            capture_output=True,
+            env={**os.environ, "COLUMNS": "40", "PYTHONIOENCODING": "utf-8"},
+            check=True,
+        )
+        said = done.stdout.decode()
+        assert f" {name} " in said
+        assert "[bold]" not in said
+        assert max(map(len, said.splitlines())) <= 50
