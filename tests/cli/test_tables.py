@@ -116,6 +116,21 @@ def test_predict_new_rows_in_any_order_with_unseen_and_missing_cells(sordino, tr
     assert "must end in .csv or .parquet" in sordino("predict", run, "--data", few, "--out", tmp_path / "p.txt").stderr
 
 
+def test_predictions_that_cannot_be_written_leave_nothing(sordino, trained, home, tmp_path, monkeypatch) -> None:
+    run, _, _ = trained
+    nowhere = sordino("predict", run, "--data", home / "new.csv", "--out", tmp_path / "no" / "p.csv")
+    assert nowhere.stderr == f"error: cannot write {tmp_path}/no/p.csv: No such file or directory\n"
+
+    def fill_up(table: pa.Table, path: Path) -> None:
+        path.write_text("half a line")
+        raise OSError("[Errno 28] Error writing bytes to file. Detail: [errno 28] No space left on device")
+
+    monkeypatch.setattr(pa.csv, "write_csv", fill_up)
+    full = sordino("predict", run, "--data", home / "new.csv", "--out", tmp_path / "p.csv")
+    assert (full.exit_code, full.stderr) == (2, f"error: cannot write {tmp_path}/p.csv: No space left on device\n")
+    assert not list(tmp_path.iterdir())
+
+
 def test_load_gives_a_plain_module_and_its_encoder(trained, home) -> None:
     run, told, _ = trained
     model, encoder = loaded = package.load(run)
@@ -172,7 +187,7 @@ def test_exported_models_predict_the_same(sordino, trained, home, tmp_path) -> N
     twin = torch.nn.Linear(told["inputs"], 1)
     twin.load_state_dict(tensors.load_file(tmp_path / "m.safetensors"))
     np.testing.assert_allclose(torch.sigmoid(twin(inputs)).detach().numpy()[:, 0], chances[:, 1], atol=1e-6)
-    assert "must be one of onnx, torchscript, safetensors" in sordino("export", run, "--to", "pickle").stderr
+    assert "must be one of onnx, safetensors, torchscript" in sordino("export", run, "--to", "pickle").stderr
 
 
 def test_the_exporter_is_silent_about_itself() -> None:
