@@ -49,7 +49,7 @@ EPILOG = """
 
 0 done
 
-1 check found something wrong, or an audit or verify did, or a release is lost in the noise
+1 check, audit or verify found something wrong, or a release was lost in the noise
 
 2 bad input: the error is one line on stderr
 

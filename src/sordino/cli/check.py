@@ -31,7 +31,7 @@ def check(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Probe a model before anything is spent: does one example change another's loss? Exits with 1 if so."""
+    """Probe a model before anything is spent: does one example change another's loss? Exits with 1 if it does."""
     early.require_code(build)
     from sordino.cli.examining import examine
 

@@ -39,7 +39,7 @@ def generate(
     seed: _Seed = None,
     json: options.Json = False,
 ) -> None:
-    """Write synthetic texts as JSON lines. They come from the released model alone: any number costs nothing."""
+    """Write synthetic texts as JSON lines. They come from the released model alone, so any number of them is free."""
     early.require_directory(run)
     options.require_numbers({"records": records})
     from dataclasses import asdict

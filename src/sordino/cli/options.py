@@ -19,9 +19,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Epsilon = Annotated[float | None, typer.Option(help="What may be spent: 1 to 8 is usual, smaller is more private.")]
 Delta = Annotated[
     float | None,
-    typer.Option(
-        help="Below 1 / records. Default where the records are known: a power of ten, a tenth of that or less."
-    ),
+    typer.Option(help="Below 1 / records. Default if their number is known: a power of ten, at most a tenth of that."),
 ]
 Rate = Annotated[
     float | None, typer.Option(help="Chance that a record joins a draw; or give --batch-size and --records.")

@@ -53,7 +53,7 @@ def predict(
     trust_code: options.TrustCode = False,
     json: options.Json = False,
 ) -> None:
-    """Predict classes with their probabilities, or values, of new records by the model of a run."""
+    """Predict the classes, with probabilities, or the values of new records with the model of a run."""
     early.require_any(run, (early.CONFIG, early.PREPARATION, early.MODEL, early.LEDGER), "trained model")
     early.require_data(data)
     import pyarrow as pa
