@@ -21,6 +21,7 @@ from sordino import step as steps
 from sordino.accounting.guarantee import CONDITION
 from sordino.errors import BudgetExhausted, InvalidInput, SordinoError
 from sordino.gradients import BookKeeping
+from sordino.gradients.bookkeeping.recording import set_aside_others
 from sordino.gradients.engine import Batch, Differentiated, Recorder, describe_kind
 from sordino.gradients.looped import backpropagate
 from sordino.parts import Blockwise, Draw, Exact, Foreign, Snapshot
@@ -121,7 +122,7 @@ class UserLoop:
         if self._rehearsed or self.bench.watch is None or not (whole and isinstance(engine, BookKeeping)):
             return
         batch = records.make_fetcher(self.bench.device)(range(min(2, records.length)))
-        with preserve_randomness(objective), preserve_model(objective):
+        with set_aside_others(), preserve_randomness(objective), preserve_model(objective):
             with engine.record(objective, self.bench.parameters(), batch) as recorder:
                 losses = objective.losses(batch.data, batch.size)
             recorder.differentiate(losses)

@@ -47,7 +47,7 @@ def test_from_training_to_a_page(tmp_path: Path):
     ("arguments", "words"),
     [
         (["nowhere"], "nowhere holds no ledger.sqlite"),
-        (["run", "--audit", "no.json"], "cannot read no.json"),
+        (["run", "--audit", "no.json"], "no.json does not exist"),
         (["run", "-o", "no/such/page.html"], "cannot write no/such/page.html: No such file or directory"),
         (["run", "--delta", "2"], "delta=2.0 must be in (0, 1)"),
     ],

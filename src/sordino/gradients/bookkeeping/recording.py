@@ -42,6 +42,22 @@ from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples, fi
 from sordino.gradients.rules.formulas import Formula
 
 
+@contextmanager
+def set_aside_others() -> Iterator[None]:
+    """Keep the recordings of loops that were given up, which a traceback may still hold, out of what happens here."""
+    modes = [_pop_mode() for _ in _get_current_function_mode_stack()][::-1]
+    for mode in modes:
+        if not isinstance(mode, Recording):
+            _push_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in _get_current_function_mode_stack():
+            _pop_mode()
+        for mode in modes:
+            _push_mode(mode)
+
+
 @dataclass
 class Use:
     """One operation that used tracked tensors; `closed` when nothing else that it used has a gradient."""
