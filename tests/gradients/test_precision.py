@@ -90,6 +90,13 @@ class Centred(nn.Linear):
         return F.linear(x, self.weight - self.weight.mean(1, keepdim=True))
 
 
+class Stretched(nn.Linear):
+    """The same, and what comes back becomes longer on its way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, 2.0**14 * (self.weight - self.weight.mean(1, keepdim=True)))
+
+
 class Subtracted(nn.Linear):
     """Two uses, summed one after the other, whose gradients cancel where both inputs are long and the same."""
 
@@ -101,7 +108,7 @@ def alternating(inputs: int) -> Tensor:
     return torch.tensor([-1.0, 1.0]).repeat(inputs // 2)
 
 
-@pytest.mark.parametrize("kind", [Centred, Subtracted])
+@pytest.mark.parametrize("kind", [Centred, Stretched, Subtracted])
 def test_terms_that_cancel_do_not_swallow_those_of_other_records(kind: type[nn.Linear]) -> None:
     """One record's own sum is short, but its terms are so long that float32 has no digits left for anything beside."""
     torch.manual_seed(0)

@@ -203,6 +203,21 @@ def test_a_direction_that_a_row_drops_is_not_measured_too_short() -> None:
         assert float(total.norm()) <= float(found.norms[i]) < 2e-3
 
 
+class Rewritten(nn.Linear):
+    """Torch needs nothing more of the constant, so that it may be written after the weight was made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift = torch.ones(self.in_features, dtype=x.dtype)
+        made = (self.weight + shift).tanh()
+        shift.add_(1)
+        return F.linear(x, made)
+
+
+def test_a_constant_that_was_written_since_is_not_read_again() -> None:
+    torch.manual_seed(0)
+    check(BookKeeping(), Rewritten(40, 30), torch.randn(6, 40), 6)
+
+
 class Balanced(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight - self.weight.mean(1, keepdim=True))
