@@ -12,7 +12,7 @@ import pytest
 
 from sordino import __main__ as entry
 from sordino import books
-from sordino.cli import compare, config, early
+from sordino.cli import audit, compare, config, early
 from sordino.errors import InvalidInput
 from sordino.finetuning import tuned
 from sordino.searching import sealing
@@ -173,3 +173,10 @@ def test_the_methods_that_are_compared_are_those_that_are_configured(dataset: st
     full = {method for (name, method) in catalogue() if name == dataset}
     assert full
     assert set(compare._list_configured(dataset)) == full
+
+
+def test_an_audit_that_could_not_be_saved_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "config.toml").touch()
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(InvalidInput, match="cannot write into"):
+        audit.audit(tmp_path, None)

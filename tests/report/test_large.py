@@ -41,21 +41,20 @@ def test_what_a_page_draws_does_not_grow_with_its_ledger(tmp_path: Path):
 def test_a_report_of_a_hundred_thousand_events_opens_in_a_second(browser: Browser, tmp_path: Path):
     """Measured by the browser itself, from the start of navigation to the end of loading; the best of three.
 
-    On a busy machine that is mostly waiting, so there it is the processor time of the page's thread that counts.
+    On a busy machine any page takes seconds: then it may take half as long again as a page of a hundred events.
     """
-    run = make_long(tmp_path, EVENTS)
-    facts = report(run, tmp_path / "page.html")
-    assert facts.proof.events == EVENTS
-    took, busy = [], []
-    for _ in range(3):
-        page = browser.page("about:blank")
-        page.call("Performance.enable", timeDomain="threadTicks")
-        page.call("Page.navigate", url=(tmp_path / "page.html").as_uri())
-        page.wait_for("performance.getEntriesByType('navigation')[0].loadEventEnd > 0 && document.querySelector('h1')")
-        took.append(page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd"))
-        figures = {each["name"]: each["value"] for each in page.call("Performance.getMetrics")["metrics"]}
-        busy.append(1000 * figures["TaskDuration"])
-        page.close()
+    pages = {events: tmp_path / f"{events}.html" for events in (100, EVENTS)}
+    for events, page in pages.items():
+        assert report(make_long(tmp_path / f"{events}", events), page).proof.events == events
+    took = {events: min(open_page(browser, page) for _ in range(3)) for events, page in pages.items()}
+    assert took[EVENTS] < max(1000, 1.5 * took[100]), f"milliseconds: {took}"
+
+
+def open_page(browser: Browser, page: Path) -> float:
+    """Milliseconds until a page is loaded."""
+    shown = browser.page(page.as_uri())
+    try:
+        return float(shown.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd"))
+    finally:
+        shown.close()
         time.sleep(0.1)
-    assert min(busy) > 1, "the browser counts it"
-    assert min(took) < 1000 or min(busy) < 300, f"milliseconds: {took}, of its thread: {busy}"

@@ -7,6 +7,7 @@ passes is examined again, in full, by those who use it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -60,6 +61,12 @@ def require_directory(run: Path) -> None:
     """Refuse a path that is not a folder at all, for commands that find out themselves what kind of run it holds."""
     if not run.is_dir():
         raise InvalidInput(f"{run} is not a folder: give that of a run of `sordino train`{_suggest_run(run)}")
+
+
+def require_writable(run: Path) -> None:
+    """Refuse a folder that takes no file, before minutes of work whose result could not be saved there."""
+    if not os.access(run, os.W_OK):
+        raise InvalidInput(f"cannot write into {run}: make it writable, or give a copy of it that is")
 
 
 def require_known(what: str, name: str | None, known: Iterable[str], more: str = "", words: str = "must be") -> None:
