@@ -161,7 +161,7 @@ def draw_time() -> str:
     parts += [f'<g transform="translate(40,{height - 8})">', '<circle class="ours" cx="0" cy="-4" r="6"/>']
     parts += [write(14, 0, "Sordino"), '<rect class="theirs" x="90" y="-9" width="10" height="10"/>']
     parts += [write(108, 0, "fastest mode of Opacus, or vmap"), "</g>"]
-    words = "Time of a private step in steps of SGD, on one CPU thread: Sordino and the fastest peer, for each network"
+    words = "How long a private step takes on one CPU thread, in steps of SGD: Sordino and the fastest peer, by network"
     return frame("chart", width, height + 6, words, parts)
 
 

@@ -520,3 +520,21 @@ def test_norms_that_were_measured_with_a_known_seed_are_not_released() -> None:
         private.step()
     assert len(private.bench.ledger) == 1, "of the number of records, which no loss was needed for"
     private.close()
+
+
+def test_a_loop_leaves_the_users_generators_as_they_were() -> None:
+    """What is read and drawn before the first batch, by a rehearsal of the loss or a dataset, is none of the user's."""
+
+    def draw(_: int) -> Any:
+        return torch.rand(WIDTH) * random.random() * np.random.random()  # noqa: NPY002
+
+    private = prepare(plain, Own(draw))
+    stands = [torch.get_rng_state(), random.getstate(), np.random.get_state()]  # noqa: NPY002
+    batches: Any = private.loader()
+    next(batches)
+    batches.close()
+    now = [torch.get_rng_state(), random.getstate(), np.random.get_state()]  # noqa: NPY002
+    assert torch.equal(stands[0], now[0])
+    assert stands[1] == now[1]
+    assert all(np.array_equal(one, other) for one, other in zip(stands[2], now[2], strict=True))
+    private.close()

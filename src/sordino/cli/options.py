@@ -141,6 +141,7 @@ _NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
     "batch_size": (_is_count, ">= 1: it is the expected size of a draw"),
     "records": (_is_count, ">= 1: nothing can be learnt from none"),
     "steps": (_is_count, ">= 1: it is the length of training"),
+    "seeds": (_is_count, ">= 1: it is how often each run is repeated"),
     "epochs": (_is_positive, "> 0 and finite: it is the length of training"),
     "clip": (_is_positive, "> 0: a zero bound removes every gradient; start with 1.0 or use automatic clipping"),
     "lr": (_is_positive, "> 0 and finite: it scales every step"),

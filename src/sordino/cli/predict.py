@@ -85,7 +85,7 @@ def predict(
     if out is None:
         sink = pa.BufferOutputStream()
         pa.csv.write_csv(_round(found), sink)
-        print(sink.getvalue().to_pybytes().decode(), end="")
+        typer.echo(sink.getvalue().to_pybytes(), nl=False)  # UTF-8, whatever the terminal
         return
     if texts:
         write_stamp(out, describe_guarantee(run, "predicted classes", records=found.num_rows, file=out.name))

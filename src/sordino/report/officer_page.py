@@ -328,8 +328,8 @@ def _describe_minimisation(facts: Facts) -> str:
     used = facts.used
     if not used.columns:
         return "The run does not tell columns apart. Its folder holds numbers and names, but no records."
-    left = f"; {len(used.left_out)} were left out" if used.left_out else ""
-    return f"{len(used.columns)} columns were used{left}. No record is in the run’s folder."
+    left = f", {len(used.left_out)} left out" if used.left_out else ""
+    return f"Columns used: {len(used.columns)}{left}. No record is in the run’s folder."
 
 
 def _describe_tests(facts: Facts) -> str:

@@ -127,12 +127,19 @@ _TABLE_TERMS = [
 ]
 
 
+def _bound_factor(epsilon: float) -> str:
+    """By how much a record changes any chance at most, beyond all floating-point numbers too."""
+    if math.isinf(epsilon):
+        return "∞"
+    return round_up_digits(math.exp(epsilon), 3) if epsilon < 700 else f"e^{math.ceil(epsilon)}"
+
+
 def _prepare_view(facts: Facts) -> dict[str, Any]:
     epsilon, audit = facts.guarantee.epsilon, facts.audit or {}
     return {
         "finite": math.isfinite(epsilon),
         "trained": "not recorded" not in (facts.setting.model, facts.setting.data),
-        "factor": _write_factor(epsilon),
+        "factor": _bound_factor(epsilon),
         "place": f"{100 * Axis('ε', 0.1, 100.0, log=True).at(epsilon):.1f}%",
         "guarantee": _chart_guarantee(facts),
         "schedules": _chart_schedules(facts),
@@ -150,13 +157,6 @@ def _prepare_view(facts: Facts) -> dict[str, Any]:
         "findings": _read_lines(audit.get("findings")),
         "commands": _list_commands(facts),
     }
-
-
-def _write_factor(epsilon: float) -> str:
-    """exp(ε), which bounds how much a probability changes."""
-    if math.isinf(epsilon):
-        return "∞"
-    return round_up_digits(math.exp(epsilon), 3) if epsilon < 700 else f"e^{math.ceil(epsilon)}"
 
 
 def _list_parameters(recipe: Recipe, units: str) -> list[tuple[str, str]]:
