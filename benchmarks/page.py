@@ -348,8 +348,7 @@ def compose(results: Results, scale: Mapping[str, Any], notes: Mapping[str, str]
     """The whole page."""
     axes = scale.get("axes", {})
     growth = "\n\n".join(
-        f"### {HEADINGS[axis]}\n\n{judge_growth(axis, axes[axis])}\n\n"
-        f"{tabulate_growth(axis, axes[axis])}"
+        f"### {HEADINGS[axis]}\n\n{judge_growth(axis, axes[axis])}\n\n{tabulate_growth(axis, axes[axis])}"
         for axis in GROWING
         if axis in axes
     )
