@@ -8,7 +8,7 @@ pytest.importorskip("opacus")
 pytest.importorskip("matplotlib")
 
 from benchmarks import page
-from benchmarks.speed import plots, store
+from benchmarks.speed import measuring, plots, store
 from benchmarks.speed.cases import CASES
 from benchmarks.speed.stacks import PARTS
 
@@ -70,6 +70,18 @@ def test_the_table_has_ratios_the_best_peer_and_dashes():
     assert lines[2] == f"| {NAME} | 100.0 | 1.15 | 1.10 | 3.00 | 2.20 | 2.00 |"
     assert lines[3] == f"| {TINY} | 1.00 | +0.6 ms | 1.50 | - | - | - |"
     assert page.tabulate_times({NAME: row}, 2) == "Not measured yet."
+
+
+def test_two_threads_that_are_not_measured_anew_stay_with_their_date():
+    older = {**measured(two={"SGD": 0.1, "Sordino": 0.2}), "taken": {"at": "earlier"}}
+    newer = measured(one={"SGD": 0.3, "Sordino": 0.4})
+    both = measuring.carry_double(newer, older)
+    assert both["times"] == {"1": newer["times"]["1"], "2": older["times"]["2"]}
+    assert (both["double"], both["taken"]) == ({"at": "earlier"}, newer["taken"])
+    assert measuring.carry_double(newer, both)["double"] == {"at": "earlier"}
+    own = measured(two={"SGD": 0.1})
+    assert measuring.carry_double(own, older) is own
+    assert measuring.carry_double(newer, None) is newer
 
 
 def test_a_missed_aim_is_named_with_the_parts_that_missed_it_and_the_note():

@@ -327,14 +327,14 @@ class Recording(TorchFunctionMode):
         read = [*self.tracked[id(made)].roots, *(share.parameter for use in self.uses for share in use.shares)]
         return not any(each is not None and is_in_memory_of(each, made) for each in read)
 
-    def rewrite(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    def rewrite(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Change what was made from parameters in place, and with it all views of it: autograd keeps their graphs."""
         with keep_for_later() if self.recomputes else nullcontext():
             changed = func(*self.attach(args), **kwargs)
         for key, each in self.tracked.items():
             if is_in_memory_of(each.handle, args[0]):
                 self.tracked[key] = replace(each, path=None, formula=None)
-        return None if changed is None else args[0]
+        return args[0] if isinstance(changed, Tensor) else changed
 
     def derive(self, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
         """Compute a tensor from parameters alone, keep its graph to them, and track it like a parameter.
