@@ -39,15 +39,20 @@ def test_what_a_page_draws_does_not_grow_with_its_ledger(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_report_of_a_hundred_thousand_events_opens_in_a_second(browser: Browser, tmp_path: Path):
-    """Measured by the browser itself, from the start of navigation to the end of loading; the best of three.
+    """Measured by the browser itself, from the start of navigation to the end of loading; the best of a few.
 
     On a busy machine any page takes seconds: then it may take half as long again as a page of a hundred events.
     """
     pages = {events: tmp_path / f"{events}.html" for events in (100, EVENTS)}
     for events, page in pages.items():
         assert report(make_long(tmp_path / f"{events}", events), page).proof.events == events
-    took = {events: min(open_page(browser, page) for _ in range(3)) for events, page in pages.items()}
-    assert took[EVENTS] < max(1000, 1.5 * took[100]), f"milliseconds: {took}"
+    tries = []
+    for _ in range(10):  # turn by turn, for the machine may be busy with something else in between
+        tries.append({events: open_page(browser, page) for events, page in pages.items()})
+        short, long = (min(took[events] for took in tries) for events in (100, EVENTS))
+        if long < max(1000, 1.5 * short):
+            return
+    pytest.fail(f"milliseconds: {tries}")
 
 
 def open_page(browser: Browser, page: Path) -> float:
