@@ -1,0 +1,252 @@
+"""Invented objects: things of a few solid parts that nobody ever made, seen from anywhere, in any light. No data is read.
+
+An object is what photographs are usually of: parts that hang together, many of them twice because things that move are
+symmetric, with colours of its own. Whoever can tell thousands of them apart, from any side and before any background,
+has learned to see shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sordino.lab.features.scenes import Painter
+from sordino.lab.features.synthetic import cover_pixels
+
+SINGLE, LIMBS, SMALL = 3, 2, 2
+"""Parts beside the body: in the middle; groups of limbs, each up to four; and a pair of small ones on the head."""
+PARTS = 1 + SINGLE + 4 * LIMBS + SMALL
+GROUPS = 1 + SINGLE + LIMBS + 1
+"""Parts of one group have their colours and proportions in common."""
+_GROUP = [0, 1, 2, 3, 4, 4, 4, 4, 5, 5, 5, 5, 6, 6]
+_FRONT = [1.0] * 4 + [1.0, 1.0, -1.0, -1.0] * 2 + [1.0] * 2
+_SIDE = [0.0] * 4 + [1.0, -1.0, 1.0, -1.0] * 2 + [1.0, -1.0]
+_HEAD, _SNOUT = 1, 2
+_CHUNK = 16
+"""Pictures at a time: their rays stay in the processor's cache."""
+_LEAVES = 6
+
+
+@dataclass(frozen=True)
+class Objects:
+    """What an object is made of, by groups of parts.
+
+    Of every group the `centre` and the `radius` [count, GROUPS, 3], how it is turned (`swing`, `spread`), how round it
+    is along each axis (`round`, 1 for an ellipsoid and 0.3 for a box), whether it is there (`used`), whether it is
+    repeated at the back (`twice`), its `colour` and `stripes`. `varied` says how much colours differ between examples;
+    `places` are the colours of the sky and of the ground where such objects are found.
+    """
+
+    centre: Tensor
+    radius: Tensor
+    swing: Tensor
+    spread: Tensor
+    round: Tensor
+    used: Tensor
+    twice: Tensor
+    colour: Tensor
+    stripes: Tensor
+    varied: Tensor
+    places: Tensor
+
+    def __len__(self) -> int:
+        return len(self.used)
+
+    def __getitem__(self, which: Tensor) -> Objects:
+        return Objects(*(getattr(self, each.name)[which] for each in fields(self)))
+
+
+def invent(count: int, seed: int) -> Objects:
+    """Random objects, a function of the arguments alone; x is forward, y up, and z to the side."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def chance(*shape: int) -> Tensor:
+        return torch.rand(count, *shape, generator=generator)
+
+    def between(least: float, most: float, *shape: int) -> Tensor:
+        return least * (most / least) ** chance(*shape)
+
+    body = between(0.3, 1.0, 3)
+    body[:, 0] = body[:, 0].clamp(min=0.5)
+    centre, radius = torch.zeros(count, GROUPS, 3), torch.ones(count, GROUPS, 3)
+    radius[:, 0] = body
+    for group in range(1, 1 + SINGLE):
+        parent = group - 1 if group == _SNOUT else 0
+        angle = math.pi * (2 * chance() - 1) if group != _HEAD else math.pi * (0.9 * chance() - 0.2)
+        out = torch.stack([angle.cos(), angle.sin(), torch.zeros(count)], 1)
+        size = between(0.3, 0.8, 1) * radius[:, parent]
+        radius[:, group] = size * between(0.6, 1.6, 3)
+        centre[:, group] = centre[:, parent] + out * (radius[:, parent] + (0.8 * chance(1) - 0.1) * radius[:, group])
+    swing, spread = 0.5 * (2 * chance(GROUPS) - 1), torch.zeros(count, GROUPS)
+    for group in range(1 + SINGLE, 1 + SINGLE + LIMBS):
+        kind = chance(1)
+        leg = torch.cat([between(0.06, 0.2, 1), between(0.2, 0.7, 1), between(0.06, 0.2, 1)], 1)
+        wing = torch.cat([between(0.1, 0.4, 1), between(0.03, 0.1, 1), between(0.3, 1.0, 1)], 1)
+        disc = between(0.15, 0.4, 1)
+        wheel = torch.cat([disc, disc, between(0.04, 0.12, 1)], 1)
+        radius[:, group] = torch.where(kind < 0.45, leg, torch.where(kind < 0.7, wing, wheel))
+        at = torch.cat([body[:, :1] * chance(1), body[:, 1:2] * (1.2 * chance(1) - 1), body[:, 2:]], 1)
+        down, out = radius[:, group, 1:2] * (kind < 0.45), radius[:, group, 2:] * ((kind >= 0.45) & (kind < 0.7))
+        centre[:, group] = at * torch.tensor([1.0, 1.0, 0.8]) + torch.cat([0 * down, -0.8 * down, 0.8 * out], 1)
+        spread[:, group] = 0.6 * (2 * chance() - 1)
+    ears = between(0.15, 0.5, 3)
+    radius[:, -1] = radius[:, _HEAD] * ears
+    up = math.pi * chance()
+    side = torch.stack([up.cos(), up.sin(), torch.full((count,), 0.5)], 1)
+    centre[:, -1] = centre[:, _HEAD] + radius[:, _HEAD] * side
+    used = chance(GROUPS) < torch.tensor([1.0, 0.85, 0.4, 0.5, 0.85, 0.4, 0.5])
+    used[:, _SNOUT] &= used[:, _HEAD]
+    used[:, -1] &= used[:, _HEAD]
+    rounds = torch.where(chance(GROUPS, 1) < 0.5, 1.0, torch.where(chance(GROUPS, 3) < 0.5, 0.35, 0.9))
+    base, share = chance(1, 3), chance(GROUPS, 1) * 1.2 - 0.4
+    colour = 0.55 * chance(GROUPS, 1) + 0.45 * chance(GROUPS, 3)
+    main = 0.5 * chance(1, 1) + 0.5 * base
+    stripes = torch.cat([4 * torch.randn(count, GROUPS, 3, generator=generator), chance(GROUPS, 1) * 0.6 - 0.3], 2)
+    return Objects(
+        centre=centre,
+        radius=radius,
+        swing=swing,
+        spread=spread,
+        round=rounds.expand(-1, -1, 3).contiguous(),
+        used=used,
+        twice=chance(GROUPS) < 0.7,
+        colour=torch.lerp(main.expand(-1, GROUPS, -1), colour, share.clamp(0, 1)),
+        stripes=stripes,
+        varied=0.05 + 0.45 * chance() ** 2,
+        places=0.6 * chance(2, 1) + 0.4 * chance(2, 3),
+    )
+
+
+def draw(objects: Objects, generator: torch.Generator, side: int = 32) -> Tensor:
+    """One picture [count, 3, side, side] in 0..1 of each object, every time from elsewhere and before another scene."""
+    count = len(objects)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(count, *shape, generator=generator)
+
+    def chance(*shape: int) -> Tensor:
+        return torch.rand(count, *shape, generator=generator)
+
+    painter = Painter(count, side, 3, generator)
+    centre, radius, turned, rounds, used, owner = _arrange(objects, normal)
+    yaw = (2 * chance() - 1) * 1.1 + math.pi * (chance() < 0.5)
+    view = _turn(0, 0.3 * normal() + 0.15) @ _turn(1, yaw) @ _turn(2, 0.12 * normal())
+    # Brought to the middle and to the size that is wanted, by the boxes around the parts.
+    seen = (view[:, None] @ centre[..., None])[..., 0]
+    reach = (view[:, None] @ turned * radius[:, :, None, :]).square().sum(3).sqrt()
+    outside = torch.where(used, 0.0, torch.inf)[..., None]
+    most, least = (seen + reach - outside).amax(1), (seen - reach + outside).amin(1)
+    size = (0.55 + 0.6 * chance()) / ((most - least)[:, :2].amax(1) / 2)
+    middle = (most + least) / 2
+    shift = torch.cat([0.15 * normal(2), torch.zeros(count, 1)], 1)
+    local = (turned.transpose(2, 3) @ view[:, None].transpose(2, 3)) / radius[..., None]
+    base = ((turned.transpose(2, 3) @ centre[..., None])[..., 0]) / radius
+    # A point v of the picture is the point (v - shift) / size + middle of the object as it is seen.
+    origin = base + (local @ (shift / size[:, None] - middle)[:, None, :, None])[..., 0]
+    local = local / size[:, None, None, None]
+    line = (torch.arange(side) + 0.5) / side * 2 - 1
+    plane = torch.stack([line.expand(side, side), -line[:, None].expand(side, side)]).flatten(1)
+    hits = [
+        _cast(*each, plane)
+        for each in zip(*(x.split(_CHUNK) for x in (local, origin, rounds, used)), strict=True)
+    ]
+    part, place, normals, hit = (torch.cat(each) for each in zip(*hits, strict=True))
+    group = owner[part]
+    tint = objects.varied[:, None, None] * normal(GROUPS, 3) * 0.6 + objects.varied[:, None, None] * normal(1, 3)
+    paint = (objects.colour + tint).clamp(0.02, 0.98)
+    colour = _pick(paint, group)
+    waves = _pick(objects.stripes, group)
+    ripple = ((waves[..., :3] * place).sum(2) + 6 * chance(1)).sin() * waves[..., 3].clamp(min=0)
+    light = F.normalize(torch.cat([normal(1), normal(1).abs() + 0.3, normal(1).abs() + 0.3], 1), dim=1)
+    lit = (normals @ light[..., None])[..., 0].clamp(min=0)
+    ambient = 0.25 + 0.45 * chance(1)
+    gloss = (0.6 * chance(1) - 0.2).clamp(min=0) * lit**12
+    shine = ambient + (1.25 - ambient) * lit
+    surface = (colour * (1 + ripple)[..., None]) * shine[..., None] + gloss[..., None]
+    surface = surface.transpose(1, 2).reshape(count, 3, side, side)
+    surface = surface + 0.5 * painter.draw_strength() * painter.draw_texture()
+    scene = _draw_places(objects, painter)
+    cover = hit.reshape(count, 1, side, side).float()
+    return painter.light(painter.blur(torch.lerp(scene, surface, cover)))
+
+
+def _arrange(objects: Objects, normal) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The parts of each object as it stands this time: a little other proportions, and another pose."""
+    owner, front, side = torch.tensor(_GROUP), torch.tensor(_FRONT), torch.tensor(_SIDE)
+    radius = objects.radius * (0.13 * normal(GROUPS, 3)).exp()
+    centre = objects.centre + 0.05 * normal(GROUPS, 3)
+    signs = torch.stack([front, torch.ones(PARTS), side], 1)
+    centre = centre[:, owner] * signs
+    used = objects.used[:, owner] & (objects.twice[:, owner] | (front > 0))
+    swing = objects.swing[:, owner] * front + 0.25 * normal(PARTS)
+    spread = (objects.spread + 0.15 * normal(GROUPS))[:, owner] * side
+    turned = _turn(2, swing.flatten()) @ _turn(0, spread.flatten())
+    return centre, radius[:, owner], turned.reshape(*swing.shape, 3, 3), objects.round[:, owner], used, owner
+
+
+def _turn(axis: int, angle: Tensor) -> Tensor:
+    """Rotations [count, 3, 3] about one axis."""
+    result = torch.eye(3).repeat(len(angle), 1, 1)
+    one, two = (axis + 1) % 3, (axis + 2) % 3
+    result[:, one, one] = result[:, two, two] = angle.cos()
+    result[:, two, one], result[:, one, two] = angle.sin(), -angle.sin()
+    return result
+
+
+def _cast(local: Tensor, origin: Tensor, rounds: Tensor, used: Tensor, plane: Tensor) -> tuple[Tensor, ...]:
+    """The part that each ray meets first, where on it, the normal there, and whether any.
+
+    In its own coordinates q = local v - origin, a part is the box |q_k| <= 1 cut by the ellipsoid sum r_k q_k^2 <= 1.
+    """
+    start = local[..., :2] @ plane - origin[..., None]
+    step = local[..., 2:]
+    step = torch.where(step.abs() < 1e-4, 1e-4, step)
+    inverse = 1 / step
+    middle, half = -start * inverse, inverse.abs()
+    near, far = (middle + half).amin(2), (middle - half).amax(2)
+    weighed = rounds[..., None] * step
+    a = (weighed * step).sum(2)
+    b = (weighed * start).sum(2)
+    c = (rounds[..., None] * start.square()).sum(2) - 1
+    root = b.square() - a * c
+    wide = root.clamp(min=0).sqrt()
+    near, far = torch.minimum(near, (wide - b) / a), torch.maximum(far, (-wide - b) / a)
+    hit = (root > 0) & (near > far) & used[..., None]
+    depth, part = torch.where(hit, near, -1e9).max(1)
+    frames = _pick(local.flatten(2), part).unflatten(2, (3, 3))
+    points = frames @ torch.cat([plane.T.expand(len(depth), -1, -1), depth[..., None]], 2)[..., None]
+    place = points[..., 0] - _pick(origin, part)
+    weighed_place = _pick(rounds, part) * place
+    flat = place.abs() >= place.abs().amax(2, keepdim=True)
+    inside = (weighed_place * place).sum(2, keepdim=True) > place.square().amax(2, keepdim=True)
+    normal = torch.where(inside, weighed_place, flat * place.sign())
+    normal = F.normalize((frames.transpose(2, 3) @ normal[..., None])[..., 0], dim=2)
+    return part, place, normal, hit.any(1)
+
+
+def _pick(rows: Tensor, which: Tensor) -> Tensor:
+    """rows[n, which[n, i]] for rows [N, K, D] and which [N, I]."""
+    return rows.gather(1, which[..., None].expand(-1, -1, rows.shape[2]))
+
+
+def _draw_places(objects: Objects, painter: Painter) -> Tensor:
+    """Backgrounds: sky and ground with a horizon between them, or one surface, and leaves before half of them."""
+    chance, side = painter.uniform, painter.side
+    line = torch.linspace(0, 1, side)
+    tilt = 0.1 * painter.normal(1, 1)
+    height = torch.where(chance(1, 1) < 0.6, 0.15 + 0.75 * chance(1, 1), 2.0)
+    below = ((line[:, None] + tilt * line - height) * (4 + 30 * chance(1, 1))).sigmoid()[:, None]
+    sky, ground = (
+        painter.surface(torch.lerp(painter.colour(), objects.places[:, k, :, None, None], chance(1, 1, 1)))
+        for k in range(2)
+    )
+    scene = torch.lerp(sky, ground, below)
+    crowd = (chance(1, 1, 1) - 0.5).clamp(min=0) * 2
+    for _ in range(_LEAVES):
+        covered = (chance(1, 1, 1) < crowd) * cover_pixels(chance(6), side)[:, None]
+        scene = torch.lerp(scene, painter.colour(), covered)
+    return scene
