@@ -22,6 +22,8 @@ SINGLE, LIMBS, SMALL = 3, 2, 2
 PARTS = 1 + SINGLE + 4 * LIMBS + SMALL
 GROUPS = 1 + SINGLE + LIMBS + 1
 """Parts of one group have their colours and proportions in common."""
+KINDS = 2 * (1 + SINGLE) + 4
+"""Body, head, snout and the third, each as boxes and round; leg, wing, wheel; and the small ones."""
 _GROUP = [0, 1, 2, 3, 4, 4, 4, 4, 5, 5, 5, 5, 6, 6]
 _FRONT = [1.0] * 4 + [1.0, 1.0, -1.0, -1.0] * 2 + [1.0] * 2
 _SIDE = [0.0] * 4 + [1.0, -1.0, 1.0, -1.0] * 2 + [1.0, -1.0]
@@ -36,7 +38,7 @@ class Objects:
     """What an object is made of, by groups of parts.
 
     Of every group the `centre` and the `radius` [count, GROUPS, 3], how it is turned (`swing`, `spread`), how round it
-    is along each axis (`round`, 1 for an ellipsoid and 0.3 for a box), whether it is there (`used`), whether it is
+    is along each axis (`round`, 1 for an ellipsoid and 0.3 for a box), of which `kind` it is, whether it is there (`used`), whether it is
     repeated at the back (`twice`), its `colour` and `stripes`. `varied` says how much colours differ between examples;
     `places` are the colours of the sky and of the ground where such objects are found.
     """
@@ -46,6 +48,7 @@ class Objects:
     swing: Tensor
     spread: Tensor
     round: Tensor
+    kind: Tensor
     used: Tensor
     twice: Tensor
     colour: Tensor
@@ -82,8 +85,10 @@ def invent(count: int, seed: int) -> Objects:
         radius[:, group] = size * between(0.6, 1.6, 3)
         centre[:, group] = centre[:, parent] + out * (radius[:, parent] + (0.8 * chance(1) - 0.1) * radius[:, group])
     swing, spread = 0.5 * (2 * chance(GROUPS) - 1), torch.zeros(count, GROUPS)
+    kinds = torch.full((count, GROUPS), KINDS - 1)
     for group in range(1 + SINGLE, 1 + SINGLE + LIMBS):
         kind = chance(1)
+        kinds[:, group] = 2 * (1 + SINGLE) + ((kind > 0.45).long() + (kind > 0.7).long())[:, 0]
         leg = torch.cat([between(0.06, 0.2, 1), between(0.2, 0.7, 1), between(0.06, 0.2, 1)], 1)
         wing = torch.cat([between(0.1, 0.4, 1), between(0.03, 0.1, 1), between(0.3, 1.0, 1)], 1)
         disc = between(0.15, 0.4, 1)
@@ -102,6 +107,7 @@ def invent(count: int, seed: int) -> Objects:
     used[:, _SNOUT] &= used[:, _HEAD]
     used[:, -1] &= used[:, _HEAD]
     rounds = torch.where(chance(GROUPS, 1) < 0.5, 1.0, torch.where(chance(GROUPS, 3) < 0.5, 0.35, 0.9))
+    kinds[:, : 1 + SINGLE] = 2 * torch.arange(1 + SINGLE) + (rounds[:, : 1 + SINGLE, 0] == 1)
     base, share = chance(1, 3), chance(GROUPS, 1) * 1.2 - 0.4
     colour = 0.55 * chance(GROUPS, 1) + 0.45 * chance(GROUPS, 3)
     main = 0.5 * chance(1, 1) + 0.5 * base
@@ -111,7 +117,8 @@ def invent(count: int, seed: int) -> Objects:
         radius=radius,
         swing=swing,
         spread=spread,
-        round=rounds.expand(-1, -1, 3).contiguous(),
+        round=rounds,
+        kind=kinds,
         used=used,
         twice=chance(GROUPS) < 0.7,
         colour=torch.lerp(main.expand(-1, GROUPS, -1), colour, share.clamp(0, 1)),
@@ -121,8 +128,12 @@ def invent(count: int, seed: int) -> Objects:
     )
 
 
-def draw(objects: Objects, generator: torch.Generator, side: int = 32) -> Tensor:
-    """One picture [count, 3, side, side] in 0..1 of each object, every time from elsewhere and before another scene."""
+def draw(objects: Objects, generator: torch.Generator, side: int = 32) -> tuple[Tensor, Tensor, Tensor]:
+    """Pictures [count, 3, side, side] in 0..1, one of each object, from anywhere and before any scene; and what is seen.
+
+    That is the kind of part [count, side, side] at each pixel, from 1, or 0 for the background; and where the object's
+    front is [count, 3]: to the right, above, and towards whoever looks.
+    """
     count = len(objects)
 
     def normal(*shape: int) -> Tensor:
@@ -171,7 +182,8 @@ def draw(objects: Objects, generator: torch.Generator, side: int = 32) -> Tensor
     surface = surface + 0.5 * painter.draw_strength() * painter.draw_texture()
     scene = _draw_places(objects, painter)
     cover = hit.reshape(count, 1, side, side).float()
-    return painter.light(painter.blur(torch.lerp(scene, surface, cover)))
+    parts = torch.where(hit, objects.kind.gather(1, group) + 1, 0).reshape(count, side, side)
+    return painter.light(painter.blur(torch.lerp(scene, surface, cover))), parts, view[:, :, 0]
 
 
 def _arrange(objects: Objects, normal) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
