@@ -8,7 +8,7 @@ photographs of things need.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from sordino.errors import InvalidInput
 from sordino.lab.data.cache import allocate, cache_folder, remember_tensor
-from sordino.lab.features.learning import Watch, descend, halve_precision, keep_network
+from sordino.lab.features.learning import descend, halve_precision, keep_network
 from sordino.lab.features.objects import GROUPS, KINDS, Objects, draw, invent
 from sordino.lab.features.scenes import draw_scenes
 from sordino.lab.features.synthetic import Map, fit_cells, scale_to_unit
@@ -30,6 +30,8 @@ SIDE, CHANNELS, GRID = 32, (64, 128, 192, 384), 4
 CHUNK = 250
 _MARGIN = 40
 """The side of the pictures that are drawn; what is learned from is a part of them, scaled to SIDE."""
+_WIDE, _SHARE = 48, 0.4
+"""The side of scenes, and their share of a batch."""
 _BATCH, _RATE, _HIDDEN, _EXAMPLES = 128, 0.2, 512, 1500
 
 
@@ -37,12 +39,13 @@ _BATCH, _RATE, _HIDDEN, _EXAMPLES = 128, 0.2, 512, 1500
 class Anatomy:
     """What the network learned from, and what is kept of its maps.
 
-    It saw so many `pictures` of so many `objects`, in `steps` of 128. Of each of its last two maps so many channels
+    It saw so many `pictures` of so many `objects`, and parts of so many `scenes`, in `steps` of 128. Of each of its last two maps so many channels
     are `kept`, and whitened as far as `tilt` says (`fit_cells`).
     """
 
-    objects: int = 8000
-    pictures: int = 160_000
+    objects: int = 2000
+    pictures: int = 120_000
+    scenes: int = 3000
     steps: int = 9000
     kept: int = 128
     tilt: float = 0.75
@@ -50,7 +53,7 @@ class Anatomy:
     def __post_init__(self) -> None:
         if self.objects < 2 or self.pictures < self.objects or self.steps < 1:
             raise InvalidInput(
-                f"objects={self.objects} must be >= 2, pictures={self.pictures} at least as many, steps={self.steps} >= 1"
+                f"objects={self.objects} must be >= 2, pictures={self.pictures} no fewer, and steps={self.steps} >= 1"
             )
         if not 1 <= self.kept <= CHANNELS[-2]:
             raise InvalidInput(f"kept={self.kept} must be in 1..{CHANNELS[-2]}, the channels there are")
@@ -91,9 +94,12 @@ def describe_anatomy(
 
 def load_network(choice: Anatomy, folder: Path, *, quiet: bool = False, watch: Watch | None = None) -> Eye:
     """The network in eval mode: the one in `folder`, or a new one, which is then kept there."""
-    learned = (choice.objects, choice.pictures, choice.steps)
+    learned = (choice.objects, choice.pictures, choice.scenes, choice.steps)
     doing = f"learning what {choice.objects:,} invented objects are made of in {choice.steps:,} steps"
     return keep_network((VERSION, *learned), folder, Eye, lambda: _learn(choice, quiet, watch), doing)
+
+
+Watch = Callable[["Eye", list[float]], None]
 
 
 class Eye(nn.Module):
@@ -131,20 +137,21 @@ def _layer(inputs: int, outputs: int, side: int = 3, stride: int = 1) -> nn.Sequ
 
 @dataclass(frozen=True)
 class Batch:
-    """Pictures, the `parts` [N, KINDS + 1, H, W] that are seen in them, 1 where they are, and which `objects` they are.
+    """Pictures [N, 3, H, W], the first M of objects, the others of scenes; `classes` [N] say of which.
 
-    `traits` [N, D] say what the object is made of and which way it faces; those that `count` are 1 there, others 0.
+    Of the objects, `parts` [M, KINDS + 1, H, W] are 1 where they are seen; `traits` [M, D] say what an object is made
+    of and which way it faces: those that `count` are 1 there, the others 0.
     """
 
     pictures: Tensor
+    classes: Tensor
     parts: Tensor
-    objects: Tensor
     traits: Tensor
     count: Tensor
 
 
 class _Gallery:
-    """Pictures of objects, drawn once and seen again and again: in part, mirrored, in another light."""
+    """Pictures of objects and of scenes, drawn once and seen again and again: in part, mirrored, in another light."""
 
     def __init__(self, choice: Anatomy) -> None:
         objects = invent(choice.objects, seed=0)
@@ -158,24 +165,25 @@ class _Gallery:
             pictures, parts, fronts = draw(objects[self.objects[some]], self.generator, _MARGIN)
             self.pictures[some], self.parts[some] = (255 * pictures).round().byte(), parts.byte()
             self.fronts[some] = fronts
+        self.scenes = (255 * draw_scenes(choice.scenes, _WIDE, 3, 7)).round().byte()
 
     def take(self, count: int) -> Batch:
-        """A batch of so many."""
-        which = torch.randint(len(self.objects), (count,), generator=self.generator)
-        frame, mirrored = _aim(count, self.generator)
-        grid = F.affine_grid(frame, [count, 1, SIDE, SIDE], align_corners=False)
-        pictures = F.grid_sample(
-            self.pictures[which].float() / 255, grid, padding_mode="reflection", align_corners=False
-        )
+        """A batch of so many, two fifths of which are scenes."""
+        random, others = self.generator, round(_SHARE * count)
+        count -= others
+        which = torch.randint(len(self.objects), (count,), generator=random)
+        views, mirrored = _aim(count, random, 0.6, 1.0, 0.15)
         # Beyond the picture no part is known.
-        parts = F.grid_sample(self.parts[which, None] + 1.0, grid, mode="nearest", align_corners=False)
+        parts = _see(self.parts[which, None] + 1.0, views, mode="nearest", padding_mode="zeros")
         known = F.one_hot(parts[:, 0].long(), KINDS + 2).permute(0, 3, 1, 2)[:, 1:].float()
         fronts = self.fronts[which] * torch.stack([mirrored, torch.ones(count), torch.ones(count)], 1)
-        objects = self.objects[which]
+        objects, scenes = self.objects[which], torch.randint(len(self.scenes), (others,), generator=random)
+        glimpses, _ = _aim(others, random, 0.35, 0.75, 0.3)
+        pictures = torch.cat([_see(self.pictures[which] / 255, views), _see(self.scenes[scenes] / 255, glimpses)])
         return Batch(
-            pictures=_hide(_tint(pictures, self.generator), self.generator),
+            pictures=_hide(_tint(pictures, random), random),
+            classes=torch.cat([objects, len(self.traits) + scenes]),
             parts=known,
-            objects=objects,
             traits=torch.cat([self.traits[objects], 2 * fronts], 1),
             count=torch.cat([self.count[objects], torch.ones(count, 3)], 1),
         )
@@ -204,25 +212,109 @@ def _learn(choice: Anatomy, quiet: bool, watch: Watch | None) -> Eye:
     eye, wide = Eye().train(), CHANNELS[-1]
     traits = gallery.traits.shape[1] + 3
     hidden = nn.Sequential(nn.Linear(wide, _HIDDEN, bias=False), nn.BatchNorm1d(_HIDDEN), nn.ReLU())
-    which, what = nn.Linear(_HIDDEN, choice.objects), nn.Linear(_HIDDEN, traits)
+    which, what = nn.Linear(_HIDDEN, choice.objects + choice.scenes), nn.Linear(_HIDDEN, traits)
     where = nn.ModuleList(nn.Conv2d(channels, KINDS + 1, 1) for channels in CHANNELS[-2:])
 
     def compute_loss() -> Tensor:
         batch = gallery.take(_BATCH)
+        objects = slice(len(batch.traits))
         with halve_precision():
             maps = eye(batch.pictures)
             inside = hidden(maps[-1].mean((2, 3)))
-            scores, guessed = which(inside).float(), what(inside).float()
-            seen = [layer(each).float() for layer, each in zip(where, maps, strict=True)]
-        loss = F.cross_entropy(scores, batch.objects, label_smoothing=0.1)
+            scores, guessed = which(inside).float(), what(inside[objects]).float()
+            seen = [layer(each[objects]).float() for layer, each in zip(where, maps, strict=True)]
+        loss = F.cross_entropy(scores, batch.classes, label_smoothing=0.1)
         loss = loss + ((guessed - batch.traits).square() * batch.count).sum() / batch.count.sum()
         for each in seen:
             shares = F.adaptive_avg_pool2d(batch.parts, each.shape[-1])
             loss = loss - (shares * each.log_softmax(1)).sum(1).mean()
+        if watch:
+            right = (scores.argmax(1) == batch.classes).float()
+            watch(eye, [loss.item(), right[objects].mean().item(), right[len(batch.traits) :].mean().item()])
         return loss
 
     whole = nn.ModuleList([eye, hidden, which, what, where])
     title = "learning what invented objects are made of"
-    seen = None if watch is None else lambda step: watch(step, eye)
-    descend(whole, compute_loss, steps=choice.steps, rate=_RATE, title=title, quiet=quiet, watch=seen)
+    descend(whole, compute_loss, steps=choice.steps, rate=_RATE, title=title, quiet=quiet)
     return eye
+
+
+def _see(pictures: Tensor, views: Tensor, mode: str = "bilinear", padding_mode: str = "reflection") -> Tensor:
+    grid = F.affine_grid(views, [len(pictures), 1, SIDE, SIDE], align_corners=False)
+    return F.grid_sample(pictures, grid, mode, padding_mode, align_corners=False)
+
+
+def _aim(count: int, generator: torch.Generator, least: float, most: float, turn: float) -> tuple[Tensor, Tensor]:
+    """Maps [count, 2, 3] to parts of pictures; and -1 for those that are mirrored, 1 for the others.
+
+    They are between `least` and `most` of a side, turned by up to `turn` radians and stretched by up to 15 %.
+    """
+
+    def either(*shape: int) -> Tensor:
+        return 2 * torch.rand(count, *shape, generator=generator) - 1
+
+    share = (most + least) / 2 + (most - least) / 2 * either()
+    angle, stretch = turn * either(), (0.15 * either()).exp()
+    mirrored, room = either().sign(), 1 - share
+    across = torch.stack([share * stretch * angle.cos() * mirrored, -share * angle.sin(), room * either()], 1)
+    down = torch.stack([share * angle.sin() * mirrored, share / stretch * angle.cos(), room * either()], 1)
+    return torch.stack([across, down], 1), mirrored
+
+
+def _tint(pictures: Tensor, generator: torch.Generator) -> Tensor:
+    """Other hues, contrast and brightness, and noise; a tenth of the pictures become grey."""
+    count = len(pictures)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(count, *shape, generator=generator)
+
+    grey, one = torch.full((3, 3), 1 / 3), 3**-0.5
+    axis = torch.tensor([[0.0, -one, one], [one, 0.0, -one], [-one, one, 0.0]])
+    angle = 0.35 * normal(1, 1)
+    turned = torch.eye(3) + angle.sin() * axis + (1 - angle.cos()) * (axis @ axis)
+    saturation = (1 + 0.4 * normal(1, 1)).clamp(0, 2) * (torch.rand(count, 1, 1, generator=generator) > 0.1)
+    mixed = (0.3 * normal(1, 1)).exp() * (grey + saturation * (turned - grey))
+    mean = pictures.mean((1, 2, 3), keepdim=True)
+    light = mean + 0.12 * normal(1, 1, 1) + 0.04 * normal(3, 1, 1)
+    return torch.einsum("nij,njhw->nihw", mixed, pictures - mean) + light + 0.005 * normal(*pictures.shape[1:])
+
+
+def _hide(pictures: Tensor, generator: torch.Generator) -> Tensor:
+    """Half of the pictures with a box of one colour before them, of up to 14 pixels a side."""
+    count, side = len(pictures), pictures.shape[-1]
+
+    def chance(*shape: int) -> Tensor:
+        return torch.rand(count, *shape, generator=generator)
+
+    reach, place = 7 * chance(2, 1) * (chance(1, 1) < 0.5), side * chance(2, 1)
+    down, across = ((torch.arange(side) - place).abs() < reach).unbind(1)
+    return torch.where((down[:, :, None] & across[:, None, :])[:, None], chance(3, 1, 1), pictures)
+
+
+def _draw_others(choice: Anatomy) -> Tensor:
+    """Pictures of other objects than those that were learned, and as many scenes."""
+    generator, middle = torch.Generator().manual_seed(2), slice((_MARGIN - SIDE) // 2, (_MARGIN + SIDE) // 2)
+    objects = invent(_EXAMPLES, seed=choice.objects + 1)
+    drawn = [draw(objects[part], generator, _MARGIN)[0] for part in torch.arange(_EXAMPLES).split(CHUNK)]
+    return torch.cat([torch.cat(drawn)[:, :, middle, middle], draw_scenes(_EXAMPLES, SIDE, 3, 4)])
+
+
+@torch.no_grad()
+def _fit_description(choice: Anatomy, eye: Eye) -> Map:
+    """The map from pictures to features, by the statistics of pictures that were not learned."""
+    others = zip(*(_look(part, eye) for part in _draw_others(choice).split(CHUNK)), strict=True)
+    maps = [fit_cells(torch.cat(each), choice.kept, choice.tilt) for each in others]
+
+    @torch.no_grad()
+    def describe(images: Tensor) -> Tensor:
+        return scale_to_unit(torch.cat([fit(each) for fit, each in zip(maps, _look(images, eye), strict=True)], 1))
+
+    return describe
+
+
+def _look(images: Tensor, eye: Eye) -> list[Tensor]:
+    """Both maps [N, cells, channels], pooled on the grid and averaged with those of the mirror images."""
+    with halve_precision():
+        views = [eye(view) for view in (images, images.flip(3))]
+    pooled = [[F.adaptive_avg_pool2d(each.float(), GRID) for each in maps] for maps in views]
+    return [torch.stack(each).mean(0).flatten(2).transpose(1, 2) for each in zip(*pooled, strict=True)]

@@ -17,8 +17,6 @@ from sordino.lab.features.scattering import progress_bar
 Network = TypeVar("Network", bound=nn.Module)
 Losses = Callable[[], Tensor]
 """One step's loss on new pictures."""
-Watch = Callable[[int], None]
-"""Told the number of each step when it has been taken."""
 
 
 def keep_network(
@@ -43,23 +41,19 @@ def keep_network(
     return network.eval()
 
 
-def descend(
-    network: nn.Module, loss: Losses, *, steps: int, rate: float, title: str, quiet: bool, watch: Watch | None = None
-) -> None:
+def descend(network: nn.Module, loss: Losses, *, steps: int, rate: float, title: str, quiet: bool) -> None:
     """Train by SGD with momentum; the rate rises to `rate` in a fifth of the steps, and then falls to zero."""
     optimizer = torch.optim.SGD(network.parameters(), rate, momentum=0.9, weight_decay=5e-4, nesterov=True)
     rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps + 1, pct_start=0.2)
     with progress_bar(quiet) as progress:
         task = progress.add_task(title, total=steps)
-        for step in range(steps):
+        for _ in range(steps):
             found = loss()
             optimizer.zero_grad()
             found.backward()
             optimizer.step()
             rates.step()
             progress.advance(task)
-            if watch:
-                watch(step + 1)
 
 
 def halve_precision() -> torch.autocast:

@@ -1,4 +1,4 @@
-"""Invented objects: things of a few solid parts that nobody ever made, seen from anywhere, in any light. No data is read.
+"""Invented objects: things of a few solid parts that nobody ever made, seen from anywhere. No data is read.
 
 An object is what photographs are usually of: parts that hang together, many of them twice because things that move are
 symmetric, with colours of its own. Whoever can tell thousands of them apart, from any side and before any background,
@@ -17,17 +17,18 @@ from torch.nn import functional as F
 from sordino.lab.features.scenes import Painter
 from sordino.lab.features.synthetic import cover_pixels
 
-SINGLE, LIMBS, SMALL = 3, 2, 2
-"""Parts beside the body: in the middle; groups of limbs, each up to four; and a pair of small ones on the head."""
-PARTS = 1 + SINGLE + 4 * LIMBS + SMALL
-GROUPS = 1 + SINGLE + LIMBS + 1
-"""Parts of one group have their colours and proportions in common."""
-KINDS = 2 * (1 + SINGLE) + 4
-"""Body, head, snout and the third, each as boxes and round; leg, wing, wheel; and the small ones."""
-_GROUP = [0, 1, 2, 3, 4, 4, 4, 4, 5, 5, 5, 5, 6, 6]
+GROUPS, KINDS = 7, 12
+"""Body, head, snout, a third thing in the middle, two groups of limbs, and a pair of small things on the head.
+
+The parts of a group are alike. Kinds are the first four groups, boxes or round; legs, wings and wheels; and the rest.
+"""
+_HEAD, _SNOUT, _SINGLES, _LIMBS = 1, 2, (1, 2, 3), (4, 5)
+_OFTEN = [1.0, 0.85, 0.4, 0.5, 0.85, 0.4, 0.5]
+"""How often an object has a group; a snout and small things only beside a head."""
+_OWNER = [0, 1, 2, 3, 4, 4, 4, 4, 5, 5, 5, 5, 6, 6]
+"""The group of every part; below, whether it is in front or at the back, and on which side."""
 _FRONT = [1.0] * 4 + [1.0, 1.0, -1.0, -1.0] * 2 + [1.0] * 2
 _SIDE = [0.0] * 4 + [1.0, -1.0, 1.0, -1.0] * 2 + [1.0, -1.0]
-_HEAD, _SNOUT = 1, 2
 _CHUNK = 16
 """Pictures at a time: their rays stay in the processor's cache."""
 _LEAVES = 6
@@ -35,12 +36,13 @@ _LEAVES = 6
 
 @dataclass(frozen=True)
 class Objects:
-    """What an object is made of, by groups of parts.
+    """What objects are made of, by groups of parts; x is forward, y up, and z to the side.
 
-    Of every group the `centre` and the `radius` [count, GROUPS, 3], how it is turned (`swing`, `spread`), how round it
-    is along each axis (`round`, 1 for an ellipsoid and 0.3 for a box), of which `kind` it is, whether it is there (`used`), whether it is
-    repeated at the back (`twice`), its `colour` and `stripes`. `varied` says how much colours differ between examples;
-    `places` are the colours of the sky and of the ground where such objects are found.
+    Of every group [count, GROUPS]: the `centre` and the `radius` (three numbers each), by how much it is turned in the
+    plane of symmetry and out of it (`swing`, `spread`), how `round` it is along each axis (1 for an ellipsoid, less for
+    a box), of which `kind` it is, whether it is there (`used`), whether it is repeated at the back (`twice`), its
+    `colour` and its `stripes`: a wave vector, and how strong they are. `varied` [count] says how much colours differ
+    between examples; `places` [count, 2, 3] are colours of the sky and of the ground where such objects are found.
     """
 
     centre: Tensor
@@ -64,72 +66,89 @@ class Objects:
 
 
 def invent(count: int, seed: int) -> Objects:
-    """Random objects, a function of the arguments alone; x is forward, y up, and z to the side."""
-    generator = torch.Generator().manual_seed(seed)
+    """Random objects, a function of the arguments alone."""
+    return _Inventor(count, torch.Generator().manual_seed(seed)).invent()
 
-    def chance(*shape: int) -> Tensor:
-        return torch.rand(count, *shape, generator=generator)
 
-    def between(least: float, most: float, *shape: int) -> Tensor:
-        return least * (most / least) ** chance(*shape)
+@dataclass(frozen=True)
+class _Inventor:
+    count: int
+    generator: torch.Generator
 
-    body = between(0.3, 1.0, 3)
-    body[:, 0] = body[:, 0].clamp(min=0.5)
-    centre, radius = torch.zeros(count, GROUPS, 3), torch.ones(count, GROUPS, 3)
-    radius[:, 0] = body
-    for group in range(1, 1 + SINGLE):
-        parent = group - 1 if group == _SNOUT else 0
-        angle = math.pi * (2 * chance() - 1) if group != _HEAD else math.pi * (0.9 * chance() - 0.2)
-        out = torch.stack([angle.cos(), angle.sin(), torch.zeros(count)], 1)
-        size = between(0.3, 0.8, 1) * radius[:, parent]
-        radius[:, group] = size * between(0.6, 1.6, 3)
-        centre[:, group] = centre[:, parent] + out * (radius[:, parent] + (0.8 * chance(1) - 0.1) * radius[:, group])
-    swing, spread = 0.5 * (2 * chance(GROUPS) - 1), torch.zeros(count, GROUPS)
-    kinds = torch.full((count, GROUPS), KINDS - 1)
-    for group in range(1 + SINGLE, 1 + SINGLE + LIMBS):
-        kind = chance(1)
-        kinds[:, group] = 2 * (1 + SINGLE) + ((kind > 0.45).long() + (kind > 0.7).long())[:, 0]
-        leg = torch.cat([between(0.06, 0.2, 1), between(0.2, 0.7, 1), between(0.06, 0.2, 1)], 1)
-        wing = torch.cat([between(0.1, 0.4, 1), between(0.03, 0.1, 1), between(0.3, 1.0, 1)], 1)
-        disc = between(0.15, 0.4, 1)
-        wheel = torch.cat([disc, disc, between(0.04, 0.12, 1)], 1)
-        radius[:, group] = torch.where(kind < 0.45, leg, torch.where(kind < 0.7, wing, wheel))
-        at = torch.cat([body[:, :1] * chance(1), body[:, 1:2] * (1.2 * chance(1) - 1), body[:, 2:]], 1)
-        down, out = radius[:, group, 1:2] * (kind < 0.45), radius[:, group, 2:] * ((kind >= 0.45) & (kind < 0.7))
-        centre[:, group] = at * torch.tensor([1.0, 1.0, 0.8]) + torch.cat([0 * down, -0.8 * down, 0.8 * out], 1)
-        spread[:, group] = 0.6 * (2 * chance() - 1)
-    ears = between(0.15, 0.5, 3)
-    radius[:, -1] = radius[:, _HEAD] * ears
-    up = math.pi * chance()
-    side = torch.stack([up.cos(), up.sin(), torch.full((count,), 0.5)], 1)
-    centre[:, -1] = centre[:, _HEAD] + radius[:, _HEAD] * side
-    used = chance(GROUPS) < torch.tensor([1.0, 0.85, 0.4, 0.5, 0.85, 0.4, 0.5])
-    used[:, _SNOUT] &= used[:, _HEAD]
-    used[:, -1] &= used[:, _HEAD]
-    rounds = torch.where(chance(GROUPS, 1) < 0.5, 1.0, torch.where(chance(GROUPS, 3) < 0.5, 0.35, 0.9))
-    kinds[:, : 1 + SINGLE] = 2 * torch.arange(1 + SINGLE) + (rounds[:, : 1 + SINGLE, 0] == 1)
-    base, share = chance(1, 3), chance(GROUPS, 1) * 1.2 - 0.4
-    colour = 0.55 * chance(GROUPS, 1) + 0.45 * chance(GROUPS, 3)
-    main = 0.5 * chance(1, 1) + 0.5 * base
-    stripes = torch.cat([4 * torch.randn(count, GROUPS, 3, generator=generator), chance(GROUPS, 1) * 0.6 - 0.3], 2)
-    return Objects(
-        centre=centre,
-        radius=radius,
-        swing=swing,
-        spread=spread,
-        round=rounds,
-        kind=kinds,
-        used=used,
-        twice=chance(GROUPS) < 0.7,
-        colour=torch.lerp(main.expand(-1, GROUPS, -1), colour, share.clamp(0, 1)),
-        stripes=stripes,
-        varied=0.05 + 0.45 * chance() ** 2,
-        places=0.6 * chance(2, 1) + 0.4 * chance(2, 3),
-    )
+    def invent(self) -> Objects:
+        centre, radius = torch.zeros(self.count, GROUPS, 3), torch.ones(self.count, GROUPS, 3)
+        radius[:, 0] = self._between(0.3, 1.0, 3)
+        radius[:, 0, 0].clamp_(min=0.5)
+        for group in _SINGLES:
+            parent = group - 1 if group == _SNOUT else 0
+            centre[:, group], radius[:, group] = self._attach(group, centre[:, parent], radius[:, parent])
+        kind = torch.full((self.count, GROUPS), KINDS - 1)
+        for group in _LIMBS:
+            kind[:, group], centre[:, group], radius[:, group] = self._grow_limbs(radius[:, 0])
+        radius[:, -1] = radius[:, _HEAD] * self._between(0.15, 0.5, 3)
+        up = math.pi * self._chance()
+        ears = torch.stack([up.cos(), up.sin(), torch.full((self.count,), 0.5)], 1)
+        centre[:, -1] = centre[:, _HEAD] + radius[:, _HEAD] * ears
+        boxed = torch.where(self._chance(GROUPS, 3) < 0.5, 0.35, 0.9)
+        rounds = torch.where(self._chance(GROUPS, 1) < 0.5, 1.0, boxed)
+        kind[:, : _LIMBS[0]] = 2 * torch.arange(_LIMBS[0]) + (rounds[:, : _LIMBS[0], 0] == 1)
+        used = self._chance(GROUPS) < torch.tensor(_OFTEN)
+        used[:, [_SNOUT, -1]] &= used[:, [_HEAD]]
+        waves = 4 * torch.randn(self.count, GROUPS, 3, generator=self.generator)
+        return Objects(
+            centre=centre,
+            radius=radius,
+            swing=0.5 * self._either(GROUPS),
+            spread=0.6 * self._either(GROUPS) * torch.tensor([float(group in _LIMBS) for group in range(GROUPS)]),
+            round=rounds,
+            kind=kind,
+            used=used,
+            twice=self._chance(GROUPS) < 0.7,
+            colour=self._paint(),
+            stripes=torch.cat([waves, (0.3 * self._either(GROUPS, 1)).clamp(min=0)], 2),
+            varied=0.05 + 0.45 * self._chance() ** 2,
+            places=0.6 * self._chance(2, 1) + 0.4 * self._chance(2, 3),
+        )
+
+    def _chance(self, *shape: int) -> Tensor:
+        return torch.rand(self.count, *shape, generator=self.generator)
+
+    def _either(self, *shape: int) -> Tensor:
+        return 2 * self._chance(*shape) - 1
+
+    def _between(self, least: float, most: float, *shape: int) -> Tensor:
+        """Numbers whose logarithms are uniform."""
+        return least * (most / least) ** self._chance(*shape)
+
+    def _attach(self, group: int, centre: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+        """The centre and the radius of a part in the middle, on the surface of another; a head is never below."""
+        angle = math.pi * (0.9 * self._chance() - 0.2 if group == _HEAD else self._either())
+        out = torch.stack([angle.cos(), angle.sin(), torch.zeros(self.count)], 1)
+        size = self._between(0.3, 0.8, 1) * radius * self._between(0.6, 1.6, 3)
+        return centre + out * (radius + (0.8 * self._chance(1) - 0.1) * size), size
+
+    def _grow_limbs(self, body: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The kind of limbs, where they are, and their radius: long legs, wide wings, or flat wheels."""
+        kind = torch.bucketize(self._chance(1), torch.tensor([0.45, 0.7]))
+        long, wide, thin = self._between(0.2, 0.7, 1), self._between(0.3, 1.0, 1), self._between(0.06, 0.2, 2)
+        leg = torch.cat([thin[:, :1], long, thin[:, 1:]], 1)
+        wing = torch.cat([self._between(0.1, 0.4, 1), 0.5 * thin[:, :1], wide], 1)
+        disc = self._between(0.15, 0.4, 1)
+        wheel = torch.cat([disc, disc, 0.6 * thin[:, :1]], 1)
+        radius = torch.where(kind == 0, leg, torch.where(kind == 1, wing, wheel))
+        place = torch.cat([self._chance(1), 1.2 * self._chance(1) - 1, torch.full((self.count, 1), 0.8)], 1)
+        out = torch.cat([torch.zeros(self.count, 1), -0.8 * long * (kind == 0), 0.8 * wide * (kind == 1)], 1)
+        return 2 * _LIMBS[0] + kind[:, 0], body * place + out, radius
+
+    def _paint(self) -> Tensor:
+        """Colours [count, GROUPS, 3]: many groups have the object's main colour, the others more or less their own."""
+        main = 0.5 * self._chance(1, 1) + 0.5 * self._chance(1, 3)
+        own = 0.55 * self._chance(GROUPS, 1) + 0.45 * self._chance(GROUPS, 3)
+        return torch.lerp(main.expand(-1, GROUPS, -1), own, (1.2 * self._chance(GROUPS, 1) - 0.4).clamp(0, 1))
 
 
 def draw(objects: Objects, generator: torch.Generator, side: int = 32) -> tuple[Tensor, Tensor, Tensor]:
-    """Pictures [count, 3, side, side] in 0..1, one of each object, from anywhere and before any scene; and what is seen.
+    """Pictures [count, 3, side, side] in 0..1, one of each object, seen from anywhere; and what is to be seen there.
 
     That is the kind of part [count, side, side] at each pixel, from 1, or 0 for the background; and where the object's
     front is [count, 3]: to the right, above, and towards whoever looks.
@@ -161,17 +180,14 @@ def draw(objects: Objects, generator: torch.Generator, side: int = 32) -> tuple[
     local = local / size[:, None, None, None]
     line = (torch.arange(side) + 0.5) / side * 2 - 1
     plane = torch.stack([line.expand(side, side), -line[:, None].expand(side, side)]).flatten(1)
-    hits = [
-        _cast(*each, plane)
-        for each in zip(*(x.split(_CHUNK) for x in (local, origin, rounds, used)), strict=True)
-    ]
+    hits = [_cast(*each, plane) for each in zip(*(x.split(_CHUNK) for x in (local, origin, rounds, used)), strict=True)]
     part, place, normals, hit = (torch.cat(each) for each in zip(*hits, strict=True))
     group = owner[part]
     tint = objects.varied[:, None, None] * normal(GROUPS, 3) * 0.6 + objects.varied[:, None, None] * normal(1, 3)
     paint = (objects.colour + tint).clamp(0.02, 0.98)
     colour = _pick(paint, group)
     waves = _pick(objects.stripes, group)
-    ripple = ((waves[..., :3] * place).sum(2) + 6 * chance(1)).sin() * waves[..., 3].clamp(min=0)
+    ripple = ((waves[..., :3] * place).sum(2) + 6 * chance(1)).sin() * waves[..., 3]
     light = F.normalize(torch.cat([normal(1), normal(1).abs() + 0.3, normal(1).abs() + 0.3], 1), dim=1)
     lit = (normals @ light[..., None])[..., 0].clamp(min=0)
     ambient = 0.25 + 0.45 * chance(1)
@@ -188,13 +204,13 @@ def draw(objects: Objects, generator: torch.Generator, side: int = 32) -> tuple[
 
 def _arrange(objects: Objects, normal) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The parts of each object as it stands this time: a little other proportions, and another pose."""
-    owner, front, side = torch.tensor(_GROUP), torch.tensor(_FRONT), torch.tensor(_SIDE)
+    owner, front, side = torch.tensor(_OWNER), torch.tensor(_FRONT), torch.tensor(_SIDE)
     radius = objects.radius * (0.13 * normal(GROUPS, 3)).exp()
     centre = objects.centre + 0.05 * normal(GROUPS, 3)
-    signs = torch.stack([front, torch.ones(PARTS), side], 1)
+    signs = torch.stack([front, torch.ones_like(front), side], 1)
     centre = centre[:, owner] * signs
     used = objects.used[:, owner] & (objects.twice[:, owner] | (front > 0))
-    swing = objects.swing[:, owner] * front + 0.25 * normal(PARTS)
+    swing = objects.swing[:, owner] * front + 0.25 * normal(len(owner))
     spread = (objects.spread + 0.15 * normal(GROUPS))[:, owner] * side
     turned = _turn(2, swing.flatten()) @ _turn(0, spread.flatten())
     return centre, radius[:, owner], turned.reshape(*swing.shape, 3, 3), objects.round[:, owner], used, owner
