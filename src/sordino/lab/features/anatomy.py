@@ -39,8 +39,8 @@ _BATCH, _RATE, _HIDDEN, _EXAMPLES = 128, 0.2, 512, 1500
 class Anatomy:
     """What the network learned from, and what is kept of its maps.
 
-    It saw so many `pictures` of so many `objects`, and parts of so many `scenes`, in `steps` of 128. Of each of its last two maps so many channels
-    are `kept`, and whitened as far as `tilt` says (`fit_cells`).
+    It saw so many `pictures` of so many `objects`, and parts of so many `scenes`, in `steps` of 128. Of each of its
+    last two maps so many channels are `kept`, and whitened as far as `tilt` says (`fit_cells`).
     """
 
     objects: int = 2000
@@ -51,10 +51,10 @@ class Anatomy:
     tilt: float = 0.75
 
     def __post_init__(self) -> None:
-        if self.objects < 2 or self.pictures < self.objects or self.steps < 1:
-            raise InvalidInput(
-                f"objects={self.objects} must be >= 2, pictures={self.pictures} no fewer, and steps={self.steps} >= 1"
-            )
+        if self.objects < 2 or self.pictures < self.objects:
+            raise InvalidInput(f"objects={self.objects} must be >= 2, and pictures={self.pictures} no fewer")
+        if self.scenes < 1 or self.steps < 1:
+            raise InvalidInput(f"scenes={self.scenes} and steps={self.steps} must be >= 1")
         if not 1 <= self.kept <= CHANNELS[-2]:
             raise InvalidInput(f"kept={self.kept} must be in 1..{CHANNELS[-2]}, the channels there are")
         if not 0 <= self.tilt <= 1:
@@ -100,6 +100,7 @@ def load_network(choice: Anatomy, folder: Path, *, quiet: bool = False, watch: W
 
 
 Watch = Callable[["Eye", list[float]], None]
+"""Told the network, its loss, and the shares of objects and of scenes that it told right, at each step."""
 
 
 class Eye(nn.Module):

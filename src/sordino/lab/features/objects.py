@@ -153,67 +153,86 @@ def draw(objects: Objects, generator: torch.Generator, side: int = 32) -> tuple[
     That is the kind of part [count, side, side] at each pixel, from 1, or 0 for the background; and where the object's
     front is [count, 3]: to the right, above, and towards whoever looks.
     """
-    count = len(objects)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(count, *shape, generator=generator)
-
-    def chance(*shape: int) -> Tensor:
-        return torch.rand(count, *shape, generator=generator)
-
-    painter = Painter(count, side, 3, generator)
-    centre, radius, turned, rounds, used, owner = _arrange(objects, normal)
-    yaw = (2 * chance() - 1) * 1.1 + math.pi * (chance() < 0.5)
-    view = _turn(0, 0.3 * normal() + 0.15) @ _turn(1, yaw) @ _turn(2, 0.12 * normal())
-    # Brought to the middle and to the size that is wanted, by the boxes around the parts.
-    seen = (view[:, None] @ centre[..., None])[..., 0]
-    reach = (view[:, None] @ turned * radius[:, :, None, :]).square().sum(3).sqrt()
-    outside = torch.where(used, 0.0, torch.inf)[..., None]
-    most, least = (seen + reach - outside).amax(1), (seen - reach + outside).amin(1)
-    size = (0.55 + 0.6 * chance()) / ((most - least)[:, :2].amax(1) / 2)
-    middle = (most + least) / 2
-    shift = torch.cat([0.15 * normal(2), torch.zeros(count, 1)], 1)
-    local = (turned.transpose(2, 3) @ view[:, None].transpose(2, 3)) / radius[..., None]
-    base = ((turned.transpose(2, 3) @ centre[..., None])[..., 0]) / radius
-    # A point v of the picture is the point (v - shift) / size + middle of the object as it is seen.
-    origin = base + (local @ (shift / size[:, None] - middle)[:, None, :, None])[..., 0]
-    local = local / size[:, None, None, None]
+    painter = Painter(len(objects), side, 3, generator)
+    parts = _arrange(objects, painter)
+    yaw = (2 * painter.uniform() - 1) * 1.1 + math.pi * (painter.uniform() < 0.5)
+    view = _turn(0, 0.3 * painter.normal() + 0.15) @ _turn(1, yaw) @ _turn(2, 0.12 * painter.normal())
+    local, origin = _place(parts, view, painter)
     line = (torch.arange(side) + 0.5) / side * 2 - 1
     plane = torch.stack([line.expand(side, side), -line[:, None].expand(side, side)]).flatten(1)
-    hits = [_cast(*each, plane) for each in zip(*(x.split(_CHUNK) for x in (local, origin, rounds, used)), strict=True)]
-    part, place, normals, hit = (torch.cat(each) for each in zip(*hits, strict=True))
-    group = owner[part]
-    tint = objects.varied[:, None, None] * normal(GROUPS, 3) * 0.6 + objects.varied[:, None, None] * normal(1, 3)
-    paint = (objects.colour + tint).clamp(0.02, 0.98)
-    colour = _pick(paint, group)
-    waves = _pick(objects.stripes, group)
-    ripple = ((waves[..., :3] * place).sum(2) + 6 * chance(1)).sin() * waves[..., 3]
-    light = F.normalize(torch.cat([normal(1), normal(1).abs() + 0.3, normal(1).abs() + 0.3], 1), dim=1)
-    lit = (normals @ light[..., None])[..., 0].clamp(min=0)
-    ambient = 0.25 + 0.45 * chance(1)
-    gloss = (0.6 * chance(1) - 0.2).clamp(min=0) * lit**12
-    shine = ambient + (1.25 - ambient) * lit
-    surface = (colour * (1 + ripple)[..., None]) * shine[..., None] + gloss[..., None]
-    surface = surface.transpose(1, 2).reshape(count, 3, side, side)
+    few = (each.split(_CHUNK) for each in (local, origin, parts.round, parts.used))
+    rays = [_cast(*each, plane=plane) for each in zip(*few, strict=True)]
+    met, place, normals, hit = (torch.cat(each) for each in zip(*rays, strict=True))
+    group = torch.tensor(_OWNER)[met]
+    surface = _shade(objects, group, place, normals, painter).transpose(1, 2).reshape(-1, 3, side, side)
     surface = surface + 0.5 * painter.draw_strength() * painter.draw_texture()
-    scene = _draw_places(objects, painter)
-    cover = hit.reshape(count, 1, side, side).float()
-    parts = torch.where(hit, objects.kind.gather(1, group) + 1, 0).reshape(count, side, side)
-    return painter.light(painter.blur(torch.lerp(scene, surface, cover))), parts, view[:, :, 0]
+    scene = torch.lerp(_draw_places(objects, painter), surface, hit.reshape(-1, 1, side, side).float())
+    kinds = torch.where(hit, objects.kind.gather(1, group) + 1, 0).reshape(-1, side, side)
+    return painter.light(painter.blur(scene)), kinds, view[:, :, 0]
 
 
-def _arrange(objects: Objects, normal) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The parts of each object as it stands this time: a little other proportions, and another pose."""
+@dataclass(frozen=True)
+class _Parts:
+    """The parts of objects as they stand: their `centre` and `radius` [count, parts, 3], and how they are `turned`."""
+
+    centre: Tensor
+    radius: Tensor
+    turned: Tensor
+    round: Tensor
+    used: Tensor
+
+
+def _arrange(objects: Objects, painter: Painter) -> _Parts:
+    """The parts of each object this time: a little other proportions, and another pose."""
     owner, front, side = torch.tensor(_OWNER), torch.tensor(_FRONT), torch.tensor(_SIDE)
-    radius = objects.radius * (0.13 * normal(GROUPS, 3)).exp()
-    centre = objects.centre + 0.05 * normal(GROUPS, 3)
-    signs = torch.stack([front, torch.ones_like(front), side], 1)
-    centre = centre[:, owner] * signs
-    used = objects.used[:, owner] & (objects.twice[:, owner] | (front > 0))
-    swing = objects.swing[:, owner] * front + 0.25 * normal(len(owner))
-    spread = (objects.spread + 0.15 * normal(GROUPS))[:, owner] * side
+    radius = objects.radius * (0.13 * painter.normal(GROUPS, 3)).exp()
+    centre = (objects.centre + 0.05 * painter.normal(GROUPS, 3))[:, owner]
+    swing = objects.swing[:, owner] * front + 0.25 * painter.normal(len(owner))
+    spread = (objects.spread + 0.15 * painter.normal(GROUPS))[:, owner] * side
     turned = _turn(2, swing.flatten()) @ _turn(0, spread.flatten())
-    return centre, radius[:, owner], turned.reshape(*swing.shape, 3, 3), objects.round[:, owner], used, owner
+    return _Parts(
+        centre=centre * torch.stack([front, torch.ones_like(front), side], 1),
+        radius=radius[:, owner],
+        turned=turned.reshape(*swing.shape, 3, 3),
+        round=objects.round[:, owner],
+        used=objects.used[:, owner] & (objects.twice[:, owner] | (front > 0)),
+    )
+
+
+def _place(parts: _Parts, view: Tensor, painter: Painter) -> tuple[Tensor, Tensor]:
+    """The maps from points v of the picture to the parts' own coordinates: local [count, parts, 3, 3] v - origin.
+
+    An object is brought to the middle and to a size that is drawn, by the boxes around its parts, and then moved a
+    little.
+    """
+    seen = (view[:, None] @ parts.centre[..., None])[..., 0]
+    reach = (view[:, None] @ parts.turned * parts.radius[:, :, None, :]).square().sum(3).sqrt()
+    outside = torch.where(parts.used, 0.0, torch.inf)[..., None]
+    most, least = (seen + reach - outside).amax(1), (seen - reach + outside).amin(1)
+    size = (0.55 + 0.6 * painter.uniform()) / ((most - least)[:, :2].amax(1) / 2)
+    shift = torch.cat([0.15 * painter.normal(2), torch.zeros(painter.count, 1)], 1)
+    back = parts.turned.transpose(2, 3)
+    local = (back @ view[:, None].transpose(2, 3)) / parts.radius[..., None]
+    # A point v of the picture is the point (v - shift) / size + middle of the object as it is seen.
+    moved = shift / size[:, None] - (most + least) / 2
+    origin = (back @ parts.centre[..., None])[..., 0] / parts.radius + (local @ moved[:, None, :, None])[..., 0]
+    return local / size[:, None, None, None], origin
+
+
+def _shade(objects: Objects, group: Tensor, place: Tensor, normals: Tensor, painter: Painter) -> Tensor:
+    """Colours [count, rays, 3] of what is met: stripes, and light from above or beside with a gloss."""
+    varied = objects.varied[:, None, None]
+    tint = varied * painter.normal(GROUPS, 3) * 0.6 + varied * painter.normal(1, 3)
+    colour = _pick((objects.colour + tint).clamp(0.02, 0.98), group)
+    waves = _pick(objects.stripes, group)
+    ripple = ((waves[..., :3] * place).sum(2) + 6 * painter.uniform(1)).sin() * waves[..., 3]
+    beside, above, before = painter.normal(1), painter.normal(1).abs() + 0.3, painter.normal(1).abs() + 0.3
+    light = F.normalize(torch.cat([beside, above, before], 1), dim=1)
+    lit = (normals @ light[..., None])[..., 0].clamp(min=0)
+    ambient = 0.25 + 0.45 * painter.uniform(1)
+    gloss = (0.6 * painter.uniform(1) - 0.2).clamp(min=0) * lit**12
+    shine = ambient + (1.25 - ambient) * lit
+    return (colour * (1 + ripple)[..., None]) * shine[..., None] + gloss[..., None]
 
 
 def _turn(axis: int, angle: Tensor) -> Tensor:
