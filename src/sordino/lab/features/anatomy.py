@@ -112,11 +112,13 @@ class Eye(nn.Module):
         self.early = nn.Sequential(_layer(3, first, 4, 2), _layer(first, second), nn.MaxPool2d(2))
         self.middle = nn.Sequential(_layer(second, third), _Shortcut(third))
         self.late = nn.Sequential(nn.MaxPool2d(2), _layer(third, fourth), _Shortcut(fourth))
-        self.to(memory_format=torch.channels_last)
+        for kernels in self.parameters():
+            if kernels.dim() == 4:
+                kernels.data = kernels.data.contiguous(memory_format=torch.channels_last)
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
         """Maps [N, 192, 8, 8] and [N, 384, 4, 4] of pictures in 0..1."""
-        middle = self.middle(self.early((4 * pictures - 2).to(memory_format=torch.channels_last)))
+        middle: Tensor = self.middle(self.early((4 * pictures - 2).to(memory_format=torch.channels_last)))
         return middle, self.late(middle)
 
 
@@ -127,7 +129,8 @@ class _Shortcut(nn.Module):
         self.around = nn.Sequential(_layer(channels, channels), *last)
 
     def forward(self, maps: Tensor) -> Tensor:
-        return F.relu(maps + self.around(maps))
+        seen: Tensor = F.relu(maps + self.around(maps))
+        return seen
 
 
 def _layer(inputs: int, outputs: int, side: int = 3, stride: int = 1) -> nn.Sequential:
@@ -224,7 +227,7 @@ def _learn(choice: Anatomy, quiet: bool, watch: Watch | None) -> Eye:
             inside = hidden(maps[-1].mean((2, 3)))
             scores, guessed = which(inside).float(), what(inside[objects]).float()
             seen = [layer(each[objects]).float() for layer, each in zip(where, maps, strict=True)]
-        loss = F.cross_entropy(scores, batch.classes, label_smoothing=0.1)
+        loss: Tensor = F.cross_entropy(scores, batch.classes, label_smoothing=0.1)
         loss = loss + ((guessed - batch.traits).square() * batch.count).sum() / batch.count.sum()
         for each in seen:
             shares = F.adaptive_avg_pool2d(batch.parts, each.shape[-1])
@@ -242,7 +245,8 @@ def _learn(choice: Anatomy, quiet: bool, watch: Watch | None) -> Eye:
 
 def _see(pictures: Tensor, views: Tensor, mode: str = "bilinear", padding_mode: str = "reflection") -> Tensor:
     grid = F.affine_grid(views, [len(pictures), 1, SIDE, SIDE], align_corners=False)
-    return F.grid_sample(pictures, grid, mode, padding_mode, align_corners=False)
+    seen: Tensor = F.grid_sample(pictures, grid, mode, padding_mode, align_corners=False)
+    return seen
 
 
 def _aim(count: int, generator: torch.Generator, least: float, most: float, turn: float) -> tuple[Tensor, Tensor]:

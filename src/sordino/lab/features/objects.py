@@ -160,8 +160,9 @@ def draw(objects: Objects, generator: torch.Generator, side: int = 32) -> tuple[
     local, origin = _place(parts, view, painter)
     line = (torch.arange(side) + 0.5) / side * 2 - 1
     plane = torch.stack([line.expand(side, side), -line[:, None].expand(side, side)]).flatten(1)
-    few = (each.split(_CHUNK) for each in (local, origin, parts.round, parts.used))
-    rays = [_cast(*each, plane=plane) for each in zip(*few, strict=True)]
+    shapes, used = parts.round.split(_CHUNK), parts.used.split(_CHUNK)
+    some = zip(local.split(_CHUNK), origin.split(_CHUNK), shapes, used, strict=True)
+    rays = [_cast(*each, plane) for each in some]
     met, place, normals, hit = (torch.cat(each) for each in zip(*rays, strict=True))
     group = torch.tensor(_OWNER)[met]
     surface = _shade(objects, group, place, normals, painter).transpose(1, 2).reshape(-1, 3, side, side)
