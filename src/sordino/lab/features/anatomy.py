@@ -27,6 +27,8 @@ VERSION = 1
 """Part of every cache key: raised when the same arguments would give other features."""
 SIDE, CHANNELS, GRID = 32, (64, 128, 192, 384), 4
 """The pictures' side, the channels after each halving, and the cells on which the last two maps are pooled."""
+ZOOMS = (1.0,)
+"""The shares of each side over which a picture's features are averaged."""
 CHUNK = 250
 _MARGIN = 40
 """The side of the pictures that are drawn; what is learned from is a part of them, scaled to SIDE."""
@@ -47,7 +49,7 @@ class Anatomy:
     pictures: int = 120_000
     scenes: int = 3000
     steps: int = 9000
-    kept: int = 128
+    kept: int = 192
     tilt: float = 0.75
 
     def __post_init__(self) -> None:
@@ -71,9 +73,9 @@ def describe_anatomy(
 ) -> Tensor:
     """Features [N, choice.width] of norm 1 of pictures [N, 3, 32, 32] in 0..1, from a file in `folder` if known.
 
-    The network's last two maps are pooled on 4 x 4 cells and averaged with those of the mirror image; each is centred
-    and tilted by its statistics over invented pictures, and brought to norm 1. The network is trained when it is first
-    needed and kept in `folder`.
+    The network's last two maps are pooled on 4 x 4 cells and averaged with those of the mirror image; of each, the
+    roots are centred and tilted by their statistics over invented pictures, and brought to norm 1. The network is
+    trained when it is first needed (about an hour on one core) and kept in `folder`.
     Guarantees: a record's features depend on that record alone, so they are free of charge.
     """
     choice = choice or Anatomy()
@@ -318,8 +320,10 @@ def _fit_description(choice: Anatomy, eye: Eye) -> Map:
 
 
 def _look(images: Tensor, eye: Eye) -> list[Tensor]:
-    """Both maps [N, cells, channels], pooled on the grid and averaged with those of the mirror images."""
+    """Roots of both maps [N, cells, channels], pooled on the grid and averaged over zooms and mirror images."""
+    frames = (torch.tensor([[zoom, 0.0, 0.0], [0.0, zoom, 0.0]]).expand(len(images), 2, 3) for zoom in ZOOMS)
+    seen = [_see(images, frame) for frame in frames]
     with halve_precision():
-        views = [eye(view) for view in (images, images.flip(3))]
+        views = [eye(view) for whole in seen for view in (whole, whole.flip(3))]
     pooled = [[F.adaptive_avg_pool2d(each.float(), GRID) for each in maps] for maps in views]
-    return [torch.stack(each).mean(0).flatten(2).transpose(1, 2) for each in zip(*pooled, strict=True)]
+    return [torch.stack(each).mean(0).sqrt().flatten(2).transpose(1, 2) for each in zip(*pooled, strict=True)]
