@@ -27,8 +27,8 @@ VERSION = 1
 """Part of every cache key: raised when the same arguments would give other features."""
 SIDE, CHANNELS, GRID = 32, (64, 128, 192, 384), 4
 """The pictures' side, the channels after each halving, and the cells on which the last two maps are pooled."""
-ZOOMS = (1.0,)
-"""The shares of each side over which a picture's features are averaged."""
+ZOOMS = (1.0, 0.8)
+"""The shares of a side that are looked at: a picture's features are the mean over them, and over its mirror images."""
 CHUNK = 250
 _MARGIN = 40
 """The side of the pictures that are drawn; what is learned from is a part of them, scaled to SIDE."""
@@ -73,9 +73,9 @@ def describe_anatomy(
 ) -> Tensor:
     """Features [N, choice.width] of norm 1 of pictures [N, 3, 32, 32] in 0..1, from a file in `folder` if known.
 
-    The network's last two maps are pooled on 4 x 4 cells and averaged with those of the mirror image; of each, the
-    roots are centred and tilted by their statistics over invented pictures, and brought to norm 1. The network is
-    trained when it is first needed (about an hour on one core) and kept in `folder`.
+    The network's last two maps are pooled on 4 x 4 cells and averaged over views; of each, the roots are centred and
+    tilted by their statistics over invented pictures, and brought to norm 1. The network is trained when it is first
+    needed (about an hour on one core) and kept in `folder`.
     Guarantees: a record's features depend on that record alone, so they are free of charge.
     """
     choice = choice or Anatomy()
