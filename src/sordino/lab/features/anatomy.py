@@ -8,7 +8,6 @@ photographs of things need.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,15 +93,11 @@ def describe_anatomy(
     return remember_tensor(place, (VERSION, choice), (images,), make, title="anatomy features")
 
 
-def load_network(choice: Anatomy, folder: Path, *, quiet: bool = False, watch: Watch | None = None) -> Eye:
+def load_network(choice: Anatomy, folder: Path, *, quiet: bool = False) -> Eye:
     """The network in eval mode: the one in `folder`, or a new one, which is then kept there."""
     learned = (choice.objects, choice.pictures, choice.scenes, choice.steps)
     doing = f"learning what {choice.objects:,} invented objects are made of in {choice.steps:,} steps"
-    return keep_network((VERSION, *learned), folder, Eye, lambda: _learn(choice, quiet, watch), doing)
-
-
-Watch = Callable[["Eye", list[float]], None]
-"""Told the network, its loss, and the shares of objects and of scenes that it told right, at each step."""
+    return keep_network((VERSION, *learned), folder, Eye, lambda: _learn(choice, quiet), doing)
 
 
 class Eye(nn.Module):
@@ -211,7 +206,7 @@ def list_traits(objects: Objects) -> tuple[Tensor, Tensor]:
     return ((values - mean) / spread.clamp(min=1e-3)).clamp(-3, 3)[:, differ], count[:, differ]
 
 
-def _learn(choice: Anatomy, quiet: bool, watch: Watch | None) -> Eye:
+def _learn(choice: Anatomy, quiet: bool) -> Eye:
     """Train by the object, its traits, and the parts at each cell of both maps."""
     torch.manual_seed(0)
     gallery = _Gallery(choice)
@@ -234,9 +229,6 @@ def _learn(choice: Anatomy, quiet: bool, watch: Watch | None) -> Eye:
         for each in seen:
             shares = F.adaptive_avg_pool2d(batch.parts, each.shape[-1])
             loss = loss - (shares * each.log_softmax(1)).sum(1).mean()
-        if watch:
-            right = (scores.argmax(1) == batch.classes).float()
-            watch(eye, [loss.item(), right[objects].mean().item(), right[len(batch.traits) :].mean().item()])
         return loss
 
     whole = nn.ModuleList([eye, hidden, which, what, where])
