@@ -158,15 +158,23 @@ def draw_overview(best: Best, folder: Path) -> list[Path]:
         others = [each for each in read_outside() if each.dataset == dataset]
         for each in others:
             axes.plot(each.epsilon, each.accuracy, "x", color="tab:red")
+            left = each.epsilon > EPSILONS[-1] / 2  # or its name would leave the picture
             axes.annotate(
-                each.paper, (each.epsilon, each.accuracy), fontsize=7, textcoords="offset points", xytext=(4, 4)
+                each.paper,
+                (each.epsilon, each.accuracy),
+                fontsize=7,
+                textcoords="offset points",
+                xytext=(-7 if left else 7, -3),
+                horizontalalignment="right" if left else "left",
+                bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
             )
         if others:
-            axes.plot([], [], "x", color="tab:red", label="printed elsewhere")
+            axes.plot([], [], "x", color="tab:red", label="other papers")
         axes.set(xscale="log", xlabel="ε", ylabel="test accuracy, %", title=TITLES.get(dataset, dataset))
         axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
         axes.minorticks_off()
-        axes.legend(fontsize="small", loc="lower right")
+        handles, labels = axes.get_legend_handles_labels()
+        axes.legend(handles[::-1], labels[::-1], fontsize="small", loc="lower right")  # ours first
         paths.append(folder / f"{dataset}-overview.svg")
         figure.savefig(paths[-1], metadata={"Date": None})
         pyplot.close(figure)

@@ -36,6 +36,12 @@ GROWN = {
     "layers": "{} times as many layers take",
     "length": "A text {} times as long takes",
 }
+HEADINGS = {
+    "records": "More records",
+    "batch": "A larger batch",
+    "layers": "More layers",
+    "length": "Longer texts",
+}
 Result = store.Result
 Results = Mapping[str, Result]
 
@@ -136,7 +142,7 @@ def tabulate_examples(results: Results) -> str:
         ]
 
     head = ["network", "parameters", "trained", "batch", "SGD, µs an example", "Sordino, µs", "best peer, µs"]
-    return tabulate([*head, "which", "Sordino's first step, s"], (row(*each) for each in results.items()))
+    return tabulate([*head, "that peer", "Sordino's first step, s"], (row(*each) for each in results.items()))
 
 
 def tabulate_memory(results: Results) -> str:
@@ -162,6 +168,11 @@ def tabulate_profiles(results: Results) -> str:
     return tabulate(["network", "milliseconds of", *PARTS], rows)
 
 
+def spell(name: str) -> str:
+    """A size with commas in its thousands."""
+    return " ".join(f"{int(word):,}" if word.isdigit() else word for word in name.split())
+
+
 def tabulate_growth(axis: str, found: Result) -> str:
     """Milliseconds by size."""
     ways = list(found["points"])
@@ -171,7 +182,7 @@ def tabulate_growth(axis: str, found: Result) -> str:
         taken = found["points"][way].get(name)
         return cell(None if taken is None else 1000 * taken)
 
-    rows = ([case.name, *(tell_milliseconds(way, case.name) for way in ways)] for case in cases)
+    rows = ([spell(case.name), *(tell_milliseconds(way, case.name) for way in ways)] for case in cases)
     return tabulate([axis, *(f"{way}, ms" for way in ways)], rows)
 
 
@@ -197,7 +208,7 @@ def find_missed(name: str, result: Result) -> list[str]:
     for threads in (1, 2):
         taken, aim = ratio(result, threads=threads), case.target
         if taken is not None and aim is not None and round(taken, 2) > aim:
-            missed.append(f"{taken:.2f} times SGD on {name_threads(threads)} (aim {aim:g})")
+            missed.append(f"{taken:.2f} times as long as SGD on {name_threads(threads)} (aim {aim:g})")
         peer, ours = best_peer(result, threads), seconds(result, "Sordino", threads)
         lead = None if peer is None or ours is None else peer[1] / ours
         if peer is not None and lead is not None and round(lead, 2) < case.lead:
@@ -207,7 +218,7 @@ def find_missed(name: str, result: Result) -> list[str]:
             missed.append(f"{lead:.2f} times as fast as {peer[0]} on {where} (aim {case.lead:g}{most})")
     above = extra(result)
     if case.target is None and above is not None and round(above, 2) > EXTRA:
-        missed.append(f"{above:.2f} ms above SGD (aim {EXTRA})")
+        missed.append(f"{above:.2f} ms longer than SGD (aim {EXTRA})")
     peak = memory(result)
     if peak is not None and round(peak, 2) > MEMORY and case.kind != "linear":
         missed.append(f"{peak:.2f} times SGD's peak memory (aim {MEMORY})")
@@ -237,7 +248,7 @@ def list_fails(results: Results) -> str:
         for why in sorted(set(failed.values())):
             names = "; ".join(name for name, said in failed.items() if said == why)
             lines.append(f"- **{method}** on {names}: `{why.replace('`', chr(39))}`")
-    return "\n".join(lines) or "All run on all networks."
+    return "\n".join(lines) or "Every method runs on every network."
 
 
 def judge_growth(axis: str, found: Result) -> str:
@@ -249,9 +260,9 @@ def judge_growth(axis: str, found: Result) -> str:
     if axis == "records":
         spread = max(points.values()) / min(points.values())
         kept = "is met" if spread <= FLAT else "is missed"
-        failed = [find_case(method.partition(" @ ")[2]).name for method in found["fails"]]
+        failed = [spell(find_case(method.partition(" @ ")[2]).name) for method in found["fails"]]
         more = f" It does not run with {', '.join(failed)}." if failed else ""
-        return f"The slowest takes {spread:.2f} times as long as the quickest: the aim of {FLAT} {kept}.{more}"
+        return f"The slowest step takes {spread:.2f} times as long as the fastest: the aim of {FLAT} {kept}.{more}"
     grown = 2 ** (len(sizes) - 1)
     return f"{GROWN[axis].format(grown)} {points[sizes[-1].name] / points[sizes[0].name]:.1f} times as long."
 
@@ -274,9 +285,9 @@ def summarise(results: Results) -> str:
     above = [
         value for result in results.values() if result["kind"] == "linear" and (value := extra(result)) is not None
     ]
-    small = f" A linear model, which has next to no arithmetic, takes {above[0]:.1f} ms more." if above else ""
-    other = f" The quickest peer takes {give_range(rivals)} times as long as SGD." if rivals else ""
-    what = "the draw, reading its records, exact clipping, secure noise, the update and the ledger"
+    small = f" A linear model, which needs next to no arithmetic, takes {above[0]:.1f} ms more." if above else ""
+    other = f" The fastest peer takes {give_range(rivals)} times as long as SGD." if rivals else ""
+    what = "drawing and reading the records, exact clipping, secure noise, the update and the ledger"
     told = " and ".join(filter(None, (", ".join(said[:-1]), *said[-1:]))) or "a time that is not measured yet"
     step = f"On one CPU thread, a step of `private.steps()` takes {told}."
     return textwrap.fill(f"{step}{small} That is the whole step: {what}.{other}", 120)
@@ -319,16 +330,16 @@ def list_conditions(results: Results) -> str:
     versions = sorted({", ".join(f"{name} {number}" for name, number in t["versions"].items()) for t in taken})
     sources = {t["sources"] for t in taken}
     days = sorted({t["at"][:10] for t in taken})
-    changed = f" (the sources changed {len(sources) - 1} times meanwhile)" if len(sources) > 1 else ""
+    changed = f" (the source code changed {len(sources) - 1} times in between)" if len(sources) > 1 else ""
     when = f"on {days[0]}" if len(days) == 1 else f"from {days[0]} to {days[-1]}"
     cpu = sum(result.get("clock") == "cpu" for result in results.values())
-    few = f" Because it was busy, the one-thread times of {cpu} of {len(results)} networks are processor time."
+    few = f" The machine was busy, so the one-thread times of {cpu} of {len(results)} networks are processor time."
     clock = few if cpu else ""
     loads = [t["machine"]["load"][1] for t in taken]
     total = sum(result["took"] for result in results.values()) / 60
     return (
-        f"Measured {when}{changed} on {'; '.join(machines)}, with {'; '.join(versions)}. This took {total:.0f} "
-        f"minutes; at the ends of the measurements the load of the machine was {min(loads):.1f} to {max(loads):.1f}."
+        f"Measured {when}{changed} on {'; '.join(machines)}, with {'; '.join(versions)}. The measurements took "
+        f"{total:.0f} minutes. The load of the machine at the end of each was {min(loads):.1f} to {max(loads):.1f}."
         f"{clock}"
     )
 
@@ -337,13 +348,12 @@ def compose(results: Results, scale: Mapping[str, Any], notes: Mapping[str, str]
     """The whole page."""
     axes = scale.get("axes", {})
     growth = "\n\n".join(
-        f"### As the {axis} grow{'' if axis.endswith('s') else 's'}\n\n{judge_growth(axis, axes[axis])}\n\n"
-        f"{tabulate_growth(axis, axes[axis])}"
+        f"### {HEADINGS[axis]}\n\n{judge_growth(axis, axes[axis])}\n\n{tabulate_growth(axis, axes[axis])}"
         for axis in GROWING
         if axis in axes
     )
-    targets = ", ".join(f"{aim:g} for {KINDS[kind]}" for kind, aim in TARGETS.items())
-    leads = ", ".join(f"{lead:g} on {KINDS[kind]}" for kind, lead in LEADS.items())
+    targets = ", ".join(f"{aim:g} (for {KINDS[kind]})" for kind, aim in TARGETS.items())
+    leads = ", ".join(f"{lead:g} times for {KINDS[kind]}" for kind, lead in LEADS.items())
     absent = [name for name in CASES if name not in results]
     return WORDS.read_text().format(
         conditions=list_conditions(results),

@@ -66,26 +66,27 @@ def write_page(rows: Sequence[Row], datasets: Sequence[str]) -> Iterator[str]:
     points = find_points(rows)
     yield "# What a minute, ten minutes and an hour buy\n"
     yield (
-        "How accurate can a private model be after a minute, after ten, after an hour? Time is the processor time of "
-        "one core, the mean over seeds, on shared machines with two cores. It is also the best measure of energy that "
-        "we have. Every figure is at a proven ε. No time includes the search for settings, which "
-        "[provenance](../provenance.md) describes. `python -m benchmarks.results write` makes this page from stored "
-        "runs.\n"
+        "How accurate is a private model after a minute, after ten minutes, after an hour? Time is the processor time "
+        "of one core, averaged over seeds, on shared machines with two cores. It is also our best estimate of energy. "
+        "Every figure is at a proven ε. The time to search for settings is not included; "
+        "[provenance](../provenance.md) describes that search. `python -m benchmarks.results write` makes this page "
+        "from stored runs.\n"
     )
     yield "## From nothing\n"
     yield (
-        "The best that fits, counting the time to make its features, which are then kept. `python -m "
-        "benchmarks.making` measures that time; methods without such a measurement are left out. Where two columns "
-        "agree, none of the methods that we ran used the extra time to do better.\n"
+        "The best result that fits into the time, which includes computing the features once. `python -m "
+        "benchmarks.making` measures how long that takes; methods that it has not measured are left out. Where two "
+        "columns agree, none of our methods did better with the extra time.\n"
     )
     yield from _tabulate_budgets(points, datasets, from_nothing=True)
-    yield "## When features are kept\n"
-    yield "Training alone: every run after the first.\n"
+    yield "## With features already computed\n"
+    yield "Training only, as in every run after the first.\n"
     yield from _tabulate_budgets(points, datasets, from_nothing=False)
     yield "## The best for each time\n"
     yield (
-        "To be more accurate than one of these methods takes longer training. The columns are core-seconds of "
-        "training, core-seconds to make the features once, and accuracy in per cent (number of seeds).\n"
+        "No method that we ran is both faster and more accurate than one in these tables. The columns are "
+        "core-seconds of training, core-seconds to compute the features once, and accuracy in per cent (number of "
+        "seeds).\n"
     )
     for dataset in datasets:
         yield f"### {TITLES[dataset]}\n"

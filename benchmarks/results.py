@@ -155,34 +155,35 @@ def _first(rows: Sequence[Row], stored: Sequence[Row]) -> Iterator[str]:
     best = _best(rows)
     yield "# Results\n"
     yield (
-        "This page sets our best result on each dataset beside what papers print. Our ε is *proven*. Accuracies are "
-        "per cent of the public test set: mean ± deviation over seeds (number of seeds). They are those of the last "
-        "model, or of the mean of the last ones, and never of the best one on the way.\n"
+        "For each dataset, this page compares our best result with the figures that papers print. Every ε of ours is "
+        "*proven*. Accuracy is in per cent of the public test set: the mean over seeds ± the standard deviation "
+        "(number of seeds). We measure the last model, or the average of the last ones, and never pick the best model "
+        "seen during training.\n"
     )
     yield overview.tabulate_summary(DATASETS, best)
     yield (
-        f"Our goal is to be {overview.MARGIN} points above the best figure in the papers that we rerun, at the same ε. "
-        "Most of those figures are at an ε that is not proven, and some at another δ. The ε of other papers is the one "
-        "that their authors state.\n"
+        f"Our goal is to beat the best figure in the papers that we rerun by {overview.MARGIN} points, at the same ε. "
+        "Most of their figures are at an ε that is not proven, and some are at a different δ. For other papers we "
+        "quote the ε that the authors state.\n"
     )
     if short := list(overview.list_short(best)):
-        yield "Where others are ahead of us, or the goal is missed:\n"
+        yield "Where other papers are ahead of us, or where we miss our goal:\n"
         yield from short
         yield ""
     yield (
-        "We chose our settings by looking at public benchmarks. No ε here includes that choice; "
-        "[provenance](provenance.md) tells how it was made.\n"
+        "We chose our settings on public benchmarks, and no ε here pays for that choice. [Provenance](provenance.md) "
+        "describes how we made it.\n"
     )
     yield (
-        "Read on: [what a minute, ten minutes and an hour buy](results/cost.md), [what each method "
-        "is](results/methods.md), [the papers' tables, figures of other papers, and what is "
-        f"missing](results/papers.md), and a page for each dataset. `python -m benchmarks.results write` makes all of "
+        "More pages: [what a minute, ten minutes and an hour buy](results/cost.md), [what each method "
+        "is](results/methods.md), [the papers' tables, figures of other papers, and what we did not "
+        "run](results/papers.md), and one page for each dataset. `python -m benchmarks.results write` makes all of "
         f"them from {len(stored)} stored runs, which took {hours:.1f} hours on shared machines with two cores.\n"
     )
     for dataset in DATASETS:
         title = overview.TITLES[dataset]
         yield f"## {title}\n"
-        yield f"![our best on {title}, and what papers print](img/results/{dataset}-overview.svg)\n"
+        yield f"![our best accuracy on {title} and the figures of papers](img/results/{dataset}-overview.svg)\n"
         yield overview.tabulate_best(dataset, best, _deltas(rows, dataset, "best") or "1e-05")
         yield f"[All methods on {title}](results/{dataset}.md)\n"
 
@@ -212,27 +213,28 @@ def _detail(dataset: str, rows: Sequence[Row], everything: Sequence[Row]) -> Ite
         return
     yield (
         "[What each method is](methods.md). Only a line marked `proven` is a guarantee. Seconds are wall-clock times "
-        "on a machine that was sometimes busy: they tell minutes from hours, no more.\n"
+        "on a machine that was sometimes busy: use them to tell minutes from hours, and no more.\n"
     )
     others = [row for row in rows if row["epsilon"] not in overview.EPSILONS]
     yield summaries.accuracy_table([row for row in rows if row["epsilon"] in overview.EPSILONS])
     if others:
-        yield "At the ε of single papers:\n"
+        yield "At values of ε that only one paper uses:\n"
         yield summaries.accuracy_table(others)
     if networks := overview.tabulate_networks(dataset, everything):
         yield "## The papers' own networks\n"
         yield (
-            "The best printed figure of each network that the papers train, mostly at an ε that is not proven, and our "
-            "best proven one of it. Ours is the largest of several means over a test set, which flatters a little.\n"
+            "For each network that the papers train: the best figure they print, mostly at an ε that is not proven, "
+            "and our best figure for the same network at a proven ε. Ours is the largest of several means on a test "
+            "set, so it is slightly optimistic.\n"
         )
         yield networks
     yield f"![accuracy against ε](../img/results/{dataset}-accuracy-against-epsilon.svg)\n"
     yield "## ε to reach an accuracy\n"
     levels = summaries.levels_for(rows)
     yield (
-        "How much ε the runs at the largest ε had spent when they were first seen to reach an accuracy: the mean over "
-        f"seeds, for methods that were evaluated {POINTS} times or more and whose accountant knows ε on the way. "
-        "`≤` means that the first evaluation was already there.\n"
+        "How much ε had a run spent when an evaluation first showed this accuracy? We take the runs at the largest ε "
+        f"and average over seeds. The table has methods that were evaluated at least {POINTS} times and whose "
+        "accountant can tell ε during training. `≤` means that the first evaluation was already that good.\n"
     )
     yield summaries.epsilon_table(rows, levels, POINTS)
     yield "## Curves\n"
@@ -245,8 +247,8 @@ def _methods(rows: Sequence[Row]) -> Iterator[str]:
     """What every method is, once: on which datasets, and at which δ."""
     yield "# The methods of the results\n"
     yield (
-        "One line for each method and setting. [Provenance](../provenance.md) tells where the settings come from and "
-        "what else was tried. *One footing* means that the methods share everything but the mechanism.\n"
+        "One line for each method and its settings. [Provenance](../provenance.md) says where the settings come from "
+        "and what else we tried. *One footing* means that the methods share everything except the mechanism.\n"
     )
     known, told = catalogue(), defaultdict(list)
     for method, dataset in sorted({(row["method"], row["dataset"]) for row in rows}):
@@ -273,19 +275,20 @@ def _conditions(rows: Sequence[Row]) -> Iterator[str]:
 def _papers(rows: Sequence[Row], stored: Sequence[Row]) -> Iterator[str]:
     yield "# The papers' tables\n"
     yield (
-        "What a paper prints, and our reruns beside it: at the paper's own charge where that is not proven, and at a "
-        "proven ε. A number in brackets is the number of seeds. [The papers](../papers.md) has all settings.\n"
+        "What each paper prints, and what our reruns reach: at the ε that the paper charges, where that ε is not "
+        "proven, and at a proven ε. The number of seeds is in brackets. [The papers](../papers.md) lists all "
+        "settings.\n"
     )
     for name, table in paper_tables().items():
         if table.kind in KINDS and (shown := _paper(name, stored)):
             yield f"## {name}\n\n{shown}"
     yield "## Figures of other papers\n"
     yield (
-        "As printed, with what they used besides the records, beside our best at that ε or, where the best recipe was "
-        "not run there, at a smaller one.\n"
+        "What other papers print, and the public data they used. Beside it stands our best result at the same ε or, "
+        "where we did not run our best recipe at that ε, at a smaller one.\n"
     )
     yield overview.tabulate_outside(_best(rows))
-    yield "## What is missing\n"
+    yield "## What we did not run\n"
     yield from _missing(rows)
 
 
@@ -311,16 +314,16 @@ def _labels_of_tables() -> set[str]:
 def _missing(rows: Sequence[Row]) -> Iterator[str]:
     """Cells of methods × datasets × ε with too few seeds, or without a CNN, and what shortened runs leave out."""
     yield (
-        f"These methods have fewer than {SEEDS} seeds at a proven ε. We count runs with the paper's settings, "
-        "shortened ones (`short`) and those on one footing (`linear`, `cnn`).\n"
+        f"These methods have fewer than {SEEDS} seeds at a proven ε, counting runs with the paper's settings, "
+        "shortened runs (`short`) and runs on one footing (`linear`, `cnn`).\n"
     )
     lines = _few_seeds(rows)
     yield write_markdown(["dataset", "method", "ε (seeds)"], lines) if lines else "Nothing.\n"
     without = ", ".join(_without_cnn(rows))
     if without:
-        yield f"No CNN was run on CIFAR-10 at a proven ε, whole or shortened, with: {without}.\n"
+        yield f"On CIFAR-10 we ran no CNN at a proven ε, not even a shortened run, with: {without}.\n"
     if short := _left_out(rows):
-        yield "We shortened some runs, so that two cores could do all datasets, ε and seeds. At the largest ε:\n"
+        yield "We shortened some runs so that two cores could cover every dataset, ε and seed. At the largest ε:\n"
         yield short
 
 
@@ -360,7 +363,7 @@ def _left_out(rows: Sequence[Row]) -> str:
     for row in rows:
         if footing_of(row["dataset"], row["method"]) == "short":
             groups[row["dataset"], row["method"]].append(row)
-    header = ["dataset", "method", "ε", "we ran", "the paper's noise allows", "hours that would take"]
+    header = ["dataset", "method", "ε", "we ran", "the paper's noise allows", "hours for all of it"]
     return write_markdown(header, [_short_line(*key, group) for key, group in sorted(groups.items())]) if groups else ""
 
 

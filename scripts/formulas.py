@@ -84,7 +84,8 @@ class Reader:
             return f"<mn>{token}</mn>"
         if token.isalpha():
             return f"<mi>{token}</mi>"
-        return f"<mo>{escape('−' if token == '-' else token)}</mo>"
+        plain = " stretchy='false'" if token in "()[]|" else ""  # as high as letters, whatever stands beside them
+        return f"<mo{plain}>{escape('−' if token == '-' else token)}</mo>"
 
     def read_command(self, name: str) -> str:
         if name in LETTERS:
@@ -125,3 +126,10 @@ def to_mathml(formula: str) -> str:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs for every page."""
     return FORMULA.sub(lambda found: to_mathml(found[1]), markdown)
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Called by mkdocs for every page: one with formulas takes the font along, which other pages need not read."""
+    if "<math" not in html:
+        return html
+    return f'<link rel="stylesheet" href="{"../" * page.url.count("/")}assets/math.css">\n{html}'

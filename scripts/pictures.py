@@ -1,7 +1,7 @@
 """A hook of mkdocs: the pictures of the front page and the gallery, drawn from what the pages and the registry say.
 
 ``<!-- picture: accuracy -->`` becomes accuracy against ε beside the papers, from the tables that the stored runs wrote
-(docs/results.md); ``<!-- picture: time -->`` the time of a step beside the quickest peer (docs/performance.md);
+(docs/results.md); ``<!-- picture: time -->`` the time of a step beside the fastest peer (docs/performance.md);
 ``<!-- picture: step -->`` the one private step; ``<!-- every mechanism: gallery -->`` a card for each mechanism.
 Pictures are SVG within the page: they take its colours, by day and by night, and load nothing.
 """
@@ -135,7 +135,7 @@ def draw_panel(title: str, ours: Points, theirs: Points, width: float, height: f
 
 
 def draw_time() -> str:
-    """One line for each network: a step of ours and of the quickest peer, in steps of SGD."""
+    """One line for each network: a step of ours and of the fastest peer, in steps of SGD."""
     text, head = (DOCS / "performance.md").read_text(encoding="utf-8"), "time of a step ÷ SGD"
     rows = {row[head]: row for row in read_table(text, head, *PEERS)}
     shown = [(words, rows[name]) for name, words in NETWORKS.items() if name in rows]
@@ -160,30 +160,58 @@ def draw_time() -> str:
             parts.append(f'<circle class="ours" cx="{place(ours):.1f}" cy="{y}" r="6"/>')
     parts += [f'<g transform="translate(40,{height - 8})">', '<circle class="ours" cx="0" cy="-4" r="6"/>']
     parts += [write(14, 0, "Sordino"), '<rect class="theirs" x="90" y="-9" width="10" height="10"/>']
-    parts += [write(108, 0, "quickest mode of Opacus, or vmap"), "</g>"]
-    words = (
-        "Time of a private step over one of SGD, on one CPU thread: Sordino and the quickest peer, network by network"
-    )
+    parts += [write(108, 0, "fastest mode of Opacus, or vmap"), "</g>"]
+    words = "How long a private step takes on one CPU thread, in steps of SGD: Sordino and the fastest peer, by network"
     return frame("chart", width, height + 6, words, parts)
 
 
+STEP = ("sample", "differentiate", "weigh", "sum + noise", "propose", "select")
+SPENDING = ("ledger", "pricing", "guarantee")
+STEP_IN_WORDS = (
+    "Records are sampled, differentiated, weighed, summed and noised, proposed, selected; the ledger is told first"
+)
+
+
 def draw_step() -> str:
-    """The one private step, as wide as the page allows."""
+    """The one private step, twice: as wide as the page allows, and upright for a phone."""
+    return f"<div>{draw_wide_step()}{draw_upright_step()}</div>"
+
+
+def draw_wide_step() -> str:
+    """From left to right; below, what is told to the ledger."""
     arrow = "m-6 -5 6 5 -6 5"
     parts = [write(4, 44, "records"), trace("arrow", f"M62 40h18{arrow}")]
-    for lane, name in enumerate(("sample", "differentiate", "weigh", "sum + noise", "propose", "select")):
+    for lane, name in enumerate(STEP):
         x = 82 + lane * 126
         parts += [box(x, 20, name), trace("arrow", f"M{x + 108} 40h16{arrow}")]
         if name != "propose":
             parts.append(trace("arrow", f"M{x + 54} 60V96"))
     parts += [write(842, 45, "model"), trace("arrow", "M136 96H766M451 96v20m-5 -6 5 6 5 -6")]
     parts.append(write(466, 112, "events, before anything leaves"))
-    parts += [box(x, 120, name) for x, name in ((397, "ledger"), (529, "pricing"), (661, "guarantee"))]
+    parts += [box(x, 120, name) for x, name in zip((397, 529, 661), SPENDING, strict=True)]
     parts.append(trace("arrow", f"M505 140h22{arrow}M637 140h22{arrow}"))
-    words = (
-        "Records are sampled, differentiated, weighed, summed and noised, proposed, selected; the ledger is told first"
-    )
-    return f'<div class="wide">{frame("diagram", 900, 170, words, parts)}</div>'
+    return frame("diagram", 900, 170, STEP_IN_WORDS, parts)
+
+
+def draw_upright_step() -> str:
+    """From top to bottom; beside it, what is told to the ledger."""
+    arrow = "m-5 -6 5 6 5 -6"
+    parts = [write(58, 16, "records", "middle"), trace("arrow", f"M58 22v18{arrow}")]
+    for lane, name in enumerate(STEP):
+        y = 42 + lane * 60
+        parts += [box(4, y, name), trace("arrow", f"M58 {y + 40}v18{arrow}")]
+        if name != "propose":
+            parts.append(trace("arrow", f"M112 {y + 20}H150"))
+    parts += [write(58, 418, "model", "middle"), trace("arrow", "M150 62V362M150 182h30m-6 -5 6 5 -6 5")]
+    parts += [write(182, 126, "events, before"), write(182, 146, "anything leaves")]
+    parts += [box(182, y, name) for y, name in zip((162, 222, 282), SPENDING, strict=True)]
+    parts.append(trace("arrow", f"M236 202v18{arrow}M236 262v18{arrow}"))
+    return frame("diagram upright", 300, 426, STEP_IN_WORDS, parts)
+
+
+def capitalise(words: str) -> str:
+    """With a capital at the beginning; others stay."""
+    return words[:1].upper() + words[1:]
 
 
 def draw_gallery(mechanisms: Iterable[Mechanism]) -> str:
@@ -193,9 +221,9 @@ def draw_gallery(mechanisms: Iterable[Mechanism]) -> str:
         page = find_page(each.name)
         place, words = (f"{page}.html", f"More about {each.title}") if page else ("../api/recipes.html", "Reference")
         summary = re.sub(r"`([^`]*)`", r"<code>\1</code>", each.summary)
-        lines = [summary, f"<code>recipes.{each.name}</code>", each.paper, f'<a href="{place}">{words}</a>']
-        text = "".join(f"<p>{line}</p>" for line in lines if line)
-        cards.append(f'<section id="{each.name}"><h3>{each.title}</h3>{text}</section>')
+        lines = [capitalise(summary) + ".", f"<code>recipes.{each.name}</code>", f'<a href="{place}">{words}</a>']
+        text = "".join(f"<p>{line}</p>" for line in lines) + f'<p class="paper">{each.paper}</p>' * bool(each.paper)
+        cards.append(f'<section id="{each.name}"><h3>{capitalise(each.title)}</h3>{text}</section>')
     return '<div class="gallery" markdown="0">\n' + "\n".join(cards) + "\n</div>"
 
 

@@ -209,6 +209,14 @@ def test_numeric_edges_give_a_finite_recipe_or_one_line(
         assert "\n" not in str(caught.value)
 
 
+def test_a_recipe_of_unknown_length_has_no_price() -> None:
+    """Its plan is empty until the records are known: the price of nothing, 0, would be shown for any noise at all."""
+    recipe = recipes.dpsgd(batch_size=50, epochs=1, noise_multiplier=0.01)
+    with pytest.raises(InvalidInput, match="steps are not known yet"):
+        recipe.price(1e-4)
+    assert recipe.for_records(500).price(1e-4) > 1e4
+
+
 def test_the_budget_is_checked_when_noise_and_steps_are_given() -> None:
     recipe = recipes.dpsgd(batch_size=16, steps=10, noise_multiplier=4.0).calibrate(Budget(3.0, 1e-5), records=64)
     assert recipe == replace(recipe, noise_multiplier=4.0, steps=10)

@@ -307,6 +307,22 @@ def test_a_large_model_is_noised_in_pieces_each_entry_once() -> None:
     assert fits(flat[:: len(flat) // 100_000], 2.0)
 
 
+def test_a_small_model_is_noised_at_once_each_entry_with_the_claimed_deviation() -> None:
+    """Small models have a way of their own, without pieces and threads: here all tensors together are few entries."""
+    source, drawn = Secure(), []
+    for _ in range(50):
+        tensors = [torch.zeros(shape, dtype=torch.float64) for shape in ((30, 60), (0,), (), (3, 7), (200,))]
+        assert sum(tensor.numel() for tensor in tensors) <= FEW
+        perturb(source, PAID, tensors, 2.0)
+        drawn += [tensor.flatten() for tensor in tensors]
+    flat = torch.cat(drawn).numpy()
+    assert len(np.unique(flat)) == len(flat)
+    assert fits(flat, 2.0)
+    assert not fits(flat, 1.9)
+    assert not fits(flat, 2.1)
+    perturb(source, PAID, [], 2.0)
+
+
 def check_threaded(source: Secure, std: float) -> np.ndarray:
     """What two threads add to a large model: which entries are the noise of another, or none; and its distribution."""
     assert count_workers(source, [torch.zeros(MANY)]) == 2

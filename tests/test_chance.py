@@ -246,6 +246,35 @@ def test_masks_that_every_pass_draws_again_are_stated() -> None:
     assert ONE_COIN not in prepare(lambda m, x: m(nn.functional.dropout(x))).guarantee(1e-5).assumptions
 
 
+def by_chunks(size: int) -> Callable[[nn.Module, Tensor], Tensor]:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        parts = []
+        for part in x.split(size):
+            with torch.random.fork_rng():
+                parts.append(nn.functional.dropout(part))
+        torch.rand(())  # or it would be where it began, as after a whole pass within fork_rng
+        losses: Tensor = model(torch.cat(parts))
+        return losses
+
+    return loss
+
+
+def begun_again(model: nn.Module, x: Tensor) -> Tensor:
+    first, second = x.tensor_split(2)
+    first = nn.functional.dropout(first)
+    torch.manual_seed(torch.initial_seed())  # which stays secret, and still both halves have the same masks
+    losses: Tensor = model(torch.cat([first, nn.functional.dropout(second)]))
+    torch.rand(())
+    return losses
+
+
+@pytest.mark.parametrize("loss", [by_chunks(3), by_chunks(7), begun_again])
+def test_masks_that_records_share_by_their_places_are_refused(loss: Any) -> None:
+    """One record more gives all after it the mask of another: a coin of all records it is not."""
+    with pytest.raises(UnsupportedModel, match="draws the same random numbers twice"):
+        prepare(loss)
+
+
 def test_what_a_guarantee_rests_on_is_said_before_the_first_draw() -> None:
     """Its place in the ledger would tell which draw first held two records."""
 
@@ -519,4 +548,22 @@ def test_norms_that_were_measured_with_a_known_seed_are_not_released() -> None:
     with pytest.raises(UnsupportedModel, match="torch was seeded within a step"):
         private.step()
     assert len(private.bench.ledger) == 1, "of the number of records, which no loss was needed for"
+    private.close()
+
+
+def test_a_loop_leaves_the_users_generators_as_they_were() -> None:
+    """What is read and drawn before the first batch, by a rehearsal of the loss or a dataset, is none of the user's."""
+
+    def draw(_: int) -> Any:
+        return torch.rand(WIDTH) * random.random() * np.random.random()  # noqa: NPY002
+
+    private = prepare(plain, Own(draw))
+    stands = [torch.get_rng_state(), random.getstate(), np.random.get_state()]  # noqa: NPY002
+    batches: Any = private.loader()
+    next(batches)
+    batches.close()
+    now = [torch.get_rng_state(), random.getstate(), np.random.get_state()]  # noqa: NPY002
+    assert torch.equal(stands[0], now[0])
+    assert stands[1] == now[1]
+    assert all(np.array_equal(one, other) for one, other in zip(stands[2], now[2], strict=True))
     private.close()

@@ -67,7 +67,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     kinds = told.get_all("Classifier") or []
     assert {f"Programming Language :: Python :: {version}" for version in PYTHONS} <= set(kinds)
     assert {"federated", "features", "finetuning", "export", "vault"} <= set(told.get_all("Provides-Extra") or [])
-    assert "sordino = sordino.cli:main" in scripts
+    assert "sordino = sordino.__main__:main" in scripts
     assert str(told.get_payload()).startswith("# Sordino")
 
 

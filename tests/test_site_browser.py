@@ -57,10 +57,12 @@ def test_more_pages_and_widths(browser: Browser, built: Path, name: str, dark: b
     page.close()
 
 
-def test_the_pictures_fit_their_column_and_have_words(browser: Browser, built: Path) -> None:
-    page = show(browser, built, "index.html")
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
+def test_the_pictures_fit_their_column_and_have_words(browser: Browser, built: Path, width: int) -> None:
+    page = show(browser, built, "index.html", width=width)
     boxes = page.evaluate(
-        "[...document.querySelectorAll('.pictures svg, svg.diagram')].map((s) => {"
+        "[...document.querySelectorAll('.pictures svg, svg.diagram')].filter((s) => s.getClientRects().length)"
+        ".map((s) => {"
         "const box = s.getBoundingClientRect(), column = s.closest('article').getBoundingClientRect();"
         "const inside = box.left >= column.left - 1 && box.right <= column.right + 1;"
         "return [inside, box.width > 200, s.getAttribute('aria-label')] })"
@@ -163,6 +165,13 @@ def test_formulas_are_set_by_the_browser(browser: Browser, built: Path) -> None:
     sizes = page.evaluate("[...document.querySelectorAll('math')].map((m) => m.getBoundingClientRect().height)")
     assert len(sizes) == 2
     assert min(sizes) > 20  # fractions and sums are higher than a line
+    loaded = "document.fonts.load('16px \"Sordino Math\"').then((found) => found.length)"
+    assert page.evaluate(loaded) == 1, "their font comes with the page, from a file too"
+    brackets = page.evaluate(
+        "[...document.querySelectorAll('mo')].filter((o) => '()'.includes(o.textContent))"
+        ".map((o) => o.getBoundingClientRect().height)"
+    )
+    assert max(brackets) > 1.5 * min(brackets), "those around a binomial are higher"
     page.close()
 
 

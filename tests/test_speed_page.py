@@ -8,7 +8,7 @@ pytest.importorskip("opacus")
 pytest.importorskip("matplotlib")
 
 from benchmarks import page
-from benchmarks.speed import plots, store
+from benchmarks.speed import measuring, plots, store
 from benchmarks.speed.cases import CASES
 from benchmarks.speed.stacks import PARTS
 
@@ -72,6 +72,18 @@ def test_the_table_has_ratios_the_best_peer_and_dashes():
     assert page.tabulate_times({NAME: row}, 2) == "Not measured yet."
 
 
+def test_two_threads_that_are_not_measured_anew_stay_with_their_date():
+    older = {**measured(two={"SGD": 0.1, "Sordino": 0.2}), "taken": {"at": "earlier"}}
+    newer = measured(one={"SGD": 0.3, "Sordino": 0.4})
+    both = measuring.carry_double(newer, older)
+    assert both["times"] == {"1": newer["times"]["1"], "2": older["times"]["2"]}
+    assert (both["double"], both["taken"]) == ({"at": "earlier"}, newer["taken"])
+    assert measuring.carry_double(newer, both)["double"] == {"at": "earlier"}
+    own = measured(two={"SGD": 0.1})
+    assert measuring.carry_double(own, older) is own
+    assert measuring.carry_double(newer, None) is newer
+
+
 def test_a_missed_aim_is_named_with_the_parts_that_missed_it_and_the_note():
     profile = {
         "SGD": parts(forward=0.04, backward=0.06),
@@ -85,7 +97,7 @@ def test_a_missed_aim_is_named_with_the_parts_that_missed_it_and_the_note():
     )
     said = page.list_missed({NAME: row}, {NAME: "The limit is known.", TINY: "not shown"})
     assert said.splitlines() == [
-        f"- **{NAME}**: 1.26 times SGD on one thread (aim 1.15); "
+        f"- **{NAME}**: 1.26 times as long as SGD on one thread (aim 1.15); "
         "1.19 times as fast as Opacus ew on one thread (aim 1.3); "
         "1.50 times SGD's peak memory (aim 1.2). Relative to SGD's step: forward +0.10, backward -0.30, "
         "norms and sums +0.40, noise +0.06.",
@@ -105,7 +117,7 @@ def test_aims_that_are_met_are_not_named():
 def test_a_linear_model_has_its_aim_in_milliseconds():
     assert page.find_missed(TINY, measured(TINY, one={"SGD": 0.0005, "Sordino": 0.0011})) == []
     missed = page.find_missed(TINY, measured(TINY, one={"SGD": 0.0005, "Sordino": 0.0015}))
-    assert missed == ["1.00 ms above SGD (aim 0.6)"]
+    assert missed == ["1.00 ms longer than SGD (aim 0.6)"]
 
 
 def test_lstms_have_a_larger_lead_to_keep():
@@ -126,7 +138,7 @@ def test_what_does_not_run_is_said():
     assert page.find_missed(NAME, row) == ["does not run (UnsupportedModel: no)"]
     said = page.list_fails({NAME: row})
     assert f"- **vmap** on {NAME}: `RuntimeError: 'it'`" in said
-    assert page.list_fails({NAME: measured()}) == "All run on all networks."
+    assert page.list_fails({NAME: measured()}) == "Every method runs on every network."
     assert "Sordino fails: UnsupportedModel: no" in page.tell(row)
 
 
@@ -140,18 +152,18 @@ def test_the_summary_has_ranges_by_kind():
     said = " ".join(page.summarise(results).split())
     assert "takes 1.0 to 1.3 times as long as one of SGD for CNNs." in said
     assert "takes 0.5 ms more. That is the whole step" in said
-    assert "The quickest peer takes 1.5 to 2.0 times as long as SGD." in said
+    assert "The fastest peer takes 1.5 to 2.0 times as long as SGD." in said
 
 
 def test_growth_is_judged():
     flat = {"points": {"Sordino": {"10000 records": 0.001, "1000000000 records": 0.0011}}, "fails": {}}
     said = page.judge_growth("records", flat)
-    assert said == "The slowest takes 1.10 times as long as the quickest: the aim of 1.2 is met."
+    assert said == "The slowest step takes 1.10 times as long as the fastest: the aim of 1.2 is met."
     steep = {"points": {"Sordino": {"10000 records": 0.001, "100000 records": 0.003}}}
     steep["fails"] = {"Sordino @ 1000000000 records": "MemoryError"}
     said = page.judge_growth("records", steep)
-    assert "takes 3.00 times as long as the quickest: the aim of 1.2 is missed." in said
-    assert said.endswith(" It does not run with 1000000000 records.")
+    assert "takes 3.00 times as long as the fastest: the aim of 1.2 is missed." in said
+    assert said.endswith(" It does not run with 1,000,000,000 records.")
     linear = {"points": {"SGD": {}, "Sordino": {"layers 1": 0.01, "layers 2": 0.018}}, "fails": {}}
     assert page.judge_growth("layers", linear) == "2 times as many layers take 1.8 times as long."
     assert "| layers 2 | - | 18.00 |" in page.tabulate_growth("layers", linear)
@@ -163,7 +175,7 @@ def test_a_page_is_composed_of_one_network_and_says_what_is_missing():
     assert "Not measured yet: linear model, 64 inputs;" in text
     assert "{" not in text
     assert "Measured on " in text
-    assert "the sources changed" not in text
+    assert "the source code changed" not in text
 
 
 def test_plots_are_drawn_from_what_there_is(tmp_path):

@@ -76,6 +76,14 @@ def measure_double(case: Case, kept: store.Result, starts: int = FEW) -> store.R
     return {**kept, "times": {"1": alone, "2": double}, "double": {**store.describe(), "took": took}}
 
 
+def carry_double(result: store.Result, kept: store.Result | None) -> store.Result:
+    """A result with what is stored of two threads, and when and of what that was, if it has none of its own."""
+    if kept is None or result["times"]["2"] or not kept["times"]["2"]:
+        return result
+    both = {"1": result["times"]["1"], "2": kept["times"]["2"]}
+    return {**result, "times": both, "double": kept.get("double", kept["taken"])}
+
+
 def find_quick(found: Found, batch: int, wanted: list[str]) -> list[str]:
     """The methods that are worth another start."""
     times = {method: find_step(row["steps"], batch) for method, row in found.items() if row["steps"]}

@@ -115,7 +115,7 @@ if (typeof document !== "undefined") {
         .map((power) => {
           const anchor = power === 16 ? "end" : "middle"; // the last number would stick out at the right
           const x = at(power, lows)[0] + (power === 16 ? 14 : 0);
-          return `<text x="${x}" y="${height - 12}" text-anchor="${anchor}">${2 ** power}</text>`;
+          return `<text x="${x}" y="${height - 12}" text-anchor="${anchor}">${whole(2 ** power)}</text>`;
         })
         .join("");
       const sides = [lows, highs]

@@ -9,6 +9,9 @@ import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 
+_LONG = 1e12
+"""From here on, a number is written as 1.24e+12."""
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -23,9 +26,11 @@ class Estimate:
 
 
 def round_up(epsilon: float, digits: int = 2) -> str:
-    """ε is never printed smaller than it is."""
+    """ε is never printed smaller than it is; one that protects nobody is not written in full."""
     if math.isinf(epsilon):
         return "infinite"
+    if epsilon >= _LONG:
+        return round_up_digits(epsilon, 3)
     return f"{math.ceil(epsilon * 10**digits - 1e-9) / 10**digits:.{digits}f}"
 
 

@@ -21,6 +21,7 @@ from sordino import step as steps
 from sordino.accounting.guarantee import CONDITION
 from sordino.errors import BudgetExhausted, InvalidInput, SordinoError
 from sordino.gradients import BookKeeping
+from sordino.gradients.bookkeeping.recording import set_aside_others
 from sordino.gradients.engine import Batch, Differentiated, Recorder, describe_kind
 from sordino.gradients.looped import backpropagate
 from sordino.parts import Blockwise, Draw, Exact, Foreign, Snapshot
@@ -114,14 +115,14 @@ class UserLoop:
     def _rehearse(self) -> None:
         """Refuse, before a first draw is paid for, a loss that cannot be recorded while the user runs it.
 
-        Two records go forward and backward, and the model is put back as it was.
+        Two records go forward and backward, and the model and all generators are put back as they were.
         """
         engine, records, objective = self.bench.engine, self.bench.records, self.bench.objective
         whole = isinstance(self.bench.recipe.norms, Exact) and not isinstance(self.bench.recipe.weighing, Blockwise)
         if self._rehearsed or self.bench.watch is None or not (whole and isinstance(engine, BookKeeping)):
             return
-        batch = records.make_fetcher(self.bench.device)(range(min(2, records.length)))
-        with preserve_randomness(objective), preserve_model(objective):
+        with set_aside_others(), preserve_randomness(objective), preserve_model(objective):
+            batch = records.make_fetcher(self.bench.device)(range(min(2, records.length)))
             with engine.record(objective, self.bench.parameters(), batch) as recorder:
                 losses = objective.losses(batch.data, batch.size)
             recorder.differentiate(losses)

@@ -54,23 +54,44 @@ class Step:
 class Private:
     """Train `model` with `optimizer` on `dataset` by `recipe`, and say what that reveals.
 
-    `loss(model, batch)` returns one loss per example. `run` names a directory in which every event is recorded durably
-    before its release exists; without it the ledger stays in memory until `save`. `ledger` is a ledger that already
-    holds releases about these records, such as statistics for normalising them. `seed` makes noise and sampling
-    repeatable for experiments, and the guarantee says so. `engine` and `microbatch` (how many records are processed at
-    once) affect only performance and change no numbers. `validate=False` skips the probe of model and loss, and the
-    guarantee says so; nobody then notices a loss that reaches no parameter, which trains on noise alone. Under
-    ``torchrun``, all processes of `group` (by default all processes) take each step together
-    (`sordino.distributed`). `vault` is the dataset's budget (`sordino.vault.open_budget`): the plan is reserved
-    there before the first step.
+    >>> import torch, sordino
+    >>> from sordino import Budget, recipes
+    >>> data = torch.randn(500, 4), torch.randint(2, (500,))
+    >>> model = torch.nn.Linear(4, 2)
+    >>> def loss(model, batch):
+    ...     return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    >>> recipe = recipes.dpsgd(batch_size=100, epochs=1).calibrate(Budget(epsilon=3, delta=1e-4), records=500)
+    >>> private = sordino.Private(model, torch.optim.SGD(model.parameters(), lr=0.1), data, loss, recipe)
+    >>> for step in private.steps():
+    ...     pass
+    >>> private.guarantee().epsilon <= 3
+    True
 
-    `unit` names the owner of every record, as one identifier each or as a column of the dataset. Whole owners are then
-    drawn, clipped and protected, and the recipe's `records` counts owners. A draw uses at most `per_unit` records of an
-    owner. `unit_name` is what the guarantee calls an owner, "user" by default (`sordino.units`).
+    What is trained:
 
-    `augment` is the number of random views of a record that a draw uses. `augmentation` makes them one at a time, or
-    the dataset itself does whenever a record is read. Their gradients are averaged before clipping, so the price stays
-    the same (`sordino.augmentation`).
+    - `loss(model, batch)` returns one loss per example, not their mean.
+    - `unit` names the owner of every record, as one identifier each or as a column of the dataset. Sordino then draws,
+      clips and protects whole owners, and the recipe's `records` counts owners. A draw uses at most `per_unit` records
+      of an owner. `unit_name` is what the guarantee calls an owner, "user" by default (`sordino.units`).
+    - `augment` is the number of random views of a record that a draw uses. `augmentation` makes them one at a time;
+      without it, the dataset makes one whenever a record is read. Their gradients are averaged before clipping, so the
+      price stays the same (`sordino.augmentation`).
+
+    Where it is written down:
+
+    - `run` names a folder. Every event is stored there durably before its release exists. Without it, the ledger stays
+      in memory until `save`.
+    - `ledger` is a ledger that already holds releases about these records, such as statistics for normalising them.
+    - `vault` is the dataset's budget (`sordino.vault.open_budget`). The plan is reserved there before the first step.
+
+    How it runs:
+
+    - `engine` and `microbatch` (how many records are processed at once) affect performance and change no numbers.
+    - `seed` makes noise and sampling repeatable for experiments. The guarantee says so.
+    - `validate=False` skips the probe of model and loss. The guarantee says so. Nobody then notices a loss that reaches
+      no parameter, which trains on noise alone.
+    - Under ``torchrun``, all processes of `group` (by default all processes) take each step together
+      (`sordino.distributed`).
 
     Nothing wraps the model and nothing subclasses the optimizer; `close` removes the optimizer's hooks. The attribute
     `run` is the `sordino.run.Run` that pays for the steps: its ledger, its folder, its team.

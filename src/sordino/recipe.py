@@ -353,6 +353,7 @@ class Recipe:
 
     def price(self, delta: float, accountant: str = "pld", adjacency: str = "add-or-remove-one") -> float:
         """Epsilon of the whole plan at `delta`."""
+        _require(self.steps is not None, "steps are not known yet, so there is no price: use recipe.for_records(N)")
         return pricing.epsilon(self.plan(), delta, accountant=accountant, adjacency=adjacency)
 
     @property

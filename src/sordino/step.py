@@ -154,7 +154,7 @@ class Bench:
 
     @property
     def device(self) -> torch.device:
-        return self.objective.list_owned()[0][0].device
+        return next(self.objective.parameters()).device
 
 
 @dataclass

@@ -56,6 +56,20 @@ def test_basis_of_a_run_without_proof_is_not_improved(sordino, tmp_path):
     assert {price["basis"] for price in said["epsilon"].values()} == {"published"}
 
 
+def test_a_run_without_a_budget_has_the_delta_that_its_report_states(sordino, tmp_path):
+    """It was trained with --noise-multiplier alone: like `train` and `report`, it takes a tenth of 1 / records."""
+    from sordino import recipes
+    from sordino.accounting import Ledger
+
+    recipe = recipes.dpsgd(batch_size=10, epochs=1, noise_multiplier=2.0).for_records(1000)
+    (tmp_path / "recipe.toml").write_text(recipe.to_toml())
+    with Ledger.create(tmp_path / "ledger.sqlite") as ledger:
+        ledger.charge(EVENT)
+    said = json.loads(sordino("account", tmp_path, "--json").stdout)
+    assert said["delta"] == 1e-4
+    assert "at δ = 0.0001 for" in sordino("report", tmp_path).stdout
+
+
 def test_a_run_says_whom_it_does_not_protect_and_what_nobody_checked(sordino, tmp_path):
     from sordino.accounting import Ledger
 
@@ -110,3 +124,5 @@ def test_epsilon_is_never_rounded_down():
     assert round_up(3.0) == "3.00"
     assert round_up(0.48701, 4) == "0.4871"
     assert round_up(math.inf) == "infinite"
+    assert round_up(4.77087e43) == "4.78e+43"
+    assert round_up(1e306, 4) == "1e+306"

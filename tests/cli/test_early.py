@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from sordino import __main__ as entry
 from sordino import books
-from sordino.cli import config, early
+from sordino.cli import audit, compare, config, early
 from sordino.errors import InvalidInput
 from sordino.finetuning import tuned
 from sordino.searching import sealing
@@ -68,10 +70,24 @@ TYPOS = [
     (["reproduce", "dpsur:tabel2"], "did you mean 'dpsur:table2'?"),
     (["report", "runs/frist"], "did you mean runs/first?"),
     (["report", "runs/first", "--for", "oficer"], "did you mean 'officer'?"),
-    (["account", "runs/frist"], "runs/frist holds no ledger.sqlite"),
-    (["verify", "runs/frist"], "runs/frist holds no ledger.sqlite"),
-    (["resume", "runs/frist"], "runs/frist holds no config.toml"),
+    (["account", "runs/frist"], "runs/frist is not a folder: give that of a run"),
+    (["verify", "runs/frist"], "did you mean runs/first?"),
+    (["resume", "runs/frist"], "did you mean runs/first?"),
     (["predict", "runs/frist", "--data", "people.csv"], "runs/frist is not a folder"),
+    (["train", "--recipe", "mein.py:softened", "--epsilon", "3"], "did you mean mine.py?"),
+    (["train", "--model", "lenet.py:build", "--epsilon", "3"], "lenet.py does not exist: give file.py:function"),
+    (["audit", "--recipe", "mein.py:softened"], "did you mean mine.py?"),
+    (["check", "mein.py:build"], "did you mean mine.py?"),
+    (["compare", "--dataset", "digits", "--recipe", "mein.py:softened"], "did you mean mine.py?"),
+    (["export", "runs/first", "--to", "onx"], "did you mean 'onnx'?"),
+    (["export", "runs/frist", "--to", "onnx"], "did you mean runs/first?"),
+    (["generate", "runs/frist", "--out", "texts.jsonl"], "did you mean runs/first?"),
+    (["generate", "runs/first", "--out", "texts.jsonl", "--records", "0"], "records=0 must be >= 1"),
+    (["serve", "nowhere"], "nowhere is not a folder"),
+    (["compare", "--dataset", "digits", "--method", "dpsg"], "did you mean 'dpsgd'?"),
+    (["compare", "--dataset", "fashion-mnist", "--method", "linear-dpsru"], "did you mean 'linear-dpsur'?"),
+    (["compare", "--dataset", "digits", "--seeds", "0"], "seeds=0 must be >= 1"),
+    (["compare", "--dataset", "digits", "--accounting", "publishd"], "did you mean 'published'?"),
     (["compare", "--dataset", "digts"], "did you mean 'digits'?"),
     (["compare", "--dataset", "persons.csv"], "persons.csv does not exist"),
     (["compare", "--dataset", "digits", "--recipe", "dpsgd"], "must be file.py:function"),
@@ -94,6 +110,7 @@ print(json.dumps(found))
 def test_no_typing_error_waits_for_torch(tmp_path: Path):
     (tmp_path / "people.csv").write_text("age,outcome\n" + "31,yes\n42,no\n" * 20)
     (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "mine.py").touch()
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "novel.txt").touch()
     (tmp_path / "runs" / "first" / "ledger.sqlite").touch()
@@ -124,7 +141,42 @@ def test_what_may_be_a_column_is_left_to_the_reader(tmp_path: Path):
 
 def test_what_is_right_passes(tmp_path: Path):
     early.require_known("recipe", "growing-mu", ["growing_mu"])
-    early.require_known("model", "lenet.py:build", ["mlp"])
+    (tmp_path / "lenet.py").touch()
+    early.require_known("model", f"{tmp_path / 'lenet.py'}:build", ["mlp"])
+    early.require_known("model", "package.lenet:build", ["mlp"])
     early.require_known("model", None, ["mlp"])
     (tmp_path / "ledger.sqlite").touch()
     early.require_run(tmp_path)
+
+
+def test_a_ctrl_c_while_the_command_loads_is_no_traceback(monkeypatch: pytest.MonkeyPatch):
+    class Loading:
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setitem(sys.modules, "sordino.cli", Loading())
+    try:
+        with pytest.raises(SystemExit) as end:
+            entry.main()
+        assert end.value.code == 130
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL, "torch's own farewell would show a traceback"
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("dataset", ["digits", "fashion-mnist", "infinite-mnist"])
+def test_the_methods_that_are_compared_are_those_that_are_configured(dataset: str):
+    """Their names are read without the laboratory, which has them all in full."""
+    from sordino.lab.experiments import catalogue
+
+    full = {method for (name, method) in catalogue() if name == dataset}
+    assert full
+    assert set(compare._list_configured(dataset)) == full
+
+
+def test_an_audit_that_could_not_be_saved_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "config.toml").touch()
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(InvalidInput, match="cannot write into"):
+        audit.audit(tmp_path, None)

@@ -14,6 +14,9 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -23,10 +26,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 import sordino.noise
-from sordino import Private, mechanisms
+from sordino import Private, gradients, mechanisms
 from sordino.accounting import Budget
 from sordino.gradients import rules
-from sordino.gradients.bookkeeping import BookKeeping, following
+from sordino.gradients.bookkeeping import BookKeeping, following, moves
 from sordino.gradients.engine import Batch, Objective
 from sordino.gradients.looped import Looped
 from sordino.gradients.projected import ProjectedEngine
@@ -38,6 +41,7 @@ from tests.gradients.bookkeeping import test_bookkeeping
 from tests.gradients.bookkeeping.test_bookkeeping import Apply
 from tests.gradients.rules import test_replayed
 
+GRADIENTS = Path(gradients.__file__).parent
 SIZE = 5
 following.PLAIN = (*following.PLAIN, pretend.Far)  # the device's tensors do what torch's functions say
 Case = tuple[str, Callable[[], nn.Module], Callable[[int], Any]]
@@ -98,8 +102,57 @@ MORE: list[Case] = [
         lambda n: torch.randn(n, 4),
     ),
 ]
+
+
+def set_first(h: Tensor) -> Tensor:
+    h = h.clone()
+    h[:, 0] = 0.5
+    return h
+
+
+def place(h: Tensor, *numbers: int) -> Tensor:
+    return torch.tensor(numbers, device=h.device)
+
+
+FOLLOWED: dict[str, Callable[[Tensor], Tensor]] = {
+    "sort": lambda h: h.sort(1)[0],
+    "topk": lambda h: h.topk(2, 1)[0],
+    "roll": lambda h: h.roll(1, 1),
+    "normalize": lambda h: F.normalize(h, dim=1),
+    "pairwise distance": lambda h: F.pairwise_distance(h, h.flip(1)).unsqueeze(1),
+    "pixel shuffle": lambda h: F.pixel_shuffle(h.reshape(-1, 4, 1, 1), 2),
+    "interpolate": lambda h: F.interpolate(h.unsqueeze(1), 8),
+    "index_fill": lambda h: h.index_fill(1, place(h, 0), 0.5),
+    "index_add": lambda h: h.index_add(1, place(h, 0, 1), h[:, :2]),
+    "set item": set_first,
+    "take_along_dim": lambda h: torch.take_along_dim(h, h.argsort(1), 1),
+    "split": lambda h: torch.cat(h.split(2, 1), 1),
+    "movedim": lambda h: h.unsqueeze(2).movedim(2, 1).squeeze(1),
+    "narrow": lambda h: h.narrow(1, 0, 2),
+    "repeat_interleave": lambda h: h.repeat_interleave(2, 1),
+    "losses by entry": lambda h: F.mse_loss(h, torch.zeros_like(h), reduction="none"),
+    "losses by row": lambda h: F.triplet_margin_loss(h, h.flip(1), h * 2, reduction="none").unsqueeze(1),
+    "cross-entropy": lambda h: F.cross_entropy(h, h.detach().argmax(1), reduction="none").unsqueeze(1),
+    "gaussian": lambda h: F.gaussian_nll_loss(h, torch.zeros_like(h), h.square() + 1, reduction="none"),
+}
+"""Between two uses of parameters, what follows the examples without being asked elsewhere."""
+MORE += [
+    (
+        f"followed: {name}",
+        lambda move=move: Apply(lambda m, x: move(F.linear(x, m.w)) * m.s, w=(4, 4), s=(1,)),
+        lambda n: torch.randn(n, 4),
+    )
+    for name, move in FOLLOWED.items()
+]
 UNWALKED = {"sordino.gradients.rules.grouped.grouped_mm"}
 """Torch has its kernel for half precision on the host and for some GPUs alone."""
+UNWALKED_FILES = {"rules/grouped.py", "rules/stretched.py"}
+"""The second is walked by the step of the recipe `preconditioned`."""
+UNWALKED_MOVES = {
+    "bookkeeping/moves/contractions.py:grouped",
+    "bookkeeping/moves/dimensions.py:gumbel",  # draws its own numbers, which differ between devices
+    "bookkeeping/moves/entries.py:ctc",  # torch has no such loss for devices written in Python
+}
 
 
 def loss(model: nn.Module, data: Any) -> Tensor:
@@ -178,18 +231,58 @@ def walk_rules() -> Iterator[dict[str, Any]]:
     """Book-keeping, and which rules were never asked."""
     plain = dict(rules.RULES)
     seen: set[str] = set()
+    entered: set[str] = set()
 
     def walk_one(make: Callable[[], nn.Module], draw: Callable[[int], Any]) -> dict[str, Any]:
         asked: set[str] = set()
         rules.RULES.update({func: spy(rule, asked) for func, rule in plain.items()})
-        return {**attempt(BookKeeping, make, draw), "asked": sorted(asked)}
+        with follow_calls() as called:
+            told = attempt(BookKeeping, make, draw)
+        return {**told, "asked": sorted(asked), "entered": sorted(called)}
 
     for name, make, draw in cases():
         line = alone(name, lambda make=make, draw=draw: walk_one(make, draw))
         seen.update(line.pop("asked", ()))
+        entered.update(line.pop("entered", ()))
         yield line
     known = {f"{rule.__module__}.{rule.__name__}" for rule in plain.values()}
-    yield {"case": "rules", "never": sorted(known - seen - UNWALKED)}
+    yield {
+        "case": "rules",
+        "never": sorted(known - seen - UNWALKED),
+        "files": sorted(find_files() - {name.partition(":")[0] for name in entered} - UNWALKED_FILES),
+        "moves": sorted({name_function(rule.__code__) for rule in moves.KINDS} - entered - UNWALKED_MOVES),
+    }
+
+
+def find_files() -> set[str]:
+    """The files of the rules, and of what follows the examples; those that only gather others have no function."""
+    folders = (GRADIENTS / "rules", GRADIENTS / "bookkeeping" / "moves")
+    files = {path for folder in folders for path in folder.rglob("*.py") if path.name != "__init__.py"}
+    return {str(path.relative_to(GRADIENTS)) for path in files}
+
+
+def name_function(code: CodeType) -> str:
+    """Such as ``rules/linear.py:linear``."""
+    return f"{Path(code.co_filename).relative_to(GRADIENTS)}:{code.co_qualname}"
+
+
+@contextmanager
+def follow_calls() -> Iterator[set[str]]:
+    """The functions of the gradients' code that are called meanwhile."""
+    called: set[str] = set()
+    codes: set[CodeType] = set()
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code not in codes:
+            codes.add(frame.f_code)
+            if frame.f_code.co_filename.startswith(str(GRADIENTS)):
+                called.add(name_function(frame.f_code))
+
+    sys.setprofile(watch)
+    try:
+        yield called
+    finally:
+        sys.setprofile(None)
 
 
 def alone(name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:

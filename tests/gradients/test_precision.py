@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -89,6 +90,13 @@ class Centred(nn.Linear):
         return F.linear(x, self.weight - self.weight.mean(1, keepdim=True))
 
 
+class Stretched(nn.Linear):
+    """The same, and what comes back becomes longer on its way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, 2.0**14 * (self.weight - self.weight.mean(1, keepdim=True)))
+
+
 class Subtracted(nn.Linear):
     """Two uses, summed one after the other, whose gradients cancel where both inputs are long and the same."""
 
@@ -100,7 +108,7 @@ def alternating(inputs: int) -> Tensor:
     return torch.tensor([-1.0, 1.0]).repeat(inputs // 2)
 
 
-@pytest.mark.parametrize("kind", [Centred, Subtracted])
+@pytest.mark.parametrize("kind", [Centred, Stretched, Subtracted])
 def test_terms_that_cancel_do_not_swallow_those_of_other_records(kind: type[nn.Linear]) -> None:
     """One record's own sum is short, but its terms are so long that float32 has no digits left for anything beside."""
     torch.manual_seed(0)
@@ -117,6 +125,35 @@ def test_terms_that_cancel_do_not_swallow_those_of_other_records(kind: type[nn.L
         sums.append(total.double())
     assert float(sums[1].norm()) == pytest.approx(1024 * 0.05, rel=1e-3)
     assert float((sums[0] - sums[1]).norm()) <= 1.01
+
+
+class Tied(nn.Linear):
+    """Two uses, one of them the other way round, compared by inner products."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight) + x @ self.weight
+
+
+SHORT: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "one row": (lambda: nn.Linear(784, 10, bias=False), (784,)),
+    "twice": (lambda: Tied(300, 300, bias=False), (300,)),
+    "weight_norm": (lambda: weight_norm(nn.Linear(784, 10, bias=False)), (784,)),
+}
+
+
+@pytest.mark.parametrize("size", [1e-21, 1e-22, 4e-23, 1e-23])
+@pytest.mark.parametrize("name", SHORT)
+def test_squares_of_short_inputs_that_underflow_hide_no_long_gradients(name: str, size: float) -> None:
+    """Float32 has no squares of such entries, but their products with long gradients are longer than many bounds."""
+    torch.manual_seed(0)
+    make, shape = SHORT[name]
+    model = make()
+    x, long = torch.full((3, *shape), size), torch.tensor([1e16, 1e17, 2e17])
+    objective = Objective(model, lambda m, x: m(x).flatten(1).sum(1) * long)
+    found = BookKeeping().differentiate(objective, list(model.parameters()), batch_of(x, 3))
+    for i in range(3):
+        sums = found.weighted_sum(torch.eye(3)[i])
+        assert float(torch.cat([each.double().flatten() for each in sums]).norm()) <= 1.0001 * float(found.norms[i])
 
 
 def test_a_bias_that_cancels_over_time_does_not_swallow_those_of_other_records() -> None:

@@ -158,6 +158,21 @@ def write_slices(m: Any, x: Tensor) -> Tensor:
     return m.head(h.mean(1))
 
 
+def halve_made(m: Any, x: Tensor) -> Tensor:
+    """As DeBERTa does to what it makes of its table of positions."""
+    made = m.body(m.w)
+    made.t().div_(2.0)
+    made[0] *= 3.0
+    return m.head(x @ made)
+
+
+def halve_used(m: Any, x: Tensor) -> Tensor:
+    made = m.body(m.w)
+    before = x @ made
+    made.t().div_(2.0)
+    return m.head(before + x @ made)
+
+
 def read_packed(m: Any, x: Tensor) -> Tensor:
     packed = pack_padded_sequence(m.table(x), (x != 0).sum(1), batch_first=True, enforce_sorted=False)
     last = m.rnn(packed)[1]
@@ -279,6 +294,7 @@ KEPT: dict[str, tuple[Build, Callable[[], Data], Loss]] = {
     ),
     "in place by a parameter": (hidden(lambda m, x: x.mul_(m.p).add_(m.q).tanh_(), p=(D,), q=(D,)), rows, classify),
     "slices in place": (lambda: Model(write_slices, body=nn.Linear(D, D), p=(D,), q=(D,)), sequences, classify),
+    "in place on what was made": (lambda: Model(halve_made, body=nn.Linear(D, D), w=(D, D)), rows, classify),
     "pruned": (layers(prune_some), rows, classify),
     "weight_norm": (layers(parametrizations.weight_norm), rows, classify),
     "weight_norm of the whole": (layers(lambda layer: parametrizations.weight_norm(layer, dim=None)), rows, classify),
@@ -388,6 +404,7 @@ KEPT: dict[str, tuple[Build, Callable[[], Data], Loss]] = {
 }
 
 GIVEN_UP: dict[str, tuple[Build, Callable[[], Data], Loss]] = {
+    "in place on what was used": (lambda: Model(halve_used, body=nn.Linear(D, D), w=(D, D)), rows, classify),
     "gradients inside of the loss": (layers(lambda layer: layer), rows, penalise_slope),
     "compiled by torch.jit": (
         lambda: nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(D, D), nn.Tanh())), nn.Linear(D, CLASSES)),

@@ -46,9 +46,10 @@ def test_from_training_to_a_page(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere"], "nowhere holds no ledger.sqlite"),
-        (["run", "--audit", "no.json"], "cannot read no.json"),
+        (["nowhere"], "nowhere is not a folder"),
+        (["run", "--audit", "no.json"], "no.json does not exist"),
         (["run", "-o", "no/such/page.html"], "cannot write no/such/page.html: No such file or directory"),
+        (["run", "-o", "page.pdf"], "page.pdf names a PDF, and no PDF is asked for: add --pdf"),
         (["run", "--delta", "2"], "delta=2.0 must be in (0, 1)"),
     ],
 )

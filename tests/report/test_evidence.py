@@ -311,6 +311,9 @@ def test_a_page_is_signed_where_the_ledger_is(tmp_path, recipe, monkeypatch):
 def test_what_is_no_page_is_refused(run, tmp_path):
     (tmp_path / "page.html").write_text("<html></html>")
     assert "has 0 seals" in sordino("verify", run, "--page", tmp_path / "page.html").stderr
+    assert "page=none.html is not a file" in sordino("verify", run, "--page", "none.html").stderr
+    (tmp_path / "page.pdf").write_bytes(b"%PDF-1.4 \xd3\xeb")
+    assert "is not UTF-8" in sordino("verify", run, "--page", tmp_path / "page.pdf").stderr
 
 
 # -- PDF, and what a browser makes of the pages -----------------------------------------------------------------------
@@ -333,6 +336,16 @@ def test_one_command_prints_a_pdf(run, tmp_path):
     content = (tmp_path / "page.pdf").read_bytes()
     assert content.startswith(b"%PDF")
     assert len(content) > 20_000
+
+
+def test_a_pdf_may_be_named(run, tmp_path):
+    """The page is printed, not the PDF that it would overwrite."""
+    if executable() is None:
+        pytest.skip("no chromium on this machine: apt-get install chromium")
+    named = tmp_path / "to print.pdf"
+    said = json.loads(sordino("report", run, "--pdf", "-o", named, "--json").stdout)
+    assert (said["report"], said["pdf"]) == (str(tmp_path / "to print.html"), str(named))
+    assert len(named.read_bytes()) > 20_000
 
 
 @pytest.mark.parametrize("reader", ["engineer", "officer"])

@@ -94,7 +94,7 @@ def test_the_guarantee_says_that_settings_were_searched(cost: Cost) -> None:
     assert FIXED_IN_ADVANCE not in said
     line = next(line for line in said if line.startswith(SEARCHED))
     assert "level: 0 to 1" in line
-    assert "no guarantee of the winner" in line
+    assert "not a guarantee for the winner" in line
     assert search.SECRET in said
 
 

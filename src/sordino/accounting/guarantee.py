@@ -39,8 +39,11 @@ _LISTS = ("assumptions", "unprotected", "conditions")
 class Guarantee:
     """(ε, δ) with everything needed to interpret it: basis, protected unit, adjacency, accountant and assumptions.
 
-    `unprotected` are records that it does not cover. `conditions` must hold but were not checked, for example those
-    about parts that Sordino did not write. Both appear in the headline, because it would promise too much without them.
+    >>> str(Guarantee(1.0, 1e-5, "proven", "record", "add-or-remove-one", "pld")).partition(".")[0]
+    '(1, 1e-05)-differential privacy for every record'
+
+    `unprotected` are records that it does not cover. `conditions` are what must hold and nobody has checked, such as a
+    bound that a part of the user's own promises. Both appear in the headline, because it would promise too much alone.
     """
 
     epsilon: float

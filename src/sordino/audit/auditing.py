@@ -153,16 +153,19 @@ def audit_recipe(
 ) -> Audit:
     """Attack the parts of `recipe` on small worst cases; raises `AuditFailed` if its claim is refuted.
 
-    All parts are the recipe's own and take the real private step; what changes is the data, the sampling rate (an
-    attacker who is drawn once in a thousand steps sees nothing in seconds) and the length: `steps` steps. The claim is
-    what the ledger says afterwards. There are `trials` with the canary and as many without if one run holds many, and
-    `single_trials` if each needs its own runs. `noise_multiplier` replaces the recipe's, which is 1 if it is not
-    calibrated. `source` makes a noise source from a number, and `arrange` changes a run before it starts, for auditing
-    your own parts; `check=False` returns a failed audit instead of raising.
+    The audit uses the recipe's own parts and takes the real private step. It replaces the data, the sampling rate (an
+    attacker who is drawn once in a thousand steps sees nothing in seconds) and the length, which is `steps` steps. The
+    claim is what the ledger says afterwards.
 
-    Guarantees: a recipe that keeps its claim fails with probability at most 1 − confidence, provided that its lanes are
-    independent of each other where an instance has several (see `instances`). Limits: passing is not a proof; it only
-    says that these attackers found nothing.
+    - `trials` is the number of trials with the canary, and of as many without, where one run holds many of them.
+      `single_trials` is the number where each trial needs runs of its own.
+    - `noise_multiplier` replaces the recipe's, which is 1 if the recipe is not calibrated.
+    - `source` makes a noise source from a number, and `arrange` changes a run before it starts: to audit your parts.
+    - `check=False` returns a failed audit instead of raising.
+
+    Guarantees: a recipe that keeps its claim fails with probability at most 1 − confidence. This holds where the lanes
+    of an instance that has several are independent of each other (see `instances`). Limits: passing is not a proof. It
+    only says that these attackers found nothing.
     """
     if trials < 20 or single_trials < 20:
         raise InvalidInput(f"trials={min(trials, single_trials)} must be >= 20: an audit needs repetition")

@@ -5,6 +5,7 @@ Importing it loads neither torch nor the accounting: each command loads what it 
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated, Any, NoReturn
@@ -35,7 +36,7 @@ from sordino.cli import (
     tune,
     verify,
 )
-from sordino.cli.terminal import BAD_INPUT, FOUND, complain
+from sordino.cli.terminal import BAD_INPUT, FOUND, NARROW, complain, write_epilog
 from sordino.errors import LostInNoise, SordinoError, locate_error
 
 __all__ = ["app", "main"]
@@ -48,7 +49,7 @@ EPILOG = """
 
 0 done
 
-1 check found something wrong, or an audit or verify did, or a release is lost in the noise
+1 check, audit or verify found something wrong, or a release was lost in the noise
 
 2 bad input: the error is one line on stderr
 
@@ -72,6 +73,8 @@ class Commands(TyperGroup):
     def main(self, *args: Any, **options: Any) -> NoReturn:
         """Run one command and exit with its code."""
         options["standalone_mode"] = False
+        if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show must not end a run that was paid for
+            sys.stdout.reconfigure(errors="replace")
         try:
             code = super().main(*args, **options)
         except SordinoError as error:
@@ -109,8 +112,8 @@ def _describe(error: Exception) -> str:
 app = typer.Typer(
     name="sordino",
     cls=Commands,
-    rich_markup_mode="rich",
-    epilog=EPILOG,
+    rich_markup_mode=None if NARROW else "rich",
+    epilog=write_epilog(EPILOG),
     pretty_exceptions_show_locals=False,  # a traceback's locals would print private records
 )
 _PLAN = "Plan and check"
@@ -124,7 +127,7 @@ _COMMANDS = {
 for panel, modules in _COMMANDS.items():
     for module in modules:
         command = getattr(module, module.__name__.rpartition(".")[2])  # a file has the name of its command
-        app.command(epilog=getattr(module, "EPILOG", None), rich_help_panel=panel)(command)
+        app.command(epilog=write_epilog(getattr(module, "EPILOG", "")), rich_help_panel=panel)(command)
 app.add_typer(budget.budget, name="budget", cls=Commands, rich_help_panel=_PLAN)
 
 

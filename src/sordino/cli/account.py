@@ -95,13 +95,14 @@ def _bill_run(run: Path, delta: float | None, adjacency: str | None) -> Statemen
     from sordino.report.run_folder import Folder
 
     folder = Folder(run)
+    recipe = _read_recipe(folder)
     with books.reading(folder.ledger.parent) as ledger:
         events, header, said = ledger.events(), ledger.header, ledger.declared("assumption")
         if ledger.signature in UNSURE:
             caution(UNSURE[ledger.signature])
         title = f"{run}: {len(ledger):,} events"
         unprotected, conditions = ledger.declared(UNPROTECTED), ledger.declared(CONDITION)
-        declared = plans.declared(ledger) or find_plans(_read_recipe(folder), header)
+        declared = plans.declared(ledger) or find_plans(recipe, header)
         unplanned = plans.list_unplanned(ledger, declared)
     whole = plans.bill(events, declared, unplanned)
     prefix = plans.bill(events, declared, unplanned, stopped_in_advance=True)
@@ -109,6 +110,8 @@ def _bill_run(run: Path, delta: float | None, adjacency: str | None) -> Statemen
         delta = _read_delta(folder)
     if delta is None:  # a table's plan, or that of a recipe whose parts have no name, is in the ledger alone
         delta = next((plan.budget.delta for plan in declared if plan.budget is not None), None)
+    if delta is None and recipe is not None and recipe.records:  # without a budget: what `train` and `report` say
+        delta = 0.1 / recipe.records
     if delta is None:
         raise InvalidInput(f"{run} has no budget that names a delta: use --delta")
     chosen = adjacency or header.get("adjacency", "add-or-remove-one")

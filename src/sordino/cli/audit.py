@@ -65,6 +65,7 @@ def audit(
     options.require_numbers({"noise_multiplier": noise_multiplier, "confidence": confidence})
     if run is not None:
         early.require_any(run, (early.CONFIG, early.PREPARATION), early.CONFIG)
+        early.require_writable(run)
         passed = _audit_run(run, trials, seed, trust_code, json)
     else:
         assert recipe is not None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sordino.cli import options
-from sordino.cli.terminal import FOUND, console, print_json
+from sordino.cli.terminal import FOUND, NARROW, console, print_json, write_epilog
 from sordino.errors import InvalidInput, VaultForged
 from sordino.figures import round_up, round_up_digits
 
@@ -35,9 +35,9 @@ The vault is the file or the postgresql:// address in SORDINO_VAULT; without it,
 """
 budget = typer.Typer(
     help="One budget per dataset, across runs, people and machines: who reserved what, and what is left.",
-    epilog=EPILOG,
+    epilog=write_epilog(EPILOG),
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None if NARROW else "rich",
 )
 _Name = Annotated[str, typer.Argument(help="The dataset's name.")]
 _Vault = Annotated[

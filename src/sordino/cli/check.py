@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.cli import options
+from sordino.cli import early, options
 from sordino.cli.terminal import FOUND, console, print_json
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def check(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Probe a model before anything is spent: does one example change another's loss? Exits with 1 if so."""
+    """Probe a model before anything is spent: does one example change another's loss? Exits with 1 if it does."""
+    early.require_code(build)
     from sordino.cli.examining import examine
 
     examined = examine(build, shape)

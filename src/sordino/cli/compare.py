@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sordino import lab
 from sordino.cli import early, options
 from sordino.cli.terminal import FOUND, INTERRUPTED, complain, console, messages, print_json
 from sordino.errors import InvalidInput
@@ -37,6 +39,7 @@ sordino compare --dataset patients.csv --target outcome --epsilon 2 --seeds 1 (y
 
 The same command again goes on where it was killed; finished runs are not repeated.
 """
+ACCOUNTINGS = ("proven", "published", "both")
 DIED = "its process died twice: run again to go on"
 
 
@@ -107,10 +110,12 @@ def compare(
         "settings": tuple(str(path) for path in settings or ()) or None,
         "recipes": tuple(recipe or ()) or None,
     }
-    _check_names(dataset, recipe or ())
+    _check_names(dataset, () if settings else method or (), recipe or ())
     for each in epsilon or ():
         options.require_numbers({"epsilon": each})
-    options.require_numbers({"delta": delta, "records": records, "steps": steps})
+    options.require_numbers({"delta": delta, "records": records, "steps": steps, "seeds": seeds})
+    if accounting is not None:
+        early.require_listed("accounting", accounting, ACCOUNTINGS)
     plan = replace(
         read_comparison(config) if config else Comparison(), **{k: v for k, v in given.items() if v is not None}
     )
@@ -135,15 +140,28 @@ def is_own(dataset: str) -> bool:
     return bool(Path(dataset).suffix) and dataset not in options.DATA
 
 
-def _check_names(dataset: str | None, recipes: Sequence[str]) -> None:
+def _check_names(dataset: str | None, methods: Sequence[str], recipes: Sequence[str]) -> None:
     """Refuse mistyped names before torch is loaded."""
     for code in recipes:
         if ":" not in code:
             raise InvalidInput(f"recipe={code!r} must be file.py:function: give --method for those that Sordino has")
+        early.require_code(code)
     if dataset is not None and is_own(dataset) and not Path(dataset).exists():
         raise InvalidInput(f"dataset={dataset} does not exist: give a table, or one of {', '.join(options.DATA)}")
     if dataset is not None and not is_own(dataset) and "SORDINO_CONFIGS" not in os.environ:
         early.require_known("dataset", dataset, options.DATA, ", or a table of yours", "is not configured: choose")
+        named = [*_list_configured(dataset), *(code.rpartition(":")[2] for code in recipes)]
+        for method in methods:
+            early.require_listed("method", method, named, words=f"is not configured for {dataset}: choose")
+
+
+def _list_configured(dataset: str) -> list[str]:
+    """The methods of a dataset of the laboratory, by the names in its files alone: to read them in full takes torch."""
+    found: list[str] = []
+    for path in sorted((Path(lab.__file__).parent / "configs" / dataset).glob("*.toml")):
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        found += tables["methods"] if "methods" in tables else [tables["method"]]
+    return found
 
 
 def run_and_publish(

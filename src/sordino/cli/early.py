@@ -7,6 +7,7 @@ passes is examined again, in full, by those who use it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -35,7 +36,8 @@ _BY_PRESET = (
 def require_run(run: Path, file: str = LEDGER) -> None:
     """Refuse a path that is not a folder of a run, or lacks the file that a command begins with."""
     if not (run / file).exists() and not (run / file).is_symlink():
-        raise InvalidInput(f"{run} holds no {file}: give the folder of a run of `sordino train`{_suggest_run(run)}")
+        require_directory(run)
+        raise InvalidInput(f"{run} holds no {file}: give the folder of a run of `sordino train`")
 
 
 def require_any(run: Path, files: Iterable[str], what: str) -> None:
@@ -61,10 +63,27 @@ def require_directory(run: Path) -> None:
         raise InvalidInput(f"{run} is not a folder: give that of a run of `sordino train`{_suggest_run(run)}")
 
 
+def require_writable(run: Path) -> None:
+    """Refuse a folder that takes no file, before minutes of work whose result could not be saved there."""
+    if not os.access(run, os.W_OK):
+        raise InvalidInput(f"cannot write into {run}: make it writable, or give a copy of it that is")
+
+
 def require_known(what: str, name: str | None, known: Iterable[str], more: str = "", words: str = "must be") -> None:
     """Refuse a name that is none of `known`, and say which may have been meant; code of the user's own passes."""
-    if name is not None and ":" not in name:
+    if name is None:
+        return
+    if ":" in name:
+        require_code(name)
+    else:
         require_listed(what, name, known, more, words)
+
+
+def require_code(code: str) -> None:
+    """Refuse code of the user's own in a file that is not there."""
+    path = Path(code.rpartition(":")[0])
+    if path.suffix == ".py" and not path.is_file():
+        raise InvalidInput(f"{path} does not exist: give file.py:function{_suggest_file(path)}")
 
 
 def require_listed(what: str, name: str, known: Iterable[str], more: str = "", words: str = "must be") -> None:
@@ -145,12 +164,16 @@ def _check_preset(flags: Flags, preset: str) -> None:
 def require_data(path: Path) -> None:
     """Refuse new records that are not there."""
     if not path.exists():
-        near = get_close_matches(path.name, _list_files(path.parent), n=1, cutoff=0.8)
-        meant = f"; did you mean {path.parent / near[0]}?" if near else ""
         raise InvalidInput(
             f"data={path} does not exist: give a table (.csv, .tsv, .csv.gz, .parquet, .xlsx), a .npz file, "
-            f"or a folder of images{meant}"
+            f"or a folder of images{_suggest_file(path)}"
         )
+
+
+def _suggest_file(path: Path) -> str:
+    """A hint at the file or folder beside it whose name is nearly the same."""
+    near = get_close_matches(path.name, _list_files(path.parent), n=1, cutoff=0.8)
+    return f"; did you mean {path.parent / near[0]}?" if near else ""
 
 
 def _check_data(flags: Flags, source: str) -> None:

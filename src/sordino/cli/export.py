@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sordino.cli import options
+from sordino.cli import early, options
 from sordino.cli.terminal import console, print_json
 
 EPILOG = """
@@ -33,6 +33,8 @@ def export(
     json: options.Json = False,
 ) -> None:
     """Write the model of a run as ONNX, TorchScript or safetensors, with its inputs described beside it."""
+    early.require_listed("to", to, FORMATS)
+    early.require_directory(run)
     from sordino.cli.loading import open_run
     from sordino.tables.exporting import ENDINGS, export_model, require_format
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sordino.cli import options
+from sordino.cli import early, options
 from sordino.cli.terminal import console, print_json
 from sordino.errors import InvalidInput
 
@@ -39,7 +39,9 @@ def generate(
     seed: _Seed = None,
     json: options.Json = False,
 ) -> None:
-    """Write synthetic texts as JSON lines. They come from the released model alone: any number costs nothing."""
+    """Write synthetic texts as JSON lines. They come from the released model alone, so any number of them is free."""
+    early.require_directory(run)
+    options.require_numbers({"records": records})
     from dataclasses import asdict
     from json import dumps
 

@@ -19,9 +19,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Epsilon = Annotated[float | None, typer.Option(help="What may be spent: 1 to 8 is usual, smaller is more private.")]
 Delta = Annotated[
     float | None,
-    typer.Option(
-        help="Below 1 / records. Default where the records are known: a power of ten, a tenth of that or less."
-    ),
+    typer.Option(help="Below 1 / records. Default if their number is known: a power of ten, at most a tenth of that."),
 ]
 Rate = Annotated[
     float | None, typer.Option(help="Chance that a record joins a draw; or give --batch-size and --records.")
@@ -143,6 +141,7 @@ _NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
     "batch_size": (_is_count, ">= 1: it is the expected size of a draw"),
     "records": (_is_count, ">= 1: nothing can be learnt from none"),
     "steps": (_is_count, ">= 1: it is the length of training"),
+    "seeds": (_is_count, ">= 1: it is how often each run is repeated"),
     "epochs": (_is_positive, "> 0 and finite: it is the length of training"),
     "clip": (_is_positive, "> 0: a zero bound removes every gradient; start with 1.0 or use automatic clipping"),
     "lr": (_is_positive, "> 0 and finite: it scales every step"),

@@ -53,7 +53,7 @@ def predict(
     trust_code: options.TrustCode = False,
     json: options.Json = False,
 ) -> None:
-    """Predict classes with their probabilities, or values, of new records by the model of a run."""
+    """Predict the classes, with probabilities, or the values of new records with the model of a run."""
     early.require_any(run, (early.CONFIG, early.PREPARATION, early.MODEL, early.LEDGER), "trained model")
     early.require_data(data)
     import pyarrow as pa
@@ -85,7 +85,7 @@ def predict(
     if out is None:
         sink = pa.BufferOutputStream()
         pa.csv.write_csv(_round(found), sink)
-        print(sink.getvalue().to_pybytes().decode(), end="")
+        typer.echo(sink.getvalue().to_pybytes(), nl=False)  # UTF-8, whatever the terminal
         return
     if texts:
         write_stamp(out, describe_guarantee(run, "predicted classes", records=found.num_rows, file=out.name))

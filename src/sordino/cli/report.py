@@ -70,6 +70,10 @@ def report(
     early.require_run(run)
     if pdf and reader not in ("engineer", "officer"):
         raise InvalidInput(f"--pdf prints a page, and --for {reader} makes none: leave one of them out")
+    if output is not None and output.suffix.lower() == ".pdf":
+        if not pdf:
+            raise InvalidInput(f"out={output} names a PDF, and no PDF is asked for: add --pdf, or name a file .html")
+        output = output.with_suffix(".html")  # the page, which is printed beside it
     from sordino.report.about import read_about, read_about_file
     from sordino.report.printing import find_browser, print_pdf
     from sordino.report.run_folder import Folder

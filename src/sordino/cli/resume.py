@@ -19,7 +19,7 @@ def resume(
     trust_code: options.TrustCode = False,
     json: options.Json = False,
 ) -> None:
-    """Go on with a run from its last checkpoint. Everything that was spent stays spent; no noise is drawn twice.
+    """Continue a run from its last checkpoint. What was spent stays spent; no noise is drawn twice.
 
     If a run on a table was killed while its ranges and classes were released, they are released and paid for again.
     """

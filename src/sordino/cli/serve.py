@@ -11,6 +11,7 @@ import typer
 
 from sordino.cli import options
 from sordino.cli.terminal import console, print_json
+from sordino.errors import InvalidInput
 
 EPILOG = """
 [bold]Example[/bold]: sordino serve runs/
@@ -24,6 +25,8 @@ _Port = Annotated[int, typer.Option(help="Default: one that is free.", min=0, ma
 
 def serve(runs: _Runs, port: _Port = 0, vault: _Vault = None, json: options.Json = False) -> None:
     """Show runs and their budgets in a browser, on this machine alone; nothing is written. Ctrl-C ends it."""
+    if not runs.is_dir():
+        raise InvalidInput(f"{runs} is not a folder: give one that holds runs, such as runs/")
     from sordino.report.server import Server
     from sordino.vault import PLACE, open_vault
 

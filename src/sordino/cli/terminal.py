@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,11 +21,18 @@ UNSURE = {
     "missing": "the ledger is not signed, though a key is set: if it ever was, somebody forged it",
 }
 """What to say of a ledger whose signatures prove nothing."""
+NARROW = shutil.get_terminal_size().columns < 60
+"""Whether help is plain text: in a narrow terminal, its tables would cut the names of options."""
 FOUND = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 _LARGE = 10_000_000
 """Bytes of a file that takes long enough to read for a progress bar."""
+
+
+def write_epilog(text: str) -> str:
+    """The end of a command's help; plain text has no bold words."""
+    return re.sub(r"\[/?bold\]", "", text) if NARROW else text
 
 
 def console() -> Console:

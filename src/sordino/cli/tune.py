@@ -29,7 +29,7 @@ goes on when the command is given again with the same --run.
 
 @options.take_fields(Flags)
 def tune(flags: Flags) -> None:
-    """Search for settings and train with them; epsilon is that of the whole search."""
+    """Search for settings, then train with the best; epsilon covers the whole search."""
     early.check_training(flags, searching=True)
     try:
         from sordino.cli.launch import train_and_report

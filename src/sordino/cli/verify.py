@@ -41,6 +41,8 @@ _Page = Annotated[Path | None, typer.Option("--page", help="A page that `sordino
 def verify(run: _Run, head: _Head = None, key: _Key = None, page: _Page = None, json: options.Json = False) -> None:
     """Say whether a run's ledger is intact, rolled back, forked or forged, and print a receipt to keep elsewhere."""
     early.require_run(run)
+    if page is not None and not page.is_file():
+        raise InvalidInput(f"page={page} is not a file: give a page that `sordino report` made")
     from sordino.accounting.chain import find_key, read_key
 
     kept = None if head is None else _read_receipt(head)

@@ -59,15 +59,15 @@ def list_protected(facts: Facts) -> list[str]:
     if not _promises(g):
         return []
     words = "training " if g.unprotected else ""
-    lines = [f"Every {words}{g.unit}: whether it was in the data, and everything that it says."]
+    lines = [f"Every {words}{g.unit}: whether it was in the data, and everything in it."]
     if g.epsilon > WEAK:
         lines[0] = f"Every {words}{g.unit}, but hardly: ε = {_write(g.epsilon)} allows almost anything to be found out."
-    lines.append("Against anybody, whatever else they know and however long they compute, now and later.")
+    lines.append("Against anybody, now and later, whatever else they know and however long they compute.")
     lines.append(
-        "Whatever is done with the model afterwards: publishing it, asking it, changing it costs nothing more."
+        "Whatever is done with the model afterwards: publishing, querying or changing it costs no more privacy."
     )
     if facts.used.prepared:
-        lines.append("What was found out about the columns beforehand: it was released with noise, within the same ε.")
+        lines.append("What preparation found out about the columns: it was released with noise, within the same ε.")
     return lines
 
 
@@ -76,12 +76,12 @@ def list_exposed(facts: Facts) -> list[str]:
     g, lines = facts.guarantee, []
     if not _promises(g):
         lines.append(f"Any {g.unit}: no guarantee holds for this run.")
-    lines += [f"{what[0].upper()}{what[1:]}: what was measured on them is exact." for what in g.unprotected]
+    lines += [f"{what[0].upper()}{what[1:]}: the figures measured on them are exact." for what in g.unprotected]
     lines.append("What many people have in common. A model that learns that smoking harms says so about every smoker.")
     if g.unit == "record":
-        lines.append("A person with several records, as a whole: with k of them ε is up to k times as large.")
-    lines.append("The records themselves, where they are stored: whoever can read the file needs no model.")
-    lines.append("The number of records and the names of columns, which are taken to be public.")
+        lines.append("A person with several records: for k records of one person, ε is up to k times as large.")
+    lines.append("The stored records themselves: whoever can read the file needs no model.")
+    lines.append("The number of records and the names of columns. They are taken to be public.")
     return lines
 
 
@@ -90,21 +90,24 @@ def list_risks(facts: Facts) -> list[str]:
     g, proof = facts.guarantee, facts.proof
     refuted = facts.audit is not None and facts.audit.get("passed") is not True
     candidates = [
-        (g.basis != "proven", f"ε is {g.basis}, not proven: the true one may be larger. Promise it to nobody."),
+        (g.basis != "proven", f"ε is {g.basis}, not proven: the true ε may be larger. Do not promise it to anybody."),
         (math.isinf(g.epsilon), "ε is infinite: what was released may reveal any record."),
-        *((True, f"It holds only provided that {what}, which nobody has checked.") for what in g.conditions),
-        (refuted, "An audit REFUTED the claim: the run must not be used before that is explained."),
+        *((True, f"The guarantee holds only if {what}, and nobody has checked that.") for what in g.conditions),
+        (refuted, "An audit REFUTED the claim: do not use the run before that is explained."),
         (WEAK < g.epsilon < math.inf, f"ε = {_write(g.epsilon)} is large: it promises little to any one {g.unit}."),
         (_promises(g) and bool(facts.curve), f"{_bound_attacker(facts)} That risk remains."),
-        (bool(g.unprotected), "Figures on held-out records are exact: published, they tell something about them."),
+        (
+            bool(g.unprotected),
+            "Figures on held-out records are exact: publishing them says something about the records.",
+        ),
         (
             facts.dataset is None,
-            "Other models or figures from the same records add to ε; no total is kept for them.",
+            "Other models or figures from the same records add to ε, and nobody keeps the total.",
         ),
         (facts.setting.seed is not None, "The noise is repeatable: whoever knows the seed can take it away."),
-        (proof.signature != "checked", "No signature of the ledger was checked: whoever can write it can forge it."),
+        (proof.signature != "checked", "The ledger’s signature was not checked: whoever can write to it can forge it."),
         (facts.audit is None, "The run was not audited: nobody has tried to break it."),
-        (not facts.finished and bool(facts.total_steps), "It is not finished: more may be released, within its plan."),
+        (not facts.finished and bool(facts.total_steps), "The run is not finished: it may release more of its plan."),
     ]
     return [words for holds, words in candidates if holds]
 
@@ -112,7 +115,7 @@ def list_risks(facts: Facts) -> list[str]:
 def _bound_attacker(facts: Facts) -> str:
     found = percent(math.ceil(1000 * bound_detection(facts.curve, 0.01)) / 1000)
     units = facts.guarantee.units
-    return f"Whoever wrongly accuses 1 in 100 absent {units} may find up to {found} of those present."
+    return f"Somebody who is wrong about 1 in 100 absent {units} can find up to {found} of those present."
 
 
 def answer_nist(facts: Facts) -> list[OfficerAnswer]:
@@ -130,7 +133,7 @@ def answer_nist(facts: Facts) -> list[OfficerAnswer]:
             "Section 2.4, the unit of privacy",
         ),
         OfficerAnswer(
-            "Which algorithm was run, and why is its price right?",
+            "Which algorithm was run, and why is its ε right?",
             f"{_name_algorithm(facts)} Its {proof.events:,} events were written down before they happened, and priced "
             f"by {g.accountant}; the proofs are in Sordino’s documentation.",
             "Section 3, algorithms and correctness: machine learning",
@@ -143,31 +146,31 @@ def answer_nist(facts: Facts) -> list[OfficerAnswer]:
         OfficerAnswer("How useful is the result?", _describe_utility(facts), "Section 3, utility and accuracy", FILES),
         OfficerAnswer(
             "Does it treat groups of people differently?",
-            "Not measured by Sordino. Noise weighs more on small groups: compare the figures of those that matter.",
+            "Sordino does not measure this. Noise hurts small groups more: compare the figures of those that matter.",
             "Section 3, bias",
             OWNER,
         ),
         OfficerAnswer(
             "Who has to be trusted?",
-            "Whoever holds the records and trains (the central model). Nobody else: ε covers whoever sees every noisy "
-            "gradient, not only the final model.",
+            "Whoever holds the records and trains on them (the central model). Nobody else: ε holds even against "
+            "somebody who sees every noisy gradient as well as the final model.",
             "Section 4, trust models",
         ),
         OfficerAnswer(
             "Is the mechanism implemented safely?",
             f"Noise: {_find(g, 'noise', 'not recorded')}. Arithmetic: {_find(g, 'floating', 'not recorded')}. "
-            "Timing and other side channels of the machine are not covered; times in this page are cut to minutes.",
+            "Timing and other side channels of the machine are not covered; times on this page are cut to minutes.",
             "Section 4, mechanism implementation: floating point, timing",
         ),
         OfficerAnswer(
             "Who can read the records, and how are they secured?",
-            "Not known to the run: differential privacy protects what is released, not what is stored.",
+            "The run does not know. Differential privacy protects what is released, not what is stored.",
             "Section 4, data security and access control",
             OWNER,
         ),
         OfficerAnswer(
             "What were people exposed to when their data were collected?",
-            "Not known to the run.",
+            "The run does not know.",
             "Section 4, data collection exposure",
             OWNER,
         ),
@@ -185,7 +188,7 @@ def answer_edpb(facts: Facts) -> list[OfficerAnswer]:
         ),
         OfficerAnswer(
             "From which sources do the training data come?",
-            f"{facts.setting.data}{_count(facts)}. Why these were chosen is for the owner to say.",
+            f"{facts.setting.data}{_count(facts)}. The owner has to say why these were chosen.",
             "Section 3.2, AI model design: selection of sources",
             FILES,
         ),
@@ -202,13 +205,13 @@ def answer_edpb(facts: Facts) -> list[OfficerAnswer]:
         ),
         OfficerAnswer(
             "Are there measures on the outputs of the model?",
-            "Sordino takes none, and ε needs none: it holds for the model itself, whatever it is asked.",
+            "Sordino adds none, and ε needs none: it holds for the model itself, whatever anybody asks it.",
             "Section 3.2, AI model design: measures on outputs",
         ),
         OfficerAnswer(
             "Was the model analysed, and by whom?",
-            f"This page was computed from the ledger ({facts.proof.fingerprint[:16]}…). An audit of the engineering, "
-            "internal or external, is for the owner to arrange.",
+            f"This page was computed from the ledger ({facts.proof.fingerprint[:16]}…). The owner has to arrange "
+            "an audit of the engineering, internal or external.",
             "Section 3.2, AI model analysis",
         ),
         OfficerAnswer(
@@ -219,19 +222,19 @@ def answer_edpb(facts: Facts) -> list[OfficerAnswer]:
         ),
         OfficerAnswer(
             "Is that documented?",
-            f"The ledger and its chain, the recipe, this page and its seal; `sordino verify` holds them together. "
-            f"{len(g.assumptions)} assumptions are listed in the engineer’s page.",
+            f"By the ledger and its chain, the recipe, this page and its seal; `sordino verify` checks them together. "
+            f"The engineer’s page lists {len(g.assumptions)} assumptions.",
             "Section 3.2, paragraphs 56 to 58: documentation",
         ),
         OfficerAnswer(
             "On which legal basis are the data processed, and is the balance of interests documented?",
-            "Not known to the run.",
+            "The run does not know.",
             "Section 3.3, legitimate interest",
             OWNER,
         ),
         OfficerAnswer(
             "Were the data processed lawfully when the model was developed?",
-            "Not known to the run.",
+            "The run does not know.",
             "Section 3.4, consequences of unlawful processing",
             OWNER,
         ),
@@ -264,15 +267,15 @@ def _name_difference(g: Guarantee) -> str:
 
 def _warn_of_records(g: Guarantee) -> str:
     if g.unit != "record":
-        return "All that one of them contributed is covered together."
-    return "If a person has several records, the ε of the person is larger: train with --unit to protect people."
+        return "Everything that it contributed is covered together."
+    return "If a person has several records, ε is larger for that person: train with --unit to protect people."
 
 
 def _name_algorithm(facts: Facts) -> str:
     if facts.learns_table:
-        return "An effect for every column, learnt by noised sums over all records, each a Gaussian release."
+        return "Effects, one for each column, learnt from noisy sums over all records. Each sum is a Gaussian release."
     if facts.recipe is None:
-        return "The folder holds no recipe: only the ledger says which noisy releases there were."
+        return "The folder holds no recipe: only the ledger says what was released."
     recipe = facts.recipe
     noise = "noise chosen on the way" if recipe.noise_multiplier is None else f"noise {recipe.noise_multiplier:.4g}"
     return f"The recipe {recipe.name}: clipping at {recipe.clip:g}, {noise} times that, {recipe.steps or 'some'} steps."
@@ -281,7 +284,7 @@ def _name_algorithm(facts: Facts) -> str:
 def _describe_total(facts: Facts) -> str:
     if facts.dataset is None:
         return (
-            "Everything that this run released is. It does not know of other runs on the same records: "
+            "Everything that this run released is. It does not know about other runs on the same records: "
             "`sordino budget` keeps one total for a dataset."
         )
     told = facts.dataset
@@ -301,7 +304,7 @@ def _describe_utility(facts: Facts) -> str:
         twin = facts.twin_accuracy
         beside = "" if twin is None else f", where the same model without privacy reaches {percent(twin)}"
         return f"Accuracy {percent(facts.final_accuracy)} on held-out records{beside}."
-    return "Not measured: no record was held out, or no figure was kept."
+    return "Not measured: no record was held out, or no figure was stored."
 
 
 def _find(g: Guarantee, word: str, otherwise: str) -> str:
@@ -313,7 +316,7 @@ def _describe_extraction(facts: Facts) -> str:
         return "No bound is proven for this run."
     return (
         f"Bounded by proof, for the model and all queries together. {_bound_attacker(facts)} "
-        "Whether that is insignificant is for the owner to judge."
+        "The owner has to judge whether that is insignificant."
     )
 
 
@@ -324,14 +327,14 @@ def _count(facts: Facts) -> str:
 def _describe_minimisation(facts: Facts) -> str:
     used = facts.used
     if not used.columns:
-        return "The run does not tell columns apart. Sordino keeps no records in its folder: numbers and names alone."
-    left = f"; {len(used.left_out)} were left out" if used.left_out else ""
-    return f"{len(used.columns)} columns were used{left}. No record is in the run’s folder."
+        return "The run does not tell columns apart. Its folder holds numbers and names, but no records."
+    left = f", {len(used.left_out)} left out" if used.left_out else ""
+    return f"Columns used: {len(used.columns)}{left}. No record is in the run’s folder."
 
 
 def _describe_tests(facts: Facts) -> str:
     if facts.audit is None:
-        return "Not yet: `sordino audit` attacks the run, and the next page says what it found."
+        return "Not yet. `sordino audit` attacks the run, and the next page shows the result."
     verdict = "not refuted" if facts.audit.get("passed") is True else "REFUTED"
     if "releases" in facts.audit:
         return f"Replayed with and without single records, {facts.audit['releases']} releases: {verdict}."

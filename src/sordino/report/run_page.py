@@ -30,13 +30,13 @@ STRONG, REASONABLE = 1.0, 10.0
 """The tiers of Ponomareva et al. 2023, "How to DP-fy ML", Sec. 5.2: strong up to 1, reasonable up to 10."""
 FALSE_ALARMS = ((0.001, "1 in 1,000"), (0.01, "1 in 100"), (0.05, "1 in 20"))
 _NOT_PROVEN = {
-    "asymptotic": "a limit theorem's, and the true one of this finite run may be larger",
-    "published": "what a paper charges where that is not proven, and the true one may be larger",
+    "asymptotic": "a limit, and the true ε of this finite run may be larger",
+    "published": "what a paper charges without proof, and the true ε may be larger",
 }
 BASES = {
     "proven": "an upper bound with a proof for exactly what was run",
     "asymptotic": "a limit theorem, which is not a bound for a finite run: the true ε may be larger",
-    "published": "what the paper charges, where that is not proven: for comparison only",
+    "published": "what the paper charges without proof, for comparison only",
 }
 ADJACENCIES = {
     "add-or-remove-one": "two data sets that differ by one {unit} more or less",
@@ -103,28 +103,35 @@ def list_terms(facts: Facts) -> list[tuple[str, str]]:
             "ε (epsilon)",
             "How much one " + unit + " can change the chance of anything that was released. Smaller is better.",
         ),
-        ("δ (delta)", "How likely it is, at most, that the bound by ε fails. It should be far below 1 / records."),
-        ("Unit", f"What is protected: here one {unit}. A person with several of them is protected less."),
+        ("δ (delta)", "The largest probability that the bound by ε fails. It should be far below 1 / records."),
+        ("Unit", f"What is protected: here one {unit}. A person who has several is protected less."),
         *(_TABLE_TERMS if facts.learns_table else _STEP_TERMS),
-        ("Event, ledger", "Everything that was released is written down first, as an event, in the run’s ledger."),
-        ("Basis", "Proven: an upper bound with a proof. Anything else is not a promise."),
-        ("Accountant", "The mathematics by which the events of a ledger add up to ε."),
+        ("Event, ledger", "Every release is an event. It is written into the run’s ledger before it happens."),
+        ("Basis", "Proven means an upper bound with a proof. Anything else is no promise."),
+        ("Accountant", "The mathematics that adds up the events of a ledger to ε."),
     ]
     if facts.final_accuracy is not None or facts.used.figures:
-        terms.append(("Held-out records", "Records that the model never learnt from, kept aside to measure it on."))
+        terms.append(("Held-out records", "Records put aside to measure the model. It never learnt from them."))
     if any(figure.name == "auc" for figure in facts.used.figures):
         terms.append(("AUC", "How often the model ranks a positive record above a negative one; 0.5 is guessing."))
     return terms
 
 
 _STEP_TERMS = [
-    ("Step, draw", "A step draws some of the records at random, by a coin for each, and learns from them once."),
+    ("Step, draw", "A step draws some records at random, with a coin for each, and learns from them once."),
     ("Clipping bound", "The most that one record or user may contribute to a step."),
-    ("Noise multiplier", "How much random noise is added to what a step learnt, over the clipping bound."),
+    ("Noise multiplier", "How much random noise a step adds, in units of the clipping bound."),
 ]
 _TABLE_TERMS = [
-    ("Noise over sensitivity", "How much random noise a sum got, over the most that one record can add to it."),
+    ("Noise over sensitivity", "How much random noise a sum got, in units of the most that one record can add to it."),
 ]
+
+
+def _bound_factor(epsilon: float) -> str:
+    """By how much a record changes any chance at most, beyond all floating-point numbers too."""
+    if math.isinf(epsilon):
+        return "∞"
+    return round_up_digits(math.exp(epsilon), 3) if epsilon < 700 else f"e^{math.ceil(epsilon)}"
 
 
 def _prepare_view(facts: Facts) -> dict[str, Any]:
@@ -132,7 +139,7 @@ def _prepare_view(facts: Facts) -> dict[str, Any]:
     return {
         "finite": math.isfinite(epsilon),
         "trained": "not recorded" not in (facts.setting.model, facts.setting.data),
-        "factor": round_up_digits(math.exp(epsilon), 3) if epsilon < 700 else f"e^{math.ceil(epsilon)}",
+        "factor": _bound_factor(epsilon),
         "place": f"{100 * Axis('ε', 0.1, 100.0, log=True).at(epsilon):.1f}%",
         "guarantee": _chart_guarantee(facts),
         "schedules": _chart_schedules(facts),
@@ -242,7 +249,7 @@ def _judge(guarantee: Guarantee) -> Strength:
     """The tier of the guarantee; one that is not proven has none."""
     epsilon, unit, but = guarantee.epsilon, guarantee.unit, ""
     if guarantee.unprotected:
-        unit, but = f"training {unit}", f"; {' and '.join(guarantee.unprotected)} are not protected"
+        unit, but = f"training {unit}", f"; but {' and '.join(guarantee.unprotected)} are not protected"
     if math.isinf(epsilon):
         return Strength("none", f"No {unit} is protected: what was released may reveal any of them.", False)
     if guarantee.basis != "proven":
@@ -250,7 +257,7 @@ def _judge(guarantee: Guarantee) -> Strength:
     if epsilon <= STRONG:
         return Strength("strong", f"What was released is almost the same with or without any one {unit}{but}.", True)
     if epsilon <= REASONABLE:
-        sentence = f"Nobody can be sure from what was released that any one {unit} was there{but}."
+        sentence = f"From what was released, nobody can be sure whether any one {unit} was there{but}."
         return Strength("reasonable", sentence, True)
     return Strength("weak", f"The proof holds, but so large an ε promises little to any one {unit}{but}.", True)
 
@@ -326,12 +333,12 @@ def _chart_attacker(facts: Facts) -> Chart:
     return Chart(
         "attacker",
         "What an attacker can reach",
-        f"Present {units} found against false alarms. With 1 % false alarms at most "
-        f"{found} of the present {units} are found; a blind guess finds 1 %.",
+        f"The share of the {units} in the data that an attacker finds, against false alarms. With 1 % false alarms "
+        f"an attacker finds at most {found} of them; a blind guess finds 1 %.",
         Axis("false alarms", 0.0, 1.0, write=percent),
         Axis("found at most", 0.0, 1.0, write=percent),
         [Series("any attacker", points, filled=True), Series("blind guess", [(0, 0), (1, 1)], planned=True)],
-        note="The nearer to the blind guess, the better.",
+        note="The closer to a blind guess, the better.",
     )
 
 
@@ -402,7 +409,7 @@ def _chart_spending(facts: Facts) -> Chart | None:
         marks,
         note="A filter commits its whole limit with the first event."
         if filtered
-        else "Everything that was charged, also what was not kept.",
+        else "Everything that was charged, including what was thrown away.",
     )
 
 

@@ -78,8 +78,10 @@ def read_seal(path: Path) -> PageSeal:
     try:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"cannot read page {path}: {error}") from None
+    except OSError as error:
+        raise InvalidInput(f"cannot read page {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"page {path} is not UTF-8: give a page that `sordino report` made") from None
     found = _BLOCK.findall(text)
     if len(found) != 1:
         raise InvalidInput(f"page {path} has {len(found)} seals, must have 1: give a page that `sordino report` made")

@@ -134,14 +134,22 @@ class _Private(BaseEstimator):
 class PrivateClassifier(ClassifierMixin, _Private):  # scikit-learn has no types
     """A classifier of tables with differential privacy for every record that it is fitted to.
 
-    `epsilon` is what a `fit` may spend at `delta` (by default at most a tenth of one over the records). `schema` says
-    what is public about the columns, as a `Schema` or its plain data; `bounds` is the public range of every number, or
-    of some by name. `classes` are the public names of the classes; without them, the names that enough records have are
-    released with noise, and become numbers or booleans if all of them look like that, whatever `y` is. `unit` names the
-    column that says whose record it is; at most `per_unit` records of each owner are used. `run` is a folder for the
-    ledger and the model. `random_state` makes the noise repeatable, which protects no one. `vault` is the dataset's
-    budget, from `sordino.vault.open_budget` or by its name: every `fit` reserves its ε there, so a search that would
-    spend more than is left ends with `BudgetExhausted`.
+    >>> import numpy as np
+    >>> ages = np.random.default_rng(0).uniform(20, 80, size=(3000, 1))
+    >>> model = PrivateClassifier(epsilon=1.0, bounds=(0, 100), classes=[0, 1]).fit(ages, (ages[:, 0] > 50).astype(int))
+    >>> model.guarantee_.epsilon <= 1.0
+    True
+
+    - `epsilon` is what one `fit` may spend at `delta`. By default δ is at most a tenth of one over the records.
+    - `schema` says what is public about the columns, as a `Schema` or its plain data. `bounds` is the public range of
+      every number, or of some by name.
+    - `classes` are the public names of the classes. Without them, the names that enough records have are released with
+      noise; they become numbers or booleans if all of them look like that, whatever `y` is.
+    - `unit` names the column that says whose record it is. At most `per_unit` records of each owner are used.
+    - `run` is a folder for the ledger and the model.
+    - `vault` is the dataset's budget, from `sordino.vault.open_budget` or by its name. Every `fit` reserves its ε
+      there, so a search that would spend more than is left ends with `BudgetExhausted`.
+    - `random_state` makes the noise repeatable, which protects no one.
 
     After `fit`: `classes_`, `guarantee_`, `model_` (a plain `torch.nn.Module`), `encoder_`, `left_out_`.
     """

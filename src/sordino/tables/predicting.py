@@ -253,7 +253,11 @@ def write_predictions(predictions: Any, path: Path) -> None:
     write = writers.get(path.suffix.lower())
     if write is None:
         raise InvalidInput(f"out={path} must end in .csv or .parquet")
+    partial = path.with_name(path.name + ".partial")
     try:
-        write(predictions, path)
+        write(predictions, partial)
+        partial.replace(path)
     except OSError as error:
-        raise InvalidInput(f"cannot write {path}: {error.strerror or 'the disk refuses'}") from None
+        partial.unlink(missing_ok=True)
+        why = str(error).rpartition("] ")[2]  # arrow's words end with the system's: ... Detail: [errno 28] No space ...
+        raise InvalidInput(f"cannot write {path}: {why}") from None

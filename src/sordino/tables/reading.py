@@ -223,7 +223,12 @@ def _join_cells(table: Table) -> Iterator[bytes]:
 
 
 def _read_folder(path: Path, choice: DataChoice) -> Data:
-    for name, value in (("target", choice.target), ("scale", choice.scale), ("bounds", choice.bounds)):
+    if choice.target is not None:
+        raise InvalidInput(
+            f"target={choice.target} does not belong to a folder of images: its subfolders are the classes; "
+            f"for one table in {path}, give that file"
+        )
+    for name, value in (("scale", choice.scale), ("bounds", choice.bounds)):
         if value is not None:
             raise InvalidInput(f"{name}={value} does not belong to a folder of images: its pixels are mapped to 0..1")
     classes = choice.classes or list_classes(path)

@@ -129,6 +129,8 @@ class Examination(Trial):
         another = How(seed=FIRST_SEED + 1)
         if first.reseeds or (first.outside_used and self.run(self.rows, how=another).randomness.is_fixed(first)):
             yield KNOWN
+        elif first.replays:
+            yield REPLAYED
 
     def probe_decidable(self) -> Iterator[Finding]:
         """Refuse a batch that can be neither sliced nor collated again with other records: it shows nothing."""
@@ -174,6 +176,9 @@ class Examination(Trial):
             order = [copied % self.size] * watched[0] + places[watched[0] :]
             if found := list(trial.judge(Swap(self.arrange(order), watched, watched[-PROBED:]), how)):
                 yield from found
+                return
+            if self.random and trial.reference(how).randomness.replays:
+                yield REPLAYED
                 return
         for (trial, places, watched), how in tried:
             if found := list(trial.judge_alone(partial(self.pick, places), watched, how)):
@@ -285,6 +290,13 @@ class Examination(Trial):
 SEEDED = (
     "dataset or collate function seeds torch's generator, so that what the model draws after it is known: leave the "
     "seed out, or draw from a torch.Generator that is seeded for each record"
+)
+
+REPLAYED = Finding(
+    "random",
+    "loss",
+    "loss draws the same random numbers twice (by torch.manual_seed, set_rng_state or fork_rng), so that records share "
+    "them by their places in the batch: one record more would give them to others; draw them once for all records",
 )
 
 PLACED = Finding(

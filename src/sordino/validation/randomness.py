@@ -45,7 +45,8 @@ class Randomness(TorchDispatchMode):
 
     `drawn` lists torch's operations with the shapes of their results, `unshared` those of them that have no rule.
     `known` says whether the loss drew from a torch.Generator of its own or after it seeded torch itself, and `reseeds`
-    whether it left torch so. Python's and NumPy's generators are seeded too; `outside` is where they stand in the end.
+    whether it left torch so; `replays` whether it drew the same numbers twice, having put torch back.
+    Python's and NumPy's generators are seeded too; `outside` is where they stand in the end.
     It sees every operation, and also says whether any was `halved`: had a result in half precision, how many
     `entries` they made, and whether coins were `decisive`: may have chosen what was computed.
     """
@@ -55,7 +56,8 @@ class Randomness(TorchDispatchMode):
         self.seed, self.shared = seed, shared
         self.drawn: list[tuple[str, tuple[int, ...]]] = []
         self.unshared: set[str] = set()
-        self.known = self.reseeds = self.halved = self.repeated = False
+        self.known = self.reseeds = self.replays = self.halved = self.repeated = False
+        self._starts: set[bytes] = set()
         self.entries = 0
         self.decisive = False
         self._touched: set[int] = set()
@@ -132,9 +134,13 @@ class Randomness(TorchDispatchMode):
         if kwargs.get("generator") not in (None, torch.default_generator) or self._is_reseeded():
             self.known = True
             return func(*args, **kwargs)
+        start = b"" if self.shared else _read_state()
         if self.shared:
             torch.default_generator.manual_seed(self.seed)  # what cannot be shared at least begins anew
         result = func(*args, **kwargs)
+        if start and _read_state() != start:  # it took some
+            self.replays |= start in self._starts
+            self._starts.add(start)
         name = func.overloadpacket.__name__
         first = result if isinstance(result, Tensor) else result[0]
         self.drawn.append((name, tuple(first.shape)))
@@ -210,6 +216,11 @@ def _name_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, A
     wanted = func._schema.arguments
     defaults = {argument.name: argument.default_value for argument in wanted if argument.has_default_value()}
     return {**defaults, **{argument.name: value for argument, value in zip(wanted, args, strict=False)}, **kwargs}
+
+
+def _read_state() -> bytes:
+    """Where torch's generator stands."""
+    return torch.default_generator.get_state().numpy().tobytes()
 
 
 def _read_generators() -> tuple[Any, ...]:

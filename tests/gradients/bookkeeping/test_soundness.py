@@ -226,6 +226,21 @@ def test_examples_without_gradients_prove_nothing() -> None:
     agree(model, [(x, signs), (doubles(6, 3, 4), doubles(6)), (doubles(6, 3, 4), doubles(6))], hinge)
 
 
+def test_a_bad_example_that_spoils_a_number_without_a_gradient_stays_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """What is finite mixes nothing, as 0 · x is 0: no probe sees it. One NaN made all contributions vanish."""
+    torch.manual_seed(0)
+    model = Apply(lambda m, x: m.l(x + 0 * x.sum(0)), l=nn.Linear(3, 2)).double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    batch = batch_of(x, 5)
+    check(BookKeeping(), model, x, 5)
+    x[2] = float("nan")
+    found = BookKeeping().differentiate(Objective(model, squared), list(model.parameters()), batch)
+    wanted = torch.stack([torch.cat([g.flatten() for g in each]).norm() for each in singles(model, squared, batch)])
+    assert torch.isfinite(found.norms).tolist() == [True, True, False, True, True]
+    torch.testing.assert_close(found.norms, wanted, equal_nan=True)
+    assert not caplog.records, "a line would tell that such a record was drawn"
+
+
 def test_mixed_examples_are_never_taken_for_their_own() -> None:
     """Each loss also sees its neighbour; book-keeping must refuse, and not by chance of which examples it looked at."""
 

@@ -179,8 +179,9 @@ def test_products_are_measured_without_being_formed(name: str, monkeypatch: pyte
     made = LINEAR[name](nn.Linear(40, 30)).eval()  # or the spectral norm would move on
     model = nn.Sequential(nn.Linear(8, 40), nn.Tanh(), made)
     found = watch(monkeypatch)
-    monkeypatch.setattr(Outer, "form", lambda *_: pytest.fail("a gradient was formed"))
-    check(BookKeeping(), model, torch.randn(6, 8), 6)
+    with monkeypatch.context() as patch:
+        patch.setattr(Outer, "form", lambda *_: pytest.fail("a gradient was formed"))
+        check(BookKeeping(), model, torch.randn(6, 8), 6)
     check(BookKeeping(), model.double(), torch.randn(6, 8).double(), 6, rtol=1e-9)
     assert len([each for each in found if each is not None]) == 2
 
@@ -200,6 +201,37 @@ def test_a_direction_that_a_row_drops_is_not_measured_too_short() -> None:
         weights[i] = 1
         (total,) = found.weighted_sum(weights)
         assert float(total.norm()) <= float(found.norms[i]) < 2e-3
+
+
+class Rewritten(nn.Linear):
+    """Torch needs nothing more of the constant, so that it may be written after the weight was made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift = torch.ones(self.in_features, dtype=x.dtype)
+        made = (self.weight + shift).tanh()
+        shift.add_(1)
+        return F.linear(x, made)
+
+
+def test_a_constant_that_was_written_since_is_not_read_again() -> None:
+    torch.manual_seed(0)
+    check(BookKeeping(), Rewritten(40, 30), torch.randn(6, 40), 6)
+
+
+class Balanced(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight - self.weight.mean(1, keepdim=True))
+
+
+@pytest.mark.parametrize("size", [1e5, 1e7, 1e8])
+def test_squares_that_cancel_are_not_measured_too_short_in_float64(size: float) -> None:
+    """Of long inputs that are nearly the same everywhere, squares in doubles left a norm of 1/40 of the true one."""
+    torch.manual_seed(0)
+    model, x = Balanced(300, 100, bias=False).double(), size + 0.01 * torch.randn(64, 300).double()
+    objective = Objective(model, lambda m, x: m(x).sum(1))
+    found = BookKeeping().differentiate(objective, list(model.parameters()), batch_of(x, 64))
+    lengths = 10 * (x - x.mean(1, keepdim=True)).norm(dim=1)
+    assert bool((found.norms >= lengths * (1 - 1e-6)).all())
 
 
 def test_several_blocks_are_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,8 +251,8 @@ def test_what_a_minute_buys_is_the_best_that_fits(stored, monkeypatch):
     finished(stored / "runs", "short-dpsgd-ts", [0.85], processor_seconds=40.0)
     finished(stored / "runs", "auto-s", [0.99], processor_seconds=5.0, basis="published", accounting="published")
     text = page(stored)
-    kept = "| fashion-mnist | 90.0 (best, 30 s) | 90.0 (best, 30 s) | 90.0 (best, 30 s) |"
-    nothing = "| fashion-mnist | 85.0 (short-dpsgd-ts, 40 s) | 90.0 (best, 80 s) | 90.0 (best, 80 s) |"
+    kept = "| Fashion-MNIST | 90.0 (best, 30 s) | 90.0 (best, 30 s) | 90.0 (best, 30 s) |"
+    nothing = "| Fashion-MNIST | 85.0 (short-dpsgd-ts, 40 s) | 90.0 (best, 80 s) | 90.0 (best, 80 s) |"
     assert text.index(nothing) < text.index(kept)
     front = [line for line in (stored / "results" / "cost.md").read_text().splitlines() if line.startswith("| 3 |")]
     assert front == ["| 3 | linear-dpsgd | 20 | not measured | 89.00 (1) |", "| 3 | best | 30 | 50 | 90.00 (1) |"]

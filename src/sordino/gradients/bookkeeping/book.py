@@ -139,8 +139,11 @@ class Book:
 
     @property
     def isolated(self) -> bool:
-        """Whether a bad example touched only its own norm: always, as every example's gradients are kept apart."""
-        return True
+        """Whether a bad example touched only its own norm: one alone has touched no other.
+
+        Gradients are kept apart, but losses may share a number without one: 0 · NaN makes all of them bad.
+        """
+        return math.isfinite(self.squares.sum().item()) or int(torch.isfinite(self.squares).sum()) >= self.size - 1
 
     @property
     def norms(self) -> Tensor:

@@ -96,8 +96,8 @@ def find_dim(whole: Tensor, view: Tensor, dim: int) -> int | None:
     stride, length = view.stride(dim), view.shape[dim]
     alike = (i for i in range(whole.dim()) if (whole.stride(i), whole.shape[i]) == (stride, length))
     mine = next(alike, None)
-    if mine is None or not whole.is_contiguous() or not view.numel():
-        return None
+    if mine is None or not whole.is_contiguous() or not view.numel() or view.dtype != whole.dtype:
+        return None  # of another type, such as a complex tensor seen as a real one, strides count other entries
     span = stride * length
     others = [(s, n) for i, (s, n) in enumerate(zip(view.stride(), view.shape, strict=True)) if i != dim and n > 1]
     within = (view.storage_offset() - whole.storage_offset()) % span + sum(s * (n - 1) for s, n in others if s < stride)

@@ -85,7 +85,10 @@ class BookKeeping:
         told = True
         if not knowledge.refused:
             try:
-                return self._keep(objective, parameters, batch, knowledge, blocks=blocks)
+                book = self._keep(objective, parameters, batch, knowledge, blocks=blocks)
+                if book.isolated:
+                    return book
+                raise Unproven("several bad examples, of which one may have spoiled the others")
             except NoRule as reason:
                 if isinstance(reason, Unproven) or knowledge.kept:
                     told = False  # a line in the log would reveal such a record, or the size of the draw (law 7)

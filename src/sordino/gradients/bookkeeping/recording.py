@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,22 @@ from sordino.gradients.rules import RULES, generic
 from sordino.gradients.rules.base import Call, Layout, NoRule, ParameterShare, is_in_place, name_of
 from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples, find_spread
 from sordino.gradients.rules.formulas import Formula
+
+
+@contextmanager
+def set_aside_others() -> Iterator[None]:
+    """Keep the recordings of loops that were given up, which a traceback may still hold, out of what happens here."""
+    modes = [_pop_mode() for _ in _get_current_function_mode_stack()][::-1]
+    for mode in modes:
+        if not isinstance(mode, Recording):
+            _push_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in _get_current_function_mode_stack():
+            _pop_mode()
+        for mode in modes:
+            _push_mode(mode)
 
 
 @dataclass
@@ -282,9 +298,11 @@ class Recording(TorchFunctionMode):
         name = name_of(func)
         if kwargs.get("out") is not None:
             raise NoRule(f"{name}: writes into out=")
-        if args and id(args[0]) in self.tracked and is_in_place(name) and not self.is_being_made(args[0]):
-            raise NoRule(f"{name}: modifies a parameter in place during the loss")
         known = all(map(self.is_shared, tensors))
+        if args and id(args[0]) in self.tracked and is_in_place(name) and not self.is_being_made(args[0]):
+            if not known or not self.adds_nothing(args[0], tensors) or not self.is_unused(args[0]):
+                raise NoRule(f"{name}: modifies a parameter in place during the loss")
+            return self.rewrite(func, args, kwargs)
         over_examples = func in EXPANSIONS and expands_examples(func, args, kwargs, self.size)
         closed = not any(t.requires_grad for t in tensors if id(t) not in self.tracked)
         if (known and not over_examples) or (closed and (self.calls, name) in self.shared):
@@ -303,6 +321,20 @@ class Recording(TorchFunctionMode):
         """Whether a tracked tensor was a constant until parameters were written into it, and was not used since."""
         used = any(share.parameter is tensor for use in self.uses for share in use.shares)
         return self.tracked[id(tensor)].attached is tensor and not tensor.is_leaf and not used
+
+    def is_unused(self, made: Tensor) -> bool:
+        """Whether a tensor made from parameters lies in memory that is no parameter's and that no use has read yet."""
+        read = [*self.tracked[id(made)].roots, *(share.parameter for use in self.uses for share in use.shares)]
+        return not any(each is not None and is_in_memory_of(each, made) for each in read)
+
+    def rewrite(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Change what was made from parameters in place, and with it all views of it: autograd keeps their graphs."""
+        with keep_for_later() if self.recomputes else nullcontext():
+            changed = func(*self.attach(args), **kwargs)
+        for key, each in self.tracked.items():
+            if is_in_memory_of(each.handle, args[0]):
+                self.tracked[key] = replace(each, path=None, formula=None)
+        return args[0] if isinstance(changed, Tensor) else changed
 
     def derive(self, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> Any:
         """Compute a tensor from parameters alone, keep its graph to them, and track it like a parameter.
@@ -375,6 +407,11 @@ class Recording(TorchFunctionMode):
         fresh = output.detach() if output._is_view() else output
         tapped: Tensor = Tap.apply(fresh, self.anchor, receive)  # type: ignore[no-untyped-call]
         return tapped
+
+
+def is_in_memory_of(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are views of the same memory."""
+    return tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def keep_for_later() -> AbstractContextManager[object]:

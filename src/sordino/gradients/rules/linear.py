@@ -89,7 +89,7 @@ class Outer(PerExample):
 
     def squared_norms(self) -> Tensor:
         if self.rows == 1:
-            return squares(self.x[:, 0]) * squares(self.g[:, 0])
+            return measure_factor(self.x) * measure_factor(self.g)
         if self.way is Way.GRAM:
             rows, gradients = Gram.of(self.x), Gram.of(self.g)
             self.measured = (rows.squares * gradients.squares).sqrt()
@@ -106,7 +106,9 @@ class Outer(PerExample):
             return self.formed.mass()
         if self.measured is not None:
             return self.measured
-        return (squares(self.x.flatten(1)) * squares(self.g.flatten(1))).sqrt()
+        x, g = self.x, self.g
+        share = SLACK * torch.finfo(g.dtype).eps  # which is what `round_up` makes up for
+        return (measure_factor(x, share) * measure_factor(g, share)).sqrt()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.formed is not None:
@@ -195,6 +197,15 @@ def remeasure_cancelled(squares: Tensor, lost: Tensor, form: Callable[[int, int]
     for i in (lost > CANCELLED * squares).nonzero().flatten().tolist():
         total[i] = form(i, i + 1).square().sum()
     return total
+
+
+def measure_factor(rows: Tensor, share: float = 1.0) -> Tensor:
+    """Squares of one factor [size, rows, n] of a product, and what underflow may have taken of them over `share`².
+
+    Float32 has no squares of entries below 1e-19, but their products with long gradients may be long all the same.
+    """
+    flat = rows.flatten(1)
+    return squares(flat).add_(flat.shape[1] * torch.finfo(flat.dtype).tiny / share**2)
 
 
 def products(left: Tensor, right: Tensor) -> Tensor:
