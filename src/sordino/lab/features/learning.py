@@ -44,7 +44,8 @@ def keep_network(
 def descend(network: nn.Module, loss: Losses, *, steps: int, rate: float, title: str, quiet: bool) -> None:
     """Train by SGD with momentum; the rate rises to `rate` in a fifth of the steps, and then falls to zero."""
     optimizer = torch.optim.SGD(network.parameters(), rate, momentum=0.9, weight_decay=5e-4, nesterov=True)
-    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps + 1, pct_start=0.2)
+    rises = max(0.2, 2 / (steps + 1))  # of fewer steps a fifth would be none, by which torch divides
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps + 1, pct_start=rises)
     with progress_bar(quiet) as progress:
         task = progress.add_task(title, total=steps)
         for _ in range(steps):
