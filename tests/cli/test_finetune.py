@@ -200,7 +200,7 @@ def test_a_classifier_writes_nothing_and_bad_settings_are_named(classified, writ
         ((tmp_path,), "is not a run of `sordino finetune`"),
         ((written[0], "--temperature", 0), "temperature=0 must be in"),
         ((written[0], "--top-p", 2), "top-p=2 must be in"),
-        ((written[0], "--records", 0), "records=0 must be in"),
+        ((written[0], "--records", 0), "records=0 must be >= 1"),
         ((written[0], "--prompt", "x" * 99), "the prompt has 99 tokens"),
     ):
         result = call("generate", *arguments, "--out", out)

@@ -131,7 +131,9 @@ def test_a_draft_holds_kinds_and_no_number_of_the_records(sordino, hospital, tmp
         (["--epsilon", 3, "--classes", "yes,maybe"], "must be one of the classes yes, maybe"),
     ],
 )
-def test_nothing_is_spent_on_a_run_that_cannot_go_on(sordino, hospital, tmp_path, more, words):
+def test_nothing_is_spent_on_a_run_that_cannot_go_on(sordino, hospital, tmp_path, monkeypatch, more, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def build(inputs: int) -> None: ...\n")
     result = sordino(*arguments(hospital, tmp_path / "run", *more))
     errors = [line for line in result.stderr.splitlines() if not line.startswith("caution: ")]
     assert result.exit_code == 2, (result.stderr, result.exception)

@@ -65,7 +65,7 @@ def test_the_page_of_a_table_fits_a_phone_and_says_what_was_learnt(browser: Brow
         assert page_checks.everything(page) == []
         words = page.evaluate("document.body.innerText")
         assert "log loss" in words
-        assert "learnt by noised sums over all records" in words
+        assert "from noisy sums over all records" in words
         assert "holds no recipe" not in words
         page.close()
 
