@@ -102,6 +102,14 @@ def test_what_becomes_of_the_side_files_lowers_no_count(
             assert acknowledged <= len(reader) <= acknowledged + 1
 
 
+def test_a_damaged_name_that_is_no_text_is_an_error_of_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    Ledger.create(path).close()
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE kinds", b"CREATE \xceABLE kinds"))
+    with pytest.raises(LedgerError, match="cannot be used"):
+        Ledger.read(path)
+
+
 def test_the_check_above_would_notice_a_write_ahead_log(tmp_path: Path) -> None:
     """The twin: the same ledger in the journal mode of version 0.1 loses its newest rows with the side file."""
     with Ledger.create(tmp_path / "ledger.sqlite") as ledger:

@@ -92,6 +92,11 @@ def test_a_folder_from_somebody_else_cannot_ask_for_anything(tmp_path, change):
         presets.load_preset(tmp_path, table)
 
 
+@pytest.mark.parametrize("dataset", OF_PRESETS)
+def test_what_ships_asks_for_no_more_than_a_folder_may(dataset):
+    presets._require_modest(presets._to_table(presets.choose_case(catalogue()[dataset, "best"], 3.0)))
+
+
 def test_new_texts_have_the_features_that_the_run_counted(tmp_path):
     """What a word is worth was released in the run, and is kept beside its model."""
     case = presets.choose_case(catalogue()["imdb", "best"], 3.0)

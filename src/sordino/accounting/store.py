@@ -302,7 +302,7 @@ def one_line_errors(path: Path | None) -> Iterator[None]:
     """Turn whatever SQLite or the file system objects to into one line."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes what is damaged
         if isinstance(error, sqlite3.ProgrammingError) and "thread" in str(error):
             raise LedgerError(
                 f"ledger {path or 'in memory'} was opened in another thread: make the run or strategy in the "

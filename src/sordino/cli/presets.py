@@ -46,7 +46,7 @@ from sordino.tables.predicting import Trained
 from sordino.tables.reading import DataChoice
 
 EVALUATIONS = 20
-MOST = 100_000
+MOST = 150_000
 """The largest number that a preset's features or model may have."""
 _SHAPES = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 _WORDS = {"vocabulary": "keras", "words": 20_000, "length": 80, "pad": "post", "cut": "post"}

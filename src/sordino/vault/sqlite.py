@@ -185,7 +185,7 @@ def _leave(connection: sqlite3.Connection) -> None:
 def _one_line(path: Path) -> Iterator[None]:
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes what is damaged
         raise VaultError(f"vault {path} cannot be used ({error}): check the file, its folder and the disk") from error
     except OSError as error:
         raise VaultError(f"vault {path} cannot be used ({error.strerror}): check the file and its folder") from error

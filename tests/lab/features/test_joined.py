@@ -95,6 +95,8 @@ def test_joined_features_have_the_mean_of_the_kernels(tmp_path: Path) -> None:
     first, second = scale_to_unit(x), scale_to_unit(x[:, :3])
     assert found.shape == (6, 7)
     torch.testing.assert_close(found @ found.T, (first @ first.T + second @ second.T) / 2)
+    shared = join_features(x, parts, [3, 1], named="two", folder=tmp_path)
+    torch.testing.assert_close(shared @ shared.T, 0.75 * first @ first.T + 0.25 * second @ second.T)
 
 
 def test_joined_features_are_computed_once(tmp_path: Path) -> None:
@@ -117,7 +119,7 @@ def case(**options: Any) -> Case:
 def test_a_case_can_join_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SORDINO_CACHE", str(tmp_path))
     parts = [{"kind": "patches", "filters": 2, "side": 3, "grid": 2}, {"kind": "white-scatter", "groups": 9}]
-    options = {"kind": "joined", "parts": parts}
+    options = {"kind": "joined", "parts": parts, "shares": [0.7, 0.3]}
     problem = problem_of(case(features=options, records=20))
     assert problem.train[0].shape == (20, 2 * 2 * 4 + 81 * 4)
     torch.testing.assert_close(problem.train[0].norm(dim=1), torch.ones(20))
@@ -130,6 +132,9 @@ def test_refusals_name_the_value(tmp_path: Path) -> None:
         WhiteScattering(kept=-1)
     with pytest.raises(InvalidInput, match="no parts"):
         join_features(torch.ones(2, 2), [], named="none", folder=tmp_path)
+    for shares in ([1.0], [1.0, 0.0]):
+        with pytest.raises(InvalidInput, match="must be 2 positive numbers"):
+            join_features(torch.ones(2, 2), [torch.clone] * 2, shares, named="none", folder=tmp_path)
     with pytest.raises(InvalidInput, match="kind='cubes'"):
         problem_of(case(features={"kind": "joined", "parts": [{"kind": "cubes"}]}))
     with pytest.raises(InvalidInput, match="a part with noise"):

@@ -7,8 +7,10 @@ function:
 - ``{kind = "white-scatter", ridge = 0.03}``: the same, whitened, with the options of `WhiteScattering`;
 - ``{kind = "patches", filters = 100}``: `sordino.lab.features.patches`, with the options of `Patches`;
 - ``{kind = "handwriting"}``: `sordino.lab.features.handwriting`, with the options of `Handwriting`;
+- ``{kind = "anatomy"}``: `sordino.lab.features.anatomy`, with the options of `Anatomy`;
 - ``{kind = "words", anchors = 1000}`` and ``{kind = "letters", runs = [2]}``: `sordino.lab.features.texts`;
-- ``{kind = "joined", parts = [{kind = ...}, {kind = ...}]}``: several of these side by side.
+- ``{kind = "joined", parts = [{kind = ...}, {kind = ...}]}``: several of these side by side, with equal shares or
+  those of ``shares = [0.7, 0.3]``.
 
 ``{kind = "scatter", noise = 8.0, clip = ..., square_clip = ...}`` normalises by statistics over the records, which are
 released and charged (the papers' data normalisation, with a public bound instead of their median). So are the counts
@@ -36,6 +38,7 @@ from sordino.lab.data.imdb import glove_embedding
 from sordino.lab.data.infinite_mnist import InfiniteMnist
 from sordino.lab.experiments.cases import Case
 from sordino.lab.features import ChannelNorm, scatter
+from sordino.lab.features.anatomy import Anatomy, describe_anatomy
 from sordino.lab.features.counted import CountedWords, describe_counted
 from sordino.lab.features.handwriting import Handwriting, describe_handwriting
 from sordino.lab.features.patches import Patches, describe_patches
@@ -174,7 +177,8 @@ def _make_kind(inputs: Tensor, options: dict[str, Any], case: Case) -> Tensor:
         "patches": lambda x, **chosen: describe_patches(x, Patches(**chosen)),
         "white-scatter": lambda x, **chosen: scatter_white(x, WhiteScattering(**chosen)),
         "handwriting": lambda x, **chosen: describe_handwriting(x, Handwriting(**chosen), quiet=True),
-        "joined": lambda x, parts: _join(x, parts, case),
+        "anatomy": lambda x, **chosen: describe_anatomy(x, Anatomy(**chosen), quiet=True),
+        "joined": lambda x, parts, shares=None: _join(x, parts, shares, case),
         "words": lambda x, **chosen: describe_words(x, glove_embedding(**_vocabulary_of(case)), **chosen),
         "letters": describe_letters,
         COUNTED: lambda x, **_: x,  # they are described when the counts are released
@@ -187,25 +191,33 @@ def _make_kind(inputs: Tensor, options: dict[str, Any], case: Case) -> Tensor:
         raise InvalidInput(f"features kind={kind} have other options: {error}") from error
 
 
-def _join(inputs: Tensor, parts: Sequence[dict[str, Any]], case: Case) -> Tensor:
+def _join(inputs: Tensor, parts: Sequence[dict[str, Any]], shares: Sequence[float] | None, case: Case) -> Tensor:
     if any("noise" in part for part in parts):
         raise InvalidInput("features kind=joined have a part with noise: only whole features have released statistics")
     makers = [partial(_make_kind, options=dict(part), case=case) for part in parts]
     named = ([sorted(part.items()) for part in parts], sorted(_vocabulary_of(case).items()))
-    return join_features(inputs, makers, named=named, folder=cache_folder() / "joined")
+    return join_features(inputs, makers, shares, named=named, folder=cache_folder() / "joined")
 
 
 def join_features(
-    inputs: Tensor, parts: Sequence[Callable[[Tensor], Tensor]], *, named: object, folder: Path
+    inputs: Tensor,
+    parts: Sequence[Callable[[Tensor], Tensor]],
+    shares: Sequence[float] | None = None,
+    *,
+    named: object,
+    folder: Path,
 ) -> Tensor:
-    """Rows [N, sum of the parts' widths] of norm 1: every part flattened, of norm 1, and divided by sqrt(parts).
+    """Rows [N, sum of the parts' widths] of norm 1: every part flattened, of norm 1, times the root of its share.
 
-    A linear classifier on them weighs the sum of the parts' kernels. `named` says what the parts are: with the inputs
-    it names the file in `folder` that keeps them.
+    A linear classifier on them weighs the kernels of the parts by their shares, which are equal if they are not given.
+    `named` says what the parts are: with the inputs and the shares it names the file in `folder` that keeps them.
     Guarantees: a record's features depend on that record alone if those of every part do.
     """
     if not parts:
         raise InvalidInput("features kind=joined have no parts: give two or more tables of features")
+    if shares is not None and (len(shares) != len(parts) or min(shares) <= 0):
+        raise InvalidInput(f"shares={list(shares)} must be {len(parts)} positive numbers, one for each part")
+    weights = [(share / sum(shares)) ** 0.5 for share in shares] if shares else [len(parts) ** -0.5] * len(parts)
 
     def make(path: Path) -> None:
         made = [part(inputs) for part in parts]
@@ -213,12 +225,13 @@ def join_features(
         output = allocate(path, (len(inputs), int(ends[-1])))
         for begin in range(0, len(inputs), _JOINED_CHUNK):
             rows = output[begin : begin + _JOINED_CHUNK]
-            for each, end in zip(made, ends, strict=True):
-                some = scale_to_unit(each[begin : begin + _JOINED_CHUNK].flatten(1).float()) / len(made) ** 0.5
+            for each, weight, end in zip(made, weights, ends, strict=True):
+                some = weight * scale_to_unit(each[begin : begin + _JOINED_CHUNK].flatten(1).float())
                 rows[:, end - some.shape[1] : end] = some.numpy()
         output.flush()
 
-    return remember_tensor(folder, (_JOINED_VERSION, named), (inputs,), make, title="joined features")
+    key = (_JOINED_VERSION, named) if shares is None else (_JOINED_VERSION, named, tuple(shares))
+    return remember_tensor(folder, key, (inputs,), make, title="joined features")
 
 
 def _scatter(inputs: Tensor, case: Case, **options: Any) -> Tensor:

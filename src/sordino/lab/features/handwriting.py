@@ -7,10 +7,8 @@ need. Each picture is first made upright by its own moments, so that nothing els
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import torch
@@ -18,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino.errors import InvalidInput
-from sordino.lab.data.cache import allocate, cache_folder, make_once, remember_tensor
+from sordino.lab.data.cache import allocate, cache_folder, remember_tensor
+from sordino.lab.features.learning import descend, halve_precision, keep_network
 from sordino.lab.features.pen import draw, invent
-from sordino.lab.features.scattering import progress_bar
 from sordino.lab.features.synthetic import scale_to_unit
 
 VERSION = 1
@@ -79,19 +77,8 @@ def describe_handwriting(
 
 def load_network(choice: Handwriting, folder: Path, *, quiet: bool = False) -> nn.Sequential:
     """The network up to its last map, in eval mode: the one in `folder`, or a new one, which is then kept there."""
-    name = hashlib.sha256(repr((VERSION, choice)).encode()).hexdigest()[:32]
-    path = folder / f"{name}.pt"
-
-    def make(part: Path) -> None:
-        whole = BytesIO()  # torch hides that a disk is full; Path does not
-        torch.save(_learn(choice, quiet).state_dict(), whole)
-        part.write_bytes(whole.getvalue())
-
-    make_once(path, make, f"learning to tell {choice.characters:,} invented characters apart in {choice.steps:,} steps")
-    with torch.random.fork_rng():  # its first weights are overwritten, and must not be drawn from the caller's state
-        network = build_network()
-    network.load_state_dict(torch.load(path, weights_only=True))
-    return network.eval()
+    doing = f"learning to tell {choice.characters:,} invented characters apart in {choice.steps:,} steps"
+    return keep_network((VERSION, choice), folder, build_network, lambda: _learn(choice, quiet), doing)
 
 
 def build_network() -> nn.Sequential:
@@ -107,28 +94,23 @@ def build_network() -> nn.Sequential:
 
 
 def _learn(choice: Handwriting, quiet: bool) -> nn.Sequential:
-    """Train by the character that a drawing is of; the caller's random state is left alone."""
-    with torch.random.fork_rng(), torch.enable_grad(), progress_bar(quiet) as progress:
-        torch.manual_seed(0)
-        network = build_network().train()
-        last = [nn.Linear(WIDTH, _HIDDEN, bias=False), nn.BatchNorm1d(_HIDDEN), nn.ReLU()]
-        whole = nn.Sequential(network, *last, nn.Linear(_HIDDEN, choice.characters))
-        optimizer = torch.optim.SGD(whole.parameters(), lr=_RATE, momentum=0.9, weight_decay=5e-4, nesterov=True)
-        rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=choice.steps + 1, pct_start=0.2)
-        characters, generator = invent(choice.characters, seed=0), torch.Generator().manual_seed(1)
-        half = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # elsewhere it is emulated, which is slower
-        task = progress.add_task("learning to tell invented characters apart", total=choice.steps)
-        for _ in range(choice.steps):
-            classes = torch.randint(choice.characters, (_BATCH,), generator=generator)
-            pictures = make_upright(draw(characters[classes], generator)).to(memory_format=torch.channels_last)
-            with torch.autocast("cpu", torch.bfloat16, enabled=half):
-                scores = whole(pictures)
-            optimizer.zero_grad()
-            F.cross_entropy(scores.float(), classes, label_smoothing=0.1).backward()
-            optimizer.step()
-            rates.step()
-            progress.advance(task)
-        return network
+    """Train by the character that a drawing is of."""
+    torch.manual_seed(0)
+    network = build_network().train()
+    last = [nn.Linear(WIDTH, _HIDDEN, bias=False), nn.BatchNorm1d(_HIDDEN), nn.ReLU()]
+    whole = nn.Sequential(network, *last, nn.Linear(_HIDDEN, choice.characters))
+    characters, generator = invent(choice.characters, seed=0), torch.Generator().manual_seed(1)
+
+    def compute_loss() -> Tensor:
+        classes = torch.randint(choice.characters, (_BATCH,), generator=generator)
+        pictures = make_upright(draw(characters[classes], generator)).to(memory_format=torch.channels_last)
+        with halve_precision():
+            scores = whole(pictures)
+        return F.cross_entropy(scores.float(), classes, label_smoothing=0.1)
+
+    title = "learning to tell invented characters apart"
+    descend(whole, compute_loss, steps=choice.steps, rate=_RATE, title=title, quiet=quiet)
+    return network
 
 
 def _draw_others(choice: Handwriting, count: int) -> Tensor:
