@@ -21,7 +21,7 @@ EXACT = 1e-4
 
 # How often one batch, or one step on one batch, may make the host wait or copy. Everything else fails.
 ONCE = {
-    "gradients/bookkeeping/book.py:Book.weighted_sum": 1,  # is everything finite?
+    "gradients/bookkeeping/book.py:Book.finite": 1,  # is everything finite?
 }
 BY_USE = {
     **ONCE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -143,7 +144,12 @@ class Book:
 
         Gradients are kept apart, but losses may share a number without one: 0 · NaN makes all of them bad.
         """
-        return math.isfinite(self.squares.sum().item()) or int(torch.isfinite(self.squares).sum()) >= self.size - 1
+        return self.finite or int(torch.isfinite(self.squares).sum()) >= self.size - 1
+
+    @cached_property
+    def finite(self) -> bool:
+        """Whether every example's norm is a number; asked once, because a device has to be waited for."""
+        return math.isfinite(self.squares.sum().item())  # a finite sum has no term that is not
 
     @property
     def norms(self) -> Tensor:
@@ -156,7 +162,7 @@ class Book:
     def weighted_sum(self, weights: Tensor) -> Iterator[Tensor]:
         """One at a time, so that nobody needs to hold a second set of sums as large as the network."""
         bad, some_bad, all_bad = weights, False, False
-        if not math.isfinite(self.squares.sum().item()):  # a finite sum has no term that is not
+        if not self.finite:
             unused = weights == 0 if self.blocks is None else (weights == 0).all(0)
             bad = ~torch.isfinite(self.squares) & unused
             some_bad, all_bad = bool(bad.any()), bool(bad.all())
