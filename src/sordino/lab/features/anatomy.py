@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from sordino.errors import InvalidInput
 from sordino.lab.data.cache import allocate, cache_folder, remember_tensor
-from sordino.lab.features.learning import descend, halve_precision, keep_network
 from sordino.lab.features.objects import GROUPS, KINDS, Objects, draw, invent
+from sordino.lab.features.pretraining import descend, halve_precision, keep_network
 from sordino.lab.features.scenes import draw_scenes
 from sordino.lab.features.synthetic import Map, fit_cells, scale_to_unit
 
@@ -137,7 +137,7 @@ def _layer(inputs: int, outputs: int, side: int = 3, stride: int = 1) -> nn.Sequ
 
 
 @dataclass(frozen=True)
-class Batch:
+class Glimpses:
     """Pictures [N, 3, H, W], the first M of objects, the others of scenes; `classes` [N] say of which.
 
     Of the objects, `parts` [M, KINDS + 1, H, W] are 1 where they are seen; `traits` [M, D] say what an object is made
@@ -168,7 +168,7 @@ class _Gallery:
             self.fronts[some] = fronts
         self.scenes = (255 * draw_scenes(choice.scenes, _WIDE, 3, 7)).round().byte()
 
-    def take(self, count: int) -> Batch:
+    def take(self, count: int) -> Glimpses:
         """A batch of so many, two fifths of which are scenes."""
         random, others = self.generator, round(_SHARE * count)
         count -= others
@@ -181,7 +181,7 @@ class _Gallery:
         objects, scenes = self.objects[which], torch.randint(len(self.scenes), (others,), generator=random)
         glimpses, _ = _aim(others, random, 0.35, 0.75, 0.3)
         pictures = torch.cat([_see(self.pictures[which] / 255, views), _see(self.scenes[scenes] / 255, glimpses)])
-        return Batch(
+        return Glimpses(
             pictures=_hide(_tint(pictures, random), random),
             classes=torch.cat([objects, len(self.traits) + scenes]),
             parts=known,

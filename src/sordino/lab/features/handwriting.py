@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from sordino.errors import InvalidInput
 from sordino.lab.data.cache import allocate, cache_folder, remember_tensor
-from sordino.lab.features.learning import descend, halve_precision, keep_network
 from sordino.lab.features.pen import draw, invent
+from sordino.lab.features.pretraining import descend, halve_precision, keep_network
 from sordino.lab.features.synthetic import scale_to_unit
 
 VERSION = 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sordino.lab.features.learning import descend, keep_network
+from sordino.lab.features.pretraining import descend, keep_network
 
 
 @pytest.mark.parametrize("steps", range(1, 12))
