@@ -334,13 +334,15 @@ def list_conditions(results: Results) -> str:
     when = f"on {days[0]}" if len(days) == 1 else f"from {days[0]} to {days[-1]}"
     cpu = sum(result.get("clock") == "cpu" for result in results.values())
     few = f" The machine was busy, so the one-thread times of {cpu} of {len(results)} networks are processor time."
+    single = sum(len(result["times"]["1"].get("SGD", {}).get("starts", ())) == 1 for result in results.values())
+    once = f" {single} of {len(results)} networks had one start on one thread, so nothing averages over starts there."
     clock = few if cpu else ""
     loads = [t["machine"]["load"][1] for t in taken]
     total = sum(result["took"] for result in results.values()) / 60
     return (
         f"Measured {when}{changed} on {'; '.join(machines)}, with {'; '.join(versions)}. The measurements took "
         f"{total:.0f} minutes. The load of the machine at the end of each was {min(loads):.1f} to {max(loads):.1f}."
-        f"{clock}"
+        f"{clock}{once if single else ''}"
     )
 
 
