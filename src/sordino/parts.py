@@ -151,7 +151,7 @@ class Sampler(Protocol):
 
     @property
     def covers(self) -> int:
-        """Return how many steps in a row one event pays for: 1, or an epoch if a record is in one batch of it."""
+        """Return how many steps one event pays for: 1, or those of an epoch if a record is in one batch of it."""
         return 1
 
     @property
@@ -219,7 +219,7 @@ class Poisson(Sampler):
 
 
 SEEDED_BY_LOADER = "what the foreign loader draws at random for its records, if anything, comes from secret seeds"
-"""Those of its workers are, unless the user gave it a seeded generator= or a worker_init_fn= that seeds."""
+"""Its workers' seeds are secret too, unless the user gave it a seeded generator= or a worker_init_fn= that seeds."""
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class Optimizer:
         return _OPTIMIZERS[self.kind](parameters, **options)
 
     def adopt(self, other: Optimizer) -> Optimizer:
-        """This optimizer with the kind, the learning rate, the momentum and the weight decay of another."""
+        """Return this optimizer with the kind, learning rate, momentum and weight decay of another."""
         names = [each.name for each in fields(Optimizer)]
         return replace(self, **{name: getattr(other, name) for name in names})
 
@@ -209,7 +209,7 @@ class Recipe:
 
     def _fit_noise(self) -> Recipe:
         """Return the recipe with noise for a run of this length, if the shape of the noise depends on it."""
-        fit = getattr(self.noise, "for_steps", None)  # noise of the user's own need not know of lengths
+        fit = getattr(self.noise, "for_steps", None)  # a user's own noise need not know about lengths
         return (
             self if fit is None or self.steps is None else replace(self, noise=fit(self.steps, self.optimizer.momentum))
         )
@@ -369,7 +369,7 @@ class Recipe:
         """Return a short hash that is equal if two runs follow the same recipe: of its text as version 0.1 wrote it."""
         try:
             text = names.to_toml(self, first=True)
-        except InvalidInput:  # parts of the user's own have no stable text: what is left are their plain fields
+        except InvalidInput:  # a user's own parts have no stable text, only their plain fields
             text = names.spell(self)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -22,13 +22,13 @@ from sordino.distributed.team import Team
 from sordino.errors import InvalidInput
 
 SAMPLE = 16
-"""How many records are compared: enough to see another order or another file, few enough to cost nothing."""
+"""How many records are compared: enough to notice another order or another file, too few to cost anything."""
 
 EVERY = 16
-"""Settings and weights are compared again every so many steps, and at the first ones, which show most mistakes."""
+"""Settings and weights are compared every so many steps, and at the first steps, which show most mistakes."""
 
 WEIGHTS = 256
-"""How many weights of each tensor are compared again: a model that went another way differs nearly everywhere."""
+"""How many weights of each tensor are compared: a model that took another path differs nearly everywhere."""
 
 _RECIPE, _OPTIMIZER, _SCHEDULER = "recipe's", "optimizer's", "scheduler's"
 _WAYS_OUT = {
@@ -135,7 +135,7 @@ def digest_records(count: int, fetch: Callable[[Tensor], Any]) -> str:
 
 
 def _compare(everybody: list[dict[str, str]]) -> None:
-    """Name the first thing in which a rank differs from rank 0, with its value on each where that can be read."""
+    """Name the first thing in which a rank differs from rank 0, and its value on each if that can be read."""
     for name in dict.fromkeys(name for theirs in everybody for name in theirs):
         values = [theirs.get(name, "none") for theirs in everybody]
         if all(values) and len(set(values)) > 1:
@@ -162,7 +162,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _replicas(model: nn.Module) -> Iterator[Tensor]:
-    """What every process has a copy of; of shards there is one each, so that they cannot differ."""
+    """Return the tensors that every process has a copy of; a shard exists only once, so it cannot differ."""
     held = (*model.parameters(), *model.buffers())
     return (tensor.detach() for tensor in held if not is_shard(tensor))
 

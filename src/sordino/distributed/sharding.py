@@ -33,9 +33,10 @@ def mesh_size(model: nn.Module) -> int:
 
 @contextmanager
 def unshard(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Hand out the whole parameters behind `parameters`, in every process; those of a model without shards as they are.
+    """Hand out the whole parameters behind `parameters`, in every process; without shards, they are unchanged.
 
-    Inside FSDP does nothing. Edge cases: its switches have torch's defaults afterwards, whatever they were before.
+    FSDP does nothing inside this block. Edge cases: afterwards FSDP's switches have torch's defaults, whatever they
+    were before.
     """
     units = _units(model)
     if not units:
@@ -64,7 +65,7 @@ def _require_whole(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Cut the model into shards again, in which a forward pass of the user's own need not have left it."""
+    """Cut the model into shards again; the user's own forward pass may have left it whole."""
     for unit in _units(model):
         unit.reshard()
 
