@@ -1,4 +1,4 @@
-"""How well scores tell members from others: AUC, true positives at few false ones, each with its uncertainty.
+"""How well scores tell members from others: AUC, and true positives at few false positives, with their uncertainty.
 
 Nothing here imports torch.
 """
@@ -125,7 +125,7 @@ def plot_roc(path: str | Path, attacks: Mapping[str, tuple[Array, Array]], lowes
 
 
 def _measure_accuracy(members: Array, others: Array, confidence: float) -> Estimate:
-    """Choose the threshold on one half, judge it on the other: choosing and judging on the same scores flatters."""
+    """Choose the threshold on one half and judge it on the other; using the same scores for both would flatter it."""
     false, true = trace_curve(members[::2], others[::2])
     thresholds = np.unique(np.concatenate([members[::2], others[::2]]))[::-1]
     best = int(np.argmax(true - false))
