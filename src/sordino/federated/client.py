@@ -86,12 +86,12 @@ def _update(
     if _is_empty(dataset):
         return {name: torch.zeros_like(p) for name, p in work.find_trainable(model).items()}
     order = torch.Generator().manual_seed(int(config["round"]))  # type: ignore[arg-type]  # as above
-    with shield_chance(None):  # clients in one process would else have masks of dropout that depend on one another
+    with shield_chance(None):  # otherwise dropout masks of clients in one process would depend on one another
         return work.from_config(config).update(model, loss, Records(dataset, collate), order)
 
 
 def _is_empty(dataset: Any) -> bool:
-    """Whether a client has no records this round, which is nothing to complain about: its update is zero."""
+    """Whether a client has no records this round; this is no error, and its update is zero."""
     rows = dataset[0] if isinstance(dataset, tuple) and dataset else dataset
     return isinstance(rows, Sized) and len(rows) == 0
 
@@ -106,7 +106,7 @@ def reply(message: Message, update: Mapping[str, Tensor], within: bool) -> Messa
 
 
 def read_update(message: Message, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor] | None:
-    """The update in a reply, or None where there is none of these names and shapes."""
+    """Read the update in a reply; None if there is none with these names and shapes."""
     if message.has_error() or not message.has_content():
         return None
     record = message.content.get(UPDATE)
@@ -185,7 +185,7 @@ class InProcessGrid(Grid):
         return (self.answer(message) for message in messages)
 
     def answer(self, message: Message) -> Message:
-        """What the client that `message` is for replies."""
+        """Return the reply of the client that `message` is for."""
         node = message.metadata.dst_node_id
         place: dict[str, Any] = {"partition-id": node - 1, "num-partitions": self.clients}
         return self.app(message, Context(RUN, node, place, RecordDict(), self.run_config))

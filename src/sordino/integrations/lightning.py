@@ -80,11 +80,11 @@ class PrivateTraining(Callback):
         if self.private is not None and self.private.run.folder is not None:
             self.private.save()
 
-    on_exception = teardown  # an error or Ctrl-C, after which Lightning does not tear down
+    on_exception = teardown  # after an error or Ctrl-C, Lightning does not tear down
 
 
 class Draws:
-    """The draws of one epoch after another. It has a length, without which Lightning would fetch a batch ahead."""
+    """The draws of one epoch after another. It has a length, because Lightning would otherwise fetch a batch ahead."""
 
     def __init__(self, privacy: PrivateTraining) -> None:
         self.privacy = privacy

@@ -1,4 +1,4 @@
-"""The papers' tables: what is printed (papers.toml) and the cases that rerun each cell."""
+"""The papers' tables: the printed figures (papers.toml), and the cases that rerun each cell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NON_PRIVATE = "non-private"
 
 @dataclass(frozen=True)
 class Cell:
-    """One printed figure: of a dataset, the label of a row, and an ε (or, in a table of ε, an accuracy)."""
+    """One printed figure: its dataset, the label of its row, and its ε (or, in a table of ε, an accuracy)."""
 
     dataset: str
     label: str
@@ -69,9 +69,9 @@ class PaperTable:
         return self.epsilons[0] if self.kind == "epsilon" else cell.column
 
     def case(self, cell: Cell, seed: int, accounting: str, known: Mapping[tuple[str, str], Settings]) -> Case:
-        """The run behind a cell: the configured method with the changes of the row.
+        """Return the run behind a cell: the configured method with the changes of the row.
 
-        Its ``published``, the accountant of this paper, is for published accounting alone: proven runs are the same in
+        Its ``published``, the accountant of this paper, is only for published accounting: proven runs are the same in
         every table.
         """
         changes = dict(self.variants[cell.label])
@@ -83,7 +83,7 @@ class PaperTable:
         base = known[cell.dataset, method].case(self.epsilon_of(cell), seed, accounting)
         tables = {key: value for key, value in changes.items() if isinstance(value, dict) and key != "model"}
         merged: dict[str, Any] = {key: {**getattr(base, key), **value} for key, value in tables.items()}
-        return replace(base, **{**changes, **merged})  # another model has options of its own: it is not merged
+        return replace(base, **{**changes, **merged})  # another model has its own options, so they are not merged
 
     def require(self, dataset: str | None) -> list[str]:
         """The datasets to run: all, or the one that is asked for."""

@@ -43,9 +43,9 @@ def plan(
     records: int | None = None,
     steps: int | None = None,
 ) -> list[Planned]:
-    """Every cell with its runs; `quick` keeps one seed and `quick_cells`, `records` and `steps` shorten each run.
+    """Plan every cell with its runs. `quick` keeps one seed and `quick_cells`; `records` and `steps` shorten each run.
 
-    Where the paper prices as we do, the proven runs stand for both.
+    If the paper prices as we do, the proven runs stand for both.
     """
     cells = table.cells(datasets)
     if quick:
@@ -63,8 +63,9 @@ def plan(
 
 
 def quick_cells(table: PaperTable, cells: Sequence[Cell]) -> list[Cell]:
-    """The column nearest to ε = 3 of every row; of seconds, the rows with at most one projection, which are quick to
-    time. Columns that are accuracies are all kept: one run reaches them all.
+    """Return the column nearest to ε = 3 of every row; for seconds, the rows with at most one projection: fast ones.
+
+    Columns that are accuracies are all kept, because one run reaches them all.
     """
     if table.kind == "epsilon":
         return list(cells)

@@ -1,8 +1,8 @@
 """Invented objects: things of a few solid parts that nobody ever made, seen from anywhere. No data is read.
 
-An object is what photographs are usually of: parts that hang together, many of them twice because things that move are
-symmetric, with colours of its own. Whoever can tell thousands of them apart, from any side and before any background,
-has learned to see shapes.
+An object is like the things in photographs. It has connected parts, many of them twice because things that move are
+symmetric, and its own colours. A network that can tell thousands of objects apart, from any side and in front of any
+background, has learned to see shapes.
 """
 
 from __future__ import annotations
@@ -148,10 +148,10 @@ class _Inventor:
 
 
 def draw(objects: Objects, generator: torch.Generator, side: int = 32) -> tuple[Tensor, Tensor, Tensor]:
-    """Pictures [count, 3, side, side] in 0..1, one of each object, seen from anywhere; and what is to be seen there.
+    """Draw pictures [count, 3, side, side] in 0..1, one of each object, seen from anywhere; and say what they show.
 
     That is the kind of part [count, side, side] at each pixel, from 1, or 0 for the background; and where the object's
-    front is [count, 3]: to the right, above, and towards whoever looks.
+    front points [count, 3]: to the right, up, and towards the viewer.
     """
     painter = Painter(len(objects), side, 3, generator)
     parts = _arrange(objects, painter)

@@ -1,7 +1,7 @@
 """Invented scenes: leaves with texture and light, and an object in the middle. No data is read.
 
-Dead leaves have the edges of photographs, but no surfaces, no light, and nothing that the picture is of. The statistics
-of scenes are closer to those of photographs, and so are features that are whitened by them.
+Dead leaves have the edges of photographs, but no surfaces, no light and no subject. The statistics of scenes are closer
+to those of photographs, and whitening by them fits photographs better.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEAVES, PARTS, DETAILS = 30, 3, 4
 """Leaves of the background, parts of the object, and small shapes on it."""
 _CHUNK = 500
 _TEXTURE = 0.24
-"""Most of the standard deviation of a texture."""
+"""The largest standard deviation of a texture."""
 
 
 def draw_scenes(count: int, side: int, channels: int, seed: int) -> Tensor:
