@@ -41,7 +41,7 @@ FINENESS = 0.04
 DEVIATIONS = 8.5
 """Noise beyond this many deviations has probability below 1e-17, and counts as infinite loss."""
 UNLIKELY = 1e-18
-"""Sums that are this improbably small are moved to zero, and beyond for the other direction."""
+"""Sums that are this improbably small have no grid points between zero and the lowest: they move to these two."""
 WIDEST = 11.0
 """How many deviations of a sum its grid covers at least, below its mean and above."""
 MOST = 2048

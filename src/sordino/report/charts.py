@@ -23,7 +23,7 @@ Format = Callable[[float], str]
 
 
 def plain(value: float) -> str:
-    """A number of about three digits: 0.25, 12.5, 1,200."""
+    """Write a number with about three digits: 0.25, 12.5, 1,200."""
     if value == 0:
         return "0"
     if abs(value) >= 1e6 or abs(value) < 1e-3:
@@ -34,7 +34,7 @@ def plain(value: float) -> str:
 
 
 def power(value: float) -> str:
-    """A number by its power of ten: 10⁻⁵, 3.2·10⁻⁶."""
+    """Write a number by its power of ten: 10⁻⁵, 3.2·10⁻⁶."""
     if value <= 0 or not math.isfinite(value):
         return "0" if value == 0 else f"{value:g}"
     mantissa, exponent = f"{float(round_up_digits(value, 2)):.1e}".split("e")  # a δ is never written too small
@@ -43,12 +43,12 @@ def power(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share in per cent, with a decimal where it matters."""
+    """Write a share in per cent, with a decimal where it matters."""
     return f"{value:.1%}".replace(".0%", "%")
 
 
 def whole(value: float) -> str:
-    """A count."""
+    """Write a count."""
     return f"{round(value):,}"
 
 
@@ -64,7 +64,7 @@ class Axis:
     fixed: tuple[float, ...] = ()
 
     def at(self, value: float) -> float:
-        """Where `value` lies: 0 at the low end, 1 at the high end, never outside."""
+        """Return where `value` lies: 0 at the low end, 1 at the high end, never outside."""
         low, high, value = (self._scale(number) for number in (self.low, self.high, value))
         return min(max((value - low) / (high - low), 0.0), 1.0)
 

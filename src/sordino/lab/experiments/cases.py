@@ -112,7 +112,7 @@ class Case:
         return f"{self.dataset}-{self.method}{basis}-eps{self.epsilon:g}-seed{self.seed}-{digest}"
 
     def shortened(self, records: int | None = None, steps: int | None = None) -> Case:
-        """Return a small case of the same kind, to try it out: fewer records, smaller draws, few steps, noise to fit."""
+        """Return a small case of the same kind, to try it out: fewer records, smaller draws, few steps, other noise."""
         recipe = dict(self.recipe)
         share = SPARSE if self.published == "tcdp" else 4  # its theorem about sampling is for rates below a tenth
         if records is not None:

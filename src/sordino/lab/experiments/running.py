@@ -288,7 +288,7 @@ def _train_epochs(
 
 
 def _take_steps(case: Case, private: Private, progress: Progress, average: Average, count: int) -> bool:
-    """Take up to `count` attempts; say whether there may be more. An accepted one shows in the model: it is paid for."""
+    """Take up to `count` attempts; say whether more may follow. An accepted one shows in the model, and is paid for."""
     bench = private.bench
     watched = bench.parameters()[-1]
     for _ in range(count):
@@ -322,7 +322,7 @@ def _set_rate(case: Case, private: Private) -> None:
 
 
 def _read_public_terms(private: Private) -> dict[str, float]:
-    """Return noise multiplier and bound of the last step; DPIS chooses them from K̃, whose `share` of ÑC it released."""
+    """Return the last step's noise multiplier and bound; DPIS chooses them from K̃, whose `share` of ÑC it released."""
     recipe, states = private.bench.recipe, private.bench.states
     if released := states.save():
         share = released["total"] / released["records"] / released["clip"]
