@@ -241,7 +241,7 @@ class Prober:
         record: bool = False,
         after: tuple[Any, int] | None = None,
     ) -> ProbeRun:
-        """Run once; with `watched` also find the gradient of those losses; with `after` the model saw other data first."""
+        """Run once; with `watched` find the gradient of those losses too; with `after` the model saw other data before."""
         before = self._versions()
         found = self._run(data, size, watched, how, record, after)
         if self.light or self.spare is None:
