@@ -179,8 +179,8 @@ def _describe_end(outcome: Outcome) -> str:
     taken = f"{outcome.steps} of {outcome.total} steps"
     if outcome.interrupted:
         spent = (
-            f"ε {round_up(outcome.guarantee.epsilon)} is that of the whole plan: whoever stops after a look has "
-            "chosen among all that it would have released"
+            f"ε {round_up(outcome.guarantee.epsilon)} is that of the whole plan: stopping after a look is a choice "
+            "among everything that it would have released"
         )
         again = f"sordino resume {shlex.quote(outcome.run)}{' --trust-code' if outcome.runs_code else ''}"
         return f"Interrupted after {taken}; the model is saved. {spent}.\nGo on with: {again}"

@@ -264,7 +264,7 @@ def _describe(found: BudgetSummary) -> list[str]:
     lines.append(f"Composition {found.composition}: {found.basis}.")
     if found.composition == "adaptive":
         lines.append(f"If nobody had looked, as one privacy loss distribution: epsilon={round_up(found.planned)}.")
-        lines.append("Go by the share that is left: ε does not add up, and the first run already shows much of it.")
+        lines.append("Judge by the share that is left: ε does not add up, and the first run already uses much of it.")
     return lines
 
 

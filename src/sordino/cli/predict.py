@@ -67,7 +67,7 @@ def predict(
     if out is not None and out.suffix.lower() not in (".csv", ".parquet"):
         raise InvalidInput(f"out={out} must end in .csv or .parquet")
     if json and out is None:
-        raise InvalidInput("--json tells about a file: give --out predictions.csv")
+        raise InvalidInput("--json describes a file: give --out predictions.csv")
     texts = is_finetuned(run)
     loaded = None if texts else open_run(run, trust_code=trust_code)
     if loaded is None:

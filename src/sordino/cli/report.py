@@ -21,7 +21,7 @@ EPILOG = """
 
 sordino report runs/20260101-120000
 
-sordino report runs/20260101-120000 --for officer --about about.toml --pdf (for whoever has to decide)
+sordino report runs/20260101-120000 --for officer --about about.toml --pdf (for the people who decide)
 
 sordino report runs/20260101-120000 --for registry --about about.toml (an entry of the public registry, as JSON)
 

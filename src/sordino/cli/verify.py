@@ -147,7 +147,7 @@ def _require_signature(ledger: Ledger, key: Key | None) -> None:
     if key is not None and ledger.signature != "checked":
         who = "is not signed" if ledger.signature == "missing" else f"is signed by key {ledger.header['signed']}"
         raise LedgerForged(
-            f"ledger {ledger.path} {who}, not by key {key.name}; if it never was signed by that, verify it without"
+            f"ledger {ledger.path} {who}, not by key {key.name}; if that key never signed it, verify it without a key"
         )
     if ledger.signature in UNSURE:
         caution(UNSURE[ledger.signature])

@@ -340,7 +340,7 @@ def _describe_source(setting: Setting) -> str:
     if setting.seed is not None:
         return Seeded(setting.seed).assumption
     if setting.data == "not recorded":
-        return "the folder does not tell where the noise came from: secure by default, repeatable if a seed was given"
+        return "the folder does not say where the noise came from: secure by default, repeatable if a seed was given"
     return Secure.assumption
 
 

@@ -53,7 +53,7 @@ def write_card(facts: Facts) -> str:
         "## Check it",
         "",
         f"The ledger of the run has the hash `{facts.proof.fingerprint}` after {facts.proof.events:,} events. With the "
-        "run’s folder, `sordino verify` says whether it is intact and `sordino account` prices it anew.",
+        "run’s folder, `sordino verify` says whether it is intact and `sordino account` prices it again.",
         "",
     ]
     return "\n".join(lines)

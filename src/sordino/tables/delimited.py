@@ -104,9 +104,9 @@ def read_delimited(path: Path, dialect: Dialect, told: Told = lambda done, size:
         named = dialect.encoding or "the encoding of its first bytes"
         raise InvalidInput(f"{path} cannot be read as {named}: give the one that it has, --encoding latin-1") from None
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile):
-        raise InvalidInput(f"{path} is compressed and damaged: compress it anew") from None
+        raise InvalidInput(f"{path} is compressed and damaged: compress it again") from None
     except (csv.Error, pa.ArrowInvalid):
-        raise InvalidInput(f"{path} is not a table of delimited text, or has an endless line: save it anew") from None
+        raise InvalidInput(f"{path} is not a table of delimited text, or has an endless line: save it again") from None
     except OSError as error:
         raise InvalidInput(f"cannot read data={path}: {error.strerror or 'it is damaged'}") from None
 

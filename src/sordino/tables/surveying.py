@@ -205,8 +205,8 @@ def require_classes_in_sight(table: Table, plan: Survey) -> None:
     part, least = _count_target(table, plan, {}), plan.find_threshold(plan.target_deviation)
     if np.sum(part.counts[: len(part.values)] > least - 2.0 * plan.target_deviation) < 2:
         raise InvalidInput(
-            f"target {plan.target!r} has fewer than 2 classes of more than {least:.0f} records, which it takes to find "
-            "them at this epsilon: give the classes if their names are public, or a larger epsilon"
+            f"target {plan.target!r} has fewer than 2 classes of more than {least:.0f} records, the fewest that can be "
+            "found at this epsilon: give the classes if their names are public, or a larger epsilon"
         )
 
 

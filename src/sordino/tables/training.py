@@ -101,7 +101,7 @@ def prepare_table(table: Table, wishes: Wishes) -> Ready:
         raise InvalidInput("classes and task=regression contradict each other: give one of them")
     if wishes.metrics_epsilon is not None and not wishes.held_out:
         raise InvalidInput(
-            f"metrics-epsilon={wishes.metrics_epsilon} has nothing to measure on: hold records out, or leave it away"
+            f"metrics-epsilon={wishes.metrics_epsilon} has nothing to measure on: hold records out, or leave it out"
         )
     rows = 1
     if wishes.unit is not None:
@@ -146,7 +146,7 @@ def train_table(
         ledger.close()
         raise BudgetExhausted(
             f"{folder} spent {spent} releases, and epsilon={ready.budget.epsilon:g} leaves too little beside them to "
-            "learn anew: start a new run; what was spent adds to what it costs"
+            "learn again: start a new run; what was spent adds to what it costs"
         )
     try:
         learned = learn(

@@ -241,7 +241,7 @@ class Prober:
         record: bool = False,
         after: tuple[Any, int] | None = None,
     ) -> ProbeRun:
-        """Run once; with `watched` find the gradient of those losses too; with `after` the model saw other data before."""
+        """Run once, with the gradient of the `watched` losses, if any; with `after` the model saw other data before."""
         before = self._versions()
         found = self._run(data, size, watched, how, record, after)
         if self.light or self.spare is None:

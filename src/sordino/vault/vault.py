@@ -332,7 +332,7 @@ class Vault:
             self.require_receipt(name, text, keeper)
         words = "every signature is right" if signed == {True} else "signatures not checked: there is no key here"
         kept = f", {len(receipts)} receipts are in it" if receipts else ""
-        return f"{len(entries):,} entries; the chain is whole, {words}, every price was computed anew{kept}"
+        return f"{len(entries):,} entries; the chain is whole, {words}, every price was computed again{kept}"
 
     def require_receipt(self, name: str, text: str, keeper: str) -> None:
         """Refuse a receipt that does not belong to this dataset: forged, from another vault, or for lost entries."""
