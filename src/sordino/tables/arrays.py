@@ -73,7 +73,7 @@ def _require_plain(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[int
     count = math.prod(shape)
     claimed, held_bytes = count * dtype.itemsize, member.file_size - start
     if claimed != held_bytes or member.file_size > _DENSEST * (member.compress_size + 1):
-        raise InvalidInput(f"{path}: array {name} claims {claimed:,} bytes, which its file does not hold: save it again")
+        raise InvalidInput(f"{path}: array {name} claims {claimed:,} bytes, which its file does not hold: resave it")
     if count * _WIDTH > find_memory():
         size = f"{count * _WIDTH / 2**30:,.0f} GiB"
         raise InvalidInput(f"{path}: array {name} needs {size} as float64, more than the memory: use fewer records")
