@@ -264,9 +264,7 @@ class Recipe:
     def start(self) -> States:
         """What the parts remember at the beginning of a run."""
         parts = (self.sampler, self.noise, self.selection, self.weighing)
-        return States(
-            *(getattr(part, "start", State)() for part in parts)
-        )  # a part of the user's own need not remember
+        return States(*(getattr(part, "start", State)() for part in parts))  # a user's own part need not remember
 
     def terms(self, step: int, states: States | None = None) -> Terms:
         """Return the public terms of a step: schedules first, then what noise, sampler and selector add to the price.
@@ -345,7 +343,7 @@ class Recipe:
     @property
     def _covers(self) -> int:
         """How many steps one event pays for: one, unless the sampler is charged by the epoch."""
-        return int(getattr(self.sampler, "covers", 1))  # a sampler of the user's own need not know of epochs
+        return int(getattr(self.sampler, "covers", 1))  # a user's own sampler need not know about epochs
 
     @property
     def _constant(self) -> bool:

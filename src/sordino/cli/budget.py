@@ -119,7 +119,7 @@ def grant(
     """Let a person reserve from a dataset's budget. Only its owner may."""
     opened = _open(vault)
     if revoke and epsilon is not None:
-        raise InvalidInput("--revoke and --epsilon exclude one another: to change a grant, grant it anew")
+        raise InvalidInput("--revoke and --epsilon exclude one another: to change a grant, grant it again")
     state = opened.revoke(name, person) if revoke else opened.grant(name, person, epsilon)
     words = "may reserve no more" if revoke else "may reserve"
     _confirm(state, json, f"{person} {words}{f', at most epsilon={epsilon:g}' if epsilon else ''}")

@@ -1,7 +1,7 @@
 """`sordino compare` on a user's own table: `sordino train` once for every method, ε and repetition.
 
-The records are private here. Every run spends its own ε on them, and whoever looks at all results has seen the releases
-of all runs. The command says so before the first run and again beside the results.
+The records are private here. Every run spends its own ε on them, and anybody who looks at all results has seen the
+releases of all runs. The command says so before the first run and again beside the results.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def list_exposed(facts: Facts) -> list[str]:
     lines.append("What many people have in common. A model that learns that smoking harms says so about every smoker.")
     if g.unit == "record":
         lines.append("A person with several records: for k records of one person, ε is up to k times as large.")
-    lines.append("The stored records themselves: whoever can read the file needs no model.")
+    lines.append("The stored records themselves: anybody who can read the file needs no model.")
     lines.append("The number of records and the names of columns. They are taken to be public.")
     return lines
 
@@ -104,8 +104,11 @@ def list_risks(facts: Facts) -> list[str]:
             facts.dataset is None,
             "Other models or figures from the same records add to ε, and nobody keeps the total.",
         ),
-        (facts.setting.seed is not None, "The noise is repeatable: whoever knows the seed can take it away."),
-        (proof.signature != "checked", "The ledger’s signature was not checked: whoever can write to it can forge it."),
+        (facts.setting.seed is not None, "The noise is repeatable: anybody who knows the seed can remove it."),
+        (
+            proof.signature != "checked",
+            "The ledger’s signature was not checked: anybody who can write to it can forge it.",
+        ),
         (facts.audit is None, "The run was not audited: nobody has tried to break it."),
         (not facts.finished and bool(facts.total_steps), "The run is not finished: it may release more of its plan."),
     ]

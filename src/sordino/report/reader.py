@@ -64,7 +64,7 @@ class Reader:
             path, brief, future = self._asked.get()
             try:
                 future.set_result(self._read(path, brief))
-            except BaseException as error:  # noqa: BLE001  # whoever asked must not wait for ever
+            except BaseException as error:  # noqa: BLE001  # the asking process must not wait for ever
                 future.set_exception(error)
 
     def _read(self, path: Path, brief: bool) -> Reply:

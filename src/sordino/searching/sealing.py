@@ -128,5 +128,5 @@ def _write_secretly(path: Path, content: bytes) -> None:
 def _lost(path: Path, why: str) -> BudgetExhausted:
     return BudgetExhausted(
         f"the search in {path.parent} cannot go on, {why}: what it spent stays spent, and a new search costs its "
-        "epsilon anew"
+        "epsilon again"
     )

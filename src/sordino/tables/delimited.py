@@ -301,7 +301,7 @@ def _require_whole(path: Path, kept: list[list[Cells]], wrong: list[int], separa
         )
     last = [column[-1] for column in kept]
     if any(len(cells) == 0 or cells[-1] != _END for cells in last):
-        raise InvalidInput(f"{path} ends within a quote that is not closed: correct it or save the file anew")
+        raise InvalidInput(f"{path} ends within a quote that is not closed: correct it or save the file again")
     for column, cells in zip(kept, last, strict=True):
         column[-1] = cells[:-1]
     passed = 0

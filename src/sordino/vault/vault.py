@@ -58,7 +58,7 @@ class Vault:
         self._known: dict[str, DatasetState] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Vault, (self.store,)  # a copy, or another process, opens it anew
+        return Vault, (self.store,)  # a copy, or another process, opens it again
 
     # -- what the owner does ------------------------------------------------------------------------------------
 
