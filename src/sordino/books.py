@@ -33,7 +33,7 @@ CHECKPOINT = "sordino-checkpoint-2"
 """First word of a checkpoint; then checksum, length, events and head. Version 0.1 wrote -1, without the last two."""
 MOST_BYTES = 8_000_000
 MOST_STEPS = 1_000_000
-"""No longer plan is worked out from a recipe.toml, because such a file can name any number."""
+"""Longer plans are not worked out from a recipe.toml, because such a file can name any number."""
 _NAME = re.compile(r"checkpoint-(\d{1,12})\.pt")
 _HEAD = re.compile(r"[0-9a-f]{64}")
 
@@ -77,7 +77,7 @@ def check(ledger: Ledger, known: list[Sighting]) -> None:
 
 @contextmanager
 def reading(directory: Path, key: Key | None = None) -> Iterator[Ledger]:
-    """Open the ledger of the run in `directory`, checked against the other files; it does not change in the block."""
+    """Open the ledger of the run in `directory`, checked against the other files; the block sees one state of it."""
     known = read_sightings(directory)
     with Ledger.read(directory / LEDGER, key) as ledger, ledger.snapshot():
         check(ledger, known)
@@ -111,7 +111,7 @@ def require_fresh(directory: Path) -> None:
 
 
 def find_plans(recipe: Recipe | None, header: Mapping[str, str]) -> list[plans.Plan]:
-    """Return the plan of a ledger that declares none, as in version 0.1: the plan of the recipe it began with."""
+    """Find the plan of a ledger that declares none, as in version 0.1: that of `recipe`, if it began with this one."""
     if recipe is None or header.get("recipe") != recipe.fingerprint():
         return []
     if recipe.noise_multiplier is None or recipe.sampler is None or not 1 <= (recipe.steps or 0) <= MOST_STEPS:

@@ -35,7 +35,7 @@ from sordino.vault.claims import read_ties
 MOST_POINTS = 120
 """At most this many steps of a schedule are drawn: a chart is a few hundred pixels wide."""
 MOST_STEPS = 10_000_000
-"""A schedule longer than this is not drawn: a recipe.toml can name any number."""
+"""A longer schedule is not drawn: a recipe.toml can name any number."""
 LEARNER_OF_TABLES = "additive"
 """The model of a table that was learnt without a network; it has no recipe, and its ledger has a plan."""
 NO_RECIPE = "the folder holds no recipe: only the writer of the ledger's events knows what they stand for"

@@ -314,7 +314,7 @@ def settle(budget: DatasetBudget, ledger: Ledger, unit: str = "record") -> Holdi
     """Present a ledger to the vault: its events were drawn, and the rest of its run's reservation is returned.
 
     The ledger must be open for writing, so that no one draws on it meanwhile. If the vault was set back to an earlier
-    state and does not know the run, it counts the run's events from now on.
+    state and does not know the run, from now on it counts everything that the run drew.
     """
     claim = RunClaim(budget, unit, None)
     if not any(line["dataset"] == budget.name for line in read_ties(ledger)):
