@@ -226,7 +226,7 @@ class GridProfile:
 
 @dataclass(frozen=True)
 class GaussianProfile:
-    """The profile of Gaussian answers on all records, which together are one: in closed form, equal in both directions."""
+    """The profile of Gaussian answers on all records, together one: in closed form, equal in both directions."""
 
     noise: float
 
