@@ -48,7 +48,7 @@ class Sighting:
 
 
 def read_sightings(directory: Path) -> list[Sighting]:
-    """What the files beside the ledger know; damaged ones know nothing."""
+    """Read what the files beside the ledger know; damaged files know nothing."""
     try:
         names = sorted(path.name for path in directory.iterdir())
     except OSError:

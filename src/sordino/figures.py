@@ -46,12 +46,12 @@ def round_up_digits(value: float, digits: int) -> str:
 
 
 def to_plain(value: float) -> float | str:
-    """A number for JSON, which knows no infinity."""
+    """Return a number for JSON, which knows no infinity."""
     return value if math.isfinite(value) else "infinity"
 
 
 def write_count(number: int, noun: str) -> str:
-    """A number and its noun.
+    """Write a number and its noun.
 
     >>> write_count(1, "run"), write_count(2_000, "run")
     ('1 run', '2,000 runs')

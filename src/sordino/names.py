@@ -161,7 +161,7 @@ def to_toml(part: Any, first: bool = False) -> str:
 
 
 def from_toml(text: str, default: type) -> Any:
-    """The part that a TOML document describes; its class is `default` where the document names none."""
+    """Return the part that a TOML document describes; its class is `default` where the document names none."""
     return _part(parse_toml(text, "this"), default, list_slots())
 
 

@@ -95,7 +95,7 @@ class Settling(ABC):
 
     @abstractmethod
     def settle(self, receipt: Receipt, value: Tensor, released: Tensor) -> Tensor:
-        """What leaves in place of `value`."""
+        """Return what leaves in place of `value`."""
         ...
 
 

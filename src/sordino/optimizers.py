@@ -35,7 +35,7 @@ class DistanceOverGradients(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; parameters without a gradient stay where they are."""
+        """Take one step; parameters without a gradient stay where they are."""
         loss = run_closure(closure)
         moved: list[tuple[Tensor, Tensor, dict[str, Any]]] = []
         distance = squares = start = 0.0

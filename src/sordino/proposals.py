@@ -27,7 +27,7 @@ class NoiseAware(ABC):
 
     @abstractmethod
     def hear(self, deviation: float) -> None:
-        """Every entry of the next gradient has noise of this deviation: a public number."""
+        """Hear the deviation of the noise on every entry of the next gradient: a public number."""
         ...
 
 
@@ -108,7 +108,7 @@ class Proposer(torch.optim.Optimizer, NoiseAware):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of `inner`, on the changed gradients."""
+        """Take one step of `inner`, on the changed gradients."""
         result = run_closure(closure)
         held = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         # Reading must not make entries: some optimizers take an empty state for the beginning.

@@ -79,7 +79,7 @@ class Optimizer:
             raise InvalidInput(f"momentum={self.momentum} belongs to sgd, not to {self.kind}: leave it at 0")
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer over these parameters."""
+        """Return the optimizer over these parameters."""
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
         if self.kind == "sgd":
             options["momentum"] = self.momentum
@@ -99,7 +99,7 @@ class Around(Optimizer, ABC):
 
     @abstractmethod
     def wrap(self, inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The optimizer around `inner`."""
+        """Return the optimizer around `inner`."""
         ...
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -262,7 +262,7 @@ class Recipe:
         return replace(self, steps=self._covers * calibration.steps_for(budget, event))._fit_noise()
 
     def start(self) -> States:
-        """What the parts remember at the beginning of a run."""
+        """Return what the parts remember at the beginning of a run."""
         parts = (self.sampler, self.noise, self.selection, self.weighing)
         return States(*(getattr(part, "start", State)() for part in parts))  # a user's own part need not remember
 
@@ -314,7 +314,7 @@ class Recipe:
         return range(step, step + 1 if isinstance(self.noise_schedule, Constant) else max(step + 1, last))
 
     def plan(self, start: int = 0) -> list[tuple[DpEvent, int]]:
-        """Every event from step `start` to the end, equal neighbours counted together."""
+        """List every event from step `start` to the end, with equal neighbours counted together."""
         if self._constant and self._covers == 1 and start < (self.steps or 0):
             return [(self.terms(start).event, (self.steps or 0) - start)]
         return [(event, sum(1 for _ in run)) for event, run in groupby(self._events(start))]

@@ -82,7 +82,7 @@ class Records:
         return self.views.count * (torch.ones_like(indices) if counts is None else counts)
 
     def list_owned(self, indices: Tensor, choice: int) -> tuple[Tensor, Groups | None]:
-        """The records of the units at `indices`."""
+        """Return the records of the units at `indices`."""
         return indices, None
 
     def count_owned(self, indices: Tensor) -> Tensor | None:
@@ -125,7 +125,7 @@ class Records:
         return Batch(data, len(items), lambda i: _move(self._collate(items[i : i + 1]), device))
 
     def _see(self, rows: Tensor, choice: int = 0) -> list[Any]:
-        """A view for each of `rows`, made one record at a time."""
+        """Return a view for each of `rows`, made one record at a time."""
         assert self.views is not None
         return self.views.make(self._load_one, rows, choice)
 
@@ -136,7 +136,7 @@ class Records:
         return self._tensors is not None or is_alone(self._load_one, self.length)
 
     def _load_one(self, row: int) -> Any:
-        """One record as the dataset gives it."""
+        """Load one record as the dataset gives it."""
         if self._tensors is None:
             (item,) = self._items(torch.tensor([row]))
             return item
@@ -159,7 +159,7 @@ class Records:
         return self.raw(indices) if self.by_rows else self._items(indices)
 
     def raw(self, indices: Tensor) -> Any:
-        """The collated records, wherever the dataset keeps them."""
+        """Return the collated records, wherever the dataset keeps them."""
         if self._tensors is not None:
             picked = tuple(rows(t, indices.to(t.device)) for t in self._tensors)
             return picked[0] if isinstance(self.dataset, Tensor) else picked

@@ -396,7 +396,7 @@ def assemble(
 
 
 def weaken(first: Basis, second: Basis) -> Basis:
-    """The basis of a claim that rests on both: proven only if both are (law 9)."""
+    """Return the basis of a claim that rests on both: proven only if both are (law 9)."""
     return max(first, second, key=get_args(Basis).index)
 
 

@@ -122,7 +122,7 @@ def scramble(values: Any) -> Any:
 
 
 def name_unit(unit: Unit | None, per_unit: int | None, unit_name: str | None) -> str:
-    """What is protected, in a word: a record, or what the user calls its owner."""
+    """Name what is protected in a word: a record, or what the user calls its owner."""
     if unit is None:
         given = {"per_unit": per_unit, "unit_name": unit_name}
         for name, value in given.items():
@@ -150,7 +150,7 @@ def describe_units(records: Records) -> dict[str, str]:
 
 
 def find_owners(dataset: Any, unit: Unit, records: int) -> Iterable[Any]:
-    """One owner for each record, as they were given or in the column of this name."""
+    """Find one owner for each record, as given or in the column of this name."""
     if not isinstance(unit, str):
         return _to_list(unit)
     if type(dataset) is Subset:

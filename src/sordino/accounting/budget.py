@@ -39,7 +39,7 @@ class Budget:
         require_adjacency(self.adjacency)
 
     def price(self, events: Events) -> float:
-        """The ε of `events` at this budget's δ."""
+        """Return the ε of `events` at this budget's δ."""
         return epsilon(events, self.delta, self.accountant, self.adjacency)
 
     def allows(self, events: Events) -> bool:

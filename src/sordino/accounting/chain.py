@@ -62,7 +62,7 @@ class Chain:
         self._root = hashlib.sha256(json.dumps(dict(header), sort_keys=True).encode()).digest()
 
     def head(self) -> Head:
-        """Where the chain ends now."""
+        """Return where the chain ends now."""
         charge = self._row("SELECT sequence, chain FROM charges ORDER BY sequence DESC LIMIT 1")
         declaration = self._row("SELECT number, after, chain FROM declarations ORDER BY number DESC LIMIT 1")
         events, chain = charge or (0, self._root)

@@ -81,7 +81,7 @@ class Erasure(DpEvent):
             )
 
     def intervals(self) -> list[Interval]:
-        """Where the probability of acceptance may lie."""
+        """Return where the probability of acceptance may lie."""
         return [(self.lowest, self.highest), *([(1.0, 1.0)] if self.forced else [])]
 
 
@@ -215,7 +215,7 @@ def _turn(first: Interval, second: Interval, third: Interval) -> float:
 
 
 def _corners(interval: Interval, shift: float, side: int) -> list[Interval]:
-    """A polygon (u, x) that encloses {(Φ(t), Φ(t + d)): |d| ≤ shift, both in the interval} on one side.
+    """Return a polygon (u, x) that encloses {(Φ(t), Φ(t + d)): |d| ≤ shift, both in the interval} on one side.
 
     U(u) = Φ(Φ⁻¹(u) ± shift) has the slope exp(∓shift·t − shift²/2) at u = Φ(t): concave above, convex below, so that
     its tangents lie outside. Where two of them meet is rounded outwards: the outer tangent's value is taken.

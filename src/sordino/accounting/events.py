@@ -195,7 +195,7 @@ def unroll(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
 
 
 def tally(events: Iterable[tuple[DpEvent, int]]) -> tuple[tuple[str, int], ...]:
-    """The multiset of plain events as sorted (canonical text, count): equal multisets give equal tallies."""
+    """Return the multiset of plain events as sorted (canonical text, count): equal multisets give equal tallies."""
     counts: dict[str, int] = {}
     for event, count in events:
         _require_count(event, count)
@@ -235,7 +235,7 @@ def _require_count(event: DpEvent, count: int) -> None:
 
 
 def to_json(event: DpEvent) -> str:
-    """The canonical text of `event`: equal events give equal text."""
+    """Return the canonical text of `event`: equal events give equal text."""
     plain = _spell_plainly(event)
     return _write(event) if plain is None else _remember(plain)
 

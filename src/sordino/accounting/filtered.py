@@ -56,7 +56,7 @@ class Filter:
 
     @classmethod
     def within(cls, budget: Budget, order: float) -> Filter:
-        """The filter at `order` whose guarantee is exactly the budget's."""
+        """Return the filter at `order` whose guarantee is exactly the budget's."""
         limit = budget.epsilon - _conversion(order, budget.delta)
         if limit <= 0:
             raise InvalidInput(
@@ -67,7 +67,7 @@ class Filter:
 
     @classmethod
     def for_plan(cls, budget: Budget, plan: Callable[[float], Events]) -> Filter:
-        """The filter within `budget` at the order where `plan(noise)`, a public guess, needs the least noise."""
+        """Return the filter within `budget` at the order where `plan(noise)`, a public guess, needs the least noise."""
         orders = [order for order in CANDIDATES if budget.epsilon > _conversion(order, budget.delta)]
         limits = np.array([budget.epsilon - _conversion(order, budget.delta) for order in orders])
         adjacency = require_adjacency(budget.adjacency)
@@ -80,11 +80,11 @@ class Filter:
         return cls.within(budget, orders[int(slack(noise).argmax())])
 
     def event(self, event: DpEvent) -> Filtered:
-        """`event` as it is recorded: bound to this filter, so that no other accountant prices it."""
+        """Bind `event` to this filter, as it is recorded, so that no other accountant prices it."""
         return event if isinstance(event, Filtered) else Filtered(event, self.order, self.limit, self.adjacency)
 
     def cost(self, event: DpEvent) -> float:
-        """The Rényi divergence of one `event` at this filter's order."""
+        """Return the Rényi divergence of one `event` at this filter's order."""
         if isinstance(event, Filtered):
             if event.filter != self:
                 raise InvalidInput(
@@ -98,7 +98,7 @@ class Filter:
         return Filtering(self, spent)
 
     def epsilon(self, delta: float) -> float:
-        """The ε at `delta` of everything that this filter lets pass."""
+        """Return the ε at `delta` of everything that this filter lets pass."""
         return _epsilon(self.order, self.limit, delta)
 
 

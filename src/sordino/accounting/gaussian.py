@@ -57,7 +57,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The ε ≥ 0 at which δ(ε; μ) = `delta`."""
+    """Return the ε ≥ 0 at which δ(ε; μ) = `delta`."""
     if math.isinf(mu):
         return math.inf
     if gaussian_delta(mu, 0.0) <= delta:
@@ -94,7 +94,7 @@ class GdpPricing:
 
 
 def limit_mu(events: Events, adjacency: Adjacency = "add-or-remove-one") -> float:
-    """The μ of the limit (Eq. 9); infinite without noise."""
+    """Return the μ of the limit (Eq. 9); infinite without noise."""
     if adjacency != "add-or-remove-one":
         raise InvalidInput(f"the GDP limit has no price under {adjacency} adjacency: use accountant='pld'")
     return math.sqrt(math.fsum(count * _square(rate, noise) for rate, noise, count in _costly(events)))
@@ -167,7 +167,7 @@ class Truncated:
         return self.rho * self.omega + surprise / (self.omega - 1)
 
     def delta(self, epsilon: float) -> float:
-        """The same bound solved for δ."""
+        """Return the same bound solved for δ."""
         if self.rho == 0:
             return 0.0
         if math.isinf(self.rho) or self.omega <= 1:

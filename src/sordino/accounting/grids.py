@@ -54,7 +54,7 @@ COARSE = 1.0
 def connect_the_dots(
     curve: Curve, lower: float, upper: float, interval: float = INTERVAL, *, surplus: Curve | None = None
 ) -> DensePLDPmf:
-    """The pessimistic distribution of the δ(ε) `curve`, on the grid between `lower` and `upper`.
+    """Return the pessimistic distribution of the δ(ε) `curve`, on the grid between `lower` and `upper`.
 
     `curve` is ∫(P − e^ε Q)₊ and `surplus` is ∫(e^ε Q − P)₊ = δ(ε) − 1 + e^ε. Both give the same masses. Below ε = 0 the
     surplus is the smaller of the two, so give it if you can compute it without subtracting.
@@ -123,7 +123,7 @@ def addition_delta(epsilons: Array, rate: float, noise: float) -> Array:
 
 
 def sampled_gaussian(noise: float, rate: float, interval: float = INTERVAL) -> PrivacyLossDistribution:
-    """The PLD of a Gaussian answer on a Poisson draw, 0 < rate <= 1, for adding or removing one record."""
+    """Return the PLD of a Gaussian answer on a Poisson draw, 0 < rate <= 1, for adding or removing one record."""
 
     def removal(grid: Array) -> Array:
         return removal_delta(grid, rate, noise)
@@ -239,13 +239,13 @@ class LossGrid:
         return _log_spectrum(self, length) if length <= LONG else _long_log_spectrum(self, length)
 
     def delta(self, epsilon: float) -> float:
-        """The hockey-stick divergence: infinity + Σ p·(1 − e^(ε − loss)) over losses above ε."""
+        """Return the hockey-stick divergence: infinity + Σ p·(1 − e^(ε − loss)) over losses above ε."""
         start = min(max(math.floor(epsilon / self.interval) - self.lower, 0), len(self.probabilities))
         losses = self.losses[start:]
         return float(self.infinity - np.dot(np.expm1(np.minimum(epsilon - losses, 0.0)), self.probabilities[start:]))
 
     def epsilon(self, delta: float) -> float:
-        """The smallest ε ≥ 0 with divergence at most `delta`; infinite if there is none.
+        """Return the smallest ε ≥ 0 with divergence at most `delta`; infinite if there is none.
 
         With S_k = Σ_{j≥k} p_j e^(ℓ_k − ℓ_j), a first-order recursion, δ(ε) = ∞-mass + Σ_{j≥k} p_j − e^(ε − ℓ_k) S_k
         for ε between ℓ_{k-1} and ℓ_k.
@@ -266,7 +266,7 @@ class LossGrid:
 
 
 def compose(parts: Sequence[tuple[Part, int]]) -> LossGrid:
-    """The loss of `count` times each of `parts`, all on one interval, as a pessimistic grid."""
+    """Return the loss of `count` times each of `parts`, all on one interval, as a pessimistic grid."""
     parts = [(part, count) for part, count in parts if count > 0]
     if any(part.infinity >= 1 for part, _ in parts):
         return LossGrid(0, np.zeros(1), 1.0)

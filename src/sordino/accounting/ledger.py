@@ -299,7 +299,7 @@ class Ledger:
         return store.snapshot(self._connection, self.path)
 
     def declared(self, kind: str) -> list[str]:
-        """Every line of this kind, in the order in which they were declared."""
+        """Return every line of this kind, in the order in which they were declared."""
         with self.snapshot():
             return self._lines(kind)
 
@@ -308,7 +308,7 @@ class Ledger:
         return [text for (text,) in rows]
 
     def events(self) -> list[tuple[DpEvent, int]]:
-        """Every different event with how often it was charged, in the order of first appearance."""
+        """Count how often each different event was charged, in the order of first appearance."""
         rows = self._all(
             f"SELECT event, times FROM (SELECT kind, COUNT(*) AS times FROM charges WHERE {_SPENT} GROUP BY kind) "
             "JOIN kinds USING (kind) ORDER BY kind",
@@ -317,7 +317,7 @@ class Ledger:
         return [(self._event(text), times) for text, times in rows]
 
     def history(self) -> Iterator[tuple[int, DpEvent]]:
-        """Every charge in order: its number and event."""
+        """Yield every charge in order: its number and event."""
         query = f"SELECT sequence, event FROM charges JOIN kinds USING (kind) WHERE {_SPENT} ORDER BY sequence"
         for sequence, text in self._all(query, (self.reserved,)):
             yield sequence, self._event(text)
@@ -331,7 +331,7 @@ class Ledger:
         return [(str(note), self._event(text)) for note, text in self._all(query, (self.reserved, most))]
 
     def head(self) -> Head:
-        """Where the ledger stands now, with what is reserved."""
+        """Return where the ledger stands now, including reserved charges."""
         with self.snapshot():
             return self._chain.head()
 

@@ -68,13 +68,13 @@ class Ladder:
     charges: tuple[Charge, ...]
 
     def events(self) -> dict[int, DpEvent]:
-        """The events whose distributions the charges blend, by rung."""
+        """Return the events whose distributions the charges blend, by rung."""
         rungs = sorted({rung for charge in self.charges for rung in (charge.rung, charge.rung + 1)})
         return {rung: PoissonSampledDpEvent(self.rate, GaussianDpEvent(noise_at(rung))) for rung in rungs}
 
 
 def noise_at(rung: int) -> float:
-    """The noise multiplier of a rung: e^{1/σ²} − 1 = GROWTH^rung."""
+    """Return the noise multiplier of a rung: e^{1/σ²} − 1 = GROWTH^rung."""
     exponent = rung * math.log(GROWTH)
     return float((exponent if exponent > 40 else math.log1p(math.exp(exponent))) ** -0.5)
 
@@ -246,5 +246,5 @@ def _pick_frequencies(grid: LossGrid, length: int, frequencies: Frequencies) -> 
 
 @lru_cache(maxsize=192)
 def _low_spectrum(grid: LossGrid, length: int) -> Spectrum:
-    """The part of the transform that long compositions need, small enough to be kept for the next price."""
+    """Return the part of the transform that long compositions need, small enough to be kept for the next price."""
     return transform(grid, length)[:LOW].copy()

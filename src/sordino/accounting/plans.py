@@ -236,7 +236,7 @@ class Bill:
 
 
 def _price_stage(events: Events, delta: float, accountant: str, adjacency: str) -> float:
-    """The price of one of several stages."""
+    """Return the price of one of several stages."""
     filtered = any(isinstance(event, Filtered) for event, _ in events)
     if accountant == FILTER and not filtered:
         accountant = "pld"  # an earlier stage without a filter, beside one with a filter

@@ -59,7 +59,7 @@ REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
 @singledispatch
 def pld(event: DpEvent, adjacency: Adjacency, interval: float = INTERVAL) -> PrivacyLossDistribution:
-    """The privacy loss distribution of one `event`, never below the true one."""
+    """Return the privacy loss distribution of one `event`, never below the true one."""
     raise _unpriced(event, adjacency, "pld")
 
 
@@ -67,7 +67,7 @@ def pld(event: DpEvent, adjacency: Adjacency, interval: float = INTERVAL) -> Pri
 def sampled_pld(
     event: DpEvent, rate: float, adjacency: Adjacency, interval: float = INTERVAL
 ) -> PrivacyLossDistribution:
-    """The privacy loss distribution of `event` applied to a Poisson draw with 0 < rate < 1."""
+    """Return the privacy loss distribution of `event` applied to a Poisson draw with 0 < rate < 1."""
     raise _unpriced(PoissonSampledDpEvent(rate, event), adjacency, "sampled_pld")
 
 
@@ -189,7 +189,7 @@ class PldPricing:
     basis: Literal["proven"] = "proven"
 
     def epsilon(self, events: Events, delta: float, adjacency: Adjacency) -> float:
-        """The smallest ε at which the larger of the two divergences is at most `delta`."""
+        """Return the smallest ε at which the larger of the two divergences is at most `delta`."""
         quiet, single, ladders = _sort_out(events, adjacency)
         if not quiet:
             return _epsilon(single, ladders, delta, adjacency)
@@ -198,7 +198,7 @@ class PldPricing:
         return quiet.epsilon(delta / 2) + _epsilon(single, ladders, delta / 2, adjacency)
 
     def delta(self, events: Events, epsilon: float, adjacency: Adjacency) -> float:
-        """The larger of the two divergences at `epsilon`."""
+        """Return the larger of the two divergences at `epsilon`."""
         quiet, single, ladders = _sort_out(events, adjacency)
         if quiet:  # the other events may lose what the quiet ones leave of ε
             spared = epsilon / 2

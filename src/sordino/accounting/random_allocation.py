@@ -112,12 +112,12 @@ class Spread:
     lost: float
 
     def remove(self, epsilon: float) -> float:
-        """An upper bound of E[(S/t − e^ε)₊]."""
+        """Return an upper bound of E[(S/t − e^ε)₊]."""
         above = np.maximum(self.values / self.terms - math.exp(epsilon), 0.0)
         return float(above @ self.masses + self.lost / self.terms)
 
     def add(self, epsilon: float) -> float:
-        """An upper bound of E[(1 − e^ε·S/t)₊]."""
+        """Return an upper bound of E[(1 − e^ε·S/t)₊]."""
         return float(np.maximum(1 - math.exp(epsilon) * self.values / self.terms, 0.0) @ self.masses)
 
 

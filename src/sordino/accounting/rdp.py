@@ -146,7 +146,7 @@ def merge_answers(event: DpEvent) -> DpEvent:
 
 
 def require_noise(event: GaussianDpEvent | LaplaceDpEvent) -> float:
-    """The noise multiplier of `event`, or an error if it is negative or not a number."""
+    """Return the noise multiplier of `event`, or an error if it is negative or not a number."""
     noise = float(event.noise_multiplier)
     if not noise >= 0:
         raise InvalidInput(f"noise_multiplier={noise} must be >= 0: give the noise divided by the sensitivity")
@@ -154,7 +154,7 @@ def require_noise(event: GaussianDpEvent | LaplaceDpEvent) -> float:
 
 
 def require_rate(event: PoissonSampledDpEvent) -> float:
-    """The sampling rate of `event`, or an error if it is not a probability."""
+    """Return the sampling rate of `event`, or an error if it is not a probability."""
     rate = float(event.sampling_probability)
     if not 0 <= rate <= 1:
         raise InvalidInput(f"sampling rate={rate} must be in [0, 1]: give expected draw size / number of records")

@@ -187,7 +187,7 @@ class Profile(Protocol):
         ...
 
     def delta(self, epsilons: Array) -> Array:
-        """The divergence at every one of `epsilons`."""
+        """Return the divergence at every one of `epsilons`."""
         ...
 
 

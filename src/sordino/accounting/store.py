@@ -382,7 +382,7 @@ _held: weakref.WeakSet[WriterLock] = weakref.WeakSet()
 
 
 def _let_go() -> None:
-    """A forked process must not keep the lock alive when the one that took it is gone."""
+    """Let a forked process drop the lock, so that it does not outlive the process that took it."""
     for lock in list(_held):
         lock.close()  # closes this process's descriptors; the lock stays with the other's
 

@@ -62,7 +62,7 @@ def bound_above(events: int, trials: int, error: float) -> float:
 
 
 def bound_below(events: int, trials: int, error: float) -> float:
-    """The Clopper-Pearson lower bound on a probability."""
+    """Return the Clopper-Pearson lower bound on a probability."""
     return 1.0 - bound_above(trials - events, trials, error)
 
 
@@ -80,7 +80,7 @@ class Rates:
         return Rates(bound_above(false_alarms, absent, error), bound_above(misses, present, error))
 
     def epsilon(self, delta: float) -> float:
-        """The ε that these rates force: 1 − misses ≤ e^ε·alarms + δ, and the same with both exchanged.
+        """Return the ε that these rates force: 1 − misses ≤ e^ε·alarms + δ, and the same with both exchanged.
 
         Kairouz, Oh and Viswanath 2015, Thm. 2.1. Assumes nothing about the mechanism.
         """
@@ -127,7 +127,7 @@ def delta_of_mu(mu: float, epsilon: float) -> float:
 
 
 def epsilon_of_mu(mu: float, delta: float) -> float:
-    """The ε at `delta` of the Gaussian mechanism with sensitivity over noise μ."""
+    """Return the ε at `delta` of the Gaussian mechanism with sensitivity over noise μ."""
     if not 0 < delta < 1:
         raise InvalidInput(f"delta={delta} must be in (0, 1)")
     if delta_of_mu(mu, 0.0) <= delta:
@@ -137,7 +137,7 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 
 
 def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """The chance of at least `correct` right guesses if one run with random canaries were (ε, δ)-private.
+    """Return the chance of at least `correct` right guesses if one run with random canaries were (ε, δ)-private.
 
     Each of `canaries` examples joined the training data by its own fair coin; the attacker guessed `guesses` of these
     coins and left out the rest. With W binomial of `guesses` and e^ε/(1 + e^ε), the chance is at most
@@ -191,7 +191,7 @@ class Claim:
     events: Events
 
     def epsilon(self, delta: float) -> float:
-        """The ε that is claimed at `delta`."""
+        """Return the ε that is claimed at `delta`."""
         return epsilon_of_mu(self._mu, delta) if self._mu is not None else pricing.epsilon(self.events, delta)
 
     @cached_property
@@ -261,7 +261,7 @@ class Claim:
         return float(self._losses.get_epsilon_for_delta(delta))
 
     def at_noise(self, scale: float) -> Claim:
-        """The same events with `scale` times the noise."""
+        """Return the same events with `scale` times the noise."""
         return Claim([(_require_event(scale_noise(event, scale)), count) for event, count in self.events])
 
 
@@ -338,7 +338,7 @@ def _shuffle(count: int) -> NDArray[np.int64]:
 
 
 def choose_rules(scores: Scores, claim: Claim, confidence: float) -> list[Rule]:
-    """The best rules by these trials, as they would be certified by as many others."""
+    """Return the best rules by these trials, as they would be certified by as many others."""
     error = (1 - confidence) / 2
     rules = list(_list_rules(scores))
     counted = [_count_errors(scores, rule) for rule in rules]

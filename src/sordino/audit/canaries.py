@@ -39,7 +39,7 @@ class OneRun:
         return self.epsilon_lower <= self.epsilon_claimed
 
     def require_passed(self) -> OneRun:
-        """This result, or an error that says by how much the claim is exceeded."""
+        """Return this result, or raise an error that says by how much the claim is exceeded."""
         if not self.passed:
             raise SordinoError(f"the claim is BROKEN: {self}")
         return self

@@ -123,7 +123,7 @@ def choose_device(name: str | None) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """The device and its model, in words that name no machine."""
+    """Return the device and its model, in words that name no machine."""
     if device.type == "cuda":
         return f"{device.type} {torch.cuda.get_device_name(device)}"
     model = platform.processor() or platform.machine()
@@ -330,7 +330,7 @@ def _release_noise(device: torch.device, entries: int) -> tuple[np.ndarray[Any, 
 
 
 def measure_distance(values: np.ndarray[Any, np.dtype[np.float64]], deviation: float) -> float:
-    """The Kolmogorov-Smirnov distance of `values` from a normal of mean zero and this deviation."""
+    """Return the Kolmogorov-Smirnov distance of `values` from a normal of mean zero and this deviation."""
     ordered = ndtr(np.sort(values) / deviation)
     steps = np.arange(len(ordered) + 1) / len(ordered)
     return float(max((steps[1:] - ordered).max(), (ordered - steps[:-1]).max()))

@@ -114,7 +114,7 @@ def shrink(recipe: Recipe, count: int, batch: int, steps: int, *, tested: int) -
 
 
 def _limit_tests(selection: Selector, count: int) -> Selector:
-    """The same selector with tests that draw at most `count` records."""
+    """Return the same selector with tests that draw at most `count` records."""
     changes: dict[str, Any] = {
         name: min(getattr(selection, name), count)
         for name in ("size", "private_size")

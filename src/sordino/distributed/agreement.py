@@ -45,7 +45,7 @@ _WAYS_OUT = {
 
 
 def list_assumptions(team: Team) -> tuple[str, ...]:
-    """What a guarantee must say about the processes."""
+    """List what a guarantee must say about the processes."""
     if team.size == 1:
         return ()
     return ("all processes hold the same records in the same order (a sample was compared), and trust one another",)
@@ -105,7 +105,7 @@ def require_shareable(team: Team, model: nn.Module, ledger_given: bool) -> None:
 
 
 def describe_settings(optimizer: torch.optim.Optimizer, schedulers: Sequence[LRScheduler]) -> dict[str, str]:
-    """The optimizer's and the schedulers' classes and plain settings, by names that an error can show."""
+    """Return the optimizer's and the schedulers' classes and plain settings, by names that an error can show."""
     found = {f"{_OPTIMIZER} class": type(optimizer).__name__}
     for number, group in enumerate(optimizer.param_groups):
         settings = {key: value for key, value in group.items() if key != "params"}
@@ -118,12 +118,12 @@ def describe_settings(optimizer: torch.optim.Optimizer, schedulers: Sequence[LRS
 
 
 def digest_weights(model: nn.Module) -> str:
-    """A digest of all parameters and buffers that every process has a copy of."""
+    """Return a digest of all parameters and buffers that every process has a copy of."""
     return _digest(_replicas(model))
 
 
 def digest_records(count: int, fetch: Callable[[Tensor], Any]) -> str:
-    """A digest of a few of `count` records, or nothing where `fetch` answers differently each time.
+    """Return a digest of a few of `count` records, or nothing where `fetch` answers differently each time.
 
     Augmentation does so. Fewer records than the sample are not compared.
     """

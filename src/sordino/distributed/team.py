@@ -44,7 +44,7 @@ class Team:
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def sum(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The sums over all processes, the same bits on each of them."""
+        """Return the sums over all processes, the same bits on each of them."""
         return tensors
 
     def lead(self, action: Callable[[], T]) -> T:

@@ -43,7 +43,7 @@ def client_app(
     *,
     collate: Collate | None = None,
 ) -> ClientApp:
-    """A ClientApp that trains `model` by `loss` on its own records, as the strategy's rounds say.
+    """Return a ClientApp that trains `model` by `loss` on its own records, as the strategy's rounds say.
 
     `model` is a module, or a function that makes one; its weights come from the server. ``loss(model, batch)`` returns
     one loss per record. ``data(context)`` returns the records of this client, usually by
@@ -100,7 +100,7 @@ def _is_empty(dataset: Any) -> bool:
 
 
 def reply(message: Message, update: Mapping[str, Tensor], within: bool) -> Message:
-    """A client's answer: its clipped update and its vote, and nothing else, such as how many records it has."""
+    """Return a client's answer: its clipped update and its vote, and nothing else, such as how many records it has."""
     arrays = ArrayRecord({name: Array(u.detach().float().cpu().contiguous().numpy()) for name, u in update.items()})
     return Message(RecordDict({UPDATE: arrays, REPORT: MetricRecord({WITHIN: int(within)})}), reply_to=message)
 

@@ -82,7 +82,7 @@ class Rounds:
         self.states = recipe.start()
 
     def terms(self) -> Terms:
-        """The public terms of the next round."""
+        """Return the public terms of the next round."""
         whole = self.recipe.terms(self.run.position, self.states)
         return whole if self.adaptive is None else self.adaptive.share(whole, self.clip)
 
@@ -125,7 +125,7 @@ class Rounds:
         current.votes += SENSITIVITY if within else -SENSITIVITY
 
     def weight(self, update: Mapping[str, Tensor], clip: float) -> float:
-        """The recipe's weight for an update: weight × norm ≤ clip, and 0 where the norm is not finite."""
+        """Return the recipe's weight for an update: weight × norm ≤ clip, and 0 where the norm is not finite."""
         norms = measure(update).reshape(1)
         return float(self.recipe.weighing.weights(norms, clip, Draw(torch.zeros(1, dtype=torch.int64))))
 

@@ -41,7 +41,7 @@ def predict_probabilities(
 
 
 def tabulate(tuned: Tuned, texts: Sequence[str], told: Callable[[int], None] = lambda done: None) -> Any:
-    """An arrow table of predictions: the likeliest class, and the probability of each."""
+    """Return an arrow table of predictions: the likeliest class, and the probability of each."""
     chances = predict_probabilities(tuned, texts, told)
     named = pa.array([tuned.classes[number] for number in chances.argmax(1).tolist()], pa.string())
     each = {f"probability of {name}": chances[:, place].numpy() for place, name in enumerate(tuned.classes)}
@@ -49,5 +49,5 @@ def tabulate(tuned: Tuned, texts: Sequence[str], told: Callable[[int], None] = l
 
 
 def predict(tuned: Tuned, texts: Sequence[str], told: Callable[[int], None] = lambda done: None) -> list[str]:
-    """The most probable class of each text, by its name."""
+    """Predict the most probable class of each text, by its name."""
     return [tuned.classes[number] for number in predict_probabilities(tuned, texts, told).argmax(1).tolist()]

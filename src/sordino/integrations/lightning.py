@@ -50,14 +50,14 @@ class PrivateTraining(Callback):
 
     @staticmethod
     def of(trainer: Trainer) -> Private:
-        """The `Private` of the Trainer's callback, for the module's own `backward`."""
+        """Return the `Private` of the Trainer's callback, for the module's own `backward`."""
         for callback in trainer.callbacks:
             if isinstance(callback, PrivateTraining) and callback.private is not None:
                 return callback.private
         raise InvalidInput("the Trainer has no PrivateTraining: give it one, Trainer(callbacks=[privacy])")
 
     def loader(self) -> Draws:
-        """What the Trainer fits on in place of a DataLoader."""
+        """Return what the Trainer fits on in place of a DataLoader."""
         return Draws(self)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

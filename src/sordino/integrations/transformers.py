@@ -134,7 +134,7 @@ class PrivateLoop:
             )
 
     def _make_recipe(self: Any) -> Recipe:
-        """The recipe given, or DP-SGD's, with the draws and steps that the arguments ask for."""
+        """Return the recipe given, or DP-SGD's, with the draws and steps that the arguments ask for."""
         args, given = self.args, self._given
         records = self._count_units()
         batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -181,7 +181,7 @@ class PrivateLoop:
         return losses.TaskLoss(self.args.label_smoothing_factor, self.args.device.type, dtype)
 
     def _find_records(self: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
-        """The dataset and how it is collated, without the columns that the model's forward does not know."""
+        """Return the dataset and how it is collated, without the columns that the model's forward does not know."""
         dataset, collate = self.train_dataset, self.data_collator
         column = self._unit if isinstance(self._unit, str) else None
         if hasattr(dataset, "column_names") and hasattr(dataset, "remove_columns"):
@@ -204,7 +204,7 @@ class PrivateLoop:
         return Path(self.args.output_dir) / FOLDER
 
     def guarantee(self, **options: Any) -> Guarantee:
-        """What is promised: see `sordino.Private.guarantee`."""
+        """Return what is promised: see `sordino.Private.guarantee`."""
         if self.private is None:
             raise InvalidInput("there is no guarantee before train(): nothing was trained")
         return self.private.guarantee(**options)
@@ -394,7 +394,7 @@ class PrivateLoop:
         """There is none, and no draw or noise is ever replayed."""
 
     def create_model_card(self: Any, *arguments: Any, **settings: Any) -> None:
-        """The Trainer's card, with the guarantee."""
+        """Create the Trainer's card, with the guarantee."""
         super().create_model_card(*arguments, **settings)  # type: ignore[misc]
         card = Path(self.args.output_dir) / "README.md"
         if self.is_world_process_zero() and card.exists():

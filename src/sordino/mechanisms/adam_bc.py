@@ -59,7 +59,7 @@ class AdamBC(torch.optim.Optimizer, NoiseAware):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step by the gradients that the parameters hold."""
+        """Take one step by the gradients that the parameters hold."""
         result = run_closure(closure)
         for group in self.param_groups:
             for parameter in group["params"]:

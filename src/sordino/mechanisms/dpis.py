@@ -198,7 +198,7 @@ class Importance(Sampler):
         return max(1, round(self.refresh * self.records / batch_size))
 
     def worst(self, clip: float, batch_size: float) -> Epoch:
-        """The epoch in which every gradient is long: K̃ = Ñ·C, which is DP-SGD."""
+        """Return the epoch in which every gradient is long: K̃ = Ñ·C, which is DP-SGD."""
         _require(self.records is not None, "sampler=Importance() is not calibrated: call recipe.calibrate(budget, ...)")
         assert self.records is not None
         return Epoch.bounded(0, self.records, math.inf, clip, batch_size)

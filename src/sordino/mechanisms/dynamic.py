@@ -166,7 +166,7 @@ class Levels:
 
 @lru_cache(maxsize=64)
 def _staircase(inner: Schedule, count: int, steps: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Where each level but the last ends, and the factor of each relative to the first."""
+    """Find where each level but the last ends, and the factor of each level relative to the first."""
     spent = list(accumulate(factor_at(inner, step, steps) ** -2 for step in range(steps)))
     starts = [0]
     for level in range(1, min(count, steps)):

@@ -78,17 +78,17 @@ class NoisyTest:
         return self.noise_multiplier * factor_at(self.schedule, first, steps)
 
     def acceptance(self, step: int, steps: int) -> tuple[float, float]:
-        """The least and the largest probability of acceptance: Eqs. 12 and 11."""
+        """Return the least and the largest probability of acceptance: Eqs. 12 and 11."""
         spread = 2 * self.noise_at(step, steps)
         return float(ndtr((self.threshold - 1) / spread)), float(ndtr((self.threshold + 1) / spread))
 
     def erasure(self, proposal: PoissonSampledDpEvent, step: int, recipe: Recipe) -> Erasure:
-        """The event of an attempt whose proposal is seen only if it passes."""
+        """Return the event of an attempt whose proposal is seen only if it passes."""
         rate, sigma = float(proposal.sampling_probability), proposal_noise(proposal)
         return self._event(rate, sigma, step, recipe)
 
     def verdict(self, step: int, recipe: Recipe) -> Erasure:
-        """The event of one verdict alone: one bit."""
+        """Return the event of one verdict alone: one bit."""
         return self._event(1.0, math.inf, step, recipe)
 
     def _event(self, rate: float, noise_multiplier: float, step: int, recipe: Recipe) -> Erasure:
@@ -106,7 +106,7 @@ class NoisyTest:
         return math.inf if self.share is None else self.share * self.size * self.clip
 
     def gaussian(self, step: int, recipe: Recipe) -> PoissonSampledDpEvent:
-        """The event of the noisy value itself, which the paper charges."""
+        """Return the event of the noisy value itself, which the paper charges."""
         noise = GaussianDpEvent(self.noise_at(step, _steps(recipe)))
         return PoissonSampledDpEvent(validation_rate(self.size, recipe), noise)
 

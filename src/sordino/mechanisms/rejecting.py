@@ -111,7 +111,7 @@ class Rejecting(Selector):
         return replace(terms, event=self.published_price(proposal, terms.step, recipe))
 
     def _proposal(self, event: DpEvent) -> PoissonSampledDpEvent:
-        """The proposal as a Gaussian on a draw; anything else has no proof."""
+        """Return the proposal as a Gaussian on a draw; anything else has no proof."""
         if isinstance(event, GaussianDpEvent):
             return PoissonSampledDpEvent(1.0, event)
         if isinstance(event, PoissonSampledDpEvent) and isinstance(event.event, GaussianDpEvent):
@@ -142,13 +142,13 @@ def together(*events: DpEvent) -> ComposedDpEvent:
 
 
 def proposal_noise(proposal: PoissonSampledDpEvent) -> float:
-    """The noise multiplier of a Gaussian proposal."""
+    """Return the noise multiplier of a Gaussian proposal."""
     assert isinstance(proposal.event, GaussianDpEvent)
     return float(proposal.event.noise_multiplier)
 
 
 def validation_rate(size: int, recipe: Recipe) -> float:
-    """The rate of a validation draw of `size` expected records, from the public number of records."""
+    """Return the rate of a validation draw of `size` expected records, from the public number of records."""
     if recipe.records is None or size > recipe.records:
         raise InvalidInput(
             f"validation_size={size} must be <= records={recipe.records}: it is the expected size of a draw"
@@ -234,7 +234,7 @@ def shorten(before: Rollback, parameters: list[nn.Parameter]) -> None:
 
 
 def _tensors(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
-    """Every parameter and buffer with its place; tied ones once."""
+    """List every parameter and buffer with its place; tied ones once."""
     found: dict[int, tuple[nn.Module, str, Tensor]] = {}
     for module in model.modules():
         own: list[tuple[str, Tensor]] = [

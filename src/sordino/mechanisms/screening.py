@@ -33,7 +33,7 @@ class Public:
 
     @classmethod
     def of(cls, name: str, dataset: Any, collate: Collate | None = None) -> Public:
-        """A dataset or tensors, collated like the private records."""
+        """Return a dataset or tensors, collated like the private records."""
         return cls(name, Records(dataset, collate))
 
 

@@ -82,7 +82,7 @@ def summarise_facts(facts: Facts) -> Brief:
 
 
 def recall(path: Path, signature: object) -> Brief | None:
-    """The cached line of a run whose files have not changed; None if there is no readable one."""
+    """Return the cached line of a run whose files have not changed; None if there is no readable one."""
     try:
         with _find_place(path, signature).open("rb") as file:
             plain = json.loads(file.read(MOST_BYTES))

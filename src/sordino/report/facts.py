@@ -371,7 +371,7 @@ def _draw_schedules(recipe: Recipe | None, runs: Runs) -> tuple[Points, Points]:
 
 
 def _drop_inner(points: Points) -> Points:
-    """The same staircase without the points within a level."""
+    """Return the same staircase without the points within a level."""
     inside = {k for k in range(1, len(points) - 1) if points[k - 1][1] == points[k][1] == points[k + 1][1]}
     return tuple(point for k, point in enumerate(points) if k not in inside)
 

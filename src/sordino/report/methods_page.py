@@ -112,7 +112,7 @@ def _require_positive(value: Any) -> float:
 
 
 def _render_methods(rows: Sequence[_Row], title: str) -> str:
-    """The page about `rows`."""
+    """Render the page about `rows`."""
     names = list(dict.fromkeys(row.dataset for row in rows))
     sections = [
         _describe_dataset(k, name, [row for row in rows if row.dataset == name]) for k, name in enumerate(names)
@@ -275,7 +275,7 @@ def _align(curves: Sequence[tuple[tuple[float, float], ...]]) -> tuple[list[floa
 
 
 def _find_schedules(key: str, rows: Sequence[_Row]) -> dict[str, tuple[float, ...]]:
-    """The value of `key` at every step, for every method at its largest ε."""
+    """Return the value of `key` at every step, for every method at its largest ε."""
     groups = _group([row for row in rows if getattr(row, key)], lambda row: row.method)
     return {name: getattr(max(group, key=lambda row: row.epsilon or 0.0), key) for name, group in groups.items()}
 

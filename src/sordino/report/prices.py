@@ -32,7 +32,7 @@ class Tariff:
     adjacency: str = "add-or-remove-one"
 
     def price(self, runs: Runs) -> float:
-        """The ε of `runs`, infinite if there is none."""
+        """Return the ε of `runs`, infinite if there is none."""
         return pricing.epsilon(runs, self.delta, self.accountant, self.adjacency)
 
     def charge(self, bill: Bill) -> float:
@@ -61,7 +61,7 @@ def price_beginnings(runs: Runs, tariff: Tariff) -> Points:
 
 
 def take_first(runs: Runs, length: int) -> Runs:
-    """The first `length` events, each kind of event with its count."""
+    """Return the first `length` events, each kind of event with its count."""
     taken: dict[str, tuple[DpEvent, int]] = {}
     for event, count in runs:
         part = min(count, length)

@@ -93,7 +93,7 @@ class Folder:
         )
 
     def saved_step(self) -> int | None:
-        """The step of the newest checkpoint, from its name: its content is not needed."""
+        """Return the step of the newest checkpoint, from its name: its content is not needed."""
         names = (_CHECKPOINT.fullmatch(entry.name) for entry in os.scandir(self.path))
         return max((int(found[1]) for found in names if found), default=None)
 
@@ -110,7 +110,7 @@ def expect_anything(run: str | Path) -> Iterator[None]:
 
 
 def parse_object(text: str, name: str) -> dict[str, Any]:
-    """The JSON object in `text`, or an error that calls the file by `name`."""
+    """Return the JSON object in `text`, or an error that calls the file by `name`."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -51,7 +51,7 @@ class PageSeal:
 
 
 def seal_page(html: str, facts: Facts, reader: str) -> str:
-    """The page with its seal, right before its end."""
+    """Return the page with its seal, right before its end."""
     proof, claims = facts.proof, facts.guarantee.to_dict()
     content: dict[str, Any] = {
         "kind": KIND,

@@ -89,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def _find_route(self) -> str | None:
-        """The path below the token, or None if the request does not know the token."""
+        """Return the path below the token, or None if the request does not know the token."""
         if self.headers.get("Host") not in self.server.names:  # another site whose name was made to point here
             return None
         token, slash, rest = self.path.partition("?")[0].removeprefix("/").partition("/")

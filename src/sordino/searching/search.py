@@ -79,7 +79,7 @@ class Winner:
         return model
 
     def to_dict(self) -> dict[str, Any]:
-        """What may be said about the search: all of it is public."""
+        """Return what may be said about the search: all of it is public."""
         event = self.cost.event
         law = {"eta": event.eta, "gamma": event.gamma} if isinstance(event, Selection) else {}
         return {

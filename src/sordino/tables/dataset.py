@@ -56,7 +56,7 @@ class Data:
 
 
 def tensors(records: Dataset[Any]) -> tuple[Tensor, Tensor]:
-    """The records as (inputs, classes)."""
+    """Return the records as (inputs, classes)."""
     if isinstance(records, TensorDataset):
         inputs, targets = records.tensors
         return inputs, targets

@@ -90,7 +90,7 @@ class Named:
         return self.width
 
     def list_entries(self) -> list[str]:
-        """A name for every entry of its row."""
+        """Return a name for every entry of its row."""
         return [*(f"value {value}" for value in self.values), "missing", "others"]
 
     def find_places(self, cells: Sequence[str]) -> Places:
@@ -118,7 +118,7 @@ class Worded:
         return self.buckets
 
     def list_entries(self) -> list[str]:
-        """A name for every entry of its row."""
+        """Return a name for every entry of its row."""
         return [f"bucket {place}" for place in range(self.buckets)]
 
     def encode(self, cells: Sequence[str]) -> Inputs:

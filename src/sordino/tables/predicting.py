@@ -113,7 +113,7 @@ class Trained:
 
     @torch.no_grad()
     def score(self, data: Any) -> Floats:
-        """[N, K]: the model's scores, in float64."""
+        """Return [N, K]: the model's scores, in float64."""
         parts: Iterator[Tensor]
         if isinstance(self.encoder, TableInputs):
             parts = (torch.from_numpy(self.encoder.encode(part)) for part in split_rows(self.encoder.read(data)))
@@ -124,11 +124,11 @@ class Trained:
         return np.concatenate(found) if found else np.zeros((0, max(1, len(self.classes))))
 
     def predict_proba(self, data: Any) -> Floats:
-        """[N, classes]: the probability of every class."""
+        """Return [N, classes]: the probability of every class."""
         return to_chances(self.score(data), self.classes)
 
     def predict(self, data: Any) -> NDArray[Any]:
-        """The likeliest class by name, or the value."""
+        """Predict the likeliest class by name, or the value."""
         scores = self.score(data)
         if self.classes:
             return np.asarray(np.array(self.classes, np.object_)[to_chances(scores, self.classes).argmax(1)])
@@ -136,7 +136,7 @@ class Trained:
         return find_values(scores, self.encoder)
 
     def tabulate(self, data: Any) -> Any:
-        """An arrow table of predictions: the likeliest class and the probability of each, or the value."""
+        """Return an arrow table of predictions: the likeliest class and the probability of each, or the value."""
         scores = self.score(data)
         if not self.classes:
             assert isinstance(self.encoder, TableInputs)
@@ -164,7 +164,7 @@ def find_values(scores: Floats, inputs: TableInputs) -> Floats:
 
 
 def by_schema(schema: Schema, target: str, header: Sequence[str]) -> TableInputs:
-    """The inputs of a network that was trained with a complete schema."""
+    """Return the inputs of a network that was trained with a complete schema."""
     used = {name: column for name, column in schema.columns.items() if not isinstance(column, Skip)}
     kept = Schema(used, schema.classes)
     return TableInputs(
@@ -174,7 +174,7 @@ def by_schema(schema: Schema, target: str, header: Sequence[str]) -> TableInputs
 
 
 def by_encoder(encoder: Encoder, header: Sequence[str]) -> TableInputs:
-    """The inputs of a model that was learnt from a table."""
+    """Return the inputs of a model that was learnt from a table."""
     return TableInputs(
         columns=tuple(encoder.blocks),
         width=encoder.width,

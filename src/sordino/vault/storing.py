@@ -35,11 +35,11 @@ class Transaction(Protocol):
     """One look at the store, or one change of it, which happens as a whole or not at all."""
 
     def datasets(self) -> list[str]:
-        """The names of the datasets that this person may see, sorted."""
+        """Return the names of the datasets that this person may see, sorted."""
         ...
 
     def entries(self, dataset: str, since: int = 1) -> list[Entry]:
-        """The entries of a dataset from number `since` on, in order."""
+        """Return the entries of a dataset from number `since` on, in order."""
         ...
 
     def append(self, draft: Draft) -> Entry:

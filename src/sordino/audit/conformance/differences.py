@@ -101,7 +101,7 @@ def _group_by_receipt(releases: Sequence[Release]) -> Iterator[tuple[int, list[R
 
 
 def _count_draws(event: DpEvent) -> int:
-    """How many draws of its own an event claims."""
+    """Count how many separate draws an event claims."""
     found = 0
     for leaf, times in unroll(event):
         if isinstance(leaf, Filtered):

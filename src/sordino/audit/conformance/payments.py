@@ -108,7 +108,7 @@ class Unseen(Answer):
 
 @singledispatch
 def answers(event: DpEvent) -> list[Answer]:
-    """The answers that `event` pays for, in the order in which they are made."""
+    """Return the answers that `event` pays for, in the order in which they are made."""
     raise InvalidInput(
         f"event {type(event).__name__} is unknown to the conformance suite: say what it pays for with "
         "sordino.audit.conformance.answers.register"
@@ -199,7 +199,7 @@ class Outputs:
         return float(max(removed, np.maximum(self.without - grown * self.present, 0.0).sum()))
 
     def renyi(self, order: float) -> float:
-        """The larger of the two Rényi divergences of this order."""
+        """Return the larger of the two Rényi divergences of this order."""
         both = [(p, q) for p, q in ((self.present, self.without), (self.without, self.present))]
         sums = [float(np.sum(p[q > 0] ** order * q[q > 0] ** (1 - order))) for p, q in both]
         return max(math.log(total) / (order - 1) for total in sums)
@@ -247,7 +247,7 @@ def _(event: RandomAllocation, rate: float = 1.0) -> Iterator[Outputs]:
 
 @list_worst.register
 def _(event: ProjectedGaussian, rate: float = 1.0) -> Iterator[Outputs]:
-    """A mixture over the known length Z = √r/χ_r, including lengths with practically no noise."""
+    """Yield a mixture over the known length Z = √r/χ_r, including lengths with practically no noise."""
     half = event.projections / 2
     edges = stats.gamma.ppf(np.concatenate([[0.0], np.geomspace(1e-15, 1 - 1e-6, PIECES)]), half)
     masses = np.diff(stats.gamma.cdf(edges, half))

@@ -125,7 +125,7 @@ class Tape(Settling):
         return coins.copy()
 
     def toss(self, records: int, rate: float) -> Tossed:
-        """Every coin is tossed, so that neighbours can toss the same ones."""
+        """Toss every coin, so that neighbours can toss the same ones."""
         coins = self.uniform(records)
         return Tossed(np.flatnonzero(coins < rate), coins[coins < rate])
 
@@ -237,7 +237,7 @@ class Tape(Settling):
 
 
 def _list_numbers(event: Any) -> tuple[float, ...]:
-    """Every number of an event, however deep."""
+    """List every number of an event, however deep."""
     if isinstance(event, bool | str) or event is None:
         return ()
     if isinstance(event, int | float):

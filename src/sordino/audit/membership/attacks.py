@@ -156,7 +156,7 @@ def query(model: nn.Module, examples: Examples) -> Signals:
 
 
 def _find_last_linear(model: nn.Module) -> nn.Linear:
-    """The layer whose gradient and whose inputs a white-box attacker looks at."""
+    """Return the layer whose gradient and whose inputs a white-box attacker looks at."""
     found = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not found:
         raise InvalidInput(f"model {type(model).__name__} has no linear layer, which the white-box attack looks at")

@@ -76,7 +76,7 @@ def measure_auc(members: Array, others: Array, confidence: float = 0.95) -> Esti
 
 
 def measure_caught(rate: float, members: Array, others: Array, confidence: float = 0.95) -> Estimate:
-    """The share of members above the lowest threshold that at most `rate` of the others exceed.
+    """Return the share of members above the lowest threshold that at most `rate` of the others exceed.
 
     The interval accounts for `others` being a sample: the threshold that k of n of them exceed has a true false
     positive rate distributed as Beta(k + 1, n − k), so a strict and a lax threshold enclose the right one.

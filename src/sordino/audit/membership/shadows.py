@@ -80,7 +80,7 @@ def train_references(
 
 
 def draw_halves(records: int, models: int, seed: int = 0) -> Tensor:
-    """Which model trains on which record: every record is in half of the models, up to one, at random."""
+    """Draw which model trains on which record: every record is in half of the models, up to one, at random."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.rand(models, records, generator=generator).argsort(0)
     return order < models // 2

@@ -63,7 +63,7 @@ class InfiniteMnist(Dataset[tuple[Tensor, ...]]):
         return list(zip(images, classes, strict=True))
 
     def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The records at `indices` as (images, classes)."""
+        """Return the records at `indices` as (images, classes)."""
         wanted = np.asarray(indices, dtype=np.int64)
         if outside := [i for i in wanted.tolist() if not 0 <= i < self.records]:
             raise IndexError(f"record {outside[0]} must be in 0..{self.records - 1}")

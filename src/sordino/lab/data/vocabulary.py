@@ -68,7 +68,7 @@ def encode_all(texts: Iterable[str], vocabulary: str) -> dict[str, NDArray[np.ge
 
 
 def keras_words() -> list[str]:
-    """The words of the training reviews, the most frequent first (rank 1)."""
+    """Return the words of the training reviews, the most frequent first (rank 1)."""
     path = cache.obtain("imdb", WORD_INDEX, "vocab.txt.xz")
     if path.name != WORD_INDEX.name:
         return lzma.decompress(path.read_bytes()).decode().split("\n")
@@ -140,7 +140,7 @@ def _read_vectors(words: set[str], excerpt: bool) -> dict[str, Vector]:
 
 
 def _read_lines() -> Iterator[list[str]]:
-    """The lines of the official file: a word and its 100 numbers."""
+    """Yield the lines of the official file: a word and its 100 numbers."""
     with zipfile.ZipFile(cache.obtain("glove", GLOVE)) as archive, archive.open(MEMBER) as member:
         for line in io.TextIOWrapper(member, encoding="utf-8", newline="\n"):
             yield line.rstrip("\n").split(" ")

@@ -152,7 +152,7 @@ class Settings:
     by_epsilon: dict[float, Table]
 
     def case(self, epsilon: float, seed: int = 0, accounting: str = "proven") -> Case:
-        """The run at one ε; with the general settings if the file says nothing about this ε."""
+        """Return the run at one ε; with the general settings if the file says nothing about this ε."""
         merged = _merge(self.base, self.by_epsilon.get(float(epsilon), {}))
         return Case(
             dataset=self.dataset, method=self.method, epsilon=float(epsilon), seed=seed, accounting=accounting, **merged
@@ -234,7 +234,7 @@ def catalogue(folder: Path | None = None) -> dict[tuple[str, str], Settings]:
 
 
 def default_folder() -> Path:
-    """The folder SORDINO_CONFIGS, else the configurations of the laboratory."""
+    """Return the folder SORDINO_CONFIGS, else the configurations of the laboratory."""
     named = os.environ.get("SORDINO_CONFIGS")
     return Path(named) if named else Path(__file__).parents[1] / "configs"
 

@@ -87,7 +87,7 @@ class Attacks:
         return model
 
     def _train_plainly(self, case: Case, examples: Split) -> nn.Module:
-        """The network of a case, trained without privacy for `EPOCHS` epochs or `steps` steps."""
+        """Train the network of a case without privacy for `EPOCHS` epochs or `steps` steps."""
         model = model_of(case, tuple(examples[0].shape[1:]))
         per_epoch = math.ceil(len(examples[1]) / BATCH)
         total = self.steps or EPOCHS * per_epoch
@@ -102,7 +102,7 @@ class Attacks:
 
 
 def compare_attacks(table: PaperTable, cells: Sequence[Cell], known: Known, attacks: Attacks) -> str:
-    """A line per figure; a model without privacy has one for both accountings."""
+    """Write a line per figure; a model without privacy has one for both accountings."""
     lines = []
     for cell in cells:
         ours = {}

@@ -41,7 +41,7 @@ Runs = list[tuple[DpEvent, int]]
 
 
 def accountant_of(case: Case) -> str:
-    """Which accountant prices the case: PLD (the filter for DPIS) if a proof is asked for, else the paper's."""
+    """Name the accountant of the case: PLD (the filter for DPIS) if a proof is asked for, else the paper's."""
     name = str(case.recipe["name"])
     if case.accounting == "proven":
         return "rdp-filter" if name == "dpis" else "pld"
@@ -147,5 +147,5 @@ def optimizer_of(case: Case) -> Optimizer:
 
 
 def _read_part(table: Any, default: type) -> Any:
-    """A part that a configuration describes as a table, such as ``{part = "growing-mu", ratio = 2.0}``."""
+    """Read a part that a configuration describes as a table, such as ``{part = "growing-mu", ratio = 2.0}``."""
     return from_toml(tomli_w.dumps(table), default)

@@ -45,7 +45,7 @@ class PaperTable:
         return any(label.endswith(NON_PRIVATE) for figures in self.printed.values() for label in figures)
 
     def non_private(self, datasets: Iterable[str]) -> list[Cell]:
-        """The figures of models that are not private: at ε = ∞."""
+        """Return the figures of models that are not private: at ε = ∞."""
         return [
             Cell(dataset, label, math.inf, figure)
             for dataset in datasets
@@ -55,7 +55,7 @@ class PaperTable:
         ]
 
     def cells(self, datasets: Iterable[str]) -> list[Cell]:
-        """The figures of `datasets`, without those of models that are not private."""
+        """Return the figures of `datasets`, without those of models that are not private."""
         return [
             Cell(dataset, label, column, figure)
             for dataset in datasets
@@ -65,7 +65,7 @@ class PaperTable:
         ]
 
     def epsilon_of(self, cell: Cell) -> float:
-        """The ε of the runs behind a cell."""
+        """Return the ε of the runs behind a cell."""
         return self.epsilons[0] if self.kind == "epsilon" else cell.column
 
     def case(self, cell: Cell, seed: int, accounting: str, known: Mapping[tuple[str, str], Settings]) -> Case:
@@ -86,7 +86,7 @@ class PaperTable:
         return replace(base, **{**changes, **merged})  # another model has its own options, so they are not merged
 
     def require(self, dataset: str | None) -> list[str]:
-        """The datasets to run: all, or the one that is asked for."""
+        """Return the datasets to run: all, or the requested one."""
         if dataset is not None and dataset not in self.printed:
             raise InvalidInput(f"dataset={dataset!r} is not in {self.name}: it has {', '.join(self.printed)}")
         return list(self.printed) if dataset is None else [dataset]
@@ -117,7 +117,7 @@ def paper_tables() -> dict[str, PaperTable]:
 
 
 def paper_table(name: str) -> PaperTable:
-    """The table called `name`."""
+    """Return the table called `name`."""
     tables = paper_tables()
     if name not in tables:
         raise InvalidInput(f"table={name!r} is not known: choose one of {', '.join(tables)}")
@@ -125,7 +125,7 @@ def paper_table(name: str) -> PaperTable:
 
 
 def best_printed(dataset: str, epsilon: float) -> tuple[float, str] | None:
-    """The best accuracy that any paper prints for private training on a dataset at an ε, and in which table."""
+    """Return the best accuracy that any paper prints for private training on a dataset at an ε, and in which table."""
     found = [
         (cell.printed, table.name)
         for table in paper_tables().values()

@@ -118,7 +118,7 @@ def _list_unfinished(cases: Sequence[Case], folder: Path, ended: dict[str, Told]
 
 
 def _find_free(idle: list[_Worker]) -> _Worker | None:
-    """A worker that is idle and alive."""
+    """Return a worker that is idle and alive."""
     while idle:
         worker = idle.pop()
         if worker.process.is_alive():

@@ -169,7 +169,7 @@ def _make_features(inputs: Tensor, case: Case) -> Tensor:
 
 
 def _make_kind(inputs: Tensor, options: dict[str, Any], case: Case) -> Tensor:
-    """The features that one table of options describes."""
+    """Make the features that one table of options describes."""
     kind = options.pop("kind", None)
     makers: dict[Any, Callable[..., Tensor]] = {
         "scatter": lambda x, **chosen: _scatter(x, case, **chosen),
@@ -242,7 +242,7 @@ def _scatter(inputs: Tensor, case: Case, **options: Any) -> Tensor:
 
 
 def _vocabulary_of(case: Case) -> dict[str, Any]:
-    """The options of the vocabulary, which decide the word vectors too."""
+    """Return the options of the vocabulary, which decide the word vectors too."""
     return {key: case.data[key] for key in ("vocabulary", "words") if key in case.data}
 
 

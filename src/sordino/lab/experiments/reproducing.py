@@ -82,7 +82,7 @@ def cases_of(planned: Sequence[Planned]) -> list[Case]:
 
 
 def compare_side_by_side(table: PaperTable, planned: Sequence[Planned], find: Callable[[str], Row | None]) -> str:
-    """A line per figure: the paper's, ours (seeds) at the same published ε, ours at the same proven ε."""
+    """Return a line per figure: the paper's, ours (seeds) at the same published ε, ours at the same proven ε."""
     column = {"accuracy": "ε", "epsilon": "accuracy"}[table.kind]
     lines = []
     for each in planned:
@@ -109,7 +109,7 @@ def _write_figure(table: PaperTable, cell: Cell, rows: Sequence[Row]) -> str:
 
 
 def _spent_at(row: Row, level: float) -> float:
-    """The ε a run had spent when it first reached an accuracy."""
+    """Return the ε a run had spent when it first reached an accuracy."""
     reached = (point["epsilon"] for point in row["curve"] if point["accuracy"] >= level and "epsilon" in point)
     return float(next(reached, math.inf))
 
@@ -125,7 +125,7 @@ def _find_nearest(cells: Sequence[Cell], like: Cell) -> float:
 
 
 def time_epoch(case: Case, steps: int = STEPS) -> float:
-    """The mean of `steps` steps after one to warm up, times the steps of an epoch. Nothing is priced."""
+    """Return the mean of `steps` steps after one to warm up, times the steps of an epoch. Nothing is priced."""
     problem = problem_of(case)
     records = len(problem.train[1])
     options = {key: value for key, value in case.recipe.items() if key != "epochs"}
@@ -149,7 +149,7 @@ def compare_times(
     records: int | None = None,
     show: bool = False,
 ) -> str:
-    """A line per method: the paper's seconds on its GPU beside ours on this machine's processor.
+    """Return a line per method: the paper's seconds on its GPU beside ours on this machine's processor.
 
     Each cell is measured once and kept in ``<folder>/timings``; with `show` none is.
     """

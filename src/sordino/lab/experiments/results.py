@@ -30,7 +30,7 @@ def claim(folder: Path, label: str) -> Iterator[None]:
 
 
 def find(folder: Path, label: str) -> Row | None:
-    """The row of a finished run."""
+    """Return the row of a finished run."""
     path = folder / "results" / f"{label}.json"
     return _read(path) if path.exists() else None
 
@@ -67,7 +67,7 @@ def read_all(*folders: Path) -> list[Row]:
 
 
 def read_lines(path: Path) -> list[Row]:
-    """The rows that `keep_lines` wrote, in the order of their labels; none where there is no file."""
+    """Return the rows that `keep_lines` wrote, in the order of their labels; none where there is no file."""
     if not path.exists():
         return []
     try:
@@ -84,7 +84,7 @@ def keep_lines(path: Path, *rows: Row) -> None:
 
 
 def drop_checkpoints(place: Path) -> None:
-    """A finished run keeps its ledger; its checkpoints are large."""
+    """Drop the checkpoints of a finished run, which are large; it keeps its ledger."""
     for path in place.glob("checkpoint-*.pt"):
         path.unlink()
 

@@ -115,7 +115,7 @@ def run_in(
 
 
 def load_averaged(case: Case, place: Path) -> nn.Module:
-    """The model that `run_in` kept, in eval mode."""
+    """Return the model that `run_in` kept, in eval mode."""
     model = model_of(case)
     path = place / AVERAGED
     if not is_regular(path):

@@ -68,7 +68,7 @@ def summarise(rows: Iterable[Row]) -> list[Summary]:
 
 
 def write_markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Write a Markdown table."""
     rows = [header, ["---"] * len(header), *lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 

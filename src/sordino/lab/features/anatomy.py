@@ -94,7 +94,7 @@ def describe_anatomy(
 
 
 def load_network(choice: Anatomy, folder: Path, *, quiet: bool = False) -> Eye:
-    """The network in eval mode: the one in `folder`, or a new one, which is then kept there."""
+    """Return the network in eval mode: the one in `folder`, or a new one, which is then kept there."""
     learned = (choice.objects, choice.pictures, choice.scenes, choice.steps)
     doing = f"learning what {choice.objects:,} invented objects are made of in {choice.steps:,} steps"
     return keep_network((VERSION, *learned), folder, Eye, lambda: _learn(choice, quiet), doing)
@@ -169,7 +169,7 @@ class _Gallery:
         self.scenes = (255 * draw_scenes(choice.scenes, _WIDE, 3, 7)).round().byte()
 
     def take(self, count: int) -> Glimpses:
-        """A batch of so many, two fifths of which are scenes."""
+        """Return a batch of so many, two fifths of which are scenes."""
         random, others = self.generator, round(_SHARE * count)
         count -= others
         which = torch.randint(len(self.objects), (count,), generator=random)
@@ -300,7 +300,7 @@ def _draw_others(choice: Anatomy) -> Tensor:
 
 @torch.no_grad()
 def _fit_description(choice: Anatomy, eye: Eye) -> Map:
-    """The map from pictures to features, by the statistics of pictures that were not learned."""
+    """Return the map from pictures to features, by the statistics of pictures that were not learned."""
     others = zip(*(_look(part, eye) for part in _draw_others(choice).split(CHUNK)), strict=True)
     maps = [fit_cells(torch.cat(each), choice.kept, choice.tilt) for each in others]
 

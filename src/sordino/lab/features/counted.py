@@ -49,7 +49,7 @@ class CountedWords:
 def count_words(
     tokens: Tensor, buckets: int, choice: CountedWords, *, records: int, ledger: Charging, source: Gaussians
 ) -> Tensor:
-    """The share of texts with each of `buckets` token ids, with noise: one Gaussian release.
+    """Return the share of texts with each of `buckets` token ids, with noise: one Gaussian release.
 
     With a_i the zeros and ones of record i, shortened to the norm sqrt(most), and n = `records`, a public number,
 

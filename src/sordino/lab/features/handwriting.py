@@ -122,7 +122,7 @@ def _draw_others(choice: Handwriting, count: int) -> Tensor:
 
 @torch.no_grad()
 def _describe(images: Tensor, network: nn.Module) -> Tensor:
-    """The network's answer to each picture, averaged over its views."""
+    """Return the network's answer to each picture, averaged over its views."""
     return torch.cat([_see_views(make_upright(part), network) for part in images.split(CHUNK)])
 
 

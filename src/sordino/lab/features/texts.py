@@ -83,7 +83,7 @@ def anchor_words(embedding: Tensor, *, anchors: int, threshold: float, among: in
 
 
 def _bag(tokens: Tensor, words: Tensor) -> Tensor:
-    """The features of a chunk of records, through a sparse matrix of counts."""
+    """Return the features of a chunk of records, through a sparse matrix of counts."""
     records = torch.arange(len(tokens))[:, None].expand_as(tokens)
     places = torch.stack([records.reshape(-1), tokens.reshape(-1)])
     ones = torch.ones(tokens.numel())
@@ -122,7 +122,7 @@ def describe_letters(tokens: Tensor, *, runs: Sequence[int] = (2,), buckets: int
 
 
 def _fold_capitals(tokens: Tensor) -> Tensor:
-    """The ids with A to Z written as a to z."""
+    """Return the ids with A to Z written as a to z."""
     capital = (tokens >= ord("A") + OFFSET) & (tokens <= ord("Z") + OFFSET)
     return torch.where(capital, tokens + ord("a") - ord("A"), tokens)
 
