@@ -10,11 +10,13 @@ where what was made was made row by row (`rowwise`).
 from __future__ import annotations
 
 import math
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sordino.gradients.rules.base import BLOCK_BYTES, Formed, PerExample, squares, zero_rows
+from sordino.gradients.rules.base import BLOCK_BYTES, Formed, NoRule, PerExample, squares, zero_rows
 from sordino.gradients.rules.linear import FORM_BYTES, round_up
 from sordino.gradients.rules.rowwise import Returning, RowMap, Rowwise
 
@@ -36,7 +38,10 @@ class WayBack:
         self.formed: dict[int, Formed] = {}
 
     def measure(self, inner: PerExample) -> None:
-        """Pull all gradients back, a block at a time, and keep those of the parameters where all fit the memory."""
+        """Pull all gradients back, a block at a time, and keep those of the parameters where all fit the memory.
+
+        What is not kept is pulled back once more for the sum, and has to be the same then.
+        """
         lengths: list[list[Tensor]] = [[] for _ in self.parameters]
         kept: list[list[Tensor]] = [[] for _ in self.parameters]
         for start, stop in self.blocks(inner.size):
@@ -48,6 +53,22 @@ class WayBack:
             self.squares[id(parameter)] = torch.cat(found)
             if whole:
                 self.formed[id(parameter)] = Formed(whole[0] if len(whole) == 1 else torch.cat(whole))
+            elif self.is_written:
+                raise NoRule("autograd.Function: its backward pass, which may be random, would have to run twice")
+
+    @cached_property
+    def is_written(self) -> bool:
+        """Whether functions written in Python are on the way, which may go back otherwise every time."""
+        seen = set[Any]()
+        ahead: list[Any] = [self.made.grad_fn]
+        while ahead:
+            node = ahead.pop()
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                return True
+            if node is not None and node not in seen:
+                seen.add(node)
+                ahead += [each for each, _ in node.next_functions]
+        return False
 
     def pull_all(self, cotangents: Tensor) -> list[Tensor]:
         """Jᵀ g for each of [n, *made]: at once, or one after the other where an operation has no rule for that."""
@@ -164,6 +185,8 @@ class Pulled(PerExample):
         return self.formed.weighted_sum(weights) if self.formed else self.sum_formed(weights)
 
     def form(self, start: int, stop: int) -> Tensor:
+        if self.formed is None and not self.isometric and self.way.is_written:
+            self.way.measure(self.inner)
         if self.formed is not None:
             return self.formed.form(start, stop)
         gradients, made = self.inner.form(start, stop), self.way.made
