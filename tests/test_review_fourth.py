@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from sordino import Private, recipes
+from sordino import InvalidInput, Private, recipes
 from sordino.accounting.ledger import Receipt
 from sordino.chance import SecretChance
 from sordino.gradients.engine import Batch, Objective
@@ -209,7 +211,7 @@ def test_a_thread_that_ended_within_a_block_keeps_no_other_waiting() -> None:
 
 
 def test_the_last_digits_of_other_records_losses_are_far_below_the_bound_of_one_records_difference() -> None:
-    """Losses of 10⁸ have last digits of 8, a record's bound is 0.1: one record moved the test by 4 of them, 1.01 paid."""
+    """Losses of 10⁸ have last digits of 8, a record's bound is 0.1: one record moved the test by 4 of these."""
 
     def long(model: nn.Module, batch: tuple[Tensor]) -> Tensor:
         losses: Tensor = 1e8 * model(batch[0])[:, 0]
@@ -235,3 +237,43 @@ def test_the_last_digits_of_other_records_losses_are_far_below_the_bound_of_one_
         worst = max(worst, abs(energy(everybody) - energy(everybody[1:])) / test.record_clip)
         private.close()
     assert worst <= 1.01
+
+
+# -- what cannot be measured, and what a loss says --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip", [1e-16, 1e-30])
+def test_a_bound_that_float32_cannot_measure_is_refused(clip: float) -> None:
+    """With a bound of 1e-30 one record moved the sum of the vmap engine by 30,001 of them."""
+    with pytest.raises(InvalidInput, match="must be > 0, and at least 1e-15"):
+        recipes.dpsgd(clip=clip)
+
+
+def test_a_schedule_goes_no_further_down_than_float32_can_measure() -> None:
+    recipe = recipes.dpsgd(batch_size=2, steps=2, noise_multiplier=2.0, clip=1.0, clip_schedule=Vanishing())
+    terms = recipe.for_records(10).terms(1)
+    assert terms.clip == 1e-15
+    assert terms.noise_std == 2e-15
+
+
+@dataclass(frozen=True)
+class Vanishing:
+    def __call__(self, step: int, steps: int) -> float:
+        return 1.0 if step == 0 else 1e-40
+
+
+def test_the_warnings_of_a_loss_name_the_size_of_no_draw(recwarn: pytest.WarningsRecorder) -> None:
+    """As torch's do where a target has another shape than what the model gives."""
+
+    def warning(model: nn.Module, batch: tuple[Tensor]) -> Tensor:
+        warnings.warn(f"torch.Size([{len(batch[0])}])", stacklevel=2)
+        losses: Tensor = model(batch[0]).square().sum(1)
+        return losses
+
+    recipe = recipes.dpsgd(batch_size=20, steps=3, noise_multiplier=1.0).for_records(40)
+    model = nn.Linear(3, 2)
+    with Private(model, torch.optim.SGD(model.parameters(), lr=0.1), (torch.ones(40, 3),), warning, recipe) as private:
+        assert any("torch.Size" in str(each.message) for each in recwarn.list)  # the probe lets it speak
+        recwarn.clear()
+        list(private.steps())
+    assert not [each for each in recwarn.list if "torch.Size" in str(each.message)]
