@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 from sordino import InvalidInput, Private, recipes
 from sordino.accounting.ledger import Receipt
 from sordino.chance import SecretChance
+from sordino.federated.rounds import Quantile
 from sordino.gradients.engine import Batch, Objective
 from sordino.gradients.projected import ProjectedEngine
 from sordino.gradients.rules import pulled
@@ -277,3 +278,12 @@ def test_the_warnings_of_a_loss_name_the_size_of_no_draw(recwarn: pytest.Warning
         recwarn.clear()
         list(private.steps())
     assert not [each for each in recwarn.list if "torch.Size" in str(each.message)]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_bound_that_follows_clients_stays_where_numbers_have_digits(share: float) -> None:
+    """It went to infinity, or to numbers of one digit, whose rounding is as large as the bound."""
+    clip, adaptive = 1.0, Quantile()
+    for _ in range(10_000):
+        clip = adaptive.follow(clip, share)
+    assert 1e-15 <= clip <= 1e15
