@@ -110,7 +110,7 @@ class NoisyTest:
     def largest_loss(self, bench: Bench) -> float:
         """How far a loss counts: the last digits of a longer one, which other records move, may exceed the bound."""
         kinds = {p.dtype for p in bench.objective.parameters() if p.is_floating_point()}
-        return self.record_clip / (DIGITS * max(torch.finfo(kind).eps for kind in kinds))
+        return self.record_clip / (DIGITS * max((torch.finfo(kind).eps for kind in kinds), default=1.0))
 
     def gaussian(self, step: int, recipe: Recipe) -> PoissonSampledDpEvent:
         """The event of the noisy value itself, which the paper charges."""

@@ -38,10 +38,7 @@ class WayBack:
         self.formed: dict[int, Formed] = {}
 
     def measure(self, inner: PerExample) -> None:
-        """Pull all gradients back, a block at a time, and keep those of the parameters where all fit the memory.
-
-        What is not kept is pulled back once more for the sum, and has to be the same then.
-        """
+        """Pull all gradients back, a block at a time, and keep those of the parameters where all fit the memory."""
         lengths: list[list[Tensor]] = [[] for _ in self.parameters]
         kept: list[list[Tensor]] = [[] for _ in self.parameters]
         for start, stop in self.blocks(inner.size):
@@ -53,8 +50,6 @@ class WayBack:
             self.squares[id(parameter)] = torch.cat(found)
             if whole:
                 self.formed[id(parameter)] = Formed(whole[0] if len(whole) == 1 else torch.cat(whole))
-            elif self.is_written:
-                raise NoRule("autograd.Function: its backward pass, which may be random, would have to run twice")
 
     @cached_property
     def is_written(self) -> bool:
@@ -184,9 +179,27 @@ class Pulled(PerExample):
             return self.pull(self.inner.weighted_sum(weights))
         return self.formed.weighted_sum(weights) if self.formed else self.sum_formed(weights)
 
+    def sum_formed(self, weights: Tensor) -> Tensor:
+        """As ever, but a gradient that comes back differently the second time is no longer than the measured one."""
+        squared = self.way.squares.get(id(self.parameter))
+        if squared is None:  # one of several uses, measured together; `form` refuses there what may differ
+            return super().sum_formed(weights)
+        total, lengths = weights.new_zeros(self.shape), squared.sqrt()
+        for start, stop in self.blocks():
+            again = self._form(start, stop)
+            longer = squares(again.reshape(stop - start, -1)).sqrt()
+            shorter = (lengths[start:stop] / longer).clamp(max=1.0).nan_to_num(nan=0.0)
+            total = total + torch.tensordot((weights[start:stop] * shorter).to(again.dtype), again, 1)
+        return total
+
     def form(self, start: int, stop: int) -> Tensor:
         if self.formed is None and not self.isometric and self.way.is_written:
             self.way.measure(self.inner)
+            if self.formed is None:
+                raise NoRule("autograd.Function: its backward pass, which may be random, would have to run twice")
+        return self._form(start, stop)
+
+    def _form(self, start: int, stop: int) -> Tensor:
         if self.formed is not None:
             return self.formed.form(start, stop)
         gradients, made = self.inner.form(start, stop), self.way.made
@@ -217,7 +230,7 @@ class Pulled(PerExample):
         if self.formed is not None:
             return self.formed.without(bad)
         way = WayBack(self.way.made, [self.parameter])
-        way.singly = self.way.singly
+        way.singly, way.squares = self.way.singly, self.way.squares
         return Pulled(self.inner.without(bad), way, self.parameter, self.isometric)
 
 
