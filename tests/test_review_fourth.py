@@ -96,7 +96,7 @@ def test_a_weight_that_is_made_by_a_random_way_back_is_not_pulled_back_twice(mon
     """Where gradients are not kept, norm and sum were of two ways back: a record counted up to thousands of times."""
     monkeypatch.setattr(pulled, "FORM_BYTES", 0)
     torch.manual_seed(0)
-    model = nn.Linear(30, 20, bias=False)
+    model = nn.Linear(30, 1, bias=False)
     parametrize.register_parametrization(model, "weight", Bent())
     private, spy = full_draw(model, (100 * torch.randn(60, 30),), squared)
     list(private.steps())
