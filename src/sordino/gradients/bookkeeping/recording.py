@@ -35,7 +35,7 @@ from sordino.gradients.bookkeeping.operations import (
     refuse_statistics,
 )
 from sordino.gradients.bookkeeping.places import Place
-from sordino.gradients.bookkeeping.unseen import UNSEEN, Bypassed, Sightings, settle_unseen
+from sordino.gradients.bookkeeping.unseen import UNSEEN, Bypassed, Sightings, share_unseen
 from sordino.gradients.rules import RULES, generic
 from sordino.gradients.rules.base import Call, Layout, NoRule, ParameterShare, is_in_place, name_of
 from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples, find_spread
@@ -227,7 +227,8 @@ class Recording(TorchFunctionMode):
                     raise Bypassed(f"{name}: made from a tensor that was made from parameters")
                 self.tracked[id(tensor)] = Tracked(tensor, tensor, tuple(roots), None)
                 continue
-            shares = [ParameterShare(root, settle_unseen(tensor, root, self.quietly)) for root in roots]
+            known = unseen.nodes.__contains__
+            shares = share_unseen(tensor, roots, self.quietly, self.is_shared, known)
             use = Use(name, tensor.shape, shares, tensor.dim(), [], self.calls, closed=not activations)
             self.uses.append(use)
             self.roots.update({id(root): root for root in roots})
