@@ -160,7 +160,8 @@ def penalise_slope(model: nn.Module, data: Any) -> Tensor:
     inputs = data[0].detach().requires_grad_()
     scores = model(inputs)
     (slope,) = torch.autograd.grad(scores.sum(), inputs, create_graph=True)
-    return F.cross_entropy(scores, data[1], reduction="none") + slope.square().sum(1)
+    losses: Tensor = F.cross_entropy(scores, data[1], reduction="none") + slope.square().sum(1)
+    return losses
 
 
 CASES: Mapping[str, Case] = {

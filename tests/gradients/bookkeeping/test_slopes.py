@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -164,7 +166,43 @@ def penalise_neighbours(model: nn.Module, data: Tensor) -> Tensor:
     return model(x).mean(1) + slope.roll(1, 0).square().sum(1) * model(x)[:, 0]
 
 
-@pytest.mark.parametrize("loss", [penalise_all, penalise_others, penalise_neighbours])
+def penalise_changed_sum(model: nn.Module, data: Tensor) -> Tensor:
+    """A sum over the examples that is something else by the time it is differentiated."""
+    x = data.detach().requires_grad_()
+    scores = model(x)
+    total = scores.sum()
+    total *= scores.sum()
+    (slope,) = torch.autograd.grad(total, x, create_graph=True)
+    return scores.mean(1) + slope.square().sum(1)
+
+
+def penalise_common(model: nn.Module, data: Tensor) -> Tensor:
+    """The slope of all scores by what is added to all inputs."""
+    common = torch.zeros(1, D, requires_grad=True)
+    scores = model(data + common)
+    (slope,) = torch.autograd.grad(scores.sum(), common, create_graph=True)
+    return scores.mean(1) + slope.square().sum()
+
+
+def penalise_by_first(model: nn.Module, data: Tensor) -> Tensor:
+    """The same, by the first example's inputs, which are added to all."""
+    first = data[:1].detach().requires_grad_()
+    scores = model(data + first)
+    (slope,) = torch.autograd.grad(scores.sum(), first, create_graph=True)
+    return scores.mean(1) + slope.square().sum()
+
+
+MIXTURES = [
+    penalise_all,
+    penalise_others,
+    penalise_neighbours,
+    penalise_changed_sum,
+    penalise_common,
+    penalise_by_first,
+]
+
+
+@pytest.mark.parametrize("loss", MIXTURES)
 def test_slopes_that_mix_examples_are_not_kept(loss: Loss) -> None:
     """What is done instead is that of one example alone: the probe refuses the model."""
     model, x = build("layers", 4)
@@ -248,6 +286,29 @@ def test_a_bad_example_stays_alone_and_nothing_is_left_behind() -> None:
     for place, total in enumerate(result.weighted_sum(weights)):
         wanted = sum(row[place] for i, row in enumerate(expected) if i != 2)
         torch.testing.assert_close(total, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_nothing_waits_for_the_garbage_collector() -> None:
+    model, x = build("layers", 5)
+    engine, objective, seen = BookKeeping(), Objective(model, penalise()), list[ref[Tensor]]()
+
+    class Watched(nn.Module):
+        def forward(self, hidden: Tensor) -> Tensor:
+            seen.append(ref(hidden))
+            return hidden
+
+    assert isinstance(model, nn.Sequential)
+    model.insert(1, Watched())
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):  # the first one fails before it is known what the loss does
+            engine.differentiate(objective, list(model.parameters()), batch_of(x, 5)).weighted_sum(torch.ones(5))
+            if len(seen) > 2:
+                assert seen[-1]() is None
+    finally:
+        gc.enable()
+    assert len(seen) == 3
 
 
 def test_batches_of_any_size_one_after_the_other() -> None:

@@ -184,7 +184,7 @@ class Recording(TorchFunctionMode):
         tracked = [tensor for tensor in tensors if id(tensor) in self.tracked]
         refuse_statistics(func, args, kwargs, self.is_shared, self.size)
         if asks_slopes(func, tracked, kwargs) and not self.lenient:
-            return self.find_slopes(*args, kwargs)
+            return self.find_slopes(args[0], args[1], kwargs)
         refuse_derivatives(func, tracked, kwargs, self.lenient)
         if self.repeating:
             return self.run(func, args, kwargs, tensors, tracked)
@@ -247,7 +247,8 @@ class Recording(TorchFunctionMode):
                     raise Bypassed(f"{name}: made from a tensor that was made from parameters")
                 self.tracked[id(tensor)] = Tracked(tensor, tensor, tuple(roots), None)
                 continue
-            known = unseen.nodes.__contains__
+            # What a checkpoint saved is computed again when it is asked for, once.
+            known = (lambda node: False) if self.recomputes else unseen.nodes.__contains__
             shares = share_unseen(tensor, roots, self.quietly, self.is_shared, known)
             use = Use(name, tensor.shape, shares, tensor.dim(), [], self.calls, closed=not activations)
             self.uses.append(use)

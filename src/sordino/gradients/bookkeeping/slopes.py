@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from weakref import ref
+from weakref import proxy, ref
 
 import torch
 from torch import Tensor
 
+from sordino.gradients.bookkeeping.following import find_state
 from sordino.gradients.rules.base import NoRule
 from sordino.gradients.rules.slopes import Back
 
@@ -31,8 +32,8 @@ class Slopes:
     """The gradients within one recorded loss."""
 
     def __init__(self, recording: Recording) -> None:
-        self.recording = recording
-        self.totals: dict[int, ref[Tensor]] = {}
+        self.recording: Recording = proxy(recording)  # which has these: neither waits for the garbage collector
+        self.totals: dict[int, tuple[ref[Tensor], tuple[int, int]]] = {}
         self.apart = False
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -40,7 +41,7 @@ class Slopes:
         follower = self.recording.follower
         whole = func in SUMS and len(args) == 1 and not kwargs
         if whole and follower is not None and follower.place(args[0]) is not None:
-            self.totals[id(result)] = ref(result)
+            self.totals[id(result)] = ref(result), find_state(result)
 
     def differentiate(self, outputs: Any, inputs: Any, given: dict[str, Any]) -> tuple[Tensor | None, ...]:
         """``torch.autograd.grad`` with a graph, by recorded ways back."""
@@ -64,10 +65,10 @@ class Slopes:
         """Whether each entry of an output, or each term of it, and what it is weighted by, is of one example alone."""
         follower = self.recording.follower
         assert follower is not None
-        total = self.totals.get(id(output))
+        total, state = self.totals.get(id(output), (lambda: None, None))
         place = follower.place(output)
         if start is None or not start.requires_grad:
-            return place is not None or (total is not None and total() is output)
+            return place is not None or (total() is output and state == find_state(output))
         mine = follower.place(start)
         return place is not None and mine is not None and mine.equals(place)
 
