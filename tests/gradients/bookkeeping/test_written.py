@@ -48,6 +48,22 @@ class Changing(Affine):
         return g @ ctx.weight, None, g.t() @ ctx.x, g.div_(ctx.scale).sum(0)
 
 
+class Cut(Affine):
+    """With a mask of which entries pass, as of a unit that is cut off."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float, weight: Tensor, bias: Tensor) -> Tensor:
+        output = x @ weight.t() + bias
+        ctx.save_for_backward(x, weight, output > 0)
+        return output.relu()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, passes = ctx.saved_tensors
+        g = torch.where(passes, gradients[0], 0)
+        return g @ weight, None, g.t() @ x, g.sum(0)
+
+
 class Folded(Affine):
     """What it saves has no dimension for examples."""
 
@@ -126,7 +142,7 @@ def manner_of(model: nn.Module, x: Tensor) -> set[str]:
     return {row.rule for row in found if row.operation == unseen.UNSEEN}
 
 
-@pytest.mark.parametrize("function", [Affine, Changing])
+@pytest.mark.parametrize("function", [Affine, Changing, Cut])
 @pytest.mark.parametrize("bound", [FORM_BYTES, 0])
 def test_by_vmap_over_what_was_saved(function: Any, bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)

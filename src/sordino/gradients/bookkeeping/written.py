@@ -144,7 +144,7 @@ def check_alone(run: Run, g: Tensor, at: Examples) -> PerExample | None:
         blocks.append(formed if small else squares(formed))
     for drawn, apart in zip(weights[1:], sums[1:], strict=True):
         # Not by a product: a bad example's rows are zero, so that no infinity of theirs is in the others.
-        whole = [torch.where(finite[at.owners(each)], each, 0) for each in (g, *saved)]
+        whole = [each.masked_fill(~finite[at.owners(each)], 0) for each in (g, *saved)]
         together = precise(run(whole[0] * drawn.to(g.dtype)[at.owners(g)], *whole[1:])).flatten()
         if not torch.allclose(together, apart.to(together), rtol=CLOSE, atol=CLOSE * float(together.abs().max())):
             return None
