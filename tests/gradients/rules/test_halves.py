@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sordino.gradients.bookkeeping import BookKeeping
 from sordino.gradients.engine import Objective
 from sordino.gradients.rules import halves
+from sordino.gradients.rules.conv import Convolved, Geometry
 from sordino.gradients.rules.halves import HALF, list_pieces, multiply, multiplying_halves, sum_halves
 from sordino.gradients.rules.linear import Outer, Way
 from tests.gradients.oracle import batch_of
@@ -123,6 +124,55 @@ def test_company_changes_no_digit(rows: int) -> None:
     every = halves.form_rounded(g, x)
     for size in (1, 2, 3, 8, 17, 32):
         assert torch.equal(halves.form_rounded(g[-size:], x[-size:]), every[-size:])
+
+
+SHAPES = {
+    "side by side": (Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1), (8, 4, 3, 3), 16),
+    "patches": (Geometry((3, 3), (2, 2), (1, 1), (1, 1), 1), (16, 40, 3, 3), 16),
+    "groups": (Geometry((3, 3), (1, 1), (1, 1), (1, 1), 2), (8, 8, 3, 3), 12),
+}
+
+
+def convolved(kind: str) -> tuple[Convolved, Tensor]:
+    """Gradients of a convolution of bfloat16 maps, and the same by torch in float64, record by record."""
+    torch.manual_seed(0)
+    geometry, shape, width = SHAPES[kind]
+    weight = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(17, shape[1] * geometry.groups, width, width).to(HALF)
+    options = geometry.stride, geometry.padding, geometry.dilation, geometry.groups
+    output = F.conv2d(x.double(), weight, None, *options)
+    g = torch.randn_like(output).to(HALF)
+    exact = []
+    for i in range(len(x)):
+        (one,) = torch.autograd.grad(output[i], weight, g[i].double(), retain_graph=True)
+        exact.append(one)
+    kept = Convolved(x.unsqueeze(1), g.unsqueeze(1), torch.Size(shape), geometry)
+    kept.stand_alone()
+    return kept, torch.stack(exact)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_convolutions(kind: str, processor: bool) -> None:
+    """Formed in bfloat16 for each record: within a unit of it, and summed as measured."""
+    kept, exact = convolved(kind)
+    assert kept.rounded is processor
+    norms = kept.squared_norms().sqrt()
+    lengths = exact.flatten(1).norm(dim=1)
+    torch.testing.assert_close(norms.double(), lengths, rtol=UNIT if processor else 1e-5, atol=0)
+    alone = torch.eye(kept.size) / norms
+    sums = torch.stack([kept.weighted_sum(weights).double() for weights in alone])
+    assert float(sums.flatten(1).norm(dim=1).max()) <= 1 + 2e-6
+    apart = (sums * norms.double().reshape(-1, 1, 1, 1, 1) - exact).flatten(1).norm(dim=1)
+    assert bool((apart <= UNIT * lengths).all())
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_company_changes_no_digit_of_a_convolution(kind: str, processor: bool) -> None:
+    """Float32 may differ in its last digits, of which a sum takes no notice; what is rounded to 8 digits may not."""
+    every, _ = convolved(kind)
+    formed = every.form(0, every.size)
+    for start, stop in ((0, 1), (3, 5), (8, 17), (1, 17)):
+        torch.testing.assert_close(every.form(start, stop), formed[start:stop], rtol=0, atol=0 if processor else 1e-4)
 
 
 class Mirrored(nn.Module):

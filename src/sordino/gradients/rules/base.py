@@ -159,7 +159,7 @@ class PerExample(ABC):
     def form(self, start: int, stop: int) -> Tensor:
         """The gradients of examples start … stop-1, [stop - start, *shape]."""
 
-    def stand_alone(self) -> None:
+    def stand_alone(self) -> None:  # noqa: B027 – for most kinds it changes nothing
         """Say, before it is measured, that these are all gradients of their parameter: nothing is added to them."""
 
     @abstractmethod

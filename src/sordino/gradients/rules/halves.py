@@ -23,6 +23,7 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +64,8 @@ def multiplying_halves(*held: Tensor) -> Iterator[None]:
     if not are_halves(*held):
         yield
         return
-    setting = torch.backends.mkldnn.matmul
+    backends: Any = torch.backends
+    setting = backends.mkldnn.matmul
     before = setting.fp32_precision
     setting.fp32_precision = "bf16"
     try:
