@@ -72,14 +72,12 @@ def contributions(kept: Outer, norms: Tensor) -> Tensor:
 @pytest.mark.parametrize("way", list(Way), ids=lambda way: way.name)
 @pytest.mark.parametrize("kind", FACTORS)
 @pytest.mark.parametrize("transposed", [False, True])
-def test_the_gradient_that_is_measured_is_summed(
-    kind: str, way: Way, transposed: bool, monkeypatch: pytest.MonkeyPatch, processor: bool
-) -> None:
+def test_the_gradient_that_is_measured_is_summed(kind: str, way: Way, transposed: bool, processor: bool) -> None:
     """No contribution is longer than its norm said, and norms and sums are those of a float64 loop."""
-    monkeypatch.setattr(Outer, "way", way)
     x, g = factors(kind)
     kept = Outer(x, g, transposed)
     kept.stand_alone()
+    kept.way = way
     assert kept.rounded is (processor and way is not Way.GRAM)
     exact = (x.double().mT @ g.double()) if transposed else (g.double().mT @ x.double())
     norms = kept.squared_norms().sqrt()
@@ -103,12 +101,12 @@ def test_a_rounded_norm_of_a_sum_that_is_not_is_caught(processor: bool) -> None:
 
 
 @pytest.mark.parametrize("way", list(Way), ids=lambda way: way.name)
-def test_a_bad_record_leaves_nothing(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Outer, "way", way)
+def test_a_bad_record_leaves_nothing(way: Way) -> None:
     x, g = factors("plain")
     x[2] = torch.nan
     kept = Outer(x, g)
     kept.stand_alone()
+    kept.way = way
     bad = ~torch.isfinite(kept.squared_norms())
     assert bad.tolist() == [False, False, True, False, False]
     total = kept.without(bad).weighted_sum(torch.ones(SIZE))

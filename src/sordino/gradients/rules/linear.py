@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -75,14 +76,20 @@ class Outer(PerExample):
         self.measured: Tensor | None = None  # the mass, where Gram matrices gave it
         self.alone = False
 
-    def stand_alone(self) -> None:
-        self.alone = self.rows > 1 and are_halves(self.held_x, self.held_g)
-
-    @property
+    @cached_property
     def way(self) -> Way:
         """How norms of several rows are found."""
+        return self.find_way()
+
+    def find_way(self, halves: bool = False) -> Way:
+        """The cheapest way for these shapes."""
         o, d = reversed(self.shape) if self.transposed else self.shape
-        return choose_way(self.size, self.rows, d, o, self.alone)
+        return choose_way(self.size, self.rows, d, o, halves)
+
+    def stand_alone(self) -> None:
+        self.alone = self.rows > 1 and are_halves(self.held_x, self.held_g)
+        if self.alone:
+            self.way = self.find_way(halves=True)
 
     @property
     def rounded(self) -> bool:
@@ -168,7 +175,8 @@ class Outer(PerExample):
         if self.formed is not None:
             return self.formed.without(bad)
         finite = Outer(zero_rows(self.held_x, bad), zero_rows(self.held_g, bad), self.transposed)
-        finite.alone = self.alone
+        if self.alone:
+            finite.alone, finite.way = True, self.way
         return finite
 
 
