@@ -150,8 +150,9 @@ def convolved(kind: str) -> tuple[Convolved, Tensor]:
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_convolutions(kind: str, processor: bool) -> None:
+def test_convolutions(kind: str, processor: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Formed in bfloat16 for each record: within a unit of it, and summed as measured."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     kept, exact = convolved(kind)
     assert kept.rounded is processor
     norms = kept.squared_norms().sqrt()
@@ -164,13 +165,20 @@ def test_convolutions(kind: str, processor: bool) -> None:
     assert bool((apart <= UNIT * lengths).all())
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kind", SHAPES)
-def test_company_changes_no_digit_of_a_convolution(kind: str, processor: bool) -> None:
+def test_company_changes_no_digit_of_a_convolution(
+    kind: str, threads: int, processor: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Float32 may differ in its last digits, of which a sum takes no notice; what is rounded to 8 digits may not."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     every, _ = convolved(kind)
+    assert every.rounded is (processor and (threads == 1 or not every.side_by_side))
     formed = every.form(0, every.size)
     for start, stop in ((0, 1), (3, 5), (8, 17), (1, 17)):
-        torch.testing.assert_close(every.form(start, stop), formed[start:stop], rtol=0, atol=0 if processor else 1e-4)
+        torch.testing.assert_close(
+            every.form(start, stop), formed[start:stop], rtol=0, atol=0 if every.rounded else 1e-4
+        )
 
 
 class Mirrored(nn.Module):

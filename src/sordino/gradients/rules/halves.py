@@ -9,10 +9,12 @@ adds up the same products in float32. `multiplying_halves` allows this for such 
 
 *Rounded.* A gradient that is formed for each record may be rounded to bfloat16 once, as torch rounds it in a loop over
 records, if both its norm and its share of the sum are then computed in float32 from what was rounded (`form_rounded`).
-Nothing needs to be added to the norm: the gradient that is measured is the gradient that is summed. Two conditions:
+Nothing needs to be added to the norm: the gradient that is measured is the gradient that is summed. Three conditions:
 
 - *Record by record.* What is rounded is one record's. A rounded sum over records would be an error of up to 2⁻⁹ of the
   whole sum, which one record can move (docs/proofs/rounding.md).
+- *In no company.* The result for a record must not depend in any digit on the records beside it. Batches of matrix
+  products were found to be so, on one thread and on two; a convolution of all records side by side only on one.
 - *All of a parameter's gradient.* If another use's gradient were added to it and cancelled it, the rounding could be
   longer than what is left. Where gradients are combined they are formed in float32.
 """
