@@ -106,11 +106,7 @@ class Convolved(PerExample):
             return
         if self.side_by_side and torch.get_num_threads() > 1:
             return  # a single record is then added up in another order than one among others, and rounded otherwise
-        outputs, groups = self.shape[0], self.geometry.groups
-        inputs = self.shape.numel() // outputs
-        way = choose_way(self.size * groups, self.positions, inputs, outputs // groups, halves=True)
-        if way is Way.FORM:
-            self.way, self.rounded, self.channels_last = way, True, False
+        self.rounded = self.way is Way.FORM
 
     def pick(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Input and output gradient of some examples, as they are multiplied."""
