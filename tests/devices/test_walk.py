@@ -116,6 +116,13 @@ def test_a_few_networks_and_mechanisms() -> None:
     assert [wrong for line in lines[-2:] for wrong in judge_step(line)] == []
 
 
+def test_a_few_on_a_device_without_double_precision() -> None:
+    """The fast one of those below: training on MPS was broken for as long as only slow tests looked."""
+    lines = walk("few", "--without-doubles")
+    assert len(lines) > 5
+    assert [line for line in lines if "error" in line or "ended" in line] == []
+
+
 @pytest.mark.slow
 def test_a_step_of_every_mechanism_waits_once_and_copies_records_and_noise_alone() -> None:
     from sordino import mechanisms
