@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Load the command line and run it. A Ctrl-C while it loads, or while Python ends, is no traceback either."""
+    """Load the command line and run it; Ctrl-C prints no traceback, even while it loads or while Python ends."""
     try:
         from sordino.cli import main as run
 

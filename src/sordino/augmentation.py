@@ -7,9 +7,9 @@ same, while the vector is less noisy. Views are rows that belong to one unit of 
 
 The price makes one demand on the views: a record's views may depend only on that record and on randomness that no
 record influences. So every record has its own coins. They are seeded by a keyed hash of the record's place in the
-dataset and of the number of the draw; the key is drawn from the run's source at every opening and stays secret. Without
-the key, or with a common stream that an additional record would shift, the views of other records would depend on who
-is in the draw.
+dataset and the number of the draw. The run draws a new key from its source at every opening, and keeps it secret.
+Without the key, or with one stream for all records, which an additional record would shift, the views of other records
+would depend on who is in the draw.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ It may draw from torch, NumPy's global generator and Python's ``random``, all of
 GIVEN_ALONE = "the augmentation looks at nothing but the record that it is given and at its coins"
 """What no test can show about a user's function: every guarantee rests on it."""
 OWN_COINS = "the generators that the dataset holds itself have secret seeds, and no two of a loader's workers share one"
-"""What must hold where a record was seen to be another one the next time, although every generator was seeded."""
+"""What must hold if a record came out different the second time, although every generator was seeded."""
 UNTRIED = "the augmentation looks at nothing but the record that it is given (which it was not seen to do)"
-"""What must hold where it could not be tried, or was seen not to: the guarantee says so in its headline."""
+"""What must hold if it could not be tested, or was seen to fail: the guarantee says so in its headline."""
 
 KEY_BYTES = 16
 
@@ -57,16 +57,16 @@ class Views:
         self._key: bytes | None = None
 
     def forget(self) -> None:
-        """Let go of the key: every opening of a run has one of its own."""
+        """Drop the key: every opening of a run draws a new one."""
         self._key = None
 
     def prepare(self, source: Source) -> None:
-        """Draw a key from the randomness of the run, unless there is one: before the first draw of an opening."""
+        """Draw a key from the run's source unless there is one; called before the first draw of an opening."""
         if self._key is None:
             self._key = (source.uniform(KEY_BYTES) * 256).astype(np.uint8).tobytes()
 
     def spread(self, rows: Tensor, groups: Groups | None) -> tuple[Tensor, Groups | None]:
-        """Every row `count` times, one after the other, all of them its unit's."""
+        """Repeat every row `count` times in a row; all copies belong to the row's unit."""
         if self.count == 1:
             return rows, groups
         owners = torch.arange(len(rows)) if groups is None else groups.owners
@@ -74,7 +74,7 @@ class Views:
         return rows.repeat_interleave(self.count), Groups(owners.repeat_interleave(self.count), size)
 
     def make(self, load: Callable[[int], Any], rows: Tensor, choice: int) -> list[Any]:
-        """A view for each of `rows`, which hold every record `count` times; `load` gives the record of a row."""
+        """Make one view for each of `rows`, which hold every record `count` times; `load` reads the record of a row."""
         views: list[Any] = []
         with seeded_randomness() as seed:
             for row in rows[:: self.count].tolist():
@@ -83,7 +83,7 @@ class Views:
         return views
 
     def _see(self, load: Callable[[int], Any], row: int) -> list[Any]:
-        """The views of one record; with an augmentation the record is loaded once, and a view may change its copy."""
+        """Make the views of one record. For an augmentation it is loaded once, and each view gets its own copy."""
         if self.augmentation is None:
             return [load(row) for _ in range(self.count)]
         record = load(row)
@@ -98,21 +98,21 @@ class Views:
             ) from error
 
     def _hash(self, row: int, choice: int) -> int:
-        """A seed for the record at `row`; what is seen before the first draw, to probe a model, needs no secret."""
+        """Return a seed for the record at `row`. Views made before the first draw, to probe a model, need no secret."""
         words = row.to_bytes(8, "little") + choice.to_bytes(8, "little")
         return int.from_bytes(hashlib.blake2b(words, digest_size=8, key=self._key or b"").digest(), "little")
 
     def is_alone(self, load: Callable[[int], Any], length: int) -> bool:
-        """Whether a record has the same views again after another one was seen, given the same coins."""
+        """Whether a record gets the same views again from the same coins, after another record was read."""
         some = [torch.tensor([row]).repeat_interleave(self.count) for row in (0, length - 1, 0)]
         first, _, again = (self.make(load, rows, 0) for rows in some)
         return _are_same(first, again)
 
 
 def is_alone(load: Callable[[int], Any], length: int) -> bool:
-    """Whether a record is the same again after another one was read, given the same coins.
+    """Whether a record is the same again with the same coins, after another record was read.
 
-    One that cannot be read is not objected to here: the probe of the model says so, without its words.
+    A record that cannot be read is no objection here: the probe of the model reports it, without quoting its error.
     """
     found = []
     with seeded_randomness() as seed, suppress(Exception):
@@ -123,7 +123,7 @@ def is_alone(load: Callable[[int], Any], length: int) -> bool:
 
 
 def require_views(augment: int | None, augmentation: Augmentation | None, plain: bool) -> Views | None:
-    """The views that are asked for, None where there are none; `plain` says that the records are tensors."""
+    """Return the views that were asked for, or None; `plain` says that the records are plain tensors."""
     if augment is None:
         if augmentation is not None:
             raise InvalidInput("augmentation= needs the number of views of a record: augment=8, or 1 for a single one")
@@ -142,7 +142,7 @@ def require_views(augment: int | None, augmentation: Augmentation | None, plain:
 
 @contextmanager
 def seeded_randomness() -> Iterator[Callable[[int], None]]:
-    """Hand out a function that seeds torch, NumPy and Python alike; put their generators back at the end."""
+    """Yield a function that seeds torch, NumPy and Python; restore their generators at the end."""
     ours, python = torch.get_rng_state(), random.getstate()
 
     def seed(value: int) -> None:
@@ -159,7 +159,7 @@ def seeded_randomness() -> Iterator[Callable[[int], None]]:
 
 
 def _copy(record: Any) -> Any:
-    """A record that may be changed in place; `copy.deepcopy` of a row would copy the tensor that it is a row of."""
+    """Return a copy that may be changed in place; `copy.deepcopy` of a row would copy the whole tensor."""
     return tree_map(lambda part: part.clone() if isinstance(part, Tensor) else copy.deepcopy(part), record)
 
 

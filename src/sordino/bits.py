@@ -1,32 +1,32 @@
-"""Random bits, and what is made of them: normals, and draws of records. Exact up to what is said here.
+"""From random bits to normals and to draws of records. Both are exact, up to the errors named here.
 
-**Normals**, in float64, many at once, from 64 bits each. The density φ is cut into columns of 1/32 deviation. 16 bits
-choose a column, whose share of them is a rectangle that fits under φ there, and 48 a place in it. The 1.5 per cent of φ
-above the rectangles and beyond ±3.97 deviations are the rest of the 16 bits and are drawn by rejection: a column by its
-part of a second table, a place, and a height of 64 bits that is compared with φ minus the rectangle; beyond the last
-column by Marsaglia's tail, x = √(a² − 2·log u) kept with probability a/x, with u of 64 bits. All shares are multiples
-of 2⁻²¹, so that choices are exactly what the tables say, and the density that results is φ up to the rounding of φ:
-10⁻¹⁶ within the columns, a few units in the last place of φ itself beyond them, out to 10.2 deviations, where 10⁻²⁴ is
-left. No number depends on another.
+**Normals** are float64, many at once, from 64 bits each. The density φ is cut into columns of 1/32 deviation. 16 bits
+choose a column; its share of them is a rectangle that fits under φ there. The other 48 bits choose a place in it. The
+rest of the 16 bits stands for the 1.5 per cent of φ above the rectangles and beyond ±3.97 deviations, which is drawn by
+rejection. Above the rectangles: a column by its share of a second table, a place in it, and a height of 64 bits, which
+is compared with φ minus the rectangle. Beyond the last column: Marsaglia's tail, x = √(a² − 2·log u) kept with
+probability a/x, with u of 64 bits. All shares are multiples of 2⁻²¹, so choices are exactly what the tables say. The
+density that results is φ up to the rounding of φ: 10⁻¹⁶ within the columns, and a few units in the last place of φ
+itself beyond them, out to 10.2 deviations, where 10⁻²⁴ is left. No number depends on another.
 
-*What floating point gives away.* Real noise can have any value, this has values of a lattice: multiples of 2⁻⁵³
+*What floating point gives away.* Real noise can have any value. This noise has values on a lattice: multiples of 2⁻⁵³
 deviations, or of float64's spacing at its size where that is wider. Whoever sees a noised value in all its digits can
-tell which exact values cannot be behind it (Mironov 2012; for Gaussians Holohan and Braghin 2021). Against this, sums
-and noise are in float64, and what leaves is rounded to the parameters' precision: for float32 about 2²⁹ values of
-float64 to one, so that every value that leaves can come from every exact value near it, by about equally many values
-of the noise. What stays: a noised value that happens to be close to 0 keeps more digits below its noise, 2⁻ᵏ of the
-entries k bits more; parameters in float64 keep all of them; and how long a rejection takes is not hidden. A guarantee
-names it as an assumption. Sums and noise on one public grid would end it, and need a proof of their own.
+tell which exact values cannot be behind it (Mironov 2012; for Gaussians Holohan and Braghin 2021). So sums and noise
+are in float64, and the noised value is rounded to the parameters' precision before it leaves. For float32, one rounded
+value stands for about 2²⁹ values of float64: it can come from every exact value near it, by about equally many values
+of the noise. Three things remain. A noised value that happens to be close to 0 keeps more digits below its noise: k
+bits more for 2⁻ᵏ of the entries. Parameters in float64 keep all digits. And the time that a rejection takes is not
+hidden. A guarantee names this as an assumption. Sums and noise on one public grid would end it, but need a new proof.
 
-**Draws**: each of N records with probability `rate`, independently, in time and memory proportional to the draw. The
-records are cut into blocks of m = 2^j with m·rate in (1/2, 1]. How many of a block join is binomial, found by comparing
-128 bits with the distribution, which is computed in integers of 256 bits; which ones they are is a uniform subset: j
-bits for each, drawn again where two agree, which treats all records of the block alike. The last block may reach beyond
-N; what joins there is left out, as if those records had tossed a coin too. A draw is that of N independent coins up to
-2⁻¹²⁰ in total variation for each block, of which there are at most 2·N·rate + 1: less than 2⁻⁶⁰ for all draws that will
-ever be made, far below the rounding of any δ, so nothing is charged for it. No logarithm is rounded and no uniform
-number is too coarse for a small rate, as with 53 bits and gaps. Where `rate` is above 1/16, or records are few, coins
-are tossed one by one, and exactly.
+**Draws** take each of N records with probability `rate`, independently, in time and memory proportional to the draw.
+The records are cut into blocks of m = 2^j with m·rate in (1/2, 1]. How many of a block join is binomial: 128 bits are
+compared with the distribution, which is computed in integers of 256 bits. Which ones join is a uniform subset: j bits
+for each, drawn again where two agree, which treats all records of the block alike. The last block may reach beyond N;
+whatever joins there is left out, as if those records had tossed a coin too. A draw is that of N independent coins up to
+2⁻¹²⁰ in total variation for each block. There are at most 2·N·rate + 1 blocks, so the error is less than 2⁻⁶⁰ for all
+draws that will ever be made, far below the rounding of any δ, and nothing is charged for it. No logarithm is rounded,
+and no uniform number is too coarse for a small rate, as it would be with 53 bits and gaps. Where `rate` is above 1/16,
+or records are few, coins are tossed one by one, and exactly.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ EDGE = SIDE * WIDTH
 REST = -128
 ENTRIES = 2**16
 UNIT = 2.0**-21
-"""The share of φ that one of the entries for the rest stands for."""
+"""The share of φ that each entry for the rest stands for."""
 CHUNK = 2**15
-"""Normals at a time: what is kept of them, 26 bytes each, fits in the cache of one core."""
+"""Normals at a time: they need 26 bytes each, which fits in the cache of one core."""
 TRIES = 2**13
-"""Proposals for the rest at a time; nearly half of them are kept."""
+"""How many proposals for the rest are made at a time; nearly half of them are kept."""
 FINEST = 2.0**-48
 """The lattice of places, in columns: 2⁻⁵³ deviations."""
 HIGH = 3 if sys.byteorder == "little" else 0
-"""Which of its four parts of 16 bits is the highest of a word."""
+"""Which of the four 16-bit parts of a word is the highest."""
 
 
 class Tables(NamedTuple):
@@ -114,7 +114,7 @@ def density(x: Floats) -> Floats:
 
 @lru_cache(maxsize=1)
 def make_tables() -> Tables:
-    """Rectangles that fit under φ, and proposals that cover what is above them; all shares are multiples of `UNIT`."""
+    """Make rectangles under φ, and proposals that cover φ above them; all shares are multiples of `UNIT`."""
     left = np.arange(-SIDE, SIDE)
     near, far = np.sort(np.abs([left, left + 1]), axis=0)
     lowest, highest = density(far * WIDTH), density(near * WIDTH)
@@ -136,7 +136,7 @@ def make_tables() -> Tables:
 
 
 class Normals:
-    """Makes standard normals of the bits of `fill`, with buffers of its own: for one thread at a time."""
+    """Makes standard normals from the bits of `fill`; it has its own buffers, so one thread at a time may use it."""
 
     def __init__(self, fill: Fill) -> None:
         self._fill = fill
@@ -161,7 +161,7 @@ class Normals:
         out[rest] = self._draw_rest(len(rest)) * std
 
     def _draw_rest(self, count: int) -> Floats:
-        """What lies above the rectangles and beyond them; what is found too much of is kept for the next time."""
+        """Draw the part of φ above and beyond the rectangles; surplus numbers are kept for the next time."""
         while len(self._spare) < count:
             words = draw_words(self._fill, 2 * TRIES)
             entries = draw_words(self._fill, TRIES // 4).view(np.uint16)
@@ -173,13 +173,13 @@ class Normals:
 
 
 def find_columns(tables: Tables, words: NDArray[np.int64], entries: NDArray[np.intp], out: NDArray[np.int16]) -> None:
-    """The column of each word, by its highest 16 bits; `entries` is scratch."""
+    """Find the column of each word by its highest 16 bits; `entries` is scratch memory."""
     np.right_shift(words.view(np.uint64), 48, out=entries.view(np.uint64))
     tables.column.take(entries, out=out, mode="wrap")  # no entry is too large; other modes look first, and copy
 
 
 def place_in_columns(words: NDArray[np.int64], columns: NDArray[np.int16], out: Floats) -> None:
-    """(column + a place in [0, 1)) / `FINEST`: the column in place of a word's highest 16 bits, the place below."""
+    """Return (column + a place in [0, 1)) / `FINEST`; the column replaces a word's highest 16 bits."""
     words.view(np.int16)[HIGH::4] = columns
     np.copyto(out, words)
 
@@ -187,7 +187,7 @@ def place_in_columns(words: NDArray[np.int64], columns: NDArray[np.int16], out: 
 def propose(
     places: NDArray[np.uint8], words: Words, heights: Words, more: Callable[[int], Words]
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Proposals for what lies above the rectangles, and which of them are kept; `more` words are for the tail."""
+    """Propose numbers above the rectangles, and say which of them are kept; `more` words are for the tail."""
     tables, where = make_tables(), places.astype(np.intp)
     offset = words.view(np.int64) * 2.0**-64
     offset += 0.5
@@ -214,7 +214,7 @@ def reach(words: Words) -> Floats:
 # -- draws ------------------------------------------------------------------------------------------------------------
 
 FEW = 2**14
-"""So many coins are tossed faster than anything else is done."""
+"""Tossing this many coins is faster than any cleverer way."""
 OFTEN = 1 / 16
 """Above this rate there are at most 16 coins to a record that joins."""
 TOSSED = 2**16
@@ -233,7 +233,7 @@ class Tossed(NamedTuple):
 
 
 def toss(records: int, rate: float, uniform: Callable[[int], Floats], words: Callable[[int], Words]) -> Tossed:
-    """Each of `records` tosses a coin, uniform in [0, 1), and joins if it is below `rate`; the others' are not made."""
+    """Let each of `records` toss a uniform coin in [0, 1) and join below `rate`; coins of the others are never made."""
     if rate > OFTEN or records <= FEW:
         return _toss_all(records, rate, uniform)
     indices = _join_blocks(records, rate, words)
@@ -241,7 +241,7 @@ def toss(records: int, rate: float, uniform: Callable[[int], Floats], words: Cal
 
 
 def _toss_all(records: int, rate: float, uniform: Callable[[int], Floats]) -> Tossed:
-    """Coins one by one. A coin of 53 bits that agrees with as many of `rate` is decided by those of another."""
+    """Toss coins one by one. If a coin equals the first 53 bits of `rate`, the bits of another coin decide."""
     scaled = rate * 2.0**53
     joined, coins = [np.empty(0, np.int64)], [np.empty(0)]
     for start in range(0, records, TOSSED):
@@ -272,7 +272,7 @@ def count_joined(
 ) -> NDArray[np.int64]:
     """How many of each block join: the number of `shares` at or below a number of 128 bits, whose first 64 are `drawn`.
 
-    `first` are those of the shares; where they agree the others are drawn.
+    `first` holds the first 64 bits of each share; only where they agree with `drawn` are the other 64 drawn.
     """
     counts = first.searchsorted(drawn)
     for tie in (first.take(counts, mode="clip") == drawn).nonzero()[0]:
@@ -282,7 +282,7 @@ def count_joined(
 
 @lru_cache(maxsize=16)
 def spread(rate: float, bits: int) -> tuple[tuple[int, ...], Words]:
-    """The integers P(X ≤ k)·2^128, k = 0, 1, ... until all of it is there, and their first 64 bits.
+    """Return the integers P(X ≤ k)·2^128 for k = 0, 1, ... until they reach 2^128, and their first 64 bits.
 
     X is binomial of 2^bits tries at `rate`. P(X = 0) is 1 − rate, squared `bits` times, which multiplies an error of
     2^−256 by 2^bits at most.

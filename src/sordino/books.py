@@ -33,14 +33,14 @@ CHECKPOINT = "sordino-checkpoint-2"
 """First word of a checkpoint; then checksum, length, events and head. Version 0.1 wrote -1, without the last two."""
 MOST_BYTES = 8_000_000
 MOST_STEPS = 1_000_000
-"""A longer plan is not worked out from a recipe.toml, which can name any number."""
+"""Longer plans are not worked out from a recipe.toml, because such a file can name any number."""
 _NAME = re.compile(r"checkpoint-(\d{1,12})\.pt")
 _HEAD = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """What a file of the folder has seen: at least so many events, and the head of the chain then, if it says so."""
+    """What a file of the folder has seen: at least so many events, and the chain's head at that time, if it says."""
 
     file: str
     events: int
@@ -48,7 +48,7 @@ class Sighting:
 
 
 def read_sightings(directory: Path) -> list[Sighting]:
-    """What the files beside the ledger know; damaged ones know nothing."""
+    """Read what the files beside the ledger know; damaged files know nothing."""
     try:
         names = sorted(path.name for path in directory.iterdir())
     except OSError:
@@ -77,7 +77,7 @@ def check(ledger: Ledger, known: list[Sighting]) -> None:
 
 @contextmanager
 def reading(directory: Path, key: Key | None = None) -> Iterator[Ledger]:
-    """The ledger of the run in `directory`, checked against the other files; one state of it for the whole block."""
+    """Open the ledger of the run in `directory`, checked against the other files; the block sees one state of it."""
     known = read_sightings(directory)
     with Ledger.read(directory / LEDGER, key) as ledger, ledger.snapshot():
         check(ledger, known)
@@ -87,8 +87,8 @@ def reading(directory: Path, key: Key | None = None) -> Iterator[Ledger]:
 def reopen(directory: Path) -> Ledger:
     """Continue writing the ledger of the run in `directory`, if it holds everything that the other files know of.
 
-    Charges that it says were given back unused, while a file without a head knows of them, are spent: the ledger may be
-    an older one of the same length.
+    The ledger may say that charges were given back unused. If a file without a head knows of them, they count as spent:
+    the ledger may be an older one of the same length.
     """
     known = read_sightings(directory)
     with reading(directory):
@@ -100,7 +100,7 @@ def reopen(directory: Path) -> Ledger:
 
 
 def require_fresh(directory: Path) -> None:
-    """Refuse to begin a run where there was one: its budget would be granted again."""
+    """Refuse to begin a run in a folder that holds one: its budget would be granted a second time."""
     if (directory / LEDGER).exists():
         raise LedgerError(f"{directory} holds a run already: choose another directory, or load it to continue it")
     if any(seen.events for seen in read_sightings(directory)) or any(directory.glob(CHECKPOINTS)):
@@ -111,7 +111,7 @@ def require_fresh(directory: Path) -> None:
 
 
 def find_plans(recipe: Recipe | None, header: Mapping[str, str]) -> list[plans.Plan]:
-    """The plan of a ledger that declares none, as those of version 0.1: that of the recipe it began with, if it is."""
+    """Find the plan of a ledger that declares none, as in version 0.1: that of `recipe`, if it began with this one."""
     if recipe is None or header.get("recipe") != recipe.fingerprint():
         return []
     if recipe.noise_multiplier is None or recipe.sampler is None or not 1 <= (recipe.steps or 0) <= MOST_STEPS:
@@ -149,7 +149,7 @@ def _see_checkpoint(directory: Path, name: str) -> Sighting:
     fields = _read_start(directory / name, 400).partition("\n")[0].split(" ")
     named = _NAME.fullmatch(name)
     assert named is not None
-    position = int(named[1])  # every step was charged, so that there are at least as many events
+    position = int(named[1])  # every step was charged, so there are at least as many events
     if len(fields) != 5 or fields[0] != CHECKPOINT or not re.fullmatch(r"\d{1,12}", fields[3]):
         return Sighting(name, position)
     return Sighting(name, max(position, int(fields[3])), fields[4] if _HEAD.fullmatch(fields[4]) else None)
@@ -168,7 +168,7 @@ def _see_json(file: str, steps: str, text: str) -> Sighting:
 
 
 def _read_start(path: Path, most: int) -> str:
-    """The beginning of a regular file, or nothing: a link, a pipe or a missing file knows nothing."""
+    """Read the beginning of a regular file; nothing for a link, a pipe or a missing file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError:

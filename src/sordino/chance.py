@@ -1,4 +1,4 @@
-"""What a loss, a dataset or a whole trial draws from the generators of torch, NumPy and Python: shielded.
+"""Shields the random numbers that a loss, a dataset or a whole trial draws from torch, NumPy and Python.
 
 Dropout takes the masks of a batch from one stream, row after row. Anyone who knows the state of that stream (after
 ``torch.manual_seed(0)``, or in a new process, where torch's seed is a constant) knows the masks of all records. One
@@ -22,10 +22,10 @@ from sordino.errors import UnsupportedModel
 
 @contextmanager
 def shield_chance(seed: int | None) -> Iterator[None]:
-    """What a trial draws from the generators of torch, numpy and Python is its own; the caller's stay as they were.
+    """Give a trial its own generators of torch, NumPy and Python, and leave the caller's as they were.
 
-    Drawn from the caller's generators, which anyone may have seeded, a trial's initial weights would reveal how many
-    trials came before it. CUDA's generators are restored if CUDA was in use before.
+    The caller's generators may have been seeded by anyone. A trial's initial weights, drawn from them, would reveal how
+    many trials came before it. CUDA's generators are restored if CUDA was in use before.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
@@ -43,7 +43,7 @@ def shield_chance(seed: int | None) -> Iterator[None]:
 
 @contextmanager
 def set_numpy_aside() -> Iterator[None]:
-    """A block in which NumPy's generator is another one, to be seeded freely; afterwards it is the one that it was."""
+    """A block with another NumPy generator, which may be seeded freely; afterwards the old one is back."""
     ours, state = get_bit_generator(), np.random.get_state()  # noqa: NPY002
     set_bit_generator(np.random.MT19937(0))
     try:
@@ -54,7 +54,7 @@ def set_numpy_aside() -> Iterator[None]:
 
 
 class SecretChance:
-    """A block in which these generators are seeded by secrets, fresh each time; afterwards they are as they were.
+    """A block in which these generators have fresh secret seeds; afterwards they are as they were.
 
     Entering it again inside the block changes nothing, unless somebody seeded torch meanwhile. With ``secret=False`` it
     does nothing: noise that can be repeated protects no one anyway. It costs a step about 50 µs. To stay that cheap,
@@ -88,7 +88,7 @@ class SecretChance:
 
     def enter(self, device: torch.device, *, secret: bool = True) -> None:
         """Begin the block, for a model on `device`."""
-        if secret and not self.is_secret:  # or a loop that an error ended is still within its block
+        if secret and not self.is_secret:  # otherwise a loop that an error ended is still inside its block
             try:
                 self._save(device)
                 self._renew(device)
@@ -109,7 +109,7 @@ class SecretChance:
             self._back.enter_context(torch.random.fork_rng(every, device_type=device.type))
 
     def _renew(self, device: torch.device) -> None:
-        """Seed all of them with fresh secrets; all devices of the model's kind, as it may be on any of them."""
+        """Seed all generators with fresh secrets, on all devices of the model's kind, as it may be on any of them."""
         if self._numpy is None or not self._has_numpy:
             self._numpy = np.random.MT19937(secrets.randbits(256))
         self._seed = secrets.randbits(63)
@@ -123,11 +123,11 @@ class SecretChance:
 
     @contextmanager
     def renewed(self, device: torch.device) -> Iterator[None]:
-        """Within the block, a part in which a dataset of the user's is read, and fresh secrets after it.
+        """A part of the block that reads the user's dataset; fresh secrets follow it.
 
-        The dataset may seed NumPy or Python: a record that is made from its own seed is harmless; what the loss draws
-        afterwards from that seed is not. So NumPy has another generator meanwhile. It is seeded anew for each part in
-        the way of `np.random.seed`, as a new generator takes 20 times as long.
+        The dataset may seed NumPy or Python. A record that is made from its own seed is harmless, but numbers that the
+        loss then draws from that seed are not. So NumPy has another generator meanwhile. It is seeded again for each
+        part, as `np.random.seed` does, because a new generator takes 20 times as long.
         """
         ours, self._foreign = get_bit_generator(), self._foreign or np.random.MT19937(0)
         try:
@@ -140,7 +140,7 @@ class SecretChance:
         self._renew(device)
 
     def require_secret(self) -> None:
-        """Refuse what was drawn outside of a block, or in one in which a generator was seeded by somebody else."""
+        """Refuse numbers drawn outside a block, or in a block in which somebody else seeded a generator."""
         self._require("torch", self._has_torch)
         self._require("NumPy", self._has_numpy)
 
@@ -152,12 +152,12 @@ class SecretChance:
             )
 
     def leave(self) -> None:
-        """End it; outside of it nothing happens."""
+        """End the block; outside a block, do nothing."""
         self._depth = max(0, self._depth - 1)
         if not self._depth:
             self.end()
 
     def end(self) -> None:
-        """End it, however often it was entered."""
+        """End the block, however often it was entered."""
         self._depth, self._seed = 0, None
         self._back.close()

@@ -53,7 +53,7 @@ def describe_ledger(ledger: Ledger) -> dict[str, Any]:
 
 
 def read_newest_of(directory: Path, ledger: Ledger) -> dict[str, Any] | None:
-    """The newest checkpoint that is whole, or None where there is none at all; it must belong to `ledger`."""
+    """Return the newest whole checkpoint, or None if there is none at all; it must belong to `ledger`."""
     state = read_newest(directory)
     if state is None:
         return None
@@ -91,7 +91,7 @@ def _list_newest_first(directory: Path) -> list[Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        if not stat.S_ISREG(path.lstat().st_mode):  # a pipe would be waited for, a link could lead anywhere
+        if not stat.S_ISREG(path.lstat().st_mode):  # opening a pipe would wait, and a link could lead anywhere
             raise CheckpointError(f"{path} is not a plain file, but a pipe, a link or a folder: remove it")
         header, _, body = path.read_bytes().partition(b"\n")
     except OSError as error:
@@ -102,13 +102,13 @@ def _read(path: Path) -> dict[str, Any]:
     if fields[2] != str(len(body)) or fields[1] != _checksum(body, " ".join(fields[3:])):
         raise CheckpointError(f"{path} is damaged: its checksum does not match")
     with one_line(f"{path} holds objects that are not plain tensors and numbers"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's words about what it refuses would stand above ours
+        warnings.simplefilter("ignore")  # torch's own message would stand above ours
         state = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
     return _require_sound(state, path, fields[3:])
 
 
 def _require_sound(state: Any, path: Path, seen: list[str]) -> dict[str, Any]:
-    """Return what every checkpoint must say, with the right types and consistent, whoever wrote the file."""
+    """Check that a checkpoint says what every one must, with the right types and consistently, and return it."""
     if not isinstance(state, dict) or not isinstance(state.get("run_id"), str):
         raise CheckpointError(f"{path} is not the checkpoint of a run: it names none")
     events, position = state.get("events"), state.get("position")

@@ -153,7 +153,7 @@ def require(recipe: Recipe, setting: Setting | None = None, **facts: object) -> 
 
     A sampler that is not chosen yet will be Poisson, with which every part is proven.
     """
-    if hasattr(recipe.norms, "check"):  # as in version 0.1; nobody would call it
+    if hasattr(recipe.norms, "check"):  # version 0.1 had such a method; nothing would call it now
         raise InvalidInput(
             f"norms={recipe.norms!r} has a method check: say what it must stand beside in `needs` instead"
         )
@@ -171,5 +171,5 @@ def _list_rules(recipe: Recipe, setting: Setting | None) -> Iterator[tuple[objec
         return
     for slot in ("norms", "sampler", "weighing", "noise", "selection"):
         owner = getattr(recipe, slot)
-        for base in type(owner).__mro__:  # a part keeps the rules of what it is derived from
+        for base in type(owner).__mro__:  # a part keeps the rules of the classes it is derived from
             yield from ((owner, rule) for rule in vars(base).get("needs", ()))

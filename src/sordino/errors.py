@@ -11,7 +11,7 @@ class SordinoError(Exception):
 
 
 class InvalidInput(SordinoError, ValueError):
-    """Something the user gave cannot be used; nothing was spent."""
+    """The user gave something that cannot be used; nothing was spent."""
 
 
 class UnsupportedModel(SordinoError, ValueError):

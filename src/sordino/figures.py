@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 
 _LONG = 1e12
-"""From here on, a number is written as 1.24e+12."""
+"""A number this large is written as 1.24e+12."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Estimate:
 
 
 def round_up(epsilon: float, digits: int = 2) -> str:
-    """ε is never printed smaller than it is; one that protects nobody is not written in full."""
+    """Write ε, never smaller than it is; an ε that protects nobody is not written in full."""
     if math.isinf(epsilon):
         return "infinite"
     if epsilon >= _LONG:
@@ -35,9 +35,9 @@ def round_up(epsilon: float, digits: int = 2) -> str:
 
 
 def round_up_digits(value: float, digits: int) -> str:
-    """At most so many significant digits, rounded up: neither ε nor δ is ever printed smaller than it is.
+    """Round up to so many significant digits: neither ε nor δ is ever printed smaller than it is.
 
-    The number is taken as it would be written in full, so that 1e-05 stays 1e-05.
+    It rounds the number as it would be written in full, so 1e-05 stays 1e-05.
     """
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
@@ -46,12 +46,12 @@ def round_up_digits(value: float, digits: int) -> str:
 
 
 def to_plain(value: float) -> float | str:
-    """A number for JSON, which knows no infinity."""
+    """Return a number for JSON, which knows no infinity."""
     return value if math.isfinite(value) else "infinity"
 
 
 def write_count(number: int, noun: str) -> str:
-    """A number and its noun.
+    """Write a number and its noun.
 
     >>> write_count(1, "run"), write_count(2_000, "run")
     ('1 run', '2,000 runs')

@@ -35,7 +35,7 @@ GIVEN = "private.backward was given the losses that were probed, one per example
 
 @dataclass
 class _Open:
-    """A draw that the user's loop is working on: its attempt, what is left of it, and the user's current part."""
+    """A draw that the user's loop is working on: its attempt, the parts that are left, and the current part."""
 
     attempt: steps.Attempt
     before: Snapshot | None
@@ -93,7 +93,7 @@ class UserLoop:
 
     def batches(self, foreign: Iterable[Any] | None, num_workers: int, microbatch: int | None) -> Iterator[Any]:
         """Yield the batches for the user's loop; end after the last step, or when the budget runs out."""
-        self._leave()  # a loop that an error ended, and that a traceback still holds
+        self._leave()  # an error ended an earlier loop, and its traceback still holds it
         self._turn = turn = object()
         try:
             for draw, fetch in self._draws(foreign, num_workers):
@@ -104,7 +104,7 @@ class UserLoop:
                     break
                 yield from self._offer(draw, fetch, microbatch)
             else:
-                return  # the loader of the user's own is over, the run is not
+                return  # the user's own loader has ended, the run has not
             finish(self.bench.optimizer)
         except BudgetExhausted:
             finish(self.bench.optimizer)
@@ -113,7 +113,7 @@ class UserLoop:
                 self._leave()
 
     def _rehearse(self) -> None:
-        """Refuse, before a first draw is paid for, a loss that cannot be recorded while the user runs it.
+        """Refuse a loss that cannot be recorded while the user runs it, before the first draw is paid for.
 
         Two records go forward and backward, and the model and all generators are put back as they were.
         """
@@ -129,7 +129,7 @@ class UserLoop:
         self._rehearsed = True
 
     def _leave(self) -> None:
-        """Give up what a loop has open: the user's forward pass, its draw, its secret seeds."""
+        """Drop everything that a loop has open: the user's forward pass, its draw, its secret seeds."""
         if self._open is not None:
             self._open.stop_recording()
         self._open = None
@@ -153,7 +153,7 @@ class UserLoop:
         return self._prefetch(num_workers)
 
     def _shield_each(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of a foreign loader; what it draws at random, such as crops, is secret too."""
+        """Yield the batches of a foreign loader; its own random numbers, for crops and so on, are secret too."""
         left = iter(batches)
         while True:
             with self.bench.shielded():
@@ -182,13 +182,13 @@ class UserLoop:
             yield draw, _in_order(take, bench)
 
     def _offer(self, draw: Draw | None, fetch: Callable[[Draw], Batch], microbatch: int | None) -> Iterator[Any]:
-        """Yield the batches of one draw, which is paid for first; chance is shielded while the user has one."""
+        """Pay for one draw and yield its batches; random numbers are shielded while the user has a batch."""
         with self.bench.shielded():
             attempt = steps.begin(self.bench, self.bench.run.position, draw)
             before = self.bench.recipe.selection.snapshot(attempt)
         parts = list(self.bench.split(attempt.draw, microbatch or sys.maxsize))
         self._open = _Open(attempt, before, len(parts))
-        if not parts:  # an empty draw: nothing for the user to do, but the step is taken, with noise alone
+        if not parts:  # an empty draw: the user has nothing to do, but the step is taken, with noise alone
             self.bench.optimizer.step()
         for part in parts:
             self.bench.shield()
@@ -244,10 +244,10 @@ class UserLoop:
         self._compared = True
 
     def _state_unchecked(self) -> None:
-        """What a guarantee rests on in a loop of the user's: in its headline where the losses cannot be compared.
+        """State what a guarantee rests on in a user's loop; in its headline if the losses cannot be compared.
 
-        A model with dropout gives different losses every time. Whether this one does is known from the probe: what the
-        first batch shows would be written after the draw that was the first to hold a record.
+        A model with dropout gives different losses every time. The probe says whether this one does. The first batch
+        would say it too, but then the line would be written after a draw that already held records.
         """
         self.assumptions = (GIVEN,)
         self.bench.run.assume([HALF_IN_LOOP])
@@ -266,7 +266,7 @@ class UserLoop:
         found = recorder.differentiate(losses) if recorder else backpropagate(each, current.attempt.parameters)
         if torch.isfinite(found.norms).all():
             return found
-        # A NaN in the user's graph has reached other examples' gradients: differentiate again, example by example.
+        # A NaN in the user's graph has spread to other examples' gradients: differentiate again, example by example.
         return self.bench.engine.differentiate(self.bench.objective, current.attempt.parameters, current.batch)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
@@ -310,12 +310,12 @@ class _ByDraw(Dataset[Any]):
 
 
 def _leave(loaded: Any) -> Any:
-    """Torch would make tensors of the numbers in single records."""
+    """Leave a record as it is: torch would turn its numbers into tensors."""
     return loaded
 
 
 def _take_whole(data: Any) -> Draw:
-    """Return a foreign batch as a draw; its records are known only by their place in it. No batch is an empty draw."""
+    """Return a foreign batch as a draw, whose records are known only by their place; no batch is an empty draw."""
     if data is None:
         return Draw(torch.arange(0))
     leaves = [x for x in tree_leaves(data) if isinstance(x, Tensor) and x.dim() > 0]
@@ -325,7 +325,7 @@ def _take_whole(data: Any) -> Draw:
 
 
 def _in_order(take: Callable[[int], Batch], bench: steps.Bench) -> Callable[[Draw], Batch]:
-    """Fetch parts of a draw that was loaded as a whole: each takes the next records, those of its units."""
+    """Fetch parts of a draw that was loaded as a whole: each part takes the next records, those of its units."""
 
     def fetch(part: Draw) -> Batch:
         rows, groups = bench.records.group(part.indices, part.choice)

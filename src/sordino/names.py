@@ -5,8 +5,8 @@ own part; nothing is imported because a file names it. A class that moves keeps 
 readable forever. Version 0.1 wrote the dotted path of the class: those names are in `PARTS_OF_0_1`. What a ledger calls
 its events is in `sordino.accounting.events`.
 
-A part is a frozen dataclass; in TOML it is a table whose `part` is its name, such as ``part = "automatic"``. A document
-can say nothing else: a name that is not known is refused unread.
+A part is a frozen dataclass. In TOML it is a table whose `part` is its name, such as ``part = "automatic"``. A document
+can say nothing else: an unknown name is refused unread.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from sordino.accounting.events import fits
 from sordino.errors import InvalidInput
 
 MOST_CHARACTERS = 1_000_000
-"""A recipe has one thousand, the schema of a table with 1,000 columns a hundred thousand."""
+"""A recipe has one thousand characters, the schema of a table with 1,000 columns a hundred thousand."""
 UNWRITTEN = {"unwritten": True}
-"""Metadata of a field that is left out where it has its default: documents and fingerprints are older than it."""
+"""Metadata of a field that is not written at its default: some documents and fingerprints are older than the field."""
 DEEPEST = 32
-"""Tables within tables; a recipe has four."""
+"""How deep tables may stand within tables; a recipe has four levels."""
 _SHOWN = 60
 
 _Slots = dict[str, dict[str, str]]
@@ -46,10 +46,10 @@ PLAIN: _Slots = {
     "Selector": {"always": "sordino.parts:Always"},
     "Noise": {"independent": "sordino.noise:Independent"},
 }
-"""Where a recipe has a part of this type, these may stand; those of the mechanisms are declared in their files."""
+"""The plain parts that each slot may hold, by the slot's type; mechanisms declare their parts in their own files."""
 
 UNNAMED = frozenset({"Optimizer"})
-"""Slots whose table is the plain part if it names none: there was one part when the first of these were written."""
+"""Slots whose table means the plain part if it names none: at first there was only this part, and files named none."""
 
 PARTS_OF_0_1 = {
     "recipe.Recipe": "recipe",
@@ -91,11 +91,11 @@ class Names:
     old: Mapping[str, str]
 
     def place(self, name: object) -> str | None:
-        """Where the class of this name lives, or None for a name that is in neither table; nothing is imported."""
+        """Return where the class of this name lives, or None if no table has the name; nothing is imported."""
         return self.places().get(self.old.get(name, name)) if isinstance(name, str) else None
 
     def find(self, name: object) -> type:
-        """The class of this name; any other name is refused."""
+        """Return the class of this name; refuse an unknown name."""
         place = self.place(name)
         if place is None:
             shown = repr(name[:60] if isinstance(name, str) else name)[:62]
@@ -106,7 +106,7 @@ class Names:
         return found
 
     def name(self, cls: type) -> str:
-        """What to write for a class; one that is not in the table could not be read back, and is refused."""
+        """Return what to write for a class; refuse a class that is not in the table, as it could not be read back."""
         found = {place: name for name, place in self.places().items()}.get(_place_of(cls))
         if found is None:
             raise InvalidInput(
@@ -116,20 +116,20 @@ class Names:
         return found
 
     def first(self, cls: type) -> str:
-        """What version 0.1 wrote for a class: fingerprints are of that text, so that they stay what they were."""
+        """Return what version 0.1 wrote for a class: fingerprints hash that text, so they never change."""
         name = self.name(cls)
         return next((old for old, now in self.old.items() if now == name), name)
 
     def freeze(self) -> Names:
-        """The same table as it is now: whoever looks up many names has the mechanisms listed once."""
+        """Return a copy of the table as it is now, so that looking up many names lists the mechanisms only once."""
         places = self.places()
         return dataclasses.replace(self, places=lambda: places)
 
 
 def list_slots() -> _Slots:
-    """Where each part may stand: by the type of its slot and by its name, the plain ones first.
+    """List where each part may stand, by the type of its slot and by its name, the plain ones first.
 
-    A mechanism cannot take a name that is taken: a file would then mean something else than it did.
+    A mechanism cannot take a name that is in use: old files would change their meaning.
     """
     found = {slot: dict(places) for slot, places in PLAIN.items()}
     for slot, parts in import_module("sordino.mechanisms").find_parts().items():  # by name: they stand above this file
@@ -161,12 +161,12 @@ def to_toml(part: Any, first: bool = False) -> str:
 
 
 def from_toml(text: str, default: type) -> Any:
-    """The part that a TOML document describes; its class is `default` where the document names none."""
+    """Return the part that a TOML document describes; its class is `default` where the document names none."""
     return _part(parse_toml(text, "this"), default, list_slots())
 
 
 def read_toml(path: Path, what: str = "configuration") -> dict[str, Any]:
-    """The tables of a TOML file that a user wrote; every mistake is named in one line."""
+    """Read the tables of a TOML file that a user wrote; an error names the mistake in one line."""
     try:
         if not path.is_file():  # a pipe would be waited for
             raise InvalidInput(f"cannot read {what} {path}: it is not a file")
@@ -180,12 +180,12 @@ def read_toml(path: Path, what: str = "configuration") -> dict[str, Any]:
 
 
 def parse_toml(text: str, what: str) -> dict[str, Any]:
-    """The tables of a TOML document of whatever origin; its size, its depth and its numbers are bounded."""
+    """Read the tables of a TOML document from anyone; its size, its depth and its numbers are bounded."""
     if len(text) > MOST_CHARACTERS:
         raise InvalidInput(f"{what} has more than {MOST_CHARACTERS:,} characters: it is not a document of Sordino")
     try:
         tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError of its own
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits raises a plain ValueError
         reason = " ".join(str(error).split())[:200]
         raise InvalidInput(f"{what} is not a TOML document: {reason}") from None
     _require_shallow(tables, what)
@@ -243,7 +243,7 @@ def _part(table: dict[str, Any], default: type | None, slots: _Slots) -> Any:
 
 
 def _value(value: Any, kind: str, where: str, slots: _Slots) -> Any:
-    """What stands in a field annotated with `kind`: a part that its slot allows, or a plain value."""
+    """Return the value of a field annotated with `kind`: a part that its slot allows, or a plain value."""
     slot = kind.removesuffix(" | None")
     if (allowed := slots.get(slot)) is not None:
         if not isinstance(value, dict):
@@ -262,7 +262,7 @@ def _value(value: Any, kind: str, where: str, slots: _Slots) -> Any:
 
 
 def spell(value: object) -> str:
-    """A text that is the same in every process: plain values as they are, of anything else its class and its fields."""
+    """Spell a value as the same text in every process: plain values as they are, anything else by class and fields."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     if isinstance(value, (tuple, list)):
@@ -276,7 +276,7 @@ def spell(value: object) -> str:
 
 
 def _spell_class(cls: type) -> str:
-    """As version 0.1 called it: fingerprints of recipes with parts of the user's own are made of this."""
+    """Spell a class as version 0.1 did: fingerprints of recipes with a user's own parts are made from this."""
     named = next((name for name, place in PARTS.places().items() if place == _place_of(cls)), None)
     old = next((old for old, name in PARTS.old.items() if name == named), "")
     return old.rpartition(".")[2] or cls.__qualname__

@@ -33,18 +33,18 @@ from sordino.errors import InvalidInput
 PIECE = 2**16
 """Entries of noise at a time: a large model needs no second copy, and they are added while they are in the cache."""
 MANY = 2**20
-"""From so many entries on, several threads add noise: fewer are done before a thread has begun."""
+"""With this many entries or more, several threads add noise; fewer are done before a second thread has started."""
 MOST_WORKERS = 8
-"""More threads than this wait for Python's lock longer than they work."""
+"""More threads than this would spend more time waiting for Python's lock than working."""
 NATIVE = (torch.float32, torch.float64)
 """What numpy can add doubles to."""
 STORE = 2**14
 FEW = 2**12
-"""Fewer normals than this are taken from a store: making a few takes as long as making thousands."""
+"""Fewer normals than this come from a store, because making a few takes as long as making thousands."""
 WITHOUT_DOUBLES = {"mps"}
 """Kinds of devices without double precision: single precision is used there instead, or the host."""
 ZEROS = memoryview(bytes(2**18))
-"""Zeros to encrypt: the result is the counter stream."""
+"""Zeros to encrypt: the result is the cipher's key stream."""
 
 Flat = TypeVar("Flat", Tensor, NDArray[Any])
 """Numbers in a row."""
@@ -71,7 +71,7 @@ class Source(Gaussians, Protocol):
         ...
 
     def toss(self, records: int, rate: float) -> Tossed:
-        """Who joins a draw: those of `records` whose coin, uniform in [0, 1), is below `rate`; and their coins."""
+        """Return which of `records` join a draw, and their coins: a record joins if its coin is below `rate`."""
         ...
 
     def directions(self, size: int) -> NDArray[np.float32]:
@@ -95,12 +95,12 @@ class Settling(ABC):
 
     @abstractmethod
     def settle(self, receipt: Receipt, value: Tensor, released: Tensor) -> Tensor:
-        """What leaves in place of `value`."""
+        """Return what leaves in place of `value`."""
         ...
 
 
 class _Stream(ABC):
-    """What secure and seeded sources share: which receipt the noise belongs to, and that none is drawn twice."""
+    """What secure and seeded sources share: each noise belongs to a receipt, and no noise is drawn twice."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -112,7 +112,7 @@ class _Stream(ABC):
         )
 
     def _require_own(self) -> None:
-        """Refuse a process that was forked from the one that made the source: both would draw the same noise."""
+        """Refuse a process that was forked from the source's own process: both would draw the same noise."""
         if os.getpid() != self._process:
             raise InvalidInput(
                 "a noise source was used in a forked process: its noise would be drawn twice; make a new one"
@@ -149,7 +149,7 @@ class _Stream(ABC):
 
     @abstractmethod
     def _words(self, size: int) -> NDArray[np.uint64]:
-        """Numbers of 64 random bits."""
+        """Return numbers of 64 random bits."""
 
     @abstractmethod
     def _directions(self, size: int) -> NDArray[np.float32]: ...
@@ -175,7 +175,7 @@ class _Cipher:
             self._encryptor.update_into(ZEROS[: len(part)], part)
 
     def take_few(self, size: int, std: float) -> NDArray[np.float64]:
-        """At most `FEW` normals, of a store that is made at once; none is given out twice."""
+        """Return at most `FEW` normals from a store that is filled in one go; none is given out twice."""
         if self._used + size > STORE:
             self.normals.draw(self._store)
             self._used = 0
@@ -187,7 +187,7 @@ class Secure(_Stream):
     """Cryptographic randomness under fresh keys from the operating system, the default.
 
     Guarantees: no one without the keys can predict or replay the stream; every process and every restart has new keys.
-    Threads may draw at the same time: each gets its own key stream meanwhile.
+    Threads may draw at the same time: each has its own key stream while it draws.
     """
 
     assumption = "noise and sampling from an AES-128 counter stream keyed by the operating system"
@@ -198,7 +198,7 @@ class Secure(_Stream):
 
     @contextmanager
     def _cipher(self) -> Iterator[_Cipher]:
-        """A stream that no other thread uses: an idle one, or a new one under a new key."""
+        """Take a stream that no other thread is using: an idle one, or a new one under a new key."""
         try:
             cipher = self._idle.pop()  # one operation: no two threads get the same
         except IndexError:
@@ -225,7 +225,7 @@ class Secure(_Stream):
             return noise
 
     def overwrite(self, receipt: Receipt, out: NDArray[np.float64], std: float) -> Tensor:
-        """`gaussian` in memory of the caller's."""
+        """Do the same as `gaussian`, in the caller's memory."""
         self._require_paid(receipt)
         with self._cipher() as cipher:
             cipher.normals.draw(out, std)
@@ -301,7 +301,7 @@ class Independent(Noise):
 
 
 def widen(value: Tensor) -> Tensor:
-    """In double precision; on the host where the device has none."""
+    """Return the value in double precision; on the host where the device has none."""
     return (value.cpu() if value.device.type in WITHOUT_DOUBLES else value).double()
 
 
@@ -341,9 +341,9 @@ def perturb(source: Source, receipt: Receipt, tensors: Iterable[Tensor], std: fl
 
 
 def _perturb_arrays(source: Secure, receipt: Receipt, arrays: list[NDArray[Any]], std: float, workers: int) -> None:
-    """Add noise to flat arrays by so many threads, this one among them; each group of pieces is taken by one of them.
+    """Add noise to flat arrays with so many threads, including this one; one thread takes each group of pieces.
 
-    Every thread has a key stream and memory of its own, which it uses again: fresh memory takes as long as the noise.
+    Every thread has its own key stream, and memory that it uses again: getting new memory takes as long as the noise.
     """
     groups, longest = list(_groups(arrays)), min(PIECE, sum(map(len, arrays)))
 
@@ -369,7 +369,7 @@ def _perturb_arrays(source: Secure, receipt: Receipt, arrays: list[NDArray[Any]]
 
 
 def _add_all(pieces: list[NDArray[Any]], noise: NDArray[np.float64]) -> None:
-    """``pieces += noise`` in double precision, of which only the result is rounded."""
+    """Do ``pieces += noise`` in double precision; only the result is rounded."""
     start = 0
     for piece in pieces:
         end = start + len(piece)
@@ -378,9 +378,10 @@ def _add_all(pieces: list[NDArray[Any]], noise: NDArray[np.float64]) -> None:
 
 
 def count_workers(source: Source, tensors: list[Tensor]) -> int:
-    """How many threads add noise at once: as many as torch has, for many entries of the host and a secure source.
+    """How many threads add noise at once: as many as torch has, for many entries on the host and a secure source.
 
-    A seeded source has one stream, whose order must not depend on threads; one of the user's own may not bear them.
+    A seeded source has one stream, whose order must not depend on threads. A user's own source may not be safe to use
+    from several threads.
     """
     several = _are_simple(source, tensors) and sum(t.numel() for t in tensors) >= MANY
     return min(MOST_WORKERS, torch.get_num_threads()) if several else 1
@@ -392,7 +393,7 @@ def _are_simple(source: Source, tensors: list[Tensor]) -> bool:
 
 
 def _add(piece: Tensor, drawn: Tensor) -> None:
-    """``piece += drawn`` in double precision, of which only the result is rounded."""
+    """Do ``piece += drawn`` in double precision; only the result is rounded."""
     if piece.device.type == "cpu" and piece.dtype in NATIVE:
         _add_all([piece.numpy()], drawn.numpy())
     elif piece.device.type in WITHOUT_DOUBLES:
@@ -402,7 +403,7 @@ def _add(piece: Tensor, drawn: Tensor) -> None:
 
 
 def _send(noise: Tensor, device: torch.device) -> Tensor:
-    """Copy the host's noise to the device of the sum in one go; from pinned memory the host does not have to wait."""
+    """Copy the host's noise to the device of the sum in one go; with pinned memory the host need not wait."""
     if device.type == "cuda":
         return noise.pin_memory().to(device, non_blocking=True)
     return noise.to(device, torch.float32 if device.type in WITHOUT_DOUBLES else noise.dtype)
@@ -422,7 +423,7 @@ def _flat(tensors: list[Tensor]) -> Tensor:
 
 
 def _groups(flats: Iterable[Flat]) -> Iterator[list[Flat]]:
-    """Views that cover flat tensors or arrays in their order, grouped so that a group has at most `PIECE` entries."""
+    """Cut flat tensors or arrays into views, in order, and group them so that a group has at most `PIECE` entries."""
     group: list[Flat] = []
     size = 0
     for piece in (flat[i : i + PIECE] for flat in flats for i in range(0, len(flat), PIECE)):

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from sordino.noise import widen
 
 FIRST = 1e-2
-"""The first step goes so far, as a share of 1 + ‖x₀‖."""
+"""How far the first step goes, as a share of 1 + ‖x₀‖."""
 
 
 def run_closure(closure: Callable[[], Any] | None) -> Any:
-    """What a step's closure returns, with gradients on; None where there is none."""
+    """Run a step's closure with gradients on and return its result; None if there is no closure."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -37,7 +37,7 @@ class DistanceOverGradients(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; parameters without a gradient stay where they are."""
+        """Take one step; parameters without a gradient stay where they are."""
         loss = run_closure(closure)
         moved: list[tuple[Tensor, Tensor, dict[str, Any]]] = []
         distance = squares = start = 0.0
@@ -65,6 +65,6 @@ class DistanceOverGradients(torch.optim.Optimizer):
 
 
 def _square(values: Tensor) -> float:
-    """‖values‖², of all parts of a tensor that is spread over several processes."""
+    """Return ‖values‖², over all parts if the tensor is spread over several processes."""
     total: Any = widen(values).square().sum()
     return float(total.full_tensor() if hasattr(total, "full_tensor") else total)

@@ -110,7 +110,7 @@ class State:
     """
 
     def save(self) -> dict[str, Any]:
-        """The released values, as plain numbers by name."""
+        """Return the released values, as plain numbers by name."""
         held = (getattr(self, f.name) for f in fields(self) if "public" in f.metadata)
         return {name: value for one in held if one is not None for name, value in asdict(one).items()}
 
@@ -142,7 +142,7 @@ class Sampler(Protocol):
     """Whether it chooses its noise as it goes, so that its recipe needs a budget and takes no noise multiplier."""
 
     def start(self) -> Any:
-        """What it remembers at the beginning of a run; most samplers need nothing."""
+        """Return what it remembers at the beginning of a run; most samplers need nothing."""
         return State()
 
     def for_records(self, records: int, batch_size: int) -> Sampler:
@@ -151,7 +151,7 @@ class Sampler(Protocol):
 
     @property
     def covers(self) -> int:
-        """Return how many steps in a row one event pays for: 1, or an epoch if a record is in one batch of it."""
+        """Return how many steps one event pays for: 1, or those of an epoch if a record is in one batch of it."""
         return 1
 
     @property
@@ -175,7 +175,7 @@ class Sampler(Protocol):
         ...
 
     def draw(self, records: int, source: Source, state: Any) -> Draw:
-        """The indices of this step's records; the data itself is not touched."""
+        """Return the indices of this step's records; the data itself is not touched."""
         ...
 
     def draw_among(self, users: Sequence[int], source: Source, state: Any) -> list[int]:
@@ -219,7 +219,7 @@ class Poisson(Sampler):
 
 
 SEEDED_BY_LOADER = "what the foreign loader draws at random for its records, if anything, comes from secret seeds"
-"""Those of its workers are, unless the user gave it a seeded generator= or a worker_init_fn= that seeds."""
+"""Its workers' seeds are secret too, unless the user gave it a seeded generator= or a worker_init_fn= that seeds."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class Foreign(Sampler):
         return replace(terms, event=GaussianDpEvent(terms.event.noise_multiplier / 2))
 
     def passes(self, loader: Iterable[Any], bench: Bench) -> Iterable[Any]:
-        """The batches of the user's loader, as they come."""
+        """Return the batches of the user's loader, as they come."""
         return loader
 
     def draw(self, records: int, source: Source, state: Any) -> Draw:
@@ -269,7 +269,7 @@ class Norms(Protocol):
         ...
 
     def engine(self, name: str, source: Source) -> Engine:
-        """The engine that computes such norms; `name` is the user's choice among those that can."""
+        """Return the engine that computes such norms; `name` is the user's choice among those that can."""
         ...
 
     def prepare(self, engine: Engine) -> None:
@@ -397,7 +397,7 @@ class Blockwise(ABC):
     """
 
     def start(self) -> Any:
-        """What it remembers at the beginning of a run."""
+        """Return what it remembers at the beginning of a run."""
         return State()
 
     @abstractmethod
@@ -471,15 +471,15 @@ class Selector(Protocol):
     """
 
     def start(self) -> Any:
-        """What it remembers at the beginning of a run."""
+        """Return what it remembers at the beginning of a run."""
         return State()
 
     def event(self, proposal: DpEvent) -> DpEvent:
-        """What an attempt costs: the proposal's own event and whatever the selector's test adds (law 4)."""
+        """Return the price of an attempt: the proposal's own event and whatever the selector's test adds (law 4)."""
         ...
 
     def terms(self, terms: Terms, recipe: Recipe, state: Any) -> Terms:
-        """The terms of an attempt, for selectors whose price depends on more than the proposal's."""
+        """Return the terms of an attempt, for selectors whose price depends on more than the proposal's."""
         return replace(terms, event=self.event(terms.event))
 
     def check(self, bench: Bench) -> None:

@@ -213,7 +213,7 @@ class Private:
         if self.position >= self.total:
             raise BudgetExhausted(f"all {self.total} steps of the recipe are taken: calibrate a longer one for more")
         sharding.reshard(self.bench.objective)
-        # An interrupt in torch's own code may have left gradients off, in this step or in an earlier one.
+        # An interrupt inside torch, in this step or an earlier one, may have left gradients off.
         with torch.enable_grad():
             self._loop.take()
         return Step(self.position, self.total)
@@ -383,7 +383,7 @@ class Private:
         self._renew_engine()
 
     def _renew_engine(self) -> None:
-        """Renew what draws from the run's source, which is a new one after every opening: engines, views of records."""
+        """Renew the engine and the records' views: they draw from the run's source, which is new at every opening."""
         if self.bench.records.views is not None:
             self.bench.records.views.forget()
         self.bench.engine = self.bench.recipe.norms.engine(self._engine, self.run.source)

@@ -1,4 +1,4 @@
-"""Optimizers around optimizers: what is done to a noisy gradient, or to the iterates, on the side of the proposal.
+"""Optimizers around optimizers: they change a noisy gradient before the proposal, or average the iterates after it.
 
 A released gradient is public. Anything computed from it, from earlier gradients and from the resulting models is
 post-processing and costs nothing (docs/proofs/post-processing.md). So these are torch optimizers like any other: pass
@@ -27,7 +27,7 @@ class NoiseAware(ABC):
 
     @abstractmethod
     def hear(self, deviation: float) -> None:
-        """Every entry of the next gradient has noise of this deviation: a public number."""
+        """Hear the deviation of the noise on every entry of the next gradient: a public number."""
         ...
 
 
@@ -92,7 +92,7 @@ class Proposer(torch.optim.Optimizer, NoiseAware):
         return
 
     def gain(self, steps: int) -> float:
-        """The deviation of the noise in a changed gradient over that in the released one, after so many steps."""
+        """Return the noise in a changed gradient over that in the released one, as deviations, after some steps."""
         return 1.0
 
     def give(self, parameter: nn.Parameter) -> Tensor:
@@ -108,10 +108,10 @@ class Proposer(torch.optim.Optimizer, NoiseAware):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of `inner`, on the changed gradients."""
+        """Take one step of `inner`, on the changed gradients."""
         result = run_closure(closure)
         held = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        # Read without making entries: some optimizers begin where their state is empty.
+        # Reading must not make entries: some optimizers take an empty state for the beginning.
         notes = [self.refine(p, self.state.get(p, {})) for p in held]
         self.inner.step()
         for parameter, note in zip(held, notes, strict=True):
@@ -149,14 +149,14 @@ class Proposer(torch.optim.Optimizer, NoiseAware):
         return {key: value for key, value in vars(self).items() if not key.startswith("_optimizer_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """As torch's, for a copy or for a state that was loaded; `inner` goes on with the same state."""
+        """Do what torch does for a copy or a loaded state; `inner` continues with the same state."""
         super().__setstate__(state)
         self.inner.__setstate__({"state": self.state, "param_groups": self.param_groups})
         self.state, self.param_groups = self.inner.state, self.inner.param_groups
 
     @property
     def _count(self) -> str:
-        """What the number of steps is remembered as."""
+        """Return the name under which the number of steps is remembered."""
         return f"{type(self).__name__.lower()}_steps"
 
 

@@ -79,14 +79,14 @@ class Optimizer:
             raise InvalidInput(f"momentum={self.momentum} belongs to sgd, not to {self.kind}: leave it at 0")
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer over these parameters."""
+        """Return the optimizer over these parameters."""
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
         if self.kind == "sgd":
             options["momentum"] = self.momentum
         return _OPTIMIZERS[self.kind](parameters, **options)
 
     def adopt(self, other: Optimizer) -> Optimizer:
-        """This optimizer with the kind, the learning rate, the momentum and the weight decay of another."""
+        """Return this optimizer with the kind, learning rate, momentum and weight decay of another."""
         names = [each.name for each in fields(Optimizer)]
         return replace(self, **{name: getattr(other, name) for name in names})
 
@@ -99,7 +99,7 @@ class Around(Optimizer, ABC):
 
     @abstractmethod
     def wrap(self, inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The optimizer around `inner`."""
+        """Return the optimizer around `inner`."""
         ...
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -209,7 +209,7 @@ class Recipe:
 
     def _fit_noise(self) -> Recipe:
         """Return the recipe with noise for a run of this length, if the shape of the noise depends on it."""
-        fit = getattr(self.noise, "for_steps", None)  # noise of the user's own need not know of lengths
+        fit = getattr(self.noise, "for_steps", None)  # a user's own noise need not know about lengths
         return (
             self if fit is None or self.steps is None else replace(self, noise=fit(self.steps, self.optimizer.momentum))
         )
@@ -262,11 +262,9 @@ class Recipe:
         return replace(self, steps=self._covers * calibration.steps_for(budget, event))._fit_noise()
 
     def start(self) -> States:
-        """What the parts remember at the beginning of a run."""
+        """Return what the parts remember at the beginning of a run."""
         parts = (self.sampler, self.noise, self.selection, self.weighing)
-        return States(
-            *(getattr(part, "start", State)() for part in parts)
-        )  # a part of the user's own need not remember
+        return States(*(getattr(part, "start", State)() for part in parts))  # a user's own part need not remember
 
     def terms(self, step: int, states: States | None = None) -> Terms:
         """Return the public terms of a step: schedules first, then what noise, sampler and selector add to the price.
@@ -316,7 +314,7 @@ class Recipe:
         return range(step, step + 1 if isinstance(self.noise_schedule, Constant) else max(step + 1, last))
 
     def plan(self, start: int = 0) -> list[tuple[DpEvent, int]]:
-        """Every event from step `start` to the end, equal neighbours counted together."""
+        """List every event from step `start` to the end, with equal neighbours counted together."""
         if self._constant and self._covers == 1 and start < (self.steps or 0):
             return [(self.terms(start).event, (self.steps or 0) - start)]
         return [(event, sum(1 for _ in run)) for event, run in groupby(self._events(start))]
@@ -345,7 +343,7 @@ class Recipe:
     @property
     def _covers(self) -> int:
         """How many steps one event pays for: one, unless the sampler is charged by the epoch."""
-        return int(getattr(self.sampler, "covers", 1))  # a sampler of the user's own need not know of epochs
+        return int(getattr(self.sampler, "covers", 1))  # a user's own sampler need not know about epochs
 
     @property
     def _constant(self) -> bool:
@@ -369,7 +367,7 @@ class Recipe:
         """Return a short hash that is equal if two runs follow the same recipe: of its text as version 0.1 wrote it."""
         try:
             text = names.to_toml(self, first=True)
-        except InvalidInput:  # parts of the user's own have no stable text: what is left are their plain fields
+        except InvalidInput:  # a user's own parts have no stable text, only their plain fields
             text = names.spell(self)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """The constructor of a mechanism, or all their names."""
+    """Return the constructor of a mechanism, or all their names."""
     found = mechanisms.find_all()
     if name == "__all__":
         return list(found)

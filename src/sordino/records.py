@@ -25,10 +25,10 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Records:
-    """A dataset whose length must not change while it is trained on.
+    """A dataset whose length must not change during training.
 
-    `count` is how many units there are to draw, `length` how many records. With `views` every record that is drawn is
-    seen in several random views, which belong to its unit.
+    `count` is how many units there are to draw, `length` how many records. With `views`, a step sees several random
+    views of every drawn record; they belong to the record's unit.
     """
 
     def __init__(self, dataset: Any, collate: Collate | None = None, views: Views | None = None) -> None:
@@ -42,7 +42,7 @@ class Records:
 
     @property
     def runs_code(self) -> bool:
-        """Whether the user's code makes a batch, not only rows of tensors."""
+        """Whether the user's code makes a batch; otherwise batches are rows of tensors."""
         return self._tensors is None or self.views is not None
 
     def _length(self) -> int:
@@ -53,14 +53,14 @@ class Records:
         return count_records(self.dataset)
 
     def _collates_rows(self) -> bool:
-        """Whether the user's collate function puts examples first, asked at two sizes so that no accident can tell."""
+        """Whether the user's collate function puts examples first; tried at two sizes, to rule out an accident."""
         if self.views is None:
             return all(counts_examples(self.raw(torch.zeros(n, dtype=torch.int64)), n) for n in (2, 3))
         view = self._see(torch.zeros(1, dtype=torch.int64))[0]
         return all(counts_examples(self._collate([copy.deepcopy(view) for _ in range(n)]), n) for n in (2, 3))
 
     def check_unchanged(self) -> None:
-        """The sampling rate was fixed for a number of records; a dataset that grew or shrank is a different one."""
+        """Refuse a dataset that grew or shrank: the sampling rate was fixed for its number of records."""
         if (now := self._length()) != self.length:
             raise InvalidInput(f"dataset length is {now}, was {self.length} at the start: records must not come or go")
 
@@ -75,27 +75,27 @@ class Records:
         return (rows, groups) if self.views is None else self.views.spread(rows, groups)
 
     def weigh(self, indices: Tensor) -> Tensor | None:
-        """How many rows each unit brings along, or None for one each."""
+        """How many rows each unit contributes, or None for one each."""
         counts = self.count_owned(indices)
         if self.views is None:
             return counts
         return self.views.count * (torch.ones_like(indices) if counts is None else counts)
 
     def list_owned(self, indices: Tensor, choice: int) -> tuple[Tensor, Groups | None]:
-        """The records of the units at `indices`."""
+        """Return the records of the units at `indices`."""
         return indices, None
 
     def count_owned(self, indices: Tensor) -> Tensor | None:
-        """How many records each unit brings along, or None for one each."""
+        """How many records each unit contributes, or None for one each."""
         return None
 
     def prepare(self, source: Source) -> None:
-        """Make ready for a draw: views have coins of the run's."""
+        """Prepare for a draw: views get their coins from the run."""
         if self.views is not None:
             self.views.prepare(source)
 
     def describe(self, unit: str) -> str:
-        """What the ledger notes of how they are drawn, after other words."""
+        """Return the end of the ledger's note on how records are drawn."""
         return "" if self.views is None else f", {self.views.count} random views of each record are averaged"
 
     def fetch(self, indices: Tensor | Sequence[int], device: torch.device, choice: int = 0) -> Batch:
@@ -114,10 +114,10 @@ class Records:
             return Batch(data, len(where), lambda i: _move(self.raw(where[i : i + 1]), device))
         return self.collate_items(
             self._items(where), device
-        )  # kept, as an augmentation would give others the next time
+        )  # kept, because an augmentation would give other views the next time
 
     def _gather_views(self, where: Tensor, device: torch.device, choice: int) -> Batch:
-        """The views in rows that hold each record as often as it is seen."""
+        """Collate the views for `rows`, in which each record stands as often as it has views."""
         items = self._see(where, choice)
         if not self.by_rows:
             return self.collate_items(items, device)
@@ -125,18 +125,18 @@ class Records:
         return Batch(data, len(items), lambda i: _move(self._collate(items[i : i + 1]), device))
 
     def _see(self, rows: Tensor, choice: int = 0) -> list[Any]:
-        """A view for each of `rows`, made one record at a time."""
+        """Return a view for each of `rows`, made one record at a time."""
         assert self.views is not None
         return self.views.make(self._load_one, rows, choice)
 
     def sees_alone(self) -> bool:
-        """Whether records, or views of them, were seen to depend on the record and on its coins alone."""
+        """Whether a test saw that records, or views of them, depend only on the record and its coins."""
         if self.views is not None:
             return self.views.is_alone(self._load_one, self.length)
         return self._tensors is not None or is_alone(self._load_one, self.length)
 
     def _load_one(self, row: int) -> Any:
-        """One record as the dataset gives it."""
+        """Load one record as the dataset gives it."""
         if self._tensors is None:
             (item,) = self._items(torch.tensor([row]))
             return item
@@ -144,7 +144,7 @@ class Records:
         return picked[0] if isinstance(self.dataset, Tensor) else picked
 
     def collate_items(self, items: Sequence[Any], device: torch.device) -> Batch:
-        """Records that were loaded already, collated in a way that does not put examples first."""
+        """Collate loaded records with a function that does not put examples first."""
 
         def regroup(places: Sequence[int]) -> Any:
             return _move(self._collate([items[i] for i in places]), device)
@@ -152,14 +152,14 @@ class Records:
         return Batch(_move(self._collate(items), device), len(items), lambda i: regroup([i]), False, regroup)
 
     def load(self, indices: Tensor, choice: int = 0) -> Any:
-        """What a loader's worker sends: a batch that can be cut by rows, else the records one by one."""
+        """Load what a loader's worker sends: a batch that can be cut by rows, or else single records."""
         if self.views is not None:
             items = self._see(indices, choice)
             return self._collate(items) if self.by_rows else items
         return self.raw(indices) if self.by_rows else self._items(indices)
 
     def raw(self, indices: Tensor) -> Any:
-        """The collated records, wherever the dataset keeps them."""
+        """Return the collated records, wherever the dataset keeps them."""
         if self._tensors is not None:
             picked = tuple(rows(t, indices.to(t.device)) for t in self._tensors)
             return picked[0] if isinstance(self.dataset, Tensor) else picked
@@ -167,17 +167,17 @@ class Records:
 
     def _items(self, indices: Tensor) -> Any:
         where = indices.tolist()
-        many = getattr(self.dataset, "__getitems__", None)  # torch's protocol for datasets that fetch several at once
+        many = getattr(self.dataset, "__getitems__", None)  # torch's protocol to fetch several records at once
         return many(where) if many else [self.dataset[i] for i in where]
 
     def _collate(self, items: Any) -> Any:
         return (self.collate or default_collate)(items)
 
     def make_fetcher(self, device: torch.device) -> Callable[[Sequence[int]], Batch]:
-        """Return a way to `gather` that loads every record once, so that it is the same beside any others.
+        """Return a function like `gather` that loads every record only once, so it is the same beside any others.
 
-        Without it a dataset with its own generator could not be probed. A dataset with its own method to fetch several
-        records at once may mix them there, so it is asked for all of them each time.
+        Otherwise a dataset with its own generator could not be probed. A dataset with its own method for several
+        records may mix them there, so it is asked for all of them each time.
         """
         if self.views is None and (self._tensors is not None or _fetches_several(self.dataset)):
             return lambda indices: self.gather(indices, device)
@@ -200,7 +200,7 @@ class Records:
 
 
 def count_records(dataset: Any) -> int:
-    """The number of records of a map-style dataset, or a refusal that says what is wrong with it."""
+    """Count the records of a map-style dataset, or say why it is refused."""
     kind = type(dataset).__name__
     if isinstance(dataset, DataLoader):
         raise InvalidInput("dataset is a DataLoader: pass loader.dataset, because Sordino draws the batches itself")
@@ -225,14 +225,14 @@ def _is_column(part: Any) -> bool:
 
 
 def _fetches_several(dataset: Any) -> bool:
-    """Whether a dataset has a method of its own for several records; torch's Subset asks the one that it is part of."""
+    """Whether a dataset has its own method for several records; torch's Subset asks the dataset behind it."""
     if type(dataset) is Subset:
         return _fetches_several(dataset.dataset)
     return hasattr(dataset, "__getitems__")
 
 
 def _move(data: Any, device: torch.device) -> Any:
-    if type(data) is tuple and all(type(x) is Tensor for x in data):  # the most frequent, without a walk through trees
+    if type(data) is tuple and all(type(x) is Tensor for x in data):  # the most common case, first
         return tuple(x.to(device) for x in data)
     return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, data)
 
@@ -272,7 +272,7 @@ def _is_rows(dataset: Any) -> bool:
 
 
 def _read_arrays(dataset: Any) -> Any:
-    """The same dataset, in which numpy arrays are tensors that share their memory: as a tuple they were two records."""
+    """Replace NumPy arrays by tensors that share their memory: otherwise a tuple of two would count as two records."""
     if isinstance(dataset, np.ndarray):
         return _to_tensor(dataset)
     if isinstance(dataset, tuple) and any(isinstance(x, np.ndarray) for x in dataset):

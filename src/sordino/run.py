@@ -36,16 +36,16 @@ Stopped = Literal["after looking", "in advance"]
 """Why a run ended where it did: someone may have looked at what it released, or the end did not depend on it."""
 
 SHARE = 16
-"""One step is reserved for this many taken: a kill wastes at most a sixteenth."""
+"""One step is reserved for every so many taken, so a kill wastes at most a sixteenth."""
 MOST_RESERVED = 64
-"""More would save little: with 64 steps in one write, the remaining cost is the rows themselves."""
+"""Larger blocks would save little: with 64 steps in one write, the remaining cost is the rows themselves."""
 UNKNOWN = (-1, -1)
-"""The version of no ledger: what is left of the budget is to be priced."""
+"""A version that no ledger has: the rest of the budget must be priced first."""
 
 FIXED_IN_ADVANCE = "hyperparameters were fixed in advance, not tuned on these records"
 """Choosing among runs on private data also costs privacy; a choice made by hand is not priced."""
 SEARCHED = "settings were searched on these records, and epsilon includes the search"
-"""Of a search that was charged, which says what it searched; then they were not fixed in advance."""
+"""For a search that was charged and says what it searched: the settings were then not fixed in advance."""
 FLOATING_POINT = "Gaussian noise is sampled in floating point"
 ROUNDING_IS_SMALL = "rounding in float32 moves a sum by less than 0.005 % of the clipping bound"
 """Three times what was measured; the worst case over all orders of summation is larger: docs/proofs/rounding.md."""
@@ -116,7 +116,7 @@ class Run:
         """Refuse what the budget cannot pay, then record the event durably; only then may noise be drawn (law 5)."""
         receipt = self.team.lead(lambda: self._charge(event))
         if not self.team.leads:
-            self.ledger.charge(receipt.event)  # a copy in memory: the leader's is on disk
+            self.ledger.charge(receipt.event)  # a copy in memory; the leader's ledger is on disk
         return receipt
 
     def _charge(self, event: DpEvent) -> Receipt:
@@ -124,7 +124,7 @@ class Run:
             event = self.recipe.rdp_filter.event(event)
         ledger = self.ledger
         if not ledger.holds(event):
-            ledger.forfeit()  # what is left of another reservation is spent, and has to be priced before this is
+            ledger.forfeit()  # the rest of another reservation counts as spent and must be priced before this event
         if ledger.version != self._recorded:  # somebody else charged the same ledger
             self._renew_allowance()
         if self.claim is not None:
@@ -155,7 +155,7 @@ class Run:
             self.ledger.declare(kind, text)
 
     def assume(self, lines: Iterable[str]) -> None:
-        """What every guarantee must say, too: in the ledger from its opening on, or from now if it is open."""
+        """Add an assumption that every guarantee must state: written when the ledger opens, or now if it is open."""
         new = tuple(line for line in lines if line not in self.assumptions)
         self.assumptions += new
         if self._bound:
@@ -237,13 +237,13 @@ class Run:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidInput(f"cannot create run directory {folder}: {error.strerror}") from error
-        self._write_recipe(folder)  # first: a ledger without it, left by a kill, could not be priced
+        self._write_recipe(folder)  # first: if a kill left a ledger without it, nobody could price it
         self.ledger, self._recorded = self.ledger.copy_to(folder / books.LEDGER), UNKNOWN
 
     def _write_recipe(self, folder: Path) -> None:
         try:
             text = self.recipe.to_toml()
-        except InvalidInput as error:  # it has parts of the user's own
+        except InvalidInput as error:  # it has a user's own parts
             _log.info("the recipe is not written to %s: %s", folder, error)
         else:
             books.write_durably(folder / books.RECIPE, text.encode())
@@ -296,9 +296,9 @@ class Run:
         return state
 
     def _bind(self) -> None:
-        """Draw fresh noise, write down what every guarantee must say, find what is left of the budget; announce that.
+        """Open fresh noise, write what every guarantee must say, price the rest of the budget, and announce the plan.
 
-        The plan is on the ledger before its first event, so that no reader of the ledger can price less than it.
+        The plan is in the ledger before its first event, so no reader of the ledger can price less than the plan.
         """
         team, self._recorded = self.team, UNKNOWN
         self.ledger = mirror_ledger(team, self.ledger)
@@ -338,7 +338,7 @@ class Run:
         return Seeded(self._seed, self.ledger.incarnation, len(self.ledger), self.ledger.next_stream())
 
     def _announce(self) -> list[tuple[str, str]]:
-        """Declare the plan, unless it is in the ledger already; what the copies of the other processes need."""
+        """Declare the plan, unless it is in the ledger already; return what the other processes' copies need."""
         recipe, ledger = self.recipe, self.ledger
         left: Events = () if recipe.rdp_filter is not None else self._plan_rest()
         plans.announce(ledger, recipe.fingerprint(), left, budget=recipe.budget, resumed=self._announced)
@@ -396,7 +396,7 @@ def assemble(
 
 
 def weaken(first: Basis, second: Basis) -> Basis:
-    """The basis of a claim that rests on both: proven only if both are (law 9)."""
+    """Return the basis of a claim that rests on both: proven only if both are (law 9)."""
     return max(first, second, key=get_args(Basis).index)
 
 

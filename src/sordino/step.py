@@ -88,7 +88,7 @@ class Bench:
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
-        """A block in which the masks of dropout, and whatever else is drawn beside the source, are nobody's to know."""
+        """A block in which nobody can know dropout's masks, or anything else that is not drawn from the source."""
         self.shield()
         try:
             yield
@@ -96,12 +96,12 @@ class Bench:
             self.chance.leave()
 
     def shield(self) -> None:
-        """Begin such a block; ``chance.leave()`` ends it."""
+        """Begin such a shielded block; ``chance.leave()`` ends it."""
         self.chance.enter(self.device, secret=self.secret)
 
     @property
     def secret(self) -> bool:
-        """Whether chance is to be nobody's to know: noise that can be repeated protects no one anyway."""
+        """Whether random numbers must be secret; with seeded noise they need not be, as it protects no one anyway."""
         return not isinstance(self.source, Seeded)
 
     def charge(self, event: DpEvent) -> Receipt:
@@ -122,7 +122,7 @@ class Bench:
         return weighing.find_blocks([names[id(p)] for p in parameters], self.states.weighing)
 
     def draw(self) -> Draw:
-        """This process's part of a fresh draw, of which all processes see the same coins."""
+        """Return this process's part of a fresh draw; all processes see the same coins."""
         assert self.recipe.sampler is not None
         draw = self.recipe.sampler.draw(self.records.count, self.source, self.states.sampler)
         draw = replace(draw, choice=self.number_draw())
@@ -138,13 +138,13 @@ class Bench:
         return draw.split(size, self.records.weigh(draw.indices))
 
     def fetch(self, draw: Draw) -> Batch:
-        """The records of a draw, on the model's device; the loss draws from no generator that the dataset seeded."""
+        """Fetch a draw's records to the model's device; the loss never uses a generator that the dataset seeded."""
         device = self.device
         with self.chance.renewed(device) if self.secret and self.records.runs_code else nullcontext():
             return self.records.fetch(draw.indices, device, draw.choice)
 
     def require_secret(self) -> None:
-        """Refuse what a loss or a dataset may have drawn from generators that somebody seeded."""
+        """Refuse to continue if a loss or a dataset may have drawn from a generator that somebody seeded."""
         if self.secret:
             self.chance.require_secret()
 
@@ -180,9 +180,10 @@ class Attempt:
 
     @cached_property
     def total(self) -> list[Tensor]:
-        """The weighted sum so far; made when the first part of the draw has gone through the model, to save memory.
+        """The weighted sum so far; to save memory, it is made only after the first part went through the model.
 
-        In double precision from the second part on, so that adding up many rounds nothing: see docs/proofs/rounding.md.
+        It is in double precision from the second part on, so that adding many parts rounds nothing:
+        docs/proofs/rounding.md.
         """
         return [torch.zeros(p.shape, dtype=total_dtype(p), device=p.device) for p in self.parameters]
 
@@ -195,7 +196,7 @@ class Attempt:
     def add(self, some: Iterable[Tensor]) -> None:
         """Add the sums of a part of the draw, one for each parameter; those of the first part are the total so far.
 
-        What one process adds up from one part loses nothing in the precision it came in, and stays in it.
+        A process with a single part keeps the precision that its sums came in, and loses nothing by it.
         """
         sums, alone = iter(some), self.bench.team.size == 1
         if "total" not in vars(self):
@@ -209,9 +210,9 @@ class Attempt:
 
 
 def take_over(found: Tensor, dtype: torch.dtype, taken: set[int]) -> Tensor:
-    """A sum to write noise into: `found` itself where its memory is its own alone, otherwise a copy.
+    """Return a sum to write noise into: `found` itself if nothing else shares its memory, otherwise a copy.
 
-    `taken` are the addresses of those before it: two parameters with one tensor would get two noises on it.
+    `taken` holds the addresses of earlier sums: two parameters with one tensor would get noise twice.
     """
     own = found.is_contiguous() and not found.requires_grad and found.dtype == dtype
     if own and found.untyped_storage().nbytes() == found.nbytes and found.data_ptr() not in taken:
@@ -291,7 +292,7 @@ def propose(attempt: Attempt) -> None:
             "the loss changed a parameter, as nn.Embedding(max_norm=...) does in place: "
             "records would leak into it without noise"
         )
-    if bench.watch is not None:  # all processes refuse a model that mixes examples, or none
+    if bench.watch is not None:  # either all processes refuse a model that mixes examples, or none does
         bench.watch.settle(team, bench.ledger)
     attempt.released = True
     drop_gradients(bench.optimizer)  # no gradient but the released one may reach the optimizer
@@ -322,9 +323,9 @@ def conclude(attempt: Attempt, before: Snapshot | None) -> bool:
 
 
 def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """``optimizer.zero_grad(set_to_none=True)``, but without torch's profiler around it, which takes the most time."""
+    """Do ``optimizer.zero_grad(set_to_none=True)`` without torch's profiler around it, which takes most of the time."""
     if getattr(optimizer.zero_grad, "__func__", None) is not torch.optim.Optimizer.zero_grad:
-        optimizer.zero_grad(set_to_none=True)  # one of the user's own may do more
+        optimizer.zero_grad(set_to_none=True)  # a user's own zero_grad may do more
         return
     for group in optimizer.param_groups:
         for parameter in group["params"]:

@@ -95,7 +95,7 @@ class Units(Records):
 
 
 def mark(names: NDArray[np.uint64], ranks: NDArray[np.int64], choice: int) -> NDArray[np.uint64]:
-    """A number for each record, as if drawn by lot: made of its owner's name, its rank among the owner's, and `choice`.
+    """Give each record a number, as if by lot, from its owner's name, its rank among the owner's records, and `choice`.
 
     None of these changes with another owner's records.
     """
@@ -105,7 +105,7 @@ def mark(names: NDArray[np.uint64], ranks: NDArray[np.int64], choice: int) -> ND
 
 
 def keep_lowest(marks: NDArray[np.uint64], owners: NDArray[np.int64], most: int) -> Tensor:
-    """Return the records that are used, in order: the `most` of every owner with the lowest marks, or all of them."""
+    """Return the records to use, in order: of every owner the `most` records with the lowest marks, or all of them."""
     order = np.lexsort((marks, owners))
     sorted_owners = owners[order]
     places = np.arange(len(order)) - np.searchsorted(sorted_owners, sorted_owners)
@@ -122,7 +122,7 @@ def scramble(values: Any) -> Any:
 
 
 def name_unit(unit: Unit | None, per_unit: int | None, unit_name: str | None) -> str:
-    """What is protected, in a word: a record, or what the user calls its owner."""
+    """Name what is protected in a word: a record, or what the user calls its owner."""
     if unit is None:
         given = {"per_unit": per_unit, "unit_name": unit_name}
         for name, value in given.items():
@@ -150,7 +150,7 @@ def describe_units(records: Records) -> dict[str, str]:
 
 
 def find_owners(dataset: Any, unit: Unit, records: int) -> Iterable[Any]:
-    """One owner for each record, as they were given or in the column of this name."""
+    """Find one owner for each record, as given or in the column of this name."""
     if not isinstance(unit, str):
         return _to_list(unit)
     if type(dataset) is Subset:
@@ -191,7 +191,7 @@ ONE_OWNER = (
 
 
 def number_owners(owners: Iterable[Any], records: int) -> tuple[Tensor, NDArray[np.uint64]]:
-    """Owners by number, in the order in which they first appear, and a hash of the name of each.
+    """Number the owners in the order in which they first appear, and hash the name of each.
 
     Errors reveal neither who nor how many.
     """
@@ -224,7 +224,7 @@ def _hash(owner: object) -> int:
 
 
 def _is_missing(owner: Any) -> bool:
-    """No owner: if all such records were one unit, it would change with each of their true owners."""
+    """Whether a record has no owner: as one unit, such records would change with each of their true owners."""
     if owner is None or (isinstance(owner, str) and not owner.strip()):
         return True
     try:

@@ -324,7 +324,7 @@ def walk_steps() -> Iterator[dict[str, Any]]:
 
 
 def try_step(name: str) -> dict[str, Any]:
-    """The third step of a mechanism, or the error of it."""
+    """Return what the third step of a mechanism moves, or its error."""
     try:
         return step(mechanisms.find_all()[name])
     except Exception as error:  # noqa: BLE001  # the reader of the lines decides

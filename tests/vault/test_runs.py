@@ -42,7 +42,7 @@ def test_what_runs_draw_is_what_the_vault_holds(vault: Vault, tmp_path: Path) ->
     state = vault.state("patients")
     assert sum(state.held.values()) == 6 + 1 + 6
     assert state.total == state.rule.price(count_alike([(next(iter(recipe.plan()))[0], 13)]))
-    assert "computed anew" in vault.verify("patients")
+    assert "computed again" in vault.verify("patients")
     killed.run.ledger.close()
 
 

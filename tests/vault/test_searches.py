@@ -39,7 +39,7 @@ def test_a_search_is_one_event_of_the_datasets_budget(vault: Vault, tmp_path: Pa
     assert "selection" in next(iter(held))
     assert won.guarantee.epsilon <= 3
     assert 0 < vault.state("patients").total <= 12
-    assert "computed anew" in vault.verify("patients")
+    assert "computed again" in vault.verify("patients")
 
 
 def test_a_search_without_room_is_refused_before_there_is_anything(vault: Vault, tmp_path: Path) -> None:

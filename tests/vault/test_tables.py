@@ -69,7 +69,7 @@ def test_what_may_fail_adds_up_to_at_most_what_is_set_aside_for_it(tmp_path: Pat
             kept.charge(NAMED)
         kept.charge(GaussianDpEvent(20.0))
     assert len(book) == 3
-    assert "computed anew" in vault.verify("patients")
+    assert "computed again" in vault.verify("patients")
 
 
 def test_replacing_a_record_fails_in_two_ways(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_table_reserves_its_whole_plan_and_what_it_drew_is_what_the_vault_hold
     assert state.held == read_events(tmp_path / "a")
     assert [run.status for run in state.runs.values()] == ["settled"]
     assert any("unlisted" in text for text in state.held)  # the names of the classes, under an adaptive budget
-    assert "computed anew" in vault.verify("patients")
+    assert "computed again" in vault.verify("patients")
     PrivateRegressor(2.0, delta=1e-5, vault=open_patients(vault)).fit(x, x[:, 1])
     assert len(vault.state("patients").runs) == 2
 
@@ -135,7 +135,7 @@ def test_one_that_was_killed_stays_counted_whole_and_is_learnt_anew_within_what_
         train_table(ready, tmp_path / "a", resumed=True)
     train_table(ready, tmp_path / "a", resumed=True, vault=open_patients(vault))
     assert vault.state("patients").held == read_events(tmp_path / "a")
-    assert "computed anew" in vault.verify("patients")
+    assert "computed again" in vault.verify("patients")
 
 
 def test_one_that_is_refused_the_second_time_draws_nothing_more(vault: Vault, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_searches_over_copies_of_an_estimator_draw_on_the_same_budget(vault: Vau
     with pytest.raises(BudgetExhausted):
         [clone(model).fit(x, y) for _ in range(20)]
     assert vault.state("patients").rule.allows(vault.state("patients").held)
-    assert "computed anew" in vault.verify("patients")
+    assert "computed again" in vault.verify("patients")
 
 
 def test_a_budget_by_its_name(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:

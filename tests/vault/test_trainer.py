@@ -39,4 +39,4 @@ def test_the_trainer_reserves_its_steps_and_is_refused_before_there_is_a_ledger(
     with pytest.raises(BudgetExhausted, match="nothing was released"):
         make_trainer(tmp_path / "b", vault.store.place, 5.0).train()
     assert not (tmp_path / "b" / "sordino").exists()
-    assert "computed anew" in vault.verify("texts")
+    assert "computed again" in vault.verify("texts")

@@ -95,7 +95,7 @@ def test_a_planned_budget_composes_by_pld_and_has_no_place_for_a_filter(tmp_path
     assert state.total == Budget(2, 1e-5).price([(SMALL, 20)])
     with pytest.raises(InvalidInput, match="adaptive"):
         DatasetBudget(vault, "patients").claim(rdp_filter=Filter(8, 0.1)).cover(Ledger.in_memory())
-    assert "every price was computed anew" in vault.verify("patients")
+    assert "every price was computed again" in vault.verify("patients")
 
 
 def test_a_run_under_a_filter_reserves_its_limit_and_returns_what_it_did_not_use(vault: Vault) -> None:
@@ -119,7 +119,7 @@ def test_a_run_under_a_filter_reserves_its_limit_and_returns_what_it_did_not_use
     assert cost_of(vault) <= 0.5
     with pytest.raises(InvalidInput, match="order must be at least"):
         DatasetBudget(vault, "patients").claim(rdp_filter=Filter(order - 1, 0.1)).cover(Ledger.in_memory())
-    assert "computed anew" in vault.verify("patients")
+    assert "computed again" in vault.verify("patients")
 
 
 def test_another_filter_on_the_ledger_of_a_killed_run_is_reserved_too(vault: Vault) -> None:
@@ -355,7 +355,7 @@ def test_a_vault_put_back_to_an_earlier_state_counts_a_run_again_when_its_ledger
     assert fresh.state("patients").held == {}
     settle(DatasetBudget(fresh, "patients"), ledger)
     assert fresh.state("patients").held == count_alike([(SMALL, 4)])
-    assert "computed anew" in fresh.verify("patients")
+    assert "computed again" in fresh.verify("patients")
     with pytest.raises(VaultForged, match="earlier state"):  # its old receipt is of a history that is gone
         claim(fresh, ledger)
 
@@ -378,7 +378,7 @@ def test_a_full_disk_refuses_in_one_line_and_leaves_the_vault_whole(vault: Vault
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     state = vault.state("patients")
     assert state.held == {text: len(state.runs) for text in state.held}
-    assert "computed anew" in vault.verify("patients")
+    assert "computed again" in vault.verify("patients")
     claim(vault, begin(None, 1))
 
 
@@ -487,7 +487,7 @@ def test_receipts_are_signed_and_cannot_be_made_without_the_key(
     claim(vault, ledger)
     receipt = vault.state("patients").runs[ledger.run_id].receipt
     assert receipt in "".join(ledger.declared("vault"))
-    assert "every signature is right, every price was computed anew, 1 receipts" in vault.verify(
+    assert "every signature is right, every price was computed again, 1 receipts" in vault.verify(
         "patients", {"run": receipt}
     )
     dataset, number, chain, _ = parse_receipt(receipt)
@@ -597,7 +597,7 @@ def test_any_interleaving_stays_within_the_budget_and_loses_nothing(
     state = vault.state("patients")
     assert state.held == {text: count for text, count in union(settled).items() if count}
     assert state.total == rule.price(union(settled))
-    assert "computed anew" in vault.verify("patients")
+    assert "computed again" in vault.verify("patients")
 
 
 def _more(vault: Vault, amount: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""A budget: how much may be spent, how much of a plan that pays for, and what refuses the release beyond it."""
+"""A budget: how much may be spent, how much of a plan it pays for, and who refuses the release beyond it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Budget:
         require_adjacency(self.adjacency)
 
     def price(self, events: Events) -> float:
-        """The ε of `events` at this budget's δ."""
+        """Return the ε of `events` at this budget's δ."""
         return epsilon(events, self.delta, self.accountant, self.adjacency)
 
     def allows(self, events: Events) -> bool:
@@ -68,7 +68,7 @@ def affordable(budget: Budget, spent: Events, upcoming: Sequence[DpEvent | tuple
 
 
 def _take(runs: Events, length: int) -> list[tuple[DpEvent, int]]:
-    """The first `length` events."""
+    """Return the first `length` events."""
     taken: list[tuple[DpEvent, int]] = []
     for event, count in runs:
         some = min(count, length)

@@ -34,7 +34,7 @@ class _Probe:
 
 
 def noise_for(budget: Budget, make_events: Callable[[float], Events], *, start: float = 1.0) -> Calibrated:
-    """The smallest σ for which `make_events(σ)` costs at most the budget, to 0.1 % of ε.
+    """Find the smallest σ for which `make_events(σ)` costs at most the budget, to 0.1 % of ε.
 
     The price must not grow with σ. In logarithms it is almost a straight line in σ, so interpolation within a bracket
     needs about six prices from any reasonable `start`.
@@ -67,7 +67,7 @@ def _is_smallest(short: _Probe | None, enough: _Probe, budget: Budget) -> bool:
 
 
 def _next_noise(short: _Probe | None, enough: _Probe | None, target: float) -> float:
-    """Outside a bracket follow ε ∝ 1/σ in bounded strides; inside interpolate log ε over log σ, kept off its ends."""
+    """Outside a bracket, follow ε ∝ 1/σ in bounded strides; inside, interpolate log ε over log σ, off its ends."""
     if enough is None:
         assert short is not None
         return min(MOST_NOISE, short.noise * min(4.0, 1.1 * short.epsilon / target))
@@ -102,7 +102,7 @@ def steps_for(budget: Budget, event: DpEvent, *, spent: Events = ()) -> int:
 
 
 def calibrate_noise(budget: Budget, rate: float, steps: int) -> Calibrated:
-    """The smallest noise multiplier for `steps` Poisson draws at `rate`, each answered once."""
+    """Find the smallest noise multiplier for `steps` Poisson draws at `rate`, each answered once."""
     _require_rate(rate)
     if steps < 1:
         raise InvalidInput(f"steps={steps} must be >= 1: nothing is released in none")
@@ -110,7 +110,7 @@ def calibrate_noise(budget: Budget, rate: float, steps: int) -> Calibrated:
 
 
 def calibrate_steps(budget: Budget, rate: float, noise_multiplier: float) -> int:
-    """The largest number of Poisson draws at `rate` that the budget pays for at this noise."""
+    """Find the largest number of Poisson draws at `rate` that the budget pays for at this noise."""
     _require_rate(rate)
     if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
         raise InvalidInput(f"noise_multiplier={noise_multiplier} must be > 0 and finite: without noise no privacy")

@@ -33,7 +33,7 @@ OPENING = "opening"
 ORIGIN = "origin"
 """The kind that says what an older file was."""
 UNUSED = "unused"
-"""The kind by which a writer says at its end which charges, the last ones, it never gave a receipt for."""
+"""The kind with which a writer says, when it closes, for which of the last charges it gave no receipt."""
 KEY, KEY_FILE = "SORDINO_LEDGER_KEY", "SORDINO_LEDGER_KEY_FILE"
 FEWEST_BYTES = 16
 _RANGE = re.compile(r"(\d{1,15})-(\d{1,15})")
@@ -53,7 +53,7 @@ class Head:
 
 
 class Chain:
-    """The rows of one ledger; every method is to be called in a transaction."""
+    """The rows of one ledger; call every method inside a transaction."""
 
     def __init__(
         self, connection: sqlite3.Connection, path: Path | None, header: Mapping[str, str], key: Key | None = None
@@ -62,7 +62,7 @@ class Chain:
         self._root = hashlib.sha256(json.dumps(dict(header), sort_keys=True).encode()).digest()
 
     def head(self) -> Head:
-        """Where the chain ends now."""
+        """Return where the chain ends now."""
         charge = self._row("SELECT sequence, chain FROM charges ORDER BY sequence DESC LIMIT 1")
         declaration = self._row("SELECT number, after, chain FROM declarations ORDER BY number DESC LIMIT 1")
         events, chain = charge or (0, self._root)
@@ -103,7 +103,7 @@ class Chain:
         self._require("SELECT * FROM declarations WHERE number >= ?", [whole])
 
     def find_unused(self) -> list[tuple[int, str]]:
-        """The charges, by number and event, that the last writer gave back at its end; none if anything came after."""
+        """Find the charges that the last writer gave back when it closed; none if anything came after."""
         head = self.head()
         query = "SELECT kind, text FROM declarations WHERE number = ? AND after = ?"
         row = self._connection.execute(query, (head.declarations, head.events)).fetchone()
@@ -116,7 +116,7 @@ class Chain:
         return self._connection.execute(query, (first,)).fetchall()
 
     def walk(self) -> Iterator[Head]:
-        """Every place of the chain from the header on, each verified; an error where something was changed."""
+        """Yield every place of the chain from the header on, verified; raise an error where something was changed."""
         chain, events, declarations = self._root, 0, 0
         yield Head(events, declarations, chain)
         for after, number, first, second, stored, signature in self._connection.execute(_IN_ORDER):
@@ -174,7 +174,7 @@ def _link(chain: bytes, content: list[Any]) -> bytes:
 
 
 class Key:
-    """A secret; its name, a digest that tells keys apart, is public and stands in the header of what it signs."""
+    """A secret. Its name is public: a digest that tells keys apart and stands in the header of every signed ledger."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -182,15 +182,15 @@ class Key:
 
     @property
     def secret(self) -> bytes:
-        """The secret itself: for a database that is to sign in its owner's stead, and for nothing else."""
+        """Return the secret itself: only for a database that signs on its owner's behalf."""
         return self._secret
 
     def sign(self, chain: bytes) -> bytes:
-        """The signature of a row whose chain this is."""
+        """Sign the row with this chain."""
         return hmac.digest(self._secret, chain, hashlib.sha256)
 
     def check(self, chain: bytes, signature: object) -> bool:
-        """Whether this is that signature."""
+        """Whether this is the signature of the row with this chain."""
         return isinstance(signature, bytes) and hmac.compare_digest(self.sign(chain), signature)
 
     def __repr__(self) -> str:
@@ -198,7 +198,7 @@ class Key:
 
 
 def find_key() -> Key | None:
-    """The key that the environment names, if it does."""
+    """Return the key that the environment names, if any."""
     text, file = os.environ.get(KEY), os.environ.get(KEY_FILE)
     if text and file:
         raise InvalidInput(f"{KEY} and {KEY_FILE} are both set: unset one of them")
@@ -208,7 +208,7 @@ def find_key() -> Key | None:
 
 
 def read_key(file: Path) -> Key:
-    """The key in this file."""
+    """Read the key in this file."""
     try:
         with file.open("rb") as opened:
             text = opened.read(10_000).decode("ascii", "replace")
@@ -226,7 +226,7 @@ def _parse_key(text: str, place: str) -> Key:
             break
         except (ValueError, binascii.Error):
             continue
-    if len(secret) < FEWEST_BYTES:  # the text itself is in no message: it is a secret
+    if len(secret) < FEWEST_BYTES:  # no message contains the text itself: it is a secret
         raise InvalidInput(
             f"the key in {place} must be at least {FEWEST_BYTES} bytes in hexadecimal or base64: "
             "make one with `openssl rand -hex 32`"

@@ -9,11 +9,11 @@ surplus), and with the acceptance probabilities a = (1−q_v)·lo + q_v·hi and 
     δ_remove(ε) = max{ a·G(E·lo/a) + (1−q_v)(hi−lo)·G(E/(1−q_v)) ,  1 − E + b·H(E·hi/b) }
     e^ε·δ_add(−ε) = δ_remove(ε) − 1 + E
 
-Proof in docs/proofs/erasure.md. If each record's share of the test is clipped, too, one record moves the test value by
-at most `shift` deviations of its noise, so the acceptance probabilities u without and x with the record are not only
-both in [lo, hi] but close: x ≤ U(u) = Φ(Φ⁻¹(u) + shift), which is concave. The extreme pairs then lie on two curves,
-which tangents enclose from outside by polygons with corners (uⱼ, vⱼ), v = (1−q_v)·u + q_v·x. With Δuⱼ, Δvⱼ from corner
-to corner, the origin first and the hull taken, and rⱼ = Δuⱼ/Δvⱼ:
+The proof is in docs/proofs/erasure.md. If each record's share of the test is clipped too, one record moves the test
+value by at most `shift` deviations of its noise. The acceptance probabilities u without and x with the record are then
+not only both in [lo, hi] but close: x ≤ U(u) = Φ(Φ⁻¹(u) + shift), which is concave. The extreme pairs lie on two
+curves. Tangents enclose these from outside by polygons with corners (uⱼ, vⱼ), v = (1−q_v)·u + q_v·x. Take the hull,
+start at the origin, and let Δuⱼ, Δvⱼ go from corner to corner, rⱼ = Δuⱼ/Δvⱼ:
 
     δ_remove(ε) = max{ Σ Δvⱼ·G(E·rⱼ) over the upper polygon ,  1 − E + Σ Δvⱼ·H(E·rⱼ) over the lower one }
 
@@ -46,11 +46,11 @@ from sordino.errors import InvalidInput
 Interval = tuple[float, float]
 
 LARGEST_LOSS = 30.0
-"""Losses of a test beyond this are counted as infinite: an acceptance probability that is nearly 0 or 1."""
+"""Losses of a test beyond this count as infinite: they need an acceptance probability of nearly 0 or 1."""
 STEEPNESS = np.geomspace(0.02, 200.0, 81)
 """The brackets of Q·C_v over which annealing is priced."""
 TANGENTS_EVERY, MOST_TANGENTS = 0.2, 16
-"""Distance of the tangents in deviations: their polygon is then within half a per cent of the curve's share."""
+"""Distance of the tangents in deviations; their polygon is within half a per cent of the curve's share."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Erasure(DpEvent):
             )
 
     def intervals(self) -> list[Interval]:
-        """Where the probability of acceptance may lie."""
+        """Return where the probability of acceptance may lie."""
         return [(self.lowest, self.highest), *([(1.0, 1.0)] if self.forced else [])]
 
 
@@ -99,7 +99,7 @@ class AnnealedErasure(DpEvent):
 
     @property
     def shift(self) -> float:
-        """Unbounded: acceptance is not Φ of the energy, so that the proof knows its interval alone."""
+        """Unbounded: acceptance is not Φ of the energy, so the proof uses only its interval."""
         return math.inf
 
     def __post_init__(self) -> None:
@@ -197,7 +197,7 @@ def _unspent(epsilons: Array, side: tuple[float, float], event: Erasure | Anneal
 def _polygon(interval: Interval, test: float, shift: float, side: int) -> tuple[tuple[float, float], ...]:
     """(Δu, Δv) along the hull of the extreme acceptances: side 1 the most, side −1 the least, with the record.
 
-    From the origin; a corner inside the hull never attains the maximum over all corners and is left out.
+    They start at the origin. A corner inside the hull never attains the maximum over all corners and is left out.
     """
     chain = [(0.0, 0.0)]
     for without, extra in _corners(interval, shift, side):
@@ -209,13 +209,13 @@ def _polygon(interval: Interval, test: float, shift: float, side: int) -> tuple[
 
 
 def _turn(first: Interval, second: Interval, third: Interval) -> float:
-    """Positive where the way over three points turns left."""
+    """Positive where the path over three points turns left."""
     ahead, aside = (second[0] - first[0], second[1] - first[1]), (third[0] - first[0], third[1] - first[1])
     return ahead[0] * aside[1] - ahead[1] * aside[0]
 
 
 def _corners(interval: Interval, shift: float, side: int) -> list[Interval]:
-    """A polygon (u, x) that encloses {(Φ(t), Φ(t + d)): |d| ≤ shift, both in the interval} on one side.
+    """Return a polygon (u, x) that encloses {(Φ(t), Φ(t + d)): |d| ≤ shift, both in the interval} on one side.
 
     U(u) = Φ(Φ⁻¹(u) ± shift) has the slope exp(∓shift·t − shift²/2) at u = Φ(t): concave above, convex below, so that
     its tangents lie outside. Where two of them meet is rounded outwards: the outer tangent's value is taken.
@@ -265,7 +265,7 @@ def _spare(losses: Array, event: Erasure | AnnealedErasure) -> Array:
 @dissect.register(Erasure)
 @dissect.register(AnnealedErasure)
 def _(event: Erasure | AnnealedErasure) -> tuple[DpEvent, ...]:
-    """An attempt is a function of its proposal and of its test's verdict."""
+    """An attempt is a function of its proposal and its test's verdict."""
     if math.isinf(event.noise_multiplier):
         return (event,)
     return GaussianDpEvent(event.noise_multiplier), replace(event, noise_multiplier=math.inf)

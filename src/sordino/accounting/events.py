@@ -67,7 +67,7 @@ Adjacency = Literal["add-or-remove-one", "replace-one"]
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 
 DEEPEST = 32
-"""Events within events; the deepest that is written has four."""
+"""How deep events may stand within events; the deepest that Sordino writes has four levels."""
 _SHOWN = 60
 
 FROM_DP_ACCOUNTING: dict[str, type[DpEvent]] = {
@@ -106,7 +106,7 @@ NAMES_OF_0_1 = {
 
 @cache
 def find_names() -> Mapping[str, type[DpEvent]]:
-    """Every event that can be written or read, by its name on disk: of dp_accounting and of this package's modules."""
+    """Return every event that can be written or read, by its name on disk: dp_accounting's and this package's."""
     found = dict(FROM_DP_ACCOUNTING)
     package = sys.modules[__name__.rpartition(".")[0]]
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
@@ -118,9 +118,9 @@ def find_names() -> Mapping[str, type[DpEvent]]:
 
 
 def _name(kind: type[DpEvent]) -> str:
-    """What to write for a class; one that has no name could not be read back, and is refused.
+    """Return what to write for a class; refuse a class without a name, as it could not be read back.
 
-    Nothing is imported for it: a charge may be interrupted at any moment, and the file of its class is loaded already.
+    This imports nothing: a charge may be interrupted at any moment, and the file of its class is loaded already.
     """
     own = kind.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]
     names = getattr(sys.modules[kind.__module__], "NAMES", {}) if own else FROM_DP_ACCOUNTING
@@ -134,7 +134,7 @@ def _name(kind: type[DpEvent]) -> str:
 
 
 def _find(name: str) -> type[DpEvent]:
-    """The class of a name that was read; any other name is refused."""
+    """Return the class of a name that was read; refuse an unknown name."""
     name = NAMES_OF_0_1.get(name, name)
     kind = FROM_DP_ACCOUNTING.get(name) or find_names().get(name)
     if kind is None:
@@ -143,7 +143,7 @@ def _find(name: str) -> type[DpEvent]:
 
 
 def require_adjacency(adjacency: str) -> Adjacency:
-    """`adjacency` itself, or an error that lists the known ones."""
+    """Return `adjacency`, or raise an error that lists the known ones."""
     for known in ADJACENCIES:
         if adjacency == known:
             return known
@@ -177,7 +177,7 @@ def merge(*gaussians: GaussianDpEvent) -> GaussianDpEvent:
 def unroll(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
     """Unroll compositions: the plain events inside `event` and how often each happens.
 
-    Events without cost vanish; a draw that takes every record is not a draw, one that takes none costs nothing.
+    Events without cost vanish. A draw that takes every record becomes its plain event; one that takes none vanishes.
     """
     if isinstance(event, NoOpDpEvent) or count == 0:
         return
@@ -195,7 +195,7 @@ def unroll(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
 
 
 def tally(events: Iterable[tuple[DpEvent, int]]) -> tuple[tuple[str, int], ...]:
-    """The multiset of plain events as sorted (canonical text, count): equal multisets give equal tallies."""
+    """Return the multiset of plain events as sorted (canonical text, count): equal multisets give equal tallies."""
     counts: dict[str, int] = {}
     for event, count in events:
         _require_count(event, count)
@@ -206,7 +206,7 @@ def tally(events: Iterable[tuple[DpEvent, int]]) -> tuple[tuple[str, int], ...]:
 
 
 def count_alike(events: Iterable[tuple[DpEvent, int]]) -> dict[str, int]:
-    """How often each event occurs, by its text, in order of first appearance; compositions stay what they are."""
+    """Count how often each event occurs, by its text, in order of first appearance; compositions are not unrolled."""
     counts: dict[str, int] = {}
     for event, count in events:
         _require_count(event, count)
@@ -217,12 +217,12 @@ def count_alike(events: Iterable[tuple[DpEvent, int]]) -> dict[str, int]:
 
 
 def add_up(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
-    """Both counts together."""
+    """Add two counts."""
     return {text: first.get(text, 0) + second.get(text, 0) for text in {**first, **second}}
 
 
 def spell_out(counts: Mapping[str, int]) -> tuple[tuple[DpEvent, int], ...]:
-    """The events again that `count_alike` has counted."""
+    """Return the events that `count_alike` has counted."""
     return tuple((from_json(text), count) for text, count in counts.items() if count > 0)
 
 
@@ -235,7 +235,7 @@ def _require_count(event: DpEvent, count: int) -> None:
 
 
 def to_json(event: DpEvent) -> str:
-    """The canonical text of `event`: equal events give equal text."""
+    """Return the canonical text of `event`: equal events give equal text."""
     plain = _spell_plainly(event)
     return _write(event) if plain is None else _remember(plain)
 
@@ -245,9 +245,9 @@ def _write(event: DpEvent) -> str:
 
 
 def _spell_plainly(event: DpEvent) -> tuple[float, ...] | None:
-    """The numbers of the event that most steps have, which is written at every one of them; None for all others.
+    """Return the numbers of the most common event, which most steps write; None for any other event.
 
-    Floats alone: 1 and 1.0 are equal, and so are 0.0 and -0.0, but they are written differently.
+    Only floats qualify: 1 and 1.0 are equal, and so are 0.0 and -0.0, but they are written differently.
     """
     rate: tuple[float, ...] = ()
     if type(event) is PoissonSampledDpEvent:
@@ -282,7 +282,7 @@ def from_json(text: str) -> DpEvent:
 
 
 def _fields(kind: Any) -> Mapping[str, Any]:
-    """The fields of an event's class, each with its declared type."""
+    """Return the fields of an event's class, each with its declared type."""
     # A dataclass that derives from DpEvent also inherits its (empty) attrs fields, so dataclasses are asked first.
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else attr.fields(kind)
     return {field.name: field.type for field in fields}
@@ -339,7 +339,7 @@ def _decode(value: Any, depth: int = 0) -> Any:
 
 
 def _suits(value: Any, declared: Any) -> bool:
-    """Whether a field may hold `value`: text can say anything, and a price is computed from what it says."""
+    """Whether a field may hold `value`: a text can say anything, and a price is computed from it."""
     name = declared if isinstance(declared, str) else getattr(declared, "__name__", "")
     if name == "DpEvent":
         return isinstance(value, DpEvent)

@@ -42,7 +42,7 @@ from sordino.errors import InvalidInput
 MOST_LOSS = 1e6
 """Events whose typical loss is above this are quiet."""
 _TAIL = 12.0
-"""So many deviations of the noise a distribution may reach."""
+"""How many deviations of the noise a distribution may reach."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Quiet:
 
 @singledispatch
 def price_quiet(_event: DpEvent, _count: int, _adjacency: Adjacency) -> Quiet | None:
-    """What `count` times this event costs in closed form, if it has one; an answer without noise has none."""
+    """Return the price of `count` times this event in closed form, if it has one; an answer without noise has none."""
     return None
 
 
@@ -82,7 +82,7 @@ def _(event: LaplaceDpEvent, count: int, _adjacency: Adjacency) -> Quiet | None:
 
 @singledispatch
 def dissect(event: DpEvent) -> tuple[DpEvent, ...]:
-    """Events that together cost at least as much as `event`: by default itself."""
+    """Return events that together cost at least as much as `event`; by default the event itself."""
     return (event,)
 
 
@@ -93,12 +93,12 @@ def _(event: PoissonSampledDpEvent) -> tuple[DpEvent, ...]:
 
 @singledispatch
 def chance_of_all(_event: DpEvent, _adjacency: Adjacency) -> float | None:
-    """The probability with which this event reveals everything, if it reveals nothing otherwise."""
+    """Return the probability with which this event reveals everything, if it reveals nothing otherwise."""
     return None
 
 
 def find_beside(events: Events, adjacency: Adjacency) -> tuple[float, Quiet] | None:
-    """The chance that all is revealed, and the Gaussian beside it, where the events are such ones and Gaussians."""
+    """Return the chance that everything is revealed, and the Gaussian beside it, if all events are of these kinds."""
     whole = [(chance, count) for event, count in events if (chance := chance_of_all(event, adjacency)) is not None]
     others = [(event, count) for event, count in events if chance_of_all(event, adjacency) is None]
     plain = bool(others) and all(isinstance(event, GaussianDpEvent) for event, _ in others)  # on all records
@@ -109,7 +109,7 @@ def find_beside(events: Events, adjacency: Adjacency) -> tuple[float, Quiet] | N
 
 
 def price_beside(events: Events, delta: float, adjacency: Adjacency) -> float | None:
-    """The ε at `delta` in closed form, where `find_beside` finds one."""
+    """Return the ε at `delta` in closed form, if `find_beside` finds one."""
     if (found := find_beside(events, adjacency)) is None:
         return None
     chance, quiet = found
@@ -119,18 +119,18 @@ def price_beside(events: Events, delta: float, adjacency: Adjacency) -> float | 
 
 @singledispatch
 def has_other_bounds(_event: DpEvent) -> bool:
-    """Whether a bound without a grid may be the smaller one at any δ, so that it is always asked too."""
+    """Whether a bound without a grid may be smaller at any δ, so that it must always be asked too."""
     return False
 
 
 @singledispatch
 def price_alone(_event: DpEvent, _delta: float, _adjacency: Adjacency) -> float | None:
-    """The ε at δ of this event where it is the only one, if that is known without a grid."""
+    """Return the ε at δ of this event alone, if it is known without a grid."""
     return None
 
 
 def sort_out(events: Events, adjacency: Adjacency) -> tuple[Quiet, list[tuple[DpEvent, int]]]:
-    """The quiet ones of these plain `events`, and the others."""
+    """Split these plain `events` into the quiet ones and the others."""
     precision = pure = 0.0
     others: list[tuple[DpEvent, int]] = []
     for event, count in events:
@@ -147,9 +147,9 @@ def sort_out(events: Events, adjacency: Adjacency) -> tuple[Quiet, list[tuple[Dp
 
 
 def widest_loss(event: DpEvent, adjacency: Adjacency) -> float:
-    """About how far the loss of one `event` reaches; 0 where it is known to be small, ∞ never.
+    """Estimate how far the loss of one `event` reaches: 0 if it is known to be small, and never ∞.
 
-    An event without noise at all has no loss to put on a grid; its distribution is one point at infinity.
+    An event without any noise has no loss to put on a grid; its distribution is one point at infinity.
     """
     parts = [price_quiet(part, 1, adjacency) or Quiet() for part in dissect(event)]
     reaches = [part.precision / 2 + _TAIL * math.sqrt(part.precision) + part.pure for part in parts]
@@ -157,7 +157,7 @@ def widest_loss(event: DpEvent, adjacency: Adjacency) -> float:
 
 
 def bounds(events: Events, delta: float, adjacency: Adjacency) -> Iterator[float]:
-    """Every ε at `delta` that holds without a grid."""
+    """Yield every ε at `delta` that holds without a grid."""
     with suppress(InvalidInput):  # an event without a Rényi price
         yield RdpPricing().epsilon(events, delta, adjacency)
     if (quiet := _all_gaussian(events, adjacency)) is not None:
@@ -165,7 +165,7 @@ def bounds(events: Events, delta: float, adjacency: Adjacency) -> Iterator[float
 
 
 def delta_bounds(events: Events, epsilon: float, adjacency: Adjacency) -> Iterator[float]:
-    """Every δ at `epsilon` that holds without a grid."""
+    """Yield every δ at `epsilon` that holds without a grid."""
     with suppress(InvalidInput):
         yield RdpPricing().delta(events, epsilon, adjacency)
     if (quiet := _all_gaussian(events, adjacency)) is not None:
@@ -173,7 +173,7 @@ def delta_bounds(events: Events, epsilon: float, adjacency: Adjacency) -> Iterat
 
 
 def _all_gaussian(events: Events, adjacency: Adjacency) -> Quiet | None:
-    """The one Gaussian that all events together are at most; None if any is of another kind."""
+    """Return one Gaussian that costs at least as much as all events together; None if any is of another kind."""
     moved = 4 if adjacency == "replace-one" else 1
     try:
         parts = [(noise, count) for rate, noise, count in unroll_gaussians(events, "closed") if rate > 0]

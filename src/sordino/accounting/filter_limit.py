@@ -28,9 +28,9 @@ from sordino.accounting.rdp import ORDERS, rdp_curve
 from sordino.errors import InvalidInput
 
 BELOW = 40.0
-"""So far below ε₀ the divergence is 1 but for e^−40."""
+"""This far below ε₀, the divergence is 1 up to e^−40."""
 SMALLEST = math.log(1e-20)
-"""Beyond a divergence of this the profile is not followed."""
+"""The profile is not followed to divergences below this."""
 POINTS = 20_001
 
 
@@ -64,7 +64,7 @@ NAMES = {"filter-limit": FilterLimit}
 
 @dataclass(frozen=True)
 class FilterProfile:
-    """δ(ε) of all that is (`order`, `limit`)-RDP, the same in both directions."""
+    """δ(ε) of anything that is (`order`, `limit`)-RDP, the same in both directions."""
 
     order: float
     limit: float
@@ -97,7 +97,7 @@ class FilterProfile:
 
 
 def find_filter_profile(event: FilterLimit, adjacency: Adjacency) -> FilterProfile:
-    """The profile of `event`, in both directions."""
+    """Return the profile of `event`, in both directions."""
     _require_same(event, adjacency)
     return FilterProfile(event.order, event.limit)
 

@@ -1,12 +1,12 @@
 """A Rényi filter: the price of a run whose later releases are chosen after its earlier ones are known.
 
-If the noise or the rate of a release depends on earlier releases, the sum of the prices is itself random, and the usual
-accounting does not apply: a PLD of the events that happened, or the best Rényi order for them, is chosen with knowledge
-of the outcome. But this holds: fix one order α and a limit B in advance, and refuse every release that would raise Σ
-ρ_t(α) above B before it is made; then everything released together is (α, B)-RDP, at any stopping time (Feldman & Zrnic
-2021, Thm. 4.3), which becomes (ε, δ) at that same α (Canonne, Kamath & Steinke 2020, Prop. 12).
+If the noise or the rate of a release depends on earlier releases, the sum of the prices is itself random. Then the
+usual accounting does not apply: a PLD of the events that happened, or the best Rényi order for them, is chosen with
+knowledge of the outcome. But this holds: fix one order α and a limit B in advance, and refuse every release that would
+raise Σ ρ_t(α) above B before it is made. Then everything released together is (α, B)-RDP, at any stopping time
+(Feldman & Zrnic 2021, Thm. 4.3), which becomes (ε, δ) at that same α (Canonne, Kamath & Steinke 2020, Prop. 12).
 
-The price is that of the limit, not of what was used: a sum that happens to be smaller proves nothing.
+The limit sets the price, not what was used of it: a sum that happens to be smaller proves nothing.
 docs/proofs/filter.md says how much more this costs than a fixed plan, and which other filters were tried.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sordino.accounting.budget import Budget
 
 NAME = "rdp-filter"
-ROUNDING = 1e-9  # sums in another order differ by less; a limit that is passed by less is priced as the sum itself
+ROUNDING = 1e-9  # another order of summing changes less; a limit that is passed by less is priced as the sum
 LEAST_NOISE, MOST_NOISE = 1e-2, 1e6
 CANDIDATES = (*(half / 2 for half in range(3, 21)), *range(11, 21), *range(24, 65, 8), 96, 128, 192, 256, 512, 1024)
 
@@ -56,7 +56,7 @@ class Filter:
 
     @classmethod
     def within(cls, budget: Budget, order: float) -> Filter:
-        """The filter at `order` whose guarantee is exactly the budget's."""
+        """Return the filter at `order` whose guarantee is exactly the budget's."""
         limit = budget.epsilon - _conversion(order, budget.delta)
         if limit <= 0:
             raise InvalidInput(
@@ -67,7 +67,7 @@ class Filter:
 
     @classmethod
     def for_plan(cls, budget: Budget, plan: Callable[[float], Events]) -> Filter:
-        """The filter within `budget` at the order where `plan(noise)`, a public guess, needs the least noise."""
+        """Return the filter within `budget` at the order where `plan(noise)`, a public guess, needs the least noise."""
         orders = [order for order in CANDIDATES if budget.epsilon > _conversion(order, budget.delta)]
         limits = np.array([budget.epsilon - _conversion(order, budget.delta) for order in orders])
         adjacency = require_adjacency(budget.adjacency)
@@ -80,11 +80,11 @@ class Filter:
         return cls.within(budget, orders[int(slack(noise).argmax())])
 
     def event(self, event: DpEvent) -> Filtered:
-        """`event` as it is recorded: bound to this filter, so that no other accountant prices it."""
+        """Bind `event` to this filter, as it is recorded, so that no other accountant prices it."""
         return event if isinstance(event, Filtered) else Filtered(event, self.order, self.limit, self.adjacency)
 
     def cost(self, event: DpEvent) -> float:
-        """The Rényi divergence of one `event` at this filter's order."""
+        """Return the Rényi divergence of one `event` at this filter's order."""
         if isinstance(event, Filtered):
             if event.filter != self:
                 raise InvalidInput(
@@ -94,11 +94,11 @@ class Filter:
         return _cost(to_json(event), self.order, require_adjacency(self.adjacency))
 
     def allowance(self, spent: Events = ()) -> Filtering:
-        """What is left of this filter after the releases that were made already."""
+        """Return what is left of this filter after the earlier releases."""
         return Filtering(self, spent)
 
     def epsilon(self, delta: float) -> float:
-        """The ε at `delta` of everything that this filter lets pass."""
+        """Return the ε at `delta` of everything that this filter lets pass."""
         return _epsilon(self.order, self.limit, delta)
 
 
@@ -141,7 +141,7 @@ class Filtering:
         self._spent += cost
 
     def covers(self, events: Sequence[DpEvent]) -> int:
-        return 0  # what comes next is chosen after looking at what was released
+        return 0  # the next event is chosen after looking at earlier releases
 
 
 class FilterPricing:
@@ -177,9 +177,10 @@ class FilterPricing:
 def find_least_noise(
     cost: Callable[[float], float], limit: float, *, start: float = 1.0, tolerance: float = 1e-6
 ) -> float:
-    """The smallest noise whose `cost`, which must fall with the noise, is at most `limit`; never below, hardly above.
+    """Find the smallest noise whose `cost` is at most `limit`; never below it, hardly above.
 
-    Raises `BudgetExhausted` where no noise is enough.
+    The cost must fall as the noise grows.
+    Raises `BudgetExhausted` if no noise is enough.
     """
     enough = start
     while not cost(enough) <= limit:

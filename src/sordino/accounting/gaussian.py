@@ -1,7 +1,8 @@
 """Accountants for runs whose answers are all Gaussian: closed forms, without a grid and without orders.
 
-**GDP**: the limit theorem of Gaussian differential privacy (`GdpPricing`). **CDP**: concentrated differential privacy,
-the accountants of the noise-decay papers (`CdpPricing`). Only `zcdp` is a bound for a run of ours: see each `basis`.
+**GDP** is the limit theorem of Gaussian differential privacy (`GdpPricing`). **CDP** is concentrated differential
+privacy, the accountants of the noise-decay papers (`CdpPricing`). Of all these, only `zcdp` is a bound for a run of
+Sordino: see each `basis`.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The ε ≥ 0 at which δ(ε; μ) = `delta`."""
+    """Return the ε ≥ 0 at which δ(ε; μ) = `delta`."""
     if math.isinf(mu):
         return math.inf
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
-    if mu > 1e4:  # the second term is far below the first, and doubles cannot hold both
+    if mu > 1e4:  # the second term is far below the first, so doubles cannot hold both
         return float(mu**2 / 2 - mu * ndtri(delta))
     upper = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1.0
     return float(brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, upper, xtol=1e-12, rtol=1e-12))
@@ -93,7 +94,7 @@ class GdpPricing:
 
 
 def limit_mu(events: Events, adjacency: Adjacency = "add-or-remove-one") -> float:
-    """The μ of the limit (Eq. 9); infinite without noise."""
+    """Return the μ of the limit (Eq. 9); infinite without noise."""
     if adjacency != "add-or-remove-one":
         raise InvalidInput(f"the GDP limit has no price under {adjacency} adjacency: use accountant='pld'")
     return math.sqrt(math.fsum(count * _square(rate, noise) for rate, noise, count in _costly(events)))
@@ -103,8 +104,8 @@ def starting_noise(events: Events, epsilon: float, delta: float) -> float:
     """How much more noise `events` need, as a factor, to cost about (ε, δ): where calibration should start looking.
 
     A schedule whose noise falls tenfold must not be priced at σ = 1: its last steps would have σ = 0.1, whose loss
-    reaches hundreds and takes minutes. The limit is right to a few tenths and costs nothing. Any answer is safe,
-    because calibration continues from here with a proven price; it is 1 if the limit has no price for the events.
+    reaches hundreds and takes minutes to price. The limit is right to a few tenths and takes no time. Any answer is
+    safe, because calibration continues from here with a proven price. The answer is 1 if the limit has no price.
     """
     try:
         parts = [part for part in _costly(events) if part[1] > 0]
@@ -135,7 +136,7 @@ def _costly(events: Events) -> Iterator[tuple[float, float, int]]:
 
 
 def _square(rate: float, noise: float) -> float:
-    """What an event adds to μ²: 1/σ² on all records, q² (e^{1/σ²} − 1) on a draw."""
+    """Return what an event adds to μ²: 1/σ² on all records, q² (e^{1/σ²} − 1) on a draw."""
     if noise <= 0:
         return math.inf
     precision = 1 / noise / noise  # infinite, not an error, where a double cannot hold it
@@ -166,7 +167,7 @@ class Truncated:
         return self.rho * self.omega + surprise / (self.omega - 1)
 
     def delta(self, epsilon: float) -> float:
-        """The same bound solved for δ."""
+        """Return the same bound solved for δ."""
         if self.rho == 0:
             return 0.0
         if math.isinf(self.rho) or self.omega <= 1:
@@ -202,14 +203,14 @@ class CdpPricing:
 
 
 def charge_unsampled(_rate: float, rho: float) -> Truncated:
-    """As if every record were in every draw. Forgetting the draw only adds, so this is proven."""
+    """Charge as if every record were in every draw. Forgetting the draw can only raise the price, so this is proven."""
     return Truncated(rho)
 
 
 def charge_by_epoch(rate: float, rho: float) -> Truncated:
-    """One Gaussian per *epoch*, whose 1/q lots are disjoint (Yu et al. 2019, parallel composition).
+    """Charge one Gaussian per *epoch*, whose 1/q lots are disjoint (Yu et al. 2019, parallel composition).
 
-    Poisson draws are not disjoint, so for a run of ours this is not a proof: 1/q draws are charged like one.
+    Poisson draws are not disjoint, so this proves nothing for a run of Sordino: 1/q draws are charged like one.
     """
     return Truncated(rate * rho)
 
@@ -218,9 +219,9 @@ def amplify(rate: float, rho: float) -> Truncated:
     """(13 q² ρ, log(1/q)/(4ρ))-tCDP, as Zhang et al. 2021 charge; infinite where the theorem's conditions fail.
 
     The theorem (Bun, Dwork, Rothblum & Steinke 2018, on sampling) needs q, ρ ≤ 0.1, log(1/q) ≥ 3ρ(2 + log₂(1/ρ)) and
-    log(1/q)/(2ρ) ≥ 3. It is stated for samples of fixed size and replaced records, and Sordino draws by Poisson and
-    adds or removes: no proof for a run of ours. Where it applies it is several times too large anyway, for the
-    constant 13 stands where the limit has 1.
+    log(1/q)/(2ρ) ≥ 3. It is stated for samples of fixed size and replaced records, but Sordino has Poisson draws and
+    adds or removes records. So it proves nothing for a run of Sordino. Where it applies it is several times too large
+    anyway, because its constant is 13 where the limit has 1.
     """
     if rho == 0:
         return Truncated(0.0)

@@ -3,13 +3,13 @@
 **Curves.** Where a mechanism's exact curve is known, its distribution follows. Connect-the-dots (Doroshenko et al.
 2022, Alg. 1) turns a curve into the tightest distribution on a grid that is never below it. dp_accounting has it too,
 but evaluates its curves point by point and subtracts neighbouring values close to 1, which leaves errors of
-1e-16/interval; the closed forms here take all points at once and subtract small numbers only. The first makes
-calibration take a second instead of half a minute, the second allows grids finer than 1e-4.
+1e-16/interval. The closed forms here take all points at once, which makes calibration take a second instead of half a
+minute. They also subtract small numbers only, which allows grids finer than 1e-4.
 
 **Composition.** A privacy loss distribution on the grid h·ℤ composes by convolution. With p̂ᵢ the discrete Fourier
 transform of event i, the composition of nᵢ times event i is the inverse transform of Π p̂ᵢ^nᵢ. dp_accounting does the
-same for one event; here the transforms are kept, so that one more step costs one inverse transform, and events are
-multiplied before it. What makes the result an upper bound:
+same for one event. Here the transforms are kept and multiplied before the inverse, so one more step costs only one
+inverse transform. Three things make the result an upper bound:
 - every input is pessimistic (connect-the-dots);
 - the transform wraps losses modulo its length: the mass outside the window is at most `TAIL` by Chernoff's bound, and
   that much is added to the mass at infinity;
@@ -41,7 +41,7 @@ TAIL = 1e-15
 ROUNDING = 8 * float(np.finfo(np.longdouble).eps)
 SLOPES: tuple[float, ...] = (*np.geomspace(1e-9, 0.02, 48)[:-1].tolist(), *np.geomspace(0.02, 50_000.0, 64).tolist())
 LONG = 2**18
-"""Of longer transforms only the last few are kept: each takes megabytes."""
+"""Only the last few of the longer transforms are kept: each takes megabytes."""
 # Noise beyond this many deviations has probability below 1e-23, and is counted as infinite loss.
 DEVIATIONS = 10.0
 COARSE = 1.0
@@ -54,21 +54,21 @@ COARSE = 1.0
 def connect_the_dots(
     curve: Curve, lower: float, upper: float, interval: float = INTERVAL, *, surplus: Curve | None = None
 ) -> DensePLDPmf:
-    """The pessimistic distribution of the δ(ε) `curve`, on the grid between `lower` and `upper`.
+    """Return the pessimistic distribution of the δ(ε) `curve`, on the grid between `lower` and `upper`.
 
-    `curve` is ∫(P − e^ε Q)₊ and `surplus` is ∫(e^ε Q − P)₊ = δ(ε) − 1 + e^ε. Both give the same masses; below ε = 0 the
-    surplus is the smaller of the two, so that give it if you can compute it without subtracting.
+    `curve` is ∫(P − e^ε Q)₊ and `surplus` is ∫(e^ε Q − P)₊ = δ(ε) − 1 + e^ε. Both give the same masses. Below ε = 0 the
+    surplus is the smaller of the two, so give it if you can compute it without subtracting.
     Any bounds are safe: δ(upper) becomes mass at infinity, and losses below `lower` are rounded up to it.
     """
     first, last = math.floor(lower / interval), max(math.ceil(upper / interval), math.floor(lower / interval) + 1)
     grid: Array = np.arange(first, last + 1, dtype=np.float64) * interval
     if interval > COARSE:  # e^ε overflows at the first point above zero, and masses are far above rounding
         return _connect_coarsely(curve(grid), first, interval)
-    split = min(max(-first, 0), len(grid) - 2)  # up to here (ε <= 0) the surplus is used, beyond it the curve
+    split = min(max(-first, 0), len(grid) - 2)  # the surplus is used up to here (ε <= 0), the curve beyond
     below, above = grid[: split + 2], grid[split:]
     spare = surplus(below) if surplus is not None else curve(below) + np.expm1(below)
     deltas = np.minimum.accumulate(curve(above))
-    decay, near = math.exp(-interval), -math.expm1(-interval)  # in decays alone: the growth of a coarse grid overflows
+    decay, near = math.exp(-interval), -math.expm1(-interval)  # decays only: growth overflows on a coarse grid
     masses = np.empty(len(grid))
     masses[0] = decay * (spare[1] - spare[0]) / near - spare[0]
     masses[1 : split + 1] = (decay * np.diff(spare[1:]) - np.diff(spare[:-1])) / near
@@ -78,7 +78,7 @@ def connect_the_dots(
 
 
 def _connect_coarsely(curve: Array, first: int, interval: float) -> DensePLDPmf:
-    """The same masses from the curve alone: its values are near 1 below zero, which costs 1e-16 of mass per point."""
+    """Find the same masses from the curve alone, whose values near 1 below zero cost 1e-16 of mass per point."""
     deltas = np.minimum.accumulate(curve)
     decay, near = math.exp(-interval), -math.expm1(-interval)
     masses = np.empty(len(deltas))
@@ -123,7 +123,7 @@ def addition_delta(epsilons: Array, rate: float, noise: float) -> Array:
 
 
 def sampled_gaussian(noise: float, rate: float, interval: float = INTERVAL) -> PrivacyLossDistribution:
-    """The PLD of a Gaussian answer on a Poisson draw, 0 < rate <= 1, for adding or removing one record."""
+    """Return the PLD of a Gaussian answer on a Poisson draw, 0 < rate <= 1, for adding or removing one record."""
 
     def removal(grid: Array) -> Array:
         return removal_delta(grid, rate, noise)
@@ -162,7 +162,7 @@ def _loss(x: float, noise: float, rate: float) -> float:
 
 
 class Part(Protocol):
-    """Something that happened, as its loss: what `compose` needs to know of it."""
+    """A privacy loss, with what `compose` needs to know about it."""
 
     @property
     def interval(self) -> float: ...
@@ -184,7 +184,7 @@ class Part(Protocol):
 
     @property
     def events(self) -> int:
-        """How many events it stands for: each adds its share of rounding."""
+        """How many events this stands for: each adds its share of rounding."""
         ...
 
     def cumulant(self, slope: float) -> float:
@@ -200,7 +200,7 @@ class Part(Protocol):
 class LossGrid:
     """P[loss = (lower + k)·interval] = probabilities[k], and P[loss = ∞] = infinity.
 
-    Cumulants are kept with the grid, and the last transforms too, for the next price with another count.
+    The grid keeps its cumulants and its last transforms for the next price with another count.
     """
 
     lower: int
@@ -239,13 +239,13 @@ class LossGrid:
         return _log_spectrum(self, length) if length <= LONG else _long_log_spectrum(self, length)
 
     def delta(self, epsilon: float) -> float:
-        """The hockey-stick divergence: infinity + Σ p·(1 − e^(ε − loss)) over losses above ε."""
+        """Return the hockey-stick divergence: infinity + Σ p·(1 − e^(ε − loss)) over losses above ε."""
         start = min(max(math.floor(epsilon / self.interval) - self.lower, 0), len(self.probabilities))
         losses = self.losses[start:]
         return float(self.infinity - np.dot(np.expm1(np.minimum(epsilon - losses, 0.0)), self.probabilities[start:]))
 
     def epsilon(self, delta: float) -> float:
-        """The smallest ε ≥ 0 with divergence at most `delta`; infinite if there is none.
+        """Return the smallest ε ≥ 0 with divergence at most `delta`; infinite if there is none.
 
         With S_k = Σ_{j≥k} p_j e^(ℓ_k − ℓ_j), a first-order recursion, δ(ε) = ∞-mass + Σ_{j≥k} p_j − e^(ε − ℓ_k) S_k
         for ε between ℓ_{k-1} and ℓ_k.
@@ -266,7 +266,7 @@ class LossGrid:
 
 
 def compose(parts: Sequence[tuple[Part, int]]) -> LossGrid:
-    """The loss of `count` times each of `parts`, all on one interval, as a pessimistic grid."""
+    """Return the loss of `count` times each of `parts`, all on one interval, as a pessimistic grid."""
     parts = [(part, count) for part, count in parts if count > 0]
     if any(part.infinity >= 1 for part, _ in parts):
         return LossGrid(0, np.zeros(1), 1.0)
@@ -290,7 +290,7 @@ def compose(parts: Sequence[tuple[Part, int]]) -> LossGrid:
 
 
 def count_points(parts: Sequence[tuple[Part, int]]) -> int:
-    """How many grid points the composition of `parts` takes."""
+    """Return how many grid points the composition of `parts` takes."""
     if not parts or any(part.infinity >= 1 for part, count in parts if count > 0):
         return 1
     lower, upper = _window(parts, parts[0][0].interval)
@@ -298,7 +298,7 @@ def count_points(parts: Sequence[tuple[Part, int]]) -> int:
 
 
 def _window(parts: Sequence[tuple[Part, int]], interval: float) -> tuple[int, int]:
-    """Grid positions outside which the composed loss has mass at most TAIL: Chernoff's bound, and the support."""
+    """Find positions outside which the composed loss has mass at most TAIL, by Chernoff's bound and the support."""
     upper = sum(count * part.upper for part, count in parts)
     lower = sum(count * part.lower for part, count in parts)
     above, below = (_chernoff(parts, sign) / interval for sign in (1, -1))
@@ -310,7 +310,7 @@ def _window(parts: Sequence[tuple[Part, int]], interval: float) -> tuple[int, in
 def _chernoff(parts: Sequence[tuple[Part, int]], sign: int) -> float:
     """min over s of (log E[exp(±s·loss)] + log(2/TAIL))/s, beyond which ±loss has mass at most TAIL/2.
 
-    Every s gives a bound. The bound falls and then rises in s, so that bisection over SLOPES finds the smallest.
+    Every s gives a bound. The bound first falls and then rises in s, so bisection over SLOPES finds the smallest.
     """
 
     def bound(index: int) -> float:
@@ -328,15 +328,15 @@ def _chernoff(parts: Sequence[tuple[Part, int]], sign: int) -> float:
 
 
 def _length(size: int) -> int:
-    """A fast transform length, from a sparse set so that the kept transforms serve many counts."""
+    """Choose a fast transform length, from a sparse set so that the kept transforms serve many counts."""
     octave = 1 << max(4, size.bit_length() - 1)
     return next(length for length in (octave, octave * 5 // 4, octave * 3 // 2, 2 * octave) if length >= size)
 
 
 def transform(grid: LossGrid, length: int) -> Spectrum:
-    """The transform of the probabilities, scaled up to full mass where rounding has lost some.
+    """Transform the probabilities, and scale them up to full mass where rounding has lost some.
 
-    Loss 0 is at index 0, so that the angles that matter are small.
+    Loss 0 is at index 0, so the angles that matter are small.
     """
     positions = np.arange(grid.lower, grid.upper + 1) % length
     folded = np.bincount(positions, weights=grid.probabilities, minlength=length)
@@ -356,6 +356,6 @@ def _long_log_spectrum(grid: LossGrid, length: int) -> LogSpectrum:
 
 
 def to_logarithms(spectrum: Spectrum) -> LogSpectrum:
-    """Log magnitude and angle (in turns), which add where transforms multiply."""
+    """Return log magnitude and angle (in turns): where transforms multiply, these add."""
     tau = 2 * np.arccos(np.longdouble(-1))
     return np.log(np.maximum(np.abs(spectrum), 1e-300)), np.arctan2(spectrum.imag, spectrum.real) / tau

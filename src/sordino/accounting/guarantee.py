@@ -31,7 +31,7 @@ _CAUTIONS = {
 UNPROTECTED, CONDITION = "unprotected", "condition"
 """Kinds of lines in the ledger: records that no guarantee covers, and conditions that were not checked."""
 WEAK = 20
-"""Above this ε a guarantee is a number without a use, and says so."""
+"""Above this ε a guarantee is of no use, and says so."""
 _LISTS = ("assumptions", "unprotected", "conditions")
 
 
@@ -42,8 +42,8 @@ class Guarantee:
     >>> str(Guarantee(1.0, 1e-5, "proven", "record", "add-or-remove-one", "pld")).partition(".")[0]
     '(1, 1e-05)-differential privacy for every record'
 
-    `unprotected` are records that it does not cover. `conditions` are what must hold and nobody has checked, such as a
-    bound that a part of the user's own promises. Both appear in the headline, because it would promise too much alone.
+    `unprotected` are records that it does not cover. `conditions` must hold, but nobody has checked them, such as a
+    bound that a user's own part promises. Both appear in the headline, which would promise too much without them.
     """
 
     epsilon: float
@@ -87,7 +87,7 @@ class Guarantee:
 
     @property
     def units(self) -> str:
-        """Return the plural of the protected unit; a remark in brackets after the name stays there."""
+        """Return the plural of the protected unit; a remark in brackets after the name is kept."""
         name, bracket, rest = self.unit.partition(" (")
         return f"{name}s{bracket}{rest}"
 
@@ -143,7 +143,7 @@ class Guarantee:
 
 
 def read_versions() -> dict[str, str]:
-    """Sordino, Python and the libraries whose numbers end up in a guarantee."""
+    """Return the versions of Sordino, Python and the libraries whose numbers end up in a guarantee."""
     return {
         "sordino": __version__,
         "python": platform.python_version(),

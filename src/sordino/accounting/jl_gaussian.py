@@ -6,10 +6,11 @@ independent of the data. One answer is therefore a *mixture* over z = Z_r/σ, wi
 
     δ(ε) = E_z[δ_z(ε)],   δ_z of N(z, 1) against N(0, 1), or on a Poisson draw of (1−q) N(0, 1) + q N(z, 1) against it.
 
-Everything is rounded towards more loss: z up to the next of `LEVELS` values, or to ∞, which is an answer without noise;
-the loss onto a grid by connect-the-dots (Doroshenko et al. 2022), which keeps the mass that both neighbours give to
-every cell; losses above `HIGHEST` to ∞. Z_r has the tail of z^(-r), so that no moment of e^loss is finite: the Rényi
-divergence is infinite for every r, and so is ε for few projections. Proof in docs/proofs/jl-gaussian.md.
+Everything is rounded towards more loss. z is rounded up to the next of `LEVELS` values, or to ∞, which is an answer
+without noise. The loss moves onto a grid by connect-the-dots (Doroshenko et al. 2022), which keeps the mass that both
+neighbours give to every cell. Losses above `HIGHEST` become ∞. Z_r has the tail of z^(-r), so no moment of e^loss is
+finite: the Rényi divergence is infinite for every r, and so is ε for few projections. The proof is in
+docs/proofs/jl-gaussian.md.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ HIGHEST = 100.0
 LOWEST = -50.0
 """Lower losses have mass below e^LOWEST."""
 NEGLIGIBLE = 1e-16
-"""Mass that is moved up, at the lower end of a distribution to its rest and at the upper end to ∞, to shorten it."""
+"""To shorten a distribution, this much mass is moved up: to the rest at its lower end, to ∞ at its upper end."""
 SPREAD = 100
 
 
@@ -86,7 +87,7 @@ def _(event: ProjectedGaussian, _rate: float, _adjacency: Adjacency, _orders: Se
 
 
 def tail_epsilon(noise_multiplier: float, projections: int, rate: float, steps: int, delta: float) -> float:
-    """About the ε that the tail of Z_r alone forces, to say how bad few projections are: an estimate, not a bound.
+    """Estimate the ε that the tail of Z_r alone forces, to show how bad few projections are. It is not a bound.
 
     Solves δ = T·q·Pr[χ²_r < r / (2σ²(ε + ln 1/q))], the chance that some step hardly clips the record at all.
     """
@@ -118,7 +119,7 @@ def _mixture(event: ProjectedGaussian, rate: float, adjacency: Adjacency, interv
 
 
 def _levels(event: ProjectedGaussian) -> tuple[Array, Array, float]:
-    """Values of z with the mass that is rounded up to each, and the mass that is rounded up to z = ∞."""
+    """Return values of z with the mass that is rounded up to each, and the mass that is rounded up to z = ∞."""
     half = event.projections / 2
     smallest = math.sqrt(half / gammainccinv(half, LOW_TAIL))
     largest = math.sqrt(half / gammaincinv(half, TAIL))
@@ -131,7 +132,7 @@ def _levels(event: ProjectedGaussian) -> tuple[Array, Array, float]:
 
 
 def _positions(interval: float) -> Positions:
-    """The losses that carry mass, as multiples of the interval: every one near 0, then ever sparser by 1/SPREAD."""
+    """Choose the losses that carry mass, as multiples of the interval: all near 0, then ever sparser by 1/SPREAD."""
 
     def up_to(bound: float) -> list[int]:
         found = [0]
@@ -144,7 +145,7 @@ def _positions(interval: float) -> Positions:
 
 
 def _cell_masses(losses: Array, rate: float, shifts: Array, weights: Array) -> tuple[Array, Array]:
-    """The mass of every cell between `losses`, and of the two outer ones, with and without the record.
+    """Return the mass of every cell between `losses`, and of the two outer cells, with and without the record.
 
     With the record the output x of shift z is (1−q) N(0, 1) + q N(z, 1), without it N(0, 1); the loss
     ln(1 − q + q e^(zx − z²/2)) grows with x, so that cells of losses are intervals of x.
@@ -182,7 +183,7 @@ def _connect(positions: Positions, interval: float, upper: Array, lower: Array) 
 
 
 def _dense(positions: Positions, masses: Array, interval: float) -> DensePLDPmf:
-    """The distribution on every multiple of the interval, shortened by what is negligible at either end."""
+    """Put the distribution on every multiple of the interval, without the negligible mass at either end."""
     below, above = np.cumsum(masses[:-1]), np.cumsum(masses[:-1][::-1])[::-1]
     first = int(np.searchsorted(below, NEGLIGIBLE))
     end = max(first + 1, int(np.searchsorted(-above, -NEGLIGIBLE)))

@@ -39,7 +39,7 @@ _log = logging.getLogger("sordino")
 ASSUMPTION = "assumption"
 SIGNED = "signed"
 Signature = Literal["none", "checked", "unchecked", "missing"]
-"""Of the rows: there is none and none was asked for; right; of a key that is not here; none, though a key is here."""
+"""Signatures of the rows: none, and none expected; right; by a key that is not here; none, although a key is here."""
 _SPENT = "sequence <= (SELECT COALESCE(MAX(sequence), 0) FROM charges) - ?"
 """Reserved charges are always the last ones: any other charge forfeits the rest."""
 COPIED = "this run was continued from a copy of its folder; the original must not be continued"
@@ -75,7 +75,7 @@ class Ledger:
         self._home = (os.getpid(), threading.get_ident())
         self._reserved: deque[tuple[int, str]] = deque()
         self._said = 0
-        self.forfeits = 0  # how often a reservation was in vain
+        self.forfeits = 0  # how often a reservation was wasted
         self.charged = False  # by this object
         with self.snapshot():
             self.header: Mapping[str, str] = self._check_header()
@@ -85,7 +85,7 @@ class Ledger:
         if self._writable:
             with self._writing():
                 unused = self._open_again()
-            self._reserved = deque(unused)  # only now that this opening is on disk and ends what was said before it
+            self._reserved = deque(unused)  # only now: this opening is on disk, and ends what earlier rows said
         self.incarnation = len(self.declared(OPENING))
 
     # -- opening ------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Ledger:
             _require_new(file)
         with store.one_line_errors(file), store.close_on_error(WriterLock(file)) as lock:
             if fill is not None:
-                store.make(_require_new(file), fill)  # again, for another process may have been faster to the lock
+                store.make(_require_new(file), fill)  # again, because another process may have taken the lock first
             lock.hold_file()
             with store.close_on_error(store.connect(file)) as connection:
                 if _format(connection, file) == legacy.FORMAT:
@@ -154,7 +154,7 @@ class Ledger:
                 return cls(connection, file, lock, key)
 
     def _key_for(self, key: Key | None) -> Key | None:
-        """The key that signs and verifies this ledger; a writer must have the right one, a reader may have none."""
+        """Return the key that signs and verifies this ledger; a writer needs the right one, a reader may have none."""
         named = self.header.get(SIGNED)
         self.signature: Signature = "unchecked"
         if named is None:
@@ -174,9 +174,9 @@ class Ledger:
         )
 
     def _open_again(self) -> list[tuple[int, str]]:
-        """Record this opening; a file other than the one last written is a copy, and says so from now on.
+        """Record this opening; if the file is not the one last written it is a copy, and says so from now on.
 
-        Returns the charges that the last writer gave back, but not in a copy: the original may use them, too.
+        Returns the charges that the last writer gave back; none in a copy, because the original may use them too.
         """
         file = "-" if self.path is None else f"{self.path.stat().st_ino:x}"
         before, unused = self._lines(OPENING), self._chain.find_unused()
@@ -201,13 +201,13 @@ class Ledger:
             raise InvalidInput("this ledger was opened outside of the trial: charge trial.ledger, or one made in it")
         text, self.charged = to_json(event), True
         if not note and self.holds(event):
-            return Receipt(self._reserved.popleft()[0], event)  # whatever interrupts from here on: it is spent
+            return Receipt(self._reserved.popleft()[0], event)  # an interrupt from here on leaves it spent
         following = [to_json(each) for each in ahead()]
         with self._writing():
             self._require_latest()
             self.forfeit()
             sequence = self._chain.charge(text, note, following)
-        self._reserved = deque(enumerate(following, sequence + 1))  # if an interrupt comes before: all of it is spent
+        self._reserved = deque(enumerate(following, sequence + 1))  # if interrupted before: all of it is spent
         return Receipt(sequence, event)
 
     @property
@@ -228,10 +228,10 @@ class Ledger:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Another one after everything that was charged here, by whomever; what was declared does not count."""
+        """A number that changes with every charge, whoever made it; declarations do not change it."""
         try:
             return self._connection.total_changes - self._said, len(self._reserved)
-        except sqlite3.Error:  # asked at every step: no context around it
+        except sqlite3.Error:  # asked at every step, so without a context around it
             with store.one_line_errors(self.path):
                 raise
 
@@ -280,7 +280,7 @@ class Ledger:
 
     @property
     def file(self) -> str:
-        """Which file this is, by the number its file system gives it, as of the last opening; "-" in memory."""
+        """Which file this is, by its number in the file system at the last opening; "-" in memory."""
         openings = self.declared(OPENING)
         return _file_of(openings[-1]) if openings else "-"
 
@@ -295,11 +295,11 @@ class Ledger:
     def snapshot(self) -> AbstractContextManager[None]:
         """Answer every query in this block from one state of the ledger, while its run keeps writing."""
         if self._writable and os.getpid() == self._home[0]:
-            store.leave(self._connection)  # what an interrupt left half-written was never acknowledged: do not count it
+            store.leave(self._connection)  # do not count what an interrupt left half-written: nobody acknowledged it
         return store.snapshot(self._connection, self.path)
 
     def declared(self, kind: str) -> list[str]:
-        """Every line of this kind, in the order in which they were declared."""
+        """Return every line of this kind, in the order in which they were declared."""
         with self.snapshot():
             return self._lines(kind)
 
@@ -308,7 +308,7 @@ class Ledger:
         return [text for (text,) in rows]
 
     def events(self) -> list[tuple[DpEvent, int]]:
-        """Every different event with how often it was charged, in the order of first appearance."""
+        """Count how often each different event was charged, in the order of first appearance."""
         rows = self._all(
             f"SELECT event, times FROM (SELECT kind, COUNT(*) AS times FROM charges WHERE {_SPENT} GROUP BY kind) "
             "JOIN kinds USING (kind) ORDER BY kind",
@@ -317,7 +317,7 @@ class Ledger:
         return [(self._event(text), times) for text, times in rows]
 
     def history(self) -> Iterator[tuple[int, DpEvent]]:
-        """Every charge in order: its number and event."""
+        """Yield every charge in order: its number and event."""
         query = f"SELECT sequence, event FROM charges JOIN kinds USING (kind) WHERE {_SPENT} ORDER BY sequence"
         for sequence, text in self._all(query, (self.reserved,)):
             yield sequence, self._event(text)
@@ -331,7 +331,7 @@ class Ledger:
         return [(str(note), self._event(text)) for note, text in self._all(query, (self.reserved, most))]
 
     def head(self) -> Head:
-        """Where the ledger stands now, with what is reserved."""
+        """Return where the ledger stands now, including reserved charges."""
         with self.snapshot():
             return self._chain.head()
 
@@ -373,10 +373,10 @@ class Ledger:
     def close(self) -> None:
         """Release the file and the lock; what was charged stays, and what was reserved is given back."""
         unused = list(self._reserved)
-        self._reserved.clear()  # first: whatever interrupts from here on, nothing is drawn on them any more
+        self._reserved.clear()  # first: after an interrupt from here on, no more noise is drawn on them
         if self._lock is not None and os.getpid() == self._home[0]:
             if unused:
-                with suppress(LedgerError):  # of a full disk or a second writer: then they stay spent
+                with suppress(LedgerError):  # a full disk or a second writer: they stay spent
                     self._give_back(unused[0][0], unused[-1][0])
             store.tidy(self._connection)
         self._connection.close()
@@ -384,7 +384,7 @@ class Ledger:
             self._lock.close()
 
     def _give_back(self, first: int, last: int) -> None:
-        """Say which charges no receipt was given for, now that none will be."""
+        """Write down for which charges no receipt was given, now that none will be."""
         with self._writing():
             self._require_latest()
             self._chain.declare(UNUSED, f"{first}-{last}")

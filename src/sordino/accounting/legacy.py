@@ -51,7 +51,7 @@ class Old:
 
 
 def read(connection: sqlite3.Connection, path: Path | None) -> Old:
-    """Everything in a ledger of format 1, if nothing was changed; to be called in a transaction."""
+    """Read everything in a ledger of format 1 and check that nothing was changed; call it in a transaction."""
     store.check_schema(connection, path, _STATEMENTS)
     header = store.read_header(connection, path)
     chain = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).digest()
@@ -73,7 +73,7 @@ def read(connection: sqlite3.Connection, path: Path | None) -> Old:
 
 
 def modernise(connection: sqlite3.Connection, path: Path) -> None:
-    """Turn a file of version 0.1 into today's format, whole or not at all."""
+    """Turn a file of version 0.1 into today's format, completely or not at all."""
     with store.transaction(connection, path):
         old = read(connection, path)
         for table in ("header", "kinds", "charges", "openings"):
@@ -83,7 +83,7 @@ def modernise(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def convert(connection: sqlite3.Connection, path: Path | None, old: Old) -> None:
-    """Write what a ledger of version 0.1 held in today's format; to be called in a transaction."""
+    """Write the content of a ledger of version 0.1 in today's format; call it in a transaction."""
     header = {**old.header, "created": old.header.get("created", "")[:16] + "Z", "format": store.FORMAT}
     store.initialise(connection, header)
     chain = Chain(connection, path, header)

@@ -41,11 +41,11 @@ from sordino.accounting.grids import Array, LogSpectrum, LongArray, LossGrid, Sp
 
 GROWTH = 1.1  # of e^{μ²} − 1 from rung to rung
 SHARES = 64  # λ is rounded up to multiples of 1/SHARES, so that a rung has few different blends
-MOST_DISTINCT = 32  # as many different noises at one rate are still composed one by one
+MOST_DISTINCT = 32  # up to this many different noises at one rate are composed one by one
 FLOOR = -60.0  # a transform below e^FLOOR counts as zero: all of them together are far below the tail that is charged
-LOW = 2**14  # so many frequencies are kept for the next price
-LEAST_NOISE = 1e-3  # with less there are no rungs: they would be closer than doubles
-MOST_NOISE = 1e100  # more is charged as this much
+LOW = 2**14  # how many frequencies are kept for the next price
+LEAST_NOISE = 1e-3  # below this noise there are no rungs: they would be closer than doubles
+MOST_NOISE = 1e100  # more noise is charged as this much
 PORTION = 2**18
 
 Frequencies = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -53,7 +53,7 @@ Frequencies = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Charge:
-    """`count` events between rung `rung` and the next, each charged `share` of the next, which has less noise."""
+    """`count` events between rung `rung` and the next, which has less noise; each is charged `share` of the next."""
 
     rung: int
     share: float
@@ -68,19 +68,19 @@ class Ladder:
     charges: tuple[Charge, ...]
 
     def events(self) -> dict[int, DpEvent]:
-        """The events whose distributions the charges blend, by rung."""
+        """Return the events whose distributions the charges blend, by rung."""
         rungs = sorted({rung for charge in self.charges for rung in (charge.rung, charge.rung + 1)})
         return {rung: PoissonSampledDpEvent(self.rate, GaussianDpEvent(noise_at(rung))) for rung in rungs}
 
 
 def noise_at(rung: int) -> float:
-    """The noise multiplier of a rung: e^{1/σ²} − 1 = GROWTH^rung."""
+    """Return the noise multiplier of a rung: e^{1/σ²} − 1 = GROWTH^rung."""
     exponent = rung * math.log(GROWTH)
     return float((exponent if exponent > 40 else math.log1p(math.exp(exponent))) ** -0.5)
 
 
 def rung_of(noise: float) -> int:
-    """The rung just above this noise; the next one is below it."""
+    """Return the rung just above this noise; the next rung is below it."""
     precision = noise**-2
     growth = precision if precision > 40 else math.log(math.expm1(precision))
     rung = math.floor(growth / math.log(GROWTH))
@@ -92,7 +92,7 @@ def rung_of(noise: float) -> int:
 
 
 def share_of(noise: float, rung: int, adjacency: Adjacency) -> float:
-    """How much of the next rung a step with this noise is charged: linear in total variation, rounded up."""
+    """Return how much of the next rung a step with this noise is charged: linear in total variation, rounded up."""
     scale = (2 if adjacency == "replace-one" else 1) / math.sqrt(8)  # the total variation is erf(scale/σ)
     low, here, high = (scale / sigma for sigma in (noise_at(rung), noise, noise_at(rung + 1)))
     width = _erf_between(low, high)
@@ -106,7 +106,7 @@ def _erf_between(low: float, high: float) -> float:
 
 
 def split(events: Events, adjacency: Adjacency) -> tuple[list[tuple[DpEvent, int]], tuple[Ladder, ...]]:
-    """The events to be composed one by one, and a ladder for each rate with more than MOST_DISTINCT noises."""
+    """Split into events composed one by one, and a ladder for each rate with more than MOST_DISTINCT noises."""
     noises: dict[float, dict[float, int]] = {}
     for event, count in events:
         rate, noise = _rate_and_noise(event)
@@ -130,7 +130,7 @@ def _charges(noises: Mapping[float, int], adjacency: Adjacency) -> tuple[Charge,
 
 
 def _rate_and_noise(event: DpEvent) -> tuple[float, float]:
-    """Of a Gaussian answer on a draw, at least LEAST_NOISE and at most MOST_NOISE; (0, ∞) of anything else."""
+    """Return rate and noise of a Gaussian answer on a draw, within LEAST_NOISE and MOST_NOISE; else (0, ∞)."""
     if isinstance(event, PoissonSampledDpEvent) and isinstance(event.event, GaussianDpEvent):
         rate, noise = float(event.sampling_probability), float(event.event.noise_multiplier)
         if 0 < rate < 1 and LEAST_NOISE <= noise < math.inf:
@@ -139,7 +139,7 @@ def _rate_and_noise(event: DpEvent) -> tuple[float, float]:
 
 
 def blend_curves(noisy: Array, quiet: Array, share: float, orders: Sequence[float]) -> Array:
-    """The Rényi curve of a blend. e^((α−1)·D_α) is a positive sum of divergences H_E, so it blends like them."""
+    """Return the Rényi curve of a blend. e^((α−1)·D_α) is a positive sum of divergences H_E, so it blends like them."""
     above = np.asarray(orders, dtype=np.float64) - 1
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.logaddexp(np.log1p(-share) + above * noisy, np.log(share) + above * quiet)
@@ -178,7 +178,7 @@ class Blend:
         return -math.expm1(float(sum(each)))
 
     def cumulant(self, slope: float) -> float:
-        """log E[exp(slope·loss)]: of each blend the blend of the ends."""
+        """log E[exp(slope·loss)]: that of a blend is the blend of its ends."""
         total = 0.0
         for flight in self._flights:
             low, high = flight.noisy.cumulant(slope), flight.quiet.cumulant(slope)
@@ -188,10 +188,10 @@ class Blend:
         return total
 
     def log_spectrum(self, length: int) -> LogSpectrum:
-        """Log magnitude and angle (in turns) of the transform, worked out only where it is not practically zero.
+        """Log magnitude and angle (in turns) of the transform, computed only where it is not practically zero.
 
-        Every factor has magnitude at most 1, so that a frequency once below FLOOR stays there. After a few hundred
-        steps some hundred of a hundred thousand frequencies are left; the rungs that spend most come first.
+        Every factor has magnitude at most 1, so a frequency that falls below FLOOR stays there. After a few hundred
+        steps, some hundred of a hundred thousand frequencies are left. The rungs that spend most come first.
         """
         magnitude: LongArray = np.zeros(length // 2 + 1, dtype=np.longdouble)
         turns: LongArray = np.zeros(length // 2 + 1, dtype=np.longdouble)
@@ -233,7 +233,7 @@ class _Flight:
 
 
 def _portions(charges: int, frequencies: int) -> Iterator[slice]:
-    """As many charges at once as fit into some megabytes."""
+    """Yield as many charges at once as fit into some megabytes."""
     size = max(1, PORTION // max(1, frequencies))
     return (slice(start, start + size) for start in range(0, charges, size))
 
@@ -246,5 +246,5 @@ def _pick_frequencies(grid: LossGrid, length: int, frequencies: Frequencies) -> 
 
 @lru_cache(maxsize=192)
 def _low_spectrum(grid: LossGrid, length: int) -> Spectrum:
-    """The part of the transform that long compositions need, small enough to be kept for the next price."""
+    """Return the part of the transform that long compositions need, small enough to be kept for the next price."""
     return transform(grid, length)[:LOW].copy()

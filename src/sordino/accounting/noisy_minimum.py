@@ -1,12 +1,12 @@
 """The price of choosing a step length by report-noisy-minimum (DPAGD).
 
 Add up every candidate's clipped losses, each in [0, C]; subtract independent exponential noise of scale C/ε; report the
-smallest. A record that joins raises every sum, by at most C, and the candidate j wins iff its noise exceeds what the
-others leave, a threshold that moves by at most C: an exponential tail then changes by a factor of at most e^ε, either
-way. One report is ε-DP. It is not a Gaussian and may not be charged as one.
+smallest. A record that joins raises every sum, by at most C. Candidate j wins iff its noise exceeds a threshold that
+the others set, and this threshold moves by at most C. An exponential tail then changes by a factor of at most e^ε,
+either way. So one report is ε-DP. It is not a Gaussian and may not be charged as one.
 
 On a Poisson draw at rate q one record changes the law to (1−q)·P + q·P', which is log(1 + q(e^ε − 1))-DP.
-Proof in docs/proofs/noisy-minimum.md.
+The proof is in docs/proofs/noisy-minimum.md.
 """
 
 from __future__ import annotations

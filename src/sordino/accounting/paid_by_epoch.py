@@ -1,4 +1,4 @@
-"""What the batches of an epoch cost where every record is in at most one of them (docs/proofs/shuffled.md)."""
+"""The price of an epoch's batches when every record is in at most one of them (docs/proofs/shuffled.md)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sordino.errors import InvalidInput
 class PaidByEpoch(NoOpDpEvent):
     """A further batch of an epoch whose event, charged before its first batch, pays for this one too.
 
-    It costs nothing by itself: a record that is in this batch is in no other batch of the epoch. It is recorded all the
-    same, with the noise of its release, so that a ledger shows every release.
+    It costs nothing by itself: a record in this batch is in no other batch of the epoch. It is still recorded, with the
+    noise of its release, so that a ledger shows every release.
     """
 
     noise_multiplier: float

@@ -1,4 +1,4 @@
-"""Plans: what a run announces to release, declared in the ledger before its first event; and what that costs.
+"""Plans: the releases that a run announces, declared in the ledger before its first event; and what they cost.
 
 **Stopping.** If a run follows a plan fixed in advance and someone stops it after looking at what it released, the
 result is a function of the whole plan: the plan's ε holds. The ε of what was spent so far holds only if the moment of
@@ -63,7 +63,7 @@ class Plan:
     repeated: int = 0
 
     def to_json(self, number: int) -> str:
-        """The text that is declared; `number` tells equal plans apart."""
+        """Return the text to declare; `number` tells equal plans apart."""
         budget = None if self.budget is None else vars(self.budget)
         plain = {
             "number": number,
@@ -100,27 +100,28 @@ def _require_count(value: Any) -> int:
 
 
 def declared(ledger: Ledger) -> list[Plan]:
-    """The plans of a ledger that no later one replaces, in the order in which they were declared."""
+    """Return the plans of a ledger that no later plan replaces, in the order in which they were declared."""
     return list(_find_in_force(ledger).values())
 
 
 def _find_in_force(ledger: Ledger) -> dict[int, Plan]:
-    """The same by their numbers."""
+    """Return the same plans by their numbers."""
     plans = {number: parse_plan(text) for number, text in enumerate(ledger.declared(KIND), 1)}
     replaced = {plan.replaces for plan in plans.values()}
     return {number: plan for number, plan in plans.items() if number not in replaced}
 
 
 def declare(ledger: Ledger, plan: Plan) -> None:
-    """Announce `plan` durably, before anything of it is charged."""
+    """Announce `plan` durably, before any of its events is charged."""
     ledger.declare(KIND, plan.to_json(len(ledger.declared(KIND)) + 1))
 
 
 def announce(ledger: Ledger, recipe: str, left: Events, *, budget: Budget | None = None, resumed: bool = False) -> None:
-    """Declare what the run of `recipe` is going to release from now on, unless one of its plans already does.
+    """Declare what the run of `recipe` will release from now on, unless one of its plans already does.
 
-    A run that continues after an interruption may have to repeat work that was paid for. What it has spent, together
-    with what is left, then replaces its plan. `resumed` says that the ledger is the run's own, with or without a plan.
+    A run that continues after an interruption may have to repeat work that was paid for. A new plan then replaces the
+    old one: what is spent together with what is left. `resumed` says that the ledger is the run's own, with or without
+    a plan.
     """
     number, plan = own(ledger, recipe, resumed)
     if plan is not None:
@@ -130,7 +131,7 @@ def announce(ledger: Ledger, recipe: str, left: Events, *, budget: Budget | None
             plan = replace(plan, events=spell_out(total), budget=budget, repeated=plan.repeated + more)
         elif resumed:
             return
-        declare(ledger, replace(plan, before=0, replaces=number))  # it waits no longer: a second run is not in it
+        declare(ledger, replace(plan, before=0, replaces=number))  # it no longer waits, and holds no second run
     elif resumed and _is_own(ledger, recipe):  # in version 0.1, which declared no plans
         everything = add_up(count_alike(ledger.events()), count_alike(left))
         declare(ledger, Plan(spell_out(everything), 0, recipe, budget=budget))
@@ -139,14 +140,14 @@ def announce(ledger: Ledger, recipe: str, left: Events, *, budget: Budget | None
 
 
 def _is_own(ledger: Ledger, recipe: str) -> bool:
-    """Whether the ledger is the run's own from its first event on; one that was handed to it holds others' releases."""
+    """Whether the ledger is the run's own from its first event on; a ledger handed to it holds other releases first."""
     return ledger.header.get("recipe") == recipe
 
 
 def _count_spent(ledger: Ledger, plan: Plan) -> dict[str, int]:
-    """What was charged since `plan` was declared and stands in no other plan.
+    """Count what was charged since `plan` was declared and belongs to no other plan.
 
-    Not what came before: it would move into the plan's stage, which may have been chosen because of it.
+    Earlier charges do not count: they would move into the plan's stage, which may have been chosen because of them.
     """
     unfiltered = [run for run in ledger.events() if not isinstance(run[0], Filtered)]  # a filter prices its own
     charged = count_alike(unfiltered)
@@ -161,7 +162,7 @@ def _count_spent(ledger: Ledger, plan: Plan) -> dict[str, int]:
 
 
 def own(ledger: Ledger, recipe: str, resumed: bool) -> tuple[int, Plan | None]:
-    """The plan of the run of `recipe`, with its number: one that waits for its training to begin, or a resumed one."""
+    """Return the plan of the run of `recipe` and its number: one that waits for training to begin, or a resumed one."""
     own = [(number, plan) for number, plan in _find_in_force(ledger).items() if plan.recipe == recipe]
     waiting = [(number, plan) for number, plan in own if 0 < plan.before >= len(ledger) - plan.after]
     found = own if resumed else waiting
@@ -169,10 +170,10 @@ def own(ledger: Ledger, recipe: str, resumed: bool) -> tuple[int, Plan | None]:
 
 
 def room(ledger: Ledger, recipe: str, budget: Budget, *, resumed: bool = False) -> tuple[Budget, Events]:
-    """What `budget` leaves for the stage of the run of `recipe`, and what is spent in that stage already.
+    """Return what `budget` leaves for the stage of the run of `recipe`, and what that stage has spent already.
 
-    A single stage has the whole budget. Otherwise the others' ε is taken off, and δ is the share of the stage: so a
-    run never spends more than the budget, by the price that its guarantee states.
+    A single stage has the whole budget. Otherwise the ε of the other stages is subtracted, and δ is this stage's share.
+    So a run never spends more than the budget, at the price that its guarantee states.
     """
     plan = own(ledger, recipe, resumed)[1]
     after = plan.after if plan is not None else 0 if resumed and _is_own(ledger, recipe) else len(ledger)
@@ -205,7 +206,7 @@ def room(ledger: Ledger, recipe: str, budget: Budget, *, resumed: bool = False) 
 
 @dataclass(frozen=True)
 class Bill:
-    """What has to be priced: the stages, and what has to be said about them."""
+    """What must be priced: the stages, and what must be said about them."""
 
     stages: tuple[tuple[tuple[DpEvent, int], ...], ...]
     beyond: int = 0
@@ -213,11 +214,11 @@ class Bill:
     notes: tuple[str, ...] = ()
 
     def epsilon(self, delta: float, accountant: str = "pld", adjacency: str = "add-or-remove-one") -> float:
-        """Σᵢ εᵢ(δ/2^i) over the stages; of a single one ε(δ).
+        """Return Σᵢ εᵢ(δ/2^i) over the stages; for a single stage ε(δ).
 
-        Where more was charged than planned under a budget, how much more may have reacted to releases: then everything
-        that the budget would have let pass is priced, which is the budget: whoever prices it, and at every δ. (At a δ
-        below the budget's this is a floor, and the note of what was assumed remains.)
+        If more was charged than planned under a budget, how much more may have depended on releases. Then everything
+        that the budget would have let pass is priced, which is the budget itself: whoever prices it, and at every δ.
+        (At a δ below the budget's this is a floor, and the note of what was assumed remains.)
         """
         if len(self.stages) <= 1:
             price = pricing.epsilon(next(iter(self.stages), ()), delta, accountant, adjacency)
@@ -235,28 +236,28 @@ class Bill:
 
 
 def _price_stage(events: Events, delta: float, accountant: str, adjacency: str) -> float:
-    """The price of one of several stages."""
+    """Return the price of one of several stages."""
     filtered = any(isinstance(event, Filtered) for event, _ in events)
     if accountant == FILTER and not filtered:
-        accountant = "pld"  # an earlier stage without a filter, beside one that has it
+        accountant = "pld"  # an earlier stage without a filter, beside one with a filter
     return pricing.epsilon(events, delta, accountant, adjacency)
 
 
 def bill_ledger(ledger: Ledger, *, stopped_in_advance: bool = False) -> Bill:
-    """What a ledger costs under the plans that it declares."""
+    """Return the bill of a ledger under the plans that it declares."""
     planned = declared(ledger)
     unplanned = list_unplanned(ledger, planned)
     return bill(ledger.events(), planned, unplanned, stopped_in_advance=stopped_in_advance)
 
 
 def list_unplanned(ledger: Ledger, plans: Sequence[Plan]) -> Events:
-    """What was charged before the first of these plans was declared."""
+    """List what was charged before the first of these plans was declared."""
     first = min((plan.after for plan in plans), default=0)
     return [(event, 1) for sequence, event in ledger.history() if sequence <= first] if first else []
 
 
 def bill(spent: Events, plans: Sequence[Plan], unplanned: Events, *, stopped_in_advance: bool = False) -> Bill:
-    """What `spent` costs under these plans; with `stopped_in_advance` without what is left of the last stage.
+    """Return the bill of `spent` under these plans; `stopped_in_advance` leaves out the rest of the last stage.
 
     The `unplanned` part of `spent` came before the first plan: it is a separate stage, whatever it looks like. An
     earlier stage is always priced in full: when it ended, and what came next, was decided after looking at it.
@@ -293,7 +294,7 @@ def bill(spent: Events, plans: Sequence[Plan], unplanned: Events, *, stopped_in_
 
 
 def _write_notes(done: dict[str, int], planned: dict[str, int], filtered: bool, in_advance: bool) -> list[str]:
-    """What is to be said of a run that has not come to the end of its plan."""
+    """Say what must be said about a run that has not reached the end of its plan."""
     covered = sum(min(count, done.get(text, 0)) for text, count in planned.items())
     total = sum(planned.values())
     if filtered or covered == total:
@@ -302,7 +303,7 @@ def _write_notes(done: dict[str, int], planned: dict[str, int], filtered: bool, 
 
 
 def _sort_stages(plans: Sequence[Plan]) -> list[dict[str, int]]:
-    """Plans that were declared with nothing charged in between are one stage."""
+    """Group plans into stages: plans with no charge between their declarations are one stage."""
     stages: dict[int, dict[str, int]] = {}
     for plan in sorted(plans, key=lambda plan: plan.after):
         stages[plan.after] = add_up(stages.get(plan.after, {}), count_alike(plan.events))
@@ -310,6 +311,6 @@ def _sort_stages(plans: Sequence[Plan]) -> list[dict[str, int]]:
 
 
 def _keep_spent(stage: dict[str, int], done: dict[str, int]) -> dict[str, int]:
-    """Of a stage what may be spent already."""
+    """Return the part of a stage that may be spent already."""
     part = {text: min(count, done.get(text, 0)) for text, count in stage.items()}
     return {text: count for text, count in part.items() if count > 0}

@@ -47,10 +47,10 @@ FINEST = 4.0**-8
 NEGLIGIBLE = 1e-4
 WIDEST = 2**20
 MOST_POINTS = 2**19
-"""Of one event, and of the composition: a coarser grid is used rather than more. It is pessimistic like any grid."""
+"""Most points of one event, and of the composition; beyond them a coarser grid is used, which is pessimistic too."""
 COARSENINGS = 4
 UNCERTAIN = 1e-3
-"""Where the mass of unknown loss is more than this share of δ, bounds that need no grid are asked too."""
+"""If the mass of unknown loss is more than this share of δ, bounds that need no grid are asked too."""
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
 
@@ -59,7 +59,7 @@ REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
 @singledispatch
 def pld(event: DpEvent, adjacency: Adjacency, interval: float = INTERVAL) -> PrivacyLossDistribution:
-    """The privacy loss distribution of one `event`, never below the true one."""
+    """Return the privacy loss distribution of one `event`, never below the true one."""
     raise _unpriced(event, adjacency, "pld")
 
 
@@ -67,7 +67,7 @@ def pld(event: DpEvent, adjacency: Adjacency, interval: float = INTERVAL) -> Pri
 def sampled_pld(
     event: DpEvent, rate: float, adjacency: Adjacency, interval: float = INTERVAL
 ) -> PrivacyLossDistribution:
-    """The privacy loss distribution of `event` applied to a Poisson draw with 0 < rate < 1."""
+    """Return the privacy loss distribution of `event` applied to a Poisson draw with 0 < rate < 1."""
     raise _unpriced(PoissonSampledDpEvent(rate, event), adjacency, "sampled_pld")
 
 
@@ -180,7 +180,7 @@ class PldPricing:
     """A proven upper bound, and nearly exact: both directions of adjacency, every step composed.
 
     The grid is dp_accounting's (1e-4) and so are the prices, to 1e-6, except if the loss of a single event is not much
-    larger than the grid: rounding would then dominate (and RDP be smaller), so a finer grid is used.
+    larger than the grid. Rounding would then dominate (and RDP be smaller), so a finer grid is used.
     Edge cases: where a grid would be too long it is coarser; events with hardly any noise, and a δ below what the
     transform resolves, are priced by `sordino.accounting.extremes`. The answer takes seconds and bounded memory.
     """
@@ -189,7 +189,7 @@ class PldPricing:
     basis: Literal["proven"] = "proven"
 
     def epsilon(self, events: Events, delta: float, adjacency: Adjacency) -> float:
-        """The smallest ε at which the larger of the two divergences is at most `delta`."""
+        """Return the smallest ε at which the larger of the two divergences is at most `delta`."""
         quiet, single, ladders = _sort_out(events, adjacency)
         if not quiet:
             return _epsilon(single, ladders, delta, adjacency)
@@ -198,16 +198,16 @@ class PldPricing:
         return quiet.epsilon(delta / 2) + _epsilon(single, ladders, delta / 2, adjacency)
 
     def delta(self, events: Events, epsilon: float, adjacency: Adjacency) -> float:
-        """The larger of the two divergences at `epsilon`."""
+        """Return the larger of the two divergences at `epsilon`."""
         quiet, single, ladders = _sort_out(events, adjacency)
-        if quiet:  # the others may lose what the quiet ones leave of ε
+        if quiet:  # the other events may lose what the quiet ones leave of ε
             spared = epsilon / 2
             return min(1.0, quiet.delta(epsilon - spared) + _delta(single, ladders, spared, adjacency))
         return _delta(single, ladders, epsilon, adjacency)
 
 
 def _sort_out(events: Events, adjacency: Adjacency) -> tuple[extremes.Quiet, Counts, Ladders]:
-    """What has hardly any noise; what is composed one by one; and the ladders of the rates with many noises."""
+    """Split into events with hardly any noise, events composed one by one, and ladders for rates with many noises."""
     plain = [leaf for event, count in events for leaf in unroll(event, count)]
     quiet, others = extremes.sort_out(plain, adjacency)
     single, ladders = levels.split(others, adjacency)
@@ -237,7 +237,7 @@ def _delta(kinds: Counts, ladders: Ladders, epsilon: float, adjacency: Adjacency
 
 
 def _price_alone(kinds: Counts, ladders: Ladders, delta: float, adjacency: Adjacency) -> float | None:
-    """What is known without a grid: the price of a single event, or of Gaussians beside all-or-nothing ones."""
+    """Return a price that needs no grid: of a single event, or of Gaussians beside all-or-nothing events."""
     if ladders:
         return None
     if len(kinds) == 1 and kinds[0][1] == 1:
@@ -250,13 +250,13 @@ def _asks_others(kinds: Counts) -> bool:
 
 
 def compose_sides(events: Events, adjacency: Adjacency) -> tuple[LossGrid, ...]:
-    """The loss of all `events` when a record is removed and when one is added; one grid where both are the same."""
+    """Compose the loss of all `events` when a record is removed and when one is added; one grid if both are equal."""
     quiet, single, ladders = _sort_out(events, adjacency)
     return (LossGrid(0, np.zeros(1), 1.0),) if quiet else _compose(single, ladders, adjacency)
 
 
 def _restore_events(kinds: Counts, ladders: Ladders) -> list[tuple[DpEvent, int]]:
-    """The events again, those of a ladder each as the rung with less noise."""
+    """Return the events; those of a ladder each as the rung with less noise."""
     single = [(from_json(text), count) for text, count in kinds]
     rungs = [(ladder.events()[charge.rung + 1], charge.count) for ladder in ladders for charge in ladder.charges]
     return [*single, *rungs]
@@ -276,7 +276,7 @@ def _compose(kinds: Counts, ladders: Ladders, adjacency: Adjacency) -> tuple[Los
 
 
 def _sides(kinds: Counts, rungs: Rungs, adjacency: Adjacency, interval: float) -> list[list[tuple[Part, int]]]:
-    """What is to be composed when a record is removed and when one is added; once where both are the same."""
+    """Return what to compose when a record is removed and when one is added; only once if both are the same."""
     sides = []
     for side in (0, 1):
         parts: list[tuple[Part, int]] = [(_grids(text, adjacency, interval)[side], count) for text, count in kinds]
@@ -296,9 +296,9 @@ def _rung_counts(rungs: Rungs) -> Iterator[tuple[str, int]]:
 
 
 def _choose_interval(kinds: Sequence[tuple[str, int]], adjacency: Adjacency) -> float:
-    """The grid for all: INTERVAL, or a tenth of the smallest typical loss s that is below two intervals and matters.
+    """Choose one grid: INTERVAL, or a tenth of the smallest typical loss s that is below two intervals and matters.
 
-    A grid h adds about n·h·s to the variance of n events whose s is below it; events whose share of the whole is below
+    A grid h adds about n·h·s to the variance of n events whose s is below it. Events whose share of the whole is below
     NEGLIGIBLE do not matter. The widest distribution must not take more than WIDEST points.
     """
     typical = {text: _typical_loss(text, adjacency) for text, _ in kinds}
@@ -323,7 +323,7 @@ def _typical_loss(text: str, adjacency: Adjacency) -> float:
 
 
 def _reach(text: str, adjacency: Adjacency) -> float:
-    """The finest grid from INTERVAL on that holds one event in MOST_POINTS."""
+    """Return the finest grid, from INTERVAL upwards, that holds one event in MOST_POINTS."""
     interval = INTERVAL
     while 2 * extremes.widest_loss(from_json(text), adjacency) > MOST_POINTS * interval:
         interval *= 4
@@ -332,7 +332,7 @@ def _reach(text: str, adjacency: Adjacency) -> float:
 
 @lru_cache(maxsize=128)
 def _grids(text: str, adjacency: Adjacency, interval: float) -> tuple[LossGrid, LossGrid]:
-    """The loss when a record is removed and when one is added: the same object where they are equal."""
+    """Return the loss when a record is removed and when one is added; the same object if they are equal."""
     distribution = pld(from_json(text), adjacency, interval)
     # dp_accounting has no public way to read the masses; this is the one place that looks inside.
     remove = _read(distribution._pmf_remove.to_dense_pmf(), interval)

@@ -56,14 +56,14 @@ ACCOUNTANTS: dict[str, Accountant] = {accountant.name: accountant for accountant
 
 
 def require_accountant(name: str) -> Accountant:
-    """The accountant called `name`, or an error that lists the known ones."""
+    """Return the accountant called `name`, or raise an error that lists the known ones."""
     if name not in ACCOUNTANTS:
         raise InvalidInput(f"accountant={name!r} is unknown: use one of {', '.join(ACCOUNTANTS)}")
     return ACCOUNTANTS[name]
 
 
 def epsilon(events: Events, delta: float, accountant: str = "pld", adjacency: str = "add-or-remove-one") -> float:
-    """The ε at `delta` of all `events` (pairs of event and count), composed adaptively; infinite if there is none.
+    """Return the ε at `delta` of all `events` (pairs of event and count), composed adaptively; infinite if none holds.
 
     Nothing spent costs 0. Computed values are kept, per event and per multiset of events.
     """
@@ -73,7 +73,7 @@ def epsilon(events: Events, delta: float, accountant: str = "pld", adjacency: st
 
 
 def delta(events: Events, epsilon: float, accountant: str = "pld", adjacency: str = "add-or-remove-one") -> float:
-    """The δ at `epsilon` of all `events`, composed adaptively."""
+    """Return the δ at `epsilon` of all `events`, composed adaptively."""
     if not (epsilon >= 0 and math.isfinite(epsilon)):
         raise InvalidInput(f"epsilon={epsilon} must be >= 0 and finite: give the ε whose δ you want")
     return require_accountant(accountant).delta(events, float(epsilon), require_adjacency(adjacency))

@@ -9,10 +9,11 @@ log-normals of mean 1. Both divergences are expectations of *convex* functions o
 
     δ_remove(ε) = E[(S/t − e^ε)₊],    δ_add(ε) = E[(1 − e^ε·S/t)₊],
 
-so whatever spreads S out and keeps its mean is an upper bound for both. Here W is moved onto the points of a grid, each
-value to its two neighbours such that the mean stays; sums of two such variables are moved in the same way; and after
-log₂ t doublings S itself, onto the grid of losses log(S/t). All terms are positive: no transform, and no cancellation.
-What lies above the last point of a grid counts as an infinite loss. Proof in docs/proofs/allocation.md.
+so anything that spreads S out and keeps its mean gives an upper bound for both. Here W is moved onto the points of a
+grid, each value to its two neighbours such that the mean stays. Sums of two such variables are moved in the same way,
+and after log₂ t doublings S itself, onto the grid of losses log(S/t). All terms are positive: there is no transform and
+no cancellation. Values above the last point of a grid count as an infinite loss. The proof is in
+docs/proofs/allocation.md.
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ from sordino.accounting.rdp import ORDERS, rdp_curve
 from sordino.errors import InvalidInput
 
 FINENESS = 0.04
-"""Between two points of a grid for sums: so much of their deviation in the middle, so much of the distance outside."""
+"""Spacing of a grid for sums: a share of their deviation in the middle, a share of the distance outside."""
 DEVIATIONS = 8.5
-"""Noise beyond so many deviations has probability below 1e-17, and counts as infinite loss."""
+"""Noise beyond this many deviations has probability below 1e-17, and counts as infinite loss."""
 UNLIKELY = 1e-18
-"""Sums so improbably small are moved to zero and beyond the other way."""
+"""Sums that are this improbably small have no grid points between zero and the lowest: they move to these two."""
 WIDEST = 11.0
-"""Deviations of a sum that its grid reaches at least, below its mean and above."""
+"""How many deviations of a sum its grid covers at least, below its mean and above."""
 MOST = 2048
-"""Points of a variable that goes into a sum: all pairs of two of them are formed."""
+"""Most points of a variable that goes into a sum, because all pairs of points are formed."""
 LOUD, QUIET = 0.1, 1e5
 """Outside these noise multipliers the price is that of one Gaussian answer: W or its deviation is not a double."""
 LONGEST = 2**20
-"""Longer epochs are priced like one of so many steps, which costs more: the grid of a sum grows with the root of t."""
+"""Longer epochs are priced like one of so many steps, which costs more; a sum's grid grows with the root of t."""
 ROUNDING = 1e-9
-"""By so much for every term of the sum all masses are lifted: more than what additions and products round off."""
+"""All masses are raised by this much for every term of the sum: more than additions and products round off."""
 SHIFT = 1e-14
-"""So much is added to the mass at infinity in both directions: more than rounded values move the mean of S/t."""
+"""Added to the mass at infinity in both directions: more than rounded values move the mean of S/t."""
 
 
 @dataclass(frozen=True)
@@ -111,18 +112,18 @@ class Spread:
     lost: float
 
     def remove(self, epsilon: float) -> float:
-        """An upper bound of E[(S/t − e^ε)₊]."""
+        """Return an upper bound of E[(S/t − e^ε)₊]."""
         above = np.maximum(self.values / self.terms - math.exp(epsilon), 0.0)
         return float(above @ self.masses + self.lost / self.terms)
 
     def add(self, epsilon: float) -> float:
-        """An upper bound of E[(1 − e^ε·S/t)₊]."""
+        """Return an upper bound of E[(1 − e^ε·S/t)₊]."""
         return float(np.maximum(1 - math.exp(epsilon) * self.values / self.terms, 0.0) @ self.masses)
 
 
 @lru_cache(maxsize=64)
 def find_sum(terms: int, noise: float, fineness: float = FINENESS) -> Spread:
-    """The sum of `terms` log-normals of mean 1, by doubling."""
+    """Find the sum of `terms` log-normals of mean 1, by doubling."""
     power, total = _spread_one(noise, fineness), None
     while True:
         if terms & 1:
@@ -135,7 +136,7 @@ def find_sum(terms: int, noise: float, fineness: float = FINENESS) -> Spread:
 
 
 def _spread_one(noise: float, fineness: float) -> Spread:
-    """W on its grid: of every cell the mass is that under Q, and the mean the mass under a shift by 1."""
+    """Put W on its grid: a cell's mass is its mass under Q, and its mean is its mass under a shift by 1."""
     grid = _lay_grid(1, noise, fineness)
     with np.errstate(divide="ignore"):
         edges = noise * np.log(grid) + 0.5 / noise  # where W reaches a point, in deviations of x
@@ -148,7 +149,7 @@ def _spread_one(noise: float, fineness: float) -> Spread:
 
 
 def _add(one: Spread, other: Spread, noise: float, fineness: float) -> Spread:
-    """The sum of two independent variables, on a grid of its own."""
+    """Add two independent variables, on a new grid."""
     one, other = (_thin(one), _thin(other)) if one is not other else (_thin(one),) * 2
     if one is other:  # each pair once
         first, second = np.triu_indices(len(one.values))
@@ -166,7 +167,7 @@ def _add(one: Spread, other: Spread, noise: float, fineness: float) -> Spread:
 
 
 def _thin(spread: Spread) -> Spread:
-    """The same on `MOST` of its points at most, moved as onto any other grid."""
+    """Keep at most `MOST` points, moving the rest onto them as onto any other grid."""
     if len(spread.values) <= MOST:
         return spread
     grid = spread.values[np.linspace(0, len(spread.values) - 1, MOST).round().astype(int)]
@@ -175,7 +176,7 @@ def _thin(spread: Spread) -> Spread:
 
 
 def _move(values: Array, masses: Array, grid: Array) -> tuple[Array, float]:
-    """Every value to its two neighbours on the grid, which keeps its mean; and the mean that lies above the last."""
+    """Move every value to its two neighbours on the grid and keep its mean; return the mean above the last point."""
     lost = float(np.maximum(values - grid[-1], 0.0) @ masses)
     values = np.minimum(values, grid[-1])
     below = np.clip(np.searchsorted(grid, values, side="right") - 1, 0, len(grid) - 2)
@@ -187,7 +188,7 @@ def _move(values: Array, masses: Array, grid: Array) -> tuple[Array, float]:
 
 
 def _lay_grid(terms: int, noise: float, fineness: float) -> Array:
-    """Points for a sum: evenly about its mean, then ever sparser; in ratios where it is skewed; and zero.
+    """Choose points for a sum: evenly about its mean, then ever sparser; in ratios where it is skewed; and zero.
 
     Any points are safe; these keep the loss of precision small.
     """
@@ -216,9 +217,9 @@ def _between(points: Array) -> Array:
 
 
 def _to_losses(total: Spread, interval: float) -> PrivacyLossDistribution:
-    """The sum on the grid of losses, with the mass that P and Q give to each: both directions of one pair.
+    """Move the sum onto the grid of losses, with the masses that P and Q give to each: both directions of one pair.
 
-    Moving S keeps its mass and its mean, which are what Q and P give to a cell: this is connect-the-dots.
+    Moving S keeps its mass and its mean, which are the masses that Q and P give to a cell. So this is connect-the-dots.
     """
     smallest = total.values[1] if len(total.values) > 1 else total.values[0]
     first = math.floor(math.log(smallest / total.terms) / interval)

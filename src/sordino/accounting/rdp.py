@@ -1,10 +1,10 @@
 """Rényi prices: from an event type to its curve of Rényi divergences over orders.
 
 `rdp_curve` can be extended: `rdp_curve.register(MyEvent)` gives a new event a price, and
-`sampled_rdp_curve.register(MyEvent)` prices it on a Poisson draw. Whatever dp_accounting's own accountant supports is
-delegated to it. Curves add under composition, even adaptive (Mironov 2017, Prop. 1), and become (ε, δ) by Canonne,
-Kamath & Steinke 2020, Prop. 12, or, as in papers until 2020, by a looser conversion: ε = ε(α) + ln(1/δ)/(α − 1)
-(Mironov 2017, Prop. 3).
+`sampled_rdp_curve.register(MyEvent)` prices it on a Poisson draw. dp_accounting's own accountant prices every event
+that it supports. Curves add under composition, even adaptive (Mironov 2017, Prop. 1). They become (ε, δ) by Canonne,
+Kamath & Steinke 2020, Prop. 12; papers until 2020 used a looser conversion, ε = ε(α) + ln(1/δ)/(α − 1) (Mironov 2017,
+Prop. 3).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sordino.accounting.events import (
 from sordino.accounting.grids import Array
 from sordino.errors import InvalidInput
 
-# Fine where DP-SGD at ε in 0.5 … 10 has its optimum, and far enough out for small ε and small δ.
+# Fine where DP-SGD has its optimum for ε from 0.5 to 10, and far enough out for small ε and small δ.
 ORDERS: tuple[float, ...] = (
     *(1 + tenth / 10 for tenth in range(1, 100)),
     *range(11, 64),
@@ -54,7 +54,7 @@ _WHOLE = np.array([order == int(order) for order in ORDERS])
 
 @singledispatch
 def rdp_curve(event: DpEvent, adjacency: Adjacency, orders: Sequence[float] = ORDERS) -> Array:
-    """The Rényi divergence of one `event` at every one of `orders`; infinite where there is none."""
+    """Return the Rényi divergence of one `event` at each of `orders`; infinite if there is none."""
     if adjacency == "replace-one":
         raise _unpriced(event, adjacency)
     return _delegate(event, orders)
@@ -62,7 +62,7 @@ def rdp_curve(event: DpEvent, adjacency: Adjacency, orders: Sequence[float] = OR
 
 @singledispatch
 def sampled_rdp_curve(event: DpEvent, rate: float, adjacency: Adjacency, _orders: Sequence[float] = ORDERS) -> Array:
-    """The curve of `event` applied to a Poisson draw with `rate`."""
+    """Return the curve of `event` applied to a Poisson draw with `rate`."""
     raise _unpriced(PoissonSampledDpEvent(rate, event), adjacency)
 
 
@@ -87,11 +87,11 @@ def _(event: DpEvent, adjacency: Adjacency, orders: Sequence[float] = ORDERS) ->
 
 @rdp_curve.register(GaussianDpEvent)
 def _(event: GaussianDpEvent, adjacency: Adjacency, orders: Sequence[float] = ORDERS) -> Array:
-    """α/(2σ²) (Mironov 2017, Cor. 3); replacing one record moves the sum by 2 C, that is a Gaussian with σ/2."""
+    """α/(2σ²) (Mironov 2017, Cor. 3); replacing one record moves the sum by 2 C, which is a Gaussian with σ/2."""
     sigma = require_noise(event) / (2 if adjacency == "replace-one" else 1)
     if sigma == 0:
         return np.full(len(orders), np.inf)
-    with np.errstate(over="ignore"):  # the smallest noise costs infinitely much
+    with np.errstate(over="ignore"):  # for the smallest noise the price is infinite
         return np.asarray(orders, dtype=np.float64) / 2 / sigma / sigma
 
 
@@ -123,7 +123,7 @@ def _(event: DpEvent, rate: float, adjacency: Adjacency, orders: Sequence[float]
 
 @sampled_rdp_curve.register(GaussianDpEvent)
 def _(event: GaussianDpEvent, rate: float, adjacency: Adjacency, orders: Sequence[float] = ORDERS) -> Array:
-    """Mironov, Talwar & Zhang 2019, Sec. 3; stated there for add/remove adjacency alone."""
+    """Mironov, Talwar & Zhang 2019, Sec. 3, which covers only add/remove adjacency."""
     noise = require_noise(event)
     if noise == 0 or math.isinf(1 / noise / noise):
         return np.full(len(orders), np.inf)
@@ -146,7 +146,7 @@ def merge_answers(event: DpEvent) -> DpEvent:
 
 
 def require_noise(event: GaussianDpEvent | LaplaceDpEvent) -> float:
-    """The noise multiplier of `event`, or an error if it is negative or not a number."""
+    """Return the noise multiplier of `event`, or an error if it is negative or not a number."""
     noise = float(event.noise_multiplier)
     if not noise >= 0:
         raise InvalidInput(f"noise_multiplier={noise} must be >= 0: give the noise divided by the sensitivity")
@@ -154,7 +154,7 @@ def require_noise(event: GaussianDpEvent | LaplaceDpEvent) -> float:
 
 
 def require_rate(event: PoissonSampledDpEvent) -> float:
-    """The sampling rate of `event`, or an error if it is not a probability."""
+    """Return the sampling rate of `event`, or an error if it is not a probability."""
     rate = float(event.sampling_probability)
     if not 0 <= rate <= 1:
         raise InvalidInput(f"sampling rate={rate} must be in [0, 1]: give expected draw size / number of records")
@@ -194,7 +194,7 @@ class ClassicRdpPricing:
 
 
 def _compose_whole(events: Events, adjacency: Adjacency) -> tuple[Array, Array]:
-    """The whole ones of `ORDERS`, and the composed curve at these."""
+    """Return the whole numbers among `ORDERS`, and the composed curve at these."""
     return np.asarray(ORDERS, dtype=np.float64)[_WHOLE], _compose(events, adjacency)[_WHOLE]
 
 
@@ -228,7 +228,7 @@ def _delegate(event: DpEvent, orders: Sequence[float]) -> Array:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """dp_accounting warns of every order at which a series does not converge; it is then infinite and not used."""
+    """Silence dp_accounting's warning for every order at which a series diverges: the value is infinite and unused."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -9,9 +9,9 @@ With δ(ε) the profile of one trial in one direction of adjacency and δ*(ε) t
 
     δ_best(ε̂ + R) ≤ E[K]·δ(ε̂),    R = (η+1)·min over ε ≥ 0 of log(e^ε + (1−γ)/γ·δ*(ε))        (docs/proofs/selection.md)
 
-at every ε̂: the profile of one trial, shifted by R and lifted by E[K]. What the profiles are is known from the privacy
-loss distribution of the trial's events. The Rényi price is that of Papernot & Steinke 2022, Theorem 2; where it is the
-smaller one, it is the one that is printed.
+at every ε̂: the profile of one trial, shifted by R and lifted by E[K]. The profiles come from the privacy loss
+distribution of the trial's events. The Rényi price is that of Papernot & Steinke 2022, Theorem 2; if it is smaller, it
+is the one that is printed.
 
 The bound has conditions that no event can show: K is drawn before the first trial and stays secret, nothing about a
 losing trial leaves, settings are drawn at random and not because of scores, and no trial costs more than `event`.
@@ -59,10 +59,10 @@ LOGARITHMIC, GEOMETRIC = 0.0, 1.0
 MOST_ETA, LEAST_GAMMA = 100.0, 1e-12
 MOST_TRIALS = 1e6
 POINTS = 20_001
-"""Of the closed form, at which the shift is looked for."""
+"""The points of the closed form at which the shift is searched."""
 CLOSE = 1e-9
 LEAST_NOISE = 1e-2
-"""With less, the loss is beyond what the closed form resolves; a grid then says that it is infinite."""
+"""With less noise the closed form cannot resolve the loss; a grid then says that it is infinite."""
 FURTHEST = 600.0
 """A loss beyond this is counted as infinite: e^600 is the last power that doubles hold with room to spare."""
 
@@ -71,7 +71,7 @@ FURTHEST = 600.0
 class Selection(DpEvent):
     """The best of K runs, each of which costs at most `event`; K is truncated negative binomial (η, γ) and secret.
 
-    `slack` is by how much the profile of a trial may be above that of `event`, at every ε.
+    `slack` is how far the profile of a trial may lie above that of `event`, at every ε.
     """
 
     event: DpEvent
@@ -104,9 +104,9 @@ class Selection(DpEvent):
 
 @dataclass(frozen=True)
 class PaidBySearch(NoOpDpEvent):
-    """A step of the run that won a search, which the search's event, charged before the first trial, pays for.
+    """A step of the run that won a search; the search's event, charged before the first trial, pays for it.
 
-    It costs nothing, and is recorded when the search has ended, so that a ledger shows every release. The noise is that
+    It costs nothing. It is recorded when the search has ended, so that a ledger shows every release. The noise is that
     of its recipe at the first step.
     """
 
@@ -128,7 +128,7 @@ def count_expected(eta: float, gamma: float) -> float:
 
 
 def find_gamma(eta: float, trials: float) -> float:
-    """The γ at which `trials` are expected."""
+    """Find the γ at which `trials` are expected."""
     if not 1 < trials <= MOST_TRIALS:
         raise InvalidInput(
             f"expected trials={trials:g} must be > 1 and at most {MOST_TRIALS:g}: 10 to 50 are usual; one trial needs "
@@ -142,12 +142,12 @@ def find_gamma(eta: float, trials: float) -> float:
 
 
 def expect_trials(events: Events, trials: float, eta: float = LOGARITHMIC, slack: float = 0.0) -> Selection:
-    """The best of so many runs on average, each of which makes these `events`."""
+    """Return the event of choosing the best of so many runs on average, each with these `events`."""
     return Selection(join(events), float(eta), find_gamma(eta, trials), slack)
 
 
 def join(events: Events) -> DpEvent:
-    """A run as one event: what it is made of, each as often as it happens."""
+    """Return a run as one event: a composition of its events, each as often as it happens."""
     parts = [part if count == 1 else SelfComposedDpEvent(part, count) for part, count in events if count > 0]
     return parts[0] if len(parts) == 1 else ComposedDpEvent(parts)
 
@@ -162,7 +162,7 @@ def calibrate_selection(
     beside: Events = (),
     start: float = 1.0,
 ) -> Calibrated:
-    """The smallest noise of each trial for which the whole search costs at most the budget, `beside` other releases."""
+    """Find each trial's smallest noise such that the whole search, `beside` other releases, is within the budget."""
 
     def plan(noise: float) -> Events:
         return [*beside, (expect_trials(make(noise), trials, eta, slack), 1)]
@@ -178,22 +178,22 @@ class Profile(Protocol):
 
     @property
     def infinity(self) -> float:
-        """What is left of δ at the largest ε."""
+        """Return what is left of δ at the largest ε."""
         ...
 
     @property
     def points(self) -> Array:
-        """Losses between which it hardly bends: the smallest and the largest that matter, and enough between them."""
+        """Return losses between which the profile hardly bends, from the smallest that matters to the largest."""
         ...
 
     def delta(self, epsilons: Array) -> Array:
-        """The divergence at every one of `epsilons`."""
+        """Return the divergence at every one of `epsilons`."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class GridProfile:
-    """Of losses on a grid: between its points it is linear in e^ε."""
+    """The profile of losses on a grid: linear in e^ε between the grid's points."""
 
     grid: LossGrid
     above: Array
@@ -226,7 +226,7 @@ class GridProfile:
 
 @dataclass(frozen=True)
 class GaussianProfile:
-    """Of Gaussian answers on all records, which together are one: in closed form, and the same in both directions."""
+    """The profile of Gaussian answers on all records, together one: in closed form, equal in both directions."""
 
     noise: float
 
@@ -245,7 +245,7 @@ class GaussianProfile:
 
 
 def find_profiles(event: DpEvent, adjacency: Adjacency) -> tuple[Profile, Profile]:
-    """The profile of one `event`, or of the run it stands for, when a record is removed and when one is added."""
+    """Find the profile of one `event`, or of the run it stands for, when a record is removed and when one is added."""
     return _find_profiles(to_json(event), adjacency)
 
 
@@ -265,10 +265,10 @@ def _find_profiles(text: str, adjacency: Adjacency) -> tuple[Profile, Profile]:
 
 
 def is_covered(events: Events, by: DpEvent, adjacency: Adjacency, slack: float = 0.0) -> bool:
-    """Whether `events` cost no more than `by` does, up to `slack`: at every ε, in both directions.
+    """Whether `events` cost no more than `by`, up to `slack`: at every ε, in both directions.
 
-    Between two points a profile is at most what it is at the first, and at least what it is at the second; where both
-    are grids they are linear in e^ε between the points of both, so that these are enough. Below zero
+    Between two points a profile is at most its value at the first, and at least its value at the second. If both are
+    grids, they are linear in e^ε between the points of both, so these points are enough. Below zero
     δ(−ε) = 1 − e^−ε + e^−ε·δ*(ε): what holds above zero in both directions holds there too.
     """
     if tally(events) == tally([(by, 1)]):
@@ -291,7 +291,7 @@ def _is_below(own: Profile, other: Profile, slack: float) -> bool:
 
 
 def find_shift(selection: Selection, opposite: Profile) -> float:
-    """R = (η+1)·min over ε ≥ 0 of log(e^ε + (1−γ)/γ·δ*(ε)); any ε is sound, so that points of the grid are enough."""
+    """Find R = (η+1)·min over ε ≥ 0 of log(e^ε + (1−γ)/γ·δ*(ε)); any ε is sound, so points of the grid are enough."""
     epsilons = np.concatenate([[0.0], opposite.points[opposite.points > 0]])
     lifted = selection.odds * (opposite.delta(epsilons) + selection.slack)
     with np.errstate(divide="ignore"):
@@ -314,9 +314,9 @@ def bound_delta(event: Selection, profile: Profile, shift: float, epsilons: Arra
 
 
 def _shift(event: Selection, profile: Profile, shift: float, interval: float) -> DensePLDPmf:
-    """The distribution whose profile is the bound.
+    """Return the distribution whose profile is the bound.
 
-    A profile is 1 at e^ε = 0 and convex in e^ε. So the true one stays below the line from there to any point of the
+    A profile is 1 at e^ε = 0 and convex in e^ε. So the true profile stays below the line from there to any point of the
     bound: all losses below the point where that line is lowest are rounded up to it.
     """
 

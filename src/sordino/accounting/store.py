@@ -1,8 +1,8 @@
 """The file underneath the ledger: SQLite connections, the schema and its check, transactions, and the writer's lock.
 
 The file alone holds what was charged. A commit writes the old pages to a rollback journal, then the new ones to the
-file, syncs both, and clears the journal: the file always holds every charge that was acknowledged, whatever becomes of
-the journal. (A write-ahead log is faster, but the newest charges would live in a second file that can get lost.)
+file, syncs both, and clears the journal. So the file always holds every charge that was acknowledged, even if the
+journal is lost. (A write-ahead log is faster, but the newest charges would live in a second file that can get lost.)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Open = TypeVar("Open", sqlite3.Connection, "WriterLock")
 
 FORMAT = "2"
 PATIENCE = 30.0
-"""Seconds that a writer waits for a reader to finish its question, and a reader for a commit."""
+"""How many seconds a writer waits for a reader's query, and a reader for a commit."""
 
 _TABLES = (
     "CREATE TABLE header(key TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -51,11 +51,11 @@ _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 """How a journal ends that names another file, which SQLite would open and delete. Ours never do."""
 
 _FAR = 2**62
-"""Far behind every byte of the file and behind those that SQLite locks (from 2**30)."""
+"""A byte far beyond the file's own, and beyond those that SQLite locks (from 2**30)."""
 
 
 def connect(path: Path | None, *, read_only: bool = False) -> sqlite3.Connection:
-    """A connection in which every commit of a writer is on disk, in the file itself, before it returns."""
+    """Open a connection. Every commit of a writer is on disk, in the file itself, before it returns."""
     with one_line_errors(path):
         if path is None:
             return sqlite3.connect(":memory:", isolation_level=None)
@@ -76,22 +76,22 @@ def connect(path: Path | None, *, read_only: bool = False) -> sqlite3.Connection
 
 
 def hasten(connection: sqlite3.Connection, path: Path | None) -> None:
-    """Keep the journal's file from commit to commit and clear its head alone: as safe, and one sync less."""
+    """Keep the journal's file from commit to commit and clear only its head: as safe, with one sync less."""
     with one_line_errors(path):
         connection.execute("PRAGMA journal_mode = PERSIST")
 
 
 def tidy(connection: sqlite3.Connection) -> None:
-    """Take the journal's file away at the end; it holds nothing between two commits."""
+    """Remove the journal's file at the end; it holds nothing between two commits."""
     with suppress(sqlite3.Error):
         leave(connection)
         connection.execute("PRAGMA journal_mode = DELETE")
 
 
 def _open_reader(path: Path) -> sqlite3.Connection:
-    """Open without writing anything; what a crash left behind is put in order in a copy."""
+    """Open without writing anything; the remains of a crash are repaired in a copy."""
     try:
-        if _has_write_ahead_log(path):  # as those of version 0.1; to read one, SQLite must write beside it
+        if _has_write_ahead_log(path):  # as in version 0.1; to read such a file, SQLite must write beside it
             return _open_copy(path)
         return _ask(path.resolve().as_uri() + "?mode=ro")
     except sqlite3.OperationalError as error:
@@ -134,9 +134,9 @@ def _beside(path: Path, suffix: str) -> Path:
 
 
 def _refuse_foreign_files(path: Path) -> None:
-    """What SQLite would open beside the ledger must be its own: a pipe would block, a link lead to any other file.
+    """Refuse foreign files that SQLite would open beside the ledger: a pipe would block, a link could lead anywhere.
 
-    A journal may also name another file, which SQLite deletes when it has played the journal back: never for a ledger.
+    A journal may also name another file, which SQLite deletes after playing the journal back; a ledger's never does.
     """
     for suffix in ("-journal", "-wal", "-shm"):
         with suppress(FileNotFoundError):
@@ -152,9 +152,9 @@ def _refuse_foreign_files(path: Path) -> None:
 
 
 def make(path: Path, fill: Callable[[sqlite3.Connection], None]) -> None:
-    """Make a ledger whole or not at all: filled beside its final name, synced, renamed.
+    """Make a ledger, completely or not at all: fill it under another name, sync it, rename it.
 
-    A process that is killed meanwhile leaves no ledger behind, so that its run can simply be started again.
+    A process that is killed meanwhile leaves no ledger behind, so its run can simply be started again.
     """
     beside = _beside(path, ".partial")
     with one_line_errors(path):
@@ -177,7 +177,7 @@ def make(path: Path, fill: Callable[[sqlite3.Connection], None]) -> None:
 
 
 def initialise(connection: sqlite3.Connection, header: Mapping[str, str]) -> None:
-    """Write schema and header of a new ledger; to be called in a transaction."""
+    """Write schema and header of a new ledger; call it in a transaction."""
     for statement in _statements():
         connection.execute(statement)
     connection.executemany("INSERT INTO header VALUES (?, ?)", sorted(header.items()))
@@ -205,7 +205,7 @@ def _schema(statements: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
 
 
 def schema_of(connection: sqlite3.Connection) -> frozenset[tuple[str, ...]]:
-    """Every table, index, trigger and view of a file, with its definition."""
+    """List every table, index, trigger and view of a file, with its definition."""
     return frozenset(connection.execute("SELECT type, name, tbl_name, COALESCE(sql, '') FROM sqlite_master"))
 
 
@@ -220,7 +220,7 @@ def check_schema(connection: sqlite3.Connection, path: Path | None, statements: 
 
 
 def read_header(connection: sqlite3.Connection, path: Path | None) -> dict[str, str]:
-    """The header of a ledger, of whichever format, or an error if this is none."""
+    """Read the header of a ledger of any format, or raise an error if the file is no ledger."""
     with snapshot(connection, path):
         if connection.execute("SELECT type FROM sqlite_master WHERE name = 'header'").fetchall() != [("table",)]:
             raise LedgerError(f"{path} is not a ledger: give the ledger.sqlite of a run")
@@ -231,7 +231,7 @@ def read_header(connection: sqlite3.Connection, path: Path | None) -> dict[str, 
 
 
 def require_file(path: Path) -> Path:
-    """`path` itself if there is a file."""
+    """Return `path` if there is a file."""
     if not path.is_file():
         raise LedgerError(f"no ledger at {path}: give the ledger.sqlite of a run")
     return path
@@ -239,7 +239,7 @@ def require_file(path: Path) -> Path:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, path: Path | None) -> Iterator[None]:
-    """Commit all of it or nothing, on disk when the block ends; after any interrupt, the next one starts clean."""
+    """Commit the whole block or nothing, on disk when it ends; after any interrupt, the next block starts clean."""
     with one_line_errors(path):
         leave(connection)
         try:
@@ -253,7 +253,7 @@ def transaction(connection: sqlite3.Connection, path: Path | None) -> Iterator[N
 
 @contextmanager
 def snapshot(connection: sqlite3.Connection, path: Path | None) -> Iterator[None]:
-    """Every question in the block is answered from one state of the file; blocks may stand inside one another."""
+    """Answer every query in the block from one state of the file; blocks may be nested."""
     with one_line_errors(path):
         if connection.in_transaction:
             yield
@@ -266,7 +266,7 @@ def snapshot(connection: sqlite3.Connection, path: Path | None) -> Iterator[None
 
 
 def _begin_reading(connection: sqlite3.Connection) -> None:
-    """Take one state of the file; asks again every millisecond, for a busy writer leaves short gaps only."""
+    """Take one state of the file; ask again every millisecond, because a busy writer leaves only short gaps."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -281,7 +281,7 @@ def _begin_reading(connection: sqlite3.Connection) -> None:
 
 
 def leave(connection: sqlite3.Connection) -> None:
-    """Give up a transaction, also one that an interrupt left open."""
+    """Abandon a transaction, even one that an interrupt left open."""
     with suppress(sqlite3.Error):  # a full disk may have rolled back already
         if connection.in_transaction:
             connection.execute("ROLLBACK")
@@ -289,7 +289,7 @@ def leave(connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def close_on_error(opened: Open) -> Iterator[Open]:
-    """Hand on something open, but close it if the block fails."""
+    """Yield something open, and close it if the block fails."""
     try:
         yield opened
     except BaseException:
@@ -299,7 +299,7 @@ def close_on_error(opened: Open) -> Iterator[Open]:
 
 @contextmanager
 def one_line_errors(path: Path | None) -> Iterator[None]:
-    """Turn whatever SQLite or the file system objects to into one line."""
+    """Turn any objection of SQLite or the file system into one line."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes what is damaged
@@ -318,7 +318,7 @@ def one_line_errors(path: Path | None) -> Iterator[None]:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the new file's name durable too, where directories can be synchronised (not on Windows)."""
+    """Make the new file's name durable too, where directories can be synced (not on Windows)."""
     if os.name == "posix":
         handle = os.open(directory, os.O_RDONLY)
         try:
@@ -331,12 +331,12 @@ def sync_directory(directory: Path) -> None:
 
 
 class WriterLock:
-    """One writer at a time: held from the moment it is made until `close`, or until the process ends, however it ends.
+    """One writer at a time: the lock is held from its creation until `close`, or until the process ends in any way.
 
-    On POSIX it is held on an open file description (flock), not by the process: a lock of the process (lockf) would be
-    dropped as soon as the process opened and closed the file once more, as it does when it copies its own folder. A
-    file beside the ledger can be deleted, so the ledger itself is locked as well, in a byte that SQLite does not use,
-    where the system has such locks (Linux). On Windows an open file cannot be deleted.
+    On POSIX an open file description holds it (flock), not the process. A lock of the process (lockf) would be dropped
+    as soon as the process opened and closed the file once more, as it does when it copies its own folder. A file beside
+    the ledger can be deleted. So the ledger itself is locked as well, in a byte that SQLite does not use, where the
+    system has such locks (Linux). On Windows an open file cannot be deleted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -344,14 +344,14 @@ class WriterLock:
         self._descriptors: list[int] = []
         _held.add(self)
         try:
-            # Not through a link: the folder may be somebody's who wants a file made elsewhere.
+            # Not through a link: the folder's owner may want to have a file made elsewhere.
             self._hold(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0))
         except BaseException:
             self.close()
             raise
 
     def hold_file(self) -> None:
-        """Lock the ledger itself too, once it is there, where the file system can."""
+        """Lock the ledger itself too, once it exists, where the file system can."""
         if sys.platform == "linux":
             with suppress(OSError):
                 self._hold(self._path, os.O_RDWR)
@@ -382,7 +382,7 @@ _held: weakref.WeakSet[WriterLock] = weakref.WeakSet()
 
 
 def _let_go() -> None:
-    """A forked process must not keep the lock alive when the one that took it is gone."""
+    """Let a forked process drop the lock, so that it does not outlive the process that took it."""
     for lock in list(_held):
         lock.close()  # closes this process's descriptors; the lock stays with the other's
 

@@ -1,9 +1,9 @@
-"""The price of naming values that were not listed in advance: those that clearly more than one record has.
+"""The price of naming values that were not listed in advance, if clearly more than one record has them.
 
-Adding a record either changes the count of a value that is there by one, which Gaussian noise of deviation σ hides; or
-it brings a value that was not there, which is seen with probability at most δ' = Pr[1 + σZ > threshold]. Either way the
-release is no worse than a Gaussian event together with an event that reveals everything with probability δ' (Korolova
-et al. 2009, for search queries; with Gaussian noise, Wilkins et al. 2024). Proof in docs/proofs/unlisted.md.
+Adding a record may change the count of an existing value by one, which Gaussian noise of deviation σ hides. Or it
+brings a new value, which is seen with probability at most δ' = Pr[1 + σZ > threshold]. Either way the release is no
+worse than a Gaussian event together with an event that reveals everything with probability δ' (Korolova et al. 2009,
+for search queries; with Gaussian noise, Wilkins et al. 2024). The proof is in docs/proofs/unlisted.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAMES = {"unlisted": Unlisted}
 
 @chance_of_all.register(Unlisted)
 def _(event: Unlisted, adjacency: Adjacency) -> float:
-    return event.delta if adjacency == "add-or-remove-one" else 2 * event.delta  # a record goes and another comes
+    return event.delta if adjacency == "add-or-remove-one" else 2 * event.delta  # one record leaves and another joins
 
 
 @pld.register(Unlisted)

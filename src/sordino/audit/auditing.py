@@ -31,9 +31,9 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of the attack, how many runs it has made, and how many it will make."""
 SHORT = 4
 BEYOND = 1e30
-"""What a value that is not finite counts as: something that an attacker sees at once."""
+"""A value that is not finite counts as this number, which an attacker notices at once."""
 MOST = 10_000
-"""Attack models learn from at most so many members and others."""
+"""Attack models learn from at most this many members and as many others."""
 FEWEST = 16
 
 
@@ -94,7 +94,7 @@ class Audit:
         return self.strongest.epsilon_lower
 
     def require_passed(self) -> Audit:
-        """This audit, or `AuditFailed`."""
+        """Return this audit, or raise `AuditFailed`."""
         if not self.passed:
             raise AuditFailed(self)
         return self
@@ -269,7 +269,7 @@ def audit_run(
 
 
 def _choose_examples(members: Examples, others: Examples) -> tuple[Examples, Partition]:
-    """At most `MOST` of each, and who is who."""
+    """Choose at most `MOST` of each, and say who is who."""
     if len(others[1]) < FEWEST:
         raise InvalidInput(
             f"{len(others[1])} records were held out, must be >= {FEWEST} to tell members from: use --held-out"

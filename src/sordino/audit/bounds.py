@@ -1,4 +1,4 @@
-"""Lower bounds on ε from what an attacker got right, and claims that they refute. Nothing here imports torch.
+"""Lower bounds on ε from an attacker's successes, and claims that they refute. Nothing here imports torch.
 
 An attacker who tells "the record was there" from "it was not" makes false alarms and misses. Differential privacy
 bounds both error rates from below, so error rates that are demonstrably small contradict a small ε.
@@ -41,12 +41,12 @@ Array = NDArray[np.float64]
 LARGEST = 100.0
 """No audit asks about an ε above this."""
 EPSILONS: Array = np.concatenate([np.arange(0.0, 3.0, 0.1), np.arange(3.0, 12.5, 0.5)])
-"""Where the curve is compared with the attacker: ε beyond these need more trials than an audit has."""
+"""Where the curve is compared with the attacker: a larger ε would need more trials than an audit has."""
 SCALES = (1 / 32, 64.0)
 TOLERANCE = 1e-9
 PRECISION = 0.02
 INTERVAL = 0.005
-"""The grid of losses: coarser than that of prices and rounded up as they are, so that an audit errs for the claim."""
+"""The grid of losses: coarser than that of prices and rounded up like them, so an audit errs in favour of the claim."""
 THRESHOLDS = 100
 RULES = 2
 """How many rules are certified: the one that says most about the claim, and the one that separates best."""
@@ -62,7 +62,7 @@ def bound_above(events: int, trials: int, error: float) -> float:
 
 
 def bound_below(events: int, trials: int, error: float) -> float:
-    """The Clopper-Pearson lower bound on a probability."""
+    """Return the Clopper-Pearson lower bound on a probability."""
     return 1.0 - bound_above(trials - events, trials, error)
 
 
@@ -80,7 +80,7 @@ class Rates:
         return Rates(bound_above(false_alarms, absent, error), bound_above(misses, present, error))
 
     def epsilon(self, delta: float) -> float:
-        """The ε that these rates force: 1 − misses ≤ e^ε·alarms + δ, and the same with both exchanged.
+        """Return the ε that these rates force: 1 − misses ≤ e^ε·alarms + δ, and the same with both exchanged.
 
         Kairouz, Oh and Viswanath 2015, Thm. 2.1. Assumes nothing about the mechanism.
         """
@@ -95,7 +95,7 @@ class Rates:
 def clopper_pearson_epsilon(
     false_alarms: int, absent: int, misses: int, present: int, delta: float, confidence: float = 0.999
 ) -> float:
-    """ε from below, whatever the mechanism, from counted errors of a threshold that was fixed beforehand.
+    """Bound ε from below for any mechanism, by counting the errors of a threshold that was fixed beforehand.
 
     >>> round(clopper_pearson_epsilon(0, 1000, 500, 1000, delta=1e-5), 2)
     4.08
@@ -106,7 +106,7 @@ def clopper_pearson_epsilon(
 def gaussian_epsilon(
     false_alarms: int, absent: int, misses: int, present: int, delta: float, confidence: float = 0.999
 ) -> float:
-    """ε from below for a mechanism that is Gaussian, such as full-batch DP-SGD (Nasr et al. 2023).
+    """Bound ε from below for a Gaussian mechanism, such as full-batch DP-SGD (Nasr et al. 2023).
 
     One point of the trade-off between the two errors fixes the whole Gaussian trade-off, and so ε at any δ. If the
     mechanism is not Gaussian, as with sampled draws, this is not a bound: use `Claim.implied_epsilon`.
@@ -127,7 +127,7 @@ def delta_of_mu(mu: float, epsilon: float) -> float:
 
 
 def epsilon_of_mu(mu: float, delta: float) -> float:
-    """The ε at `delta` of the Gaussian mechanism with sensitivity over noise μ."""
+    """Return the ε at `delta` of the Gaussian mechanism with sensitivity over noise μ."""
     if not 0 < delta < 1:
         raise InvalidInput(f"delta={delta} must be in (0, 1)")
     if delta_of_mu(mu, 0.0) <= delta:
@@ -137,7 +137,7 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 
 
 def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """The chance of at least `correct` right guesses if one run with random canaries were (ε, δ)-private.
+    """Return the chance of at least `correct` right guesses if one run with random canaries were (ε, δ)-private.
 
     Each of `canaries` examples joined the training data by its own fair coin; the attacker guessed `guesses` of these
     coins and left out the rest. With W binomial of `guesses` and e^ε/(1 + e^ε), the chance is at most
@@ -154,7 +154,7 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
 
 
 def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, confidence: float = 0.95) -> float:
-    """ε from below after one run with random canaries; 0 where nothing can be said.
+    """Bound ε from below after one run with random canaries; 0 if nothing can be said.
 
     >>> round(one_run_epsilon(1000, 100, 98, delta=1e-5), 2)
     2.71
@@ -191,7 +191,7 @@ class Claim:
     events: Events
 
     def epsilon(self, delta: float) -> float:
-        """The ε that is claimed at `delta`."""
+        """Return the ε that is claimed at `delta`."""
         return epsilon_of_mu(self._mu, delta) if self._mu is not None else pricing.epsilon(self.events, delta)
 
     @cached_property
@@ -211,7 +211,7 @@ class Claim:
 
     @cached_property
     def _mu(self) -> float | None:
-        """Where everything is a plain Gaussian the curve has a closed form."""
+        """Return μ if everything is a plain Gaussian, whose curve has a closed form."""
         parts = self._leaves()
         plain = [(event, times) for event, times in parts if isinstance(event, GaussianDpEvent)]
         if len(plain) < len(parts):
@@ -234,11 +234,11 @@ class Claim:
         return bool(excess[0] > TOLERANCE)
 
     def implied_epsilon(self, rates: Rates, delta: float) -> float | None:
-        """The ε of these same events with just so much noise, more or less than claimed, that the rates are possible.
+        """Return the ε of these events with their noise scaled, up or down, until the rates are just possible.
 
-        A lower bound for mechanisms that have the claimed shape at some noise, as in Nasr et al. 2023; for any
-        mechanism at all it exceeds the claim exactly if the rates refute the claim. None where an event has not one
-        noise to scale.
+        It is a lower bound for mechanisms of the claimed shape at some noise, as in Nasr et al. 2023. For any mechanism
+        at all, it exceeds the claim exactly if the rates refute the claim. It is None if an event has no single noise
+        to scale.
         """
         if any(scale_noise(event, 1.0) is None for event, _ in self.events):
             return None
@@ -252,7 +252,7 @@ class Claim:
         while high - low > PRECISION:
             middle = (low + high) / 2
             low, high = (low, middle) if self.at_noise(math.exp(middle)).refuted_by(rates) else (middle, high)
-        # More noise than `high` is refuted, less than `low` is not: take the end that lies on the answer's side of 1.
+        # More noise than `high` is refuted, less than `low` is not: take the end on the answer's side of 1.
         return self.at_noise(math.exp(low if refuted else high))._coarse_epsilon(delta)
 
     def _coarse_epsilon(self, delta: float) -> float:
@@ -261,7 +261,7 @@ class Claim:
         return float(self._losses.get_epsilon_for_delta(delta))
 
     def at_noise(self, scale: float) -> Claim:
-        """The same events with `scale` times the noise."""
+        """Return the same events with `scale` times the noise."""
         return Claim([(_require_event(scale_noise(event, scale)), count) for event, count in self.events])
 
 
@@ -302,7 +302,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Certified:
-    """A rule, how many errors it made in how many fresh trials, and what bounds them."""
+    """A rule, how many errors it made in how many fresh trials, and their bounds."""
 
     rule: Rule
     false_alarms: int
@@ -327,7 +327,7 @@ def certify(scores: Scores, claim: Claim, confidence: float) -> list[Certified]:
 
 
 def _take_half(scores: Scores, which: int) -> Scores:
-    """One half of the trials at random: neighbours may be alike, such as every fourth coordinate."""
+    """Take a random half of the trials: neighbouring ones may be alike, such as every fourth coordinate."""
     sides = (scores.absent, scores.present)
     parts = ({name: values[_shuffle(len(values))[which::2]] for name, values in side.items()} for side in sides)
     return Scores(*parts)
@@ -338,7 +338,7 @@ def _shuffle(count: int) -> NDArray[np.int64]:
 
 
 def choose_rules(scores: Scores, claim: Claim, confidence: float) -> list[Rule]:
-    """The best rules by these trials, as they would be certified by as many others."""
+    """Return the best rules by these trials, as they would be certified by as many others."""
     error = (1 - confidence) / 2
     rules = list(_list_rules(scores))
     counted = [_count_errors(scores, rule) for rule in rules]

@@ -19,7 +19,7 @@ from sordino.audit.membership.attacks import Examples, query
 from sordino.errors import InvalidInput, SordinoError
 
 LOUD = 1e4
-"""The length of a Dirac canary's gradient: above any clipping bound, so that it is clipped to all of it."""
+"""The length of a Dirac canary's gradient: above any clipping bound, so that it uses the whole bound."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class OneRun:
         return self.epsilon_lower <= self.epsilon_claimed
 
     def require_passed(self) -> OneRun:
-        """This result, or an error that says by how much the claim is exceeded."""
+        """Return this result, or raise an error that says by how much the claim is exceeded."""
         if not self.passed:
             raise SordinoError(f"the claim is BROKEN: {self}")
         return self
@@ -136,7 +136,7 @@ def _plain_loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 def _join(examples: Examples, canaries: Examples, included: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The records, then the canaries whose coin fell that way."""
+    """Join the records and the canaries whose coin says so, in this order."""
     inputs = torch.cat([examples[0], canaries[0][included]])
     labels = torch.cat([examples[1], canaries[1][included]])
     number = torch.cat([torch.full((len(examples[1]),), -1), included.nonzero().squeeze(1)])

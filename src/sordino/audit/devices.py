@@ -1,10 +1,9 @@
-"""Does Sordino compute on this device what its definitions say? This is what ``sordino selftest`` checks.
+"""Does Sordino compute on this device what its definitions say? ``sordino selftest`` asks three questions.
 
-There are three questions, and each can be answered with no. *Oracle*: do the norms and clipped sums of every engine, on
-the device, equal those of a plain loop over single examples, in double precision on the host? *Noise*: is what a step
-adds to a gradient normal with the deviation that the ledger charged, by a Kolmogorov-Smirnov test that also rejects
-0.95 and 1.05 times that deviation, and is it new at every step? *Speed*: how long does a private step take compared
-with SGD?
+*Oracle*: do the norms and clipped sums of every engine, on the device, equal those of a plain loop over single
+examples, in double precision on the host? *Noise*: is the noise of a step normal, with the deviation that the ledger
+charged, and new at every step? A Kolmogorov-Smirnov test decides, which must also reject 0.95 and 1.05 times that
+deviation. *Speed*: how long does a private step take compared with SGD?
 """
 
 from __future__ import annotations
@@ -39,23 +38,23 @@ EXAMPLES, CLASSES = 12, 4
 TOLERANCE = 2e-4
 """Largest difference from the oracle, relative to the longest gradient or the largest entry of the sum."""
 ENTRIES = 400_000
-"""Normals that are tested: enough to tell a deviation from one that is five percent off."""
+"""How many normals are tested: enough to notice a deviation that is five per cent off."""
 CHANCE = 1e-6
-"""How often a sound source of noise is reported as unsound."""
+"""The probability that a sound source of noise is reported as unsound."""
 OFF = (0.95, 1.05)
-"""Deviations, as a part of the right one, that the test must reject to count."""
+"""Wrong deviations, as multiples of the right one; the test counts only if it rejects them."""
 PROJECTIONS = 100
-"""Of the engine that estimates norms: it is right to about a fourteenth."""
+"""For the engine that estimates norms: it is right to about a fourteenth."""
 ENGINES = ("auto", "vmap", "loop", "jl")
 TIMED = 5
 """Steps that are timed, after as many that are not."""
 PATIENCE = 4000.0
-"""Milliseconds for the steps of one network by one library, so that a slow machine needs little more than a minute."""
+"""Most milliseconds for one network and one library, so that a slow machine needs little more than a minute."""
 
 
 @dataclass(frozen=True)
 class DeviceCheck:
-    """The answer to one question; `figure` says by how much, `words` what was compared."""
+    """The answer to one question; `figure` is its number, `words` say what was compared."""
 
     question: str
     passed: bool
@@ -107,7 +106,7 @@ class SelfTest:
 
 
 def choose_device(name: str | None) -> torch.device:
-    """The device called `name`, or the machine's accelerator, or its processor; one that is not there is refused."""
+    """Choose the device called `name`, or the machine's accelerator, or its processor; refuse one that is missing."""
     if name is None:
         found = torch.accelerator.current_accelerator(check_available=True)
         return torch.device("cpu") if found is None else found
@@ -124,7 +123,7 @@ def choose_device(name: str | None) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """The device and its model, in words that name no machine."""
+    """Return the device and its model, in words that name no machine."""
     if device.type == "cuda":
         return f"{device.type} {torch.cuda.get_device_name(device)}"
     model = platform.processor() or platform.machine()
@@ -249,7 +248,7 @@ def _measure_difference(name: str, model: nn.Module, batch: Batch, each: list[li
     engine = _make_engine(name)
     try:
         with FullPrecision(parameters[0].device), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch tells of slow paths of vmap
+            warnings.simplefilter("ignore")  # torch warns about slow paths of vmap
             found = engine.differentiate(Objective(model, classify), parameters, batch)
             norms = found.norms.detach().cpu().double()
             weights = (exact.median() / exact).clamp(max=1.0)  # half of the examples are clipped
@@ -262,7 +261,7 @@ def _measure_difference(name: str, model: nn.Module, batch: Batch, each: list[li
         float((got.cpu().double() - total).abs().max()) / largest for got, total in zip(sums, wanted, strict=True)
     )
     of_norms = float(((norms - exact).abs() / exact.max()).max())
-    if name == "jl":  # estimated: each is right to about sqrt(1 / 2r), and six times that is never seen
+    if name == "jl":  # estimates are right to about sqrt(1 / 2r), and never six times that far off
         of_norms = 0.0 if of_norms < 6 * math.sqrt(0.5 / PROJECTIONS) else of_norms
     return max(apart, of_norms)
 
@@ -279,7 +278,7 @@ def _make_engine(name: str) -> Engine:
 
 
 def examine_noise(device: torch.device, entries: int = ENTRIES) -> list[DeviceCheck]:
-    """Two real steps from weights of zero by a loss without a gradient: what moved is the noise, and nothing else."""
+    """Take two real steps from zero weights with a loss that has no gradient, so that only the noise moves them."""
     first, deviation = _release_noise(device, entries)
     second, _ = _release_noise(device, entries)
     most = math.sqrt(-math.log(CHANCE / 2) / 2 / entries)
@@ -309,7 +308,7 @@ def examine_noise(device: torch.device, entries: int = ENTRIES) -> list[DeviceCh
 
 
 def _release_noise(device: torch.device, entries: int) -> tuple[np.ndarray[Any, np.dtype[np.float64]], float]:
-    """What one step did to weights of zero, and the deviation that it was charged for."""
+    """Return how one step changed zero weights, and the deviation that was charged."""
     width = 1000
     model = nn.Linear(width, entries // width, bias=False).to(device)
     nn.init.zeros_(model.weight)
@@ -331,7 +330,7 @@ def _release_noise(device: torch.device, entries: int) -> tuple[np.ndarray[Any, 
 
 
 def measure_distance(values: np.ndarray[Any, np.dtype[np.float64]], deviation: float) -> float:
-    """The Kolmogorov-Smirnov distance of `values` from a normal of mean zero and this deviation."""
+    """Return the Kolmogorov-Smirnov distance of `values` from a normal of mean zero and this deviation."""
     ordered = ndtr(np.sort(values) / deviation)
     steps = np.arange(len(ordered) + 1) / len(ordered)
     return float(max((steps[1:] - ordered).max(), (ordered - steps[:-1]).max()))
@@ -341,7 +340,7 @@ def measure_distance(values: np.ndarray[Any, np.dtype[np.float64]], deviation: f
 
 
 def time_steps(device: torch.device, batch: int = 128) -> Iterator[Timing]:
-    """Milliseconds of a step on batches of about the same size: SGD, Sordino and, where it is installed, Opacus."""
+    """Time a step of SGD, Sordino and, if it is installed, Opacus, on batches of about the same size."""
     for name, (make, draw) in TIMED_NETWORKS.items():
         with _repeatable():
             model = make()
@@ -388,7 +387,7 @@ def _take_opacus(model: nn.Module, data: tuple[Tensor, Tensor], batch: int) -> I
 
 
 def _time(steps: Iterator[object], device: torch.device) -> float:
-    """The median of a few steps in milliseconds, after as many that warm up; fewer where a step takes long."""
+    """Return the median time of a few steps in milliseconds, after as many to warm up; fewer if a step is slow."""
     spent: list[float] = []
     while len(spent) < 2 * TIMED and (len(spent) < 2 or sum(spent) < PATIENCE):
         _wait_for(device)
@@ -410,7 +409,7 @@ def _wait_for(device: torch.device) -> None:
 def examine_device(
     device: torch.device, *, timed: bool = True, tell: Callable[[DeviceCheck | Timing], object] | None = None
 ) -> SelfTest:
-    """All questions about one device, each told when it is answered; `timed=False` leaves out the speed."""
+    """Ask all questions about one device and report each answer at once; `timed=False` leaves out the speed."""
     findings: list[DeviceCheck] = []
     timings: list[Timing] = []
 
@@ -432,7 +431,7 @@ def examine_device(
 
 @contextmanager
 def _repeatable() -> Iterator[None]:
-    """The same models and records every time, from the host's generator, which is put back afterwards."""
+    """Make the same models and records every time, from the host's generator, which is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         yield

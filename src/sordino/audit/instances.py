@@ -1,9 +1,9 @@
 """Small worst cases: one record with an extreme gradient, there or not, and few others that the attacker knows.
 
-Every record of an instance has a *lane*, a coordinate of the model that is its own. Records of different lanes do not
-meet in gradients, and lanes have independent noise and coins, so that one run of many lanes is one trial per lane. What
-couples records, such as a divisor that counts the draw or a proposal that is kept or not as a whole, does not show
-there: an instance with a crowd has one lane and a run per trial.
+Every record of an instance has a *lane*: a coordinate of the model that belongs to it. Records of different lanes do
+not meet in gradients, and lanes have independent noise and coins. So one run of many lanes is one trial per lane. But
+it cannot show what couples records, such as a divisor that counts the draw, or a proposal that is kept or not as a
+whole. So an instance with a crowd has one lane and a run per trial.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from sordino.recipe import Recipe
 LOUD = 100.0
 """The canary's gradient over the clipping bound."""
 BUDGET = Budget(epsilon=8.0, delta=1e-5)
-"""For recipes that choose their noise within a budget and were given none."""
+"""The budget of recipes that choose their noise within one and were given none."""
 
 
 def linear_losses(model: nn.Module, batch: Tensor) -> Tensor:
-    """A loss whose gradient is the record itself, wherever the model stands."""
+    """A loss whose gradient is the record itself, whatever the weights."""
     outputs: Tensor = model(batch)
     return outputs.squeeze(1)
 
@@ -46,9 +46,9 @@ LOSSES: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {"linear": linear_los
 class Instance:
     """A worst case: `lanes` of one canary each, `crowd` other records in every lane.
 
-    `pull` is the gradient of one of the crowd and `canary` that of the canary, in clipping bounds along the lane; not a
-    number stands for a record that is none. A crowd that stands `aside` pulls along a coordinate of its own. `rate` is
-    the chance to join a draw; `steps` and `trials` are those of the audit unless given.
+    `pull` is the gradient of one of the crowd and `canary` that of the canary, in clipping bounds along the lane; NaN
+    stands for a broken record. A crowd that stands `aside` pulls along another coordinate. `rate` is the chance to join
+    a draw; `steps` and `trials` are those of the audit unless given.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Instance:
         return -(-2 * trials // self.lanes) if self.together else 2 * trials
 
     def holds_canary(self, present: bool) -> Tensor:
-        """For every lane whether it has its canary."""
+        """Say for every lane whether it has its canary."""
         return torch.arange(self.lanes) % 2 == 0 if self.together else torch.tensor([present])
 
     def records(self, present: bool, clip: float) -> Tensor:
@@ -98,13 +98,13 @@ class Instance:
         return torch.cat([crowd.repeat_interleave(self.crowd, 0) * self.pull, canaries * self.canary]) * clip
 
     def adapt(self, recipe: Recipe, steps: int) -> Recipe:
-        """`recipe` for these records: all its parts, few steps, and a sampling rate at which something can be seen."""
+        """Adapt `recipe` to these records: all its parts, few steps, and a rate at which there is something to see."""
         count = len(self.records(True, 1.0))
         return shrink(recipe, count, max(1, round(self.rate * count)), steps, tested=count)
 
 
 def shrink(recipe: Recipe, count: int, batch: int, steps: int, *, tested: int) -> Recipe:
-    """`recipe` with all its parts for `count` records, `batch` of them in a draw and at most `tested` in a test."""
+    """Shrink `recipe`, with all its parts, to `count` records: `batch` in a draw, and at most `tested` in a test."""
     selection = _limit_tests(recipe.selection, tested)
     small = replace(recipe, batch_size=batch, steps=steps, epochs=None, records=None, selection=selection)
     if getattr(recipe.sampler, "chooses_noise", False):
@@ -114,7 +114,7 @@ def shrink(recipe: Recipe, count: int, batch: int, steps: int, *, tested: int) -
 
 
 def _limit_tests(selection: Selector, count: int) -> Selector:
-    """The same selector with tests that draw at most `count` records."""
+    """Return the same selector with tests that draw at most `count` records."""
     changes: dict[str, Any] = {
         name: min(getattr(selection, name), count)
         for name in ("size", "private_size")
@@ -127,7 +127,7 @@ def _limit_tests(selection: Selector, count: int) -> Selector:
 
 
 def choose_instances(recipe: Recipe, loss: str = "linear", rate: float = 0.5) -> tuple[Instance, ...]:
-    """The worst cases that every recipe meets; where its parts couple records, every trial has runs of its own."""
+    """Choose the worst cases for a recipe; if its parts couple records, every trial needs separate runs."""
     joins_alone = type(recipe.sampler) in (Poisson, type(None)) or getattr(recipe.sampler, "apart", False)
     apart = type(recipe.selection) is Always and joins_alone
     lanes = 256 if apart else 1

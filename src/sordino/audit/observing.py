@@ -1,9 +1,8 @@
 """Run the real step on an instance, many times: what an attacker may see of it, and whether the ledger pays for it.
 
-None of the attacker's statistics needs to be good for the audit to be sound; each is there because some broken
-mechanism shows in it. The books are checked by a witness at the noise source, against behaviour, not against other
-books: how often coins were tossed over all records, how much noise was drawn on which receipt, and whether its event
-was in the ledger by then.
+The audit is sound even if the attacker's statistics are bad; each is there because it shows some broken mechanism. A
+witness at the noise source checks the books against behaviour, not against other books: how often coins were tossed
+over all records, how much noise was drawn on which receipt, and whether its event was already in the ledger.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ Tick = Callable[[], None]
 Sources = Callable[[], Source]
 
 LEARNING_RATE = 1e-3
-"""Small, so that a gradient stays what it is while the model moves."""
+"""Small, so that gradients hardly change while the model moves."""
 TOLERANCE = 1e-6
 Tested = Erasure | AnnealedErasure | ComposedDpEvent
 """Events of a proposal and its test together."""
@@ -56,7 +55,7 @@ Tested = Erasure | AnnealedErasure | ComposedDpEvent
 class Seen:
     """What the attacker sees, one row per trial and one column per step, along the canary and in clipping bounds.
 
-    `released` are the gradients that reached the optimizer, `moved` the steps of the model; both are 0 where a proposal
+    `released` are the gradients that reached the optimizer, `moved` the steps of the model; both are 0 if a proposal
     was rolled back.
     """
 
@@ -67,7 +66,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Observed:
-    """Trials without the canary and with it, what one costs by the ledger, and what is wrong with the ledger."""
+    """Trials without the canary and with it, the cost of one by the ledger, and what is wrong with the ledger."""
 
     absent: Seen
     present: Seen
@@ -86,7 +85,7 @@ def observe(
     arrange: Arrange | None = None,
     tick: Tick = lambda: None,
 ) -> Observed:
-    """`trials` trials with the canary and as many without."""
+    """Run `trials` trials with the canary and as many without."""
     adapted = instance.adapt(recipe, steps)
     sides = (True,) if instance.together else (False, True)
     stages = [_Stage(instance, adapted, present, sources, arrange) for present in sides]
@@ -138,7 +137,7 @@ class _Stage:
             self._heard = self.model.weight.grad.detach().flatten().clone()
 
     def run(self) -> None:
-        """All steps once, from the beginning."""
+        """Take all steps once, from the beginning."""
         start = len(self.private.bench.ledger)
         nn.init.zeros_(self.model.weight)
         rows = [self._step(step) for step in range(self.private.total)]
@@ -149,7 +148,7 @@ class _Stage:
         self._reset()
 
     def _remember(self, start: int) -> None:
-        """What the ledger says of the run since event `start`."""
+        """Remember what the ledger says about the run since event `start`."""
         charges = [event for sequence, event in self.private.bench.ledger.history() if sequence > start]
         events = _count([event.event if isinstance(event, Filtered) else event for event in charges])
         self._claims[str(events)] = events
@@ -183,7 +182,7 @@ class _Stage:
         return [value.tolist() if isinstance(value, Tensor) else value for _, value in sorted(state.items())]
 
     def seen(self, canary: bool) -> Iterator[list[Array]]:
-        """What `Seen` has of every run, for the lanes whose canary was there, or was not."""
+        """Return what was seen of every run, for the lanes whose canary was there, or was not."""
         lanes = (self.instance.holds_canary(self.present) == canary).numpy()
         for columns in self._runs if lanes.any() else ():
             yield [column[lanes] for column in columns]
@@ -193,7 +192,7 @@ class _Stage:
         return Claim(max(self._claims.values(), key=_rough_cost))
 
     def findings(self) -> list[str]:
-        """Where noise and ledger disagree."""
+        """List where noise and ledger disagree."""
         return [*self._findings, *self.witness.findings(self.private.bench.ledger)]
 
 
@@ -205,7 +204,7 @@ def _count(charges: list[DpEvent]) -> Events:
 
 
 def _rough_cost(events: Events) -> float:
-    """Σ (q/σ)², which orders runs of one recipe as their prices do; prices themselves take too long for every run."""
+    """Return Σ (q/σ)², which orders runs of one recipe as their prices do; pricing every run would take too long."""
     cost = 0.0
     for event, times in events:
         rate, inner = (
@@ -215,7 +214,7 @@ def _rough_cost(events: Events) -> float:
     return cost
 
 
-# -- what an attacker computes from what he sees ----------------------------------------------------------------------
+# -- what an attacker computes from what is seen ----------------------------------------------------------------------
 
 Statistic = Callable[[Seen], Array]
 
@@ -233,27 +232,27 @@ def compute_log_likelihood_ratio(noises: Array, rate: float) -> Statistic:
 
 
 def sum_moves(seen: Seen) -> Array:
-    """How far the model moved in all: shows what optimizers carry over from rejected proposals."""
+    """Sum up how far the model moved: shows what optimizers carry over from rejected proposals."""
     return np.asarray(seen.moved.sum(axis=1))
 
 
 def find_largest(seen: Seen) -> Array:
-    """The largest release: shows a record that now and then is hardly clipped."""
+    """Find the largest release: shows a record that is sometimes hardly clipped."""
     return np.asarray(np.abs(seen.released).max(axis=1))
 
 
 def find_spread(seen: Seen) -> Array:
-    """The largest release less the smallest: shows noise that repeats itself."""
+    """Return the largest release minus the smallest: shows noise that repeats itself."""
     return np.asarray(seen.released.max(axis=1) - seen.released.min(axis=1))
 
 
 def count_kept(seen: Seen) -> Array:
-    """How many proposals were kept."""
+    """Count the proposals that were kept."""
     return np.asarray(seen.kept.sum(axis=1))
 
 
 def list_statistics(noises: Array, rate: float) -> dict[str, Statistic]:
-    """Every statistic by name."""
+    """Return every statistic by name."""
     return {
         "log-likelihood ratio": compute_log_likelihood_ratio(noises, rate),
         "where it ended": sum_moves,
@@ -268,7 +267,7 @@ def list_statistics(noises: Array, rate: float) -> dict[str, Statistic]:
 
 @dataclass(frozen=True)
 class Drawn:
-    """One request for noise and how long the ledger was by then; `multiplier` where it is the noise of a step's sum."""
+    """One request for noise, and how long the ledger was then; `multiplier` if it is the noise of a step's sum."""
 
     receipt: Receipt
     multiplier: float | None
@@ -289,7 +288,7 @@ class Witness:
         return self._source.assumption
 
     def watch(self, private: Private, source: Source | None = None) -> None:
-        """From now on requests belong to the steps of this run, and go to `source` where that is another one."""
+        """Count requests from now on to the steps of this run; they go to `source` if one is given."""
         self._private, self._source = private, source or self._source
         self._noises, self._draws = [], 0
 
@@ -315,7 +314,7 @@ class Witness:
         return self._source.gaussian(receipt, size, std)
 
     def findings(self, ledger: Ledger) -> list[str]:
-        """What the ledger does not pay for."""
+        """List what the ledger does not pay for."""
         charges = dict(ledger.history())
         return [*self._unpaid(charges), *self._too_little_noise(charges), *self._draws_paid_twice(charges)]
 
@@ -329,9 +328,9 @@ class Witness:
         return [f"{count} of {len(self._noises)} releases {said}" for said, count in counts.items() if count]
 
     def _too_little_noise(self, charges: dict[int, DpEvent]) -> list[str]:
-        """All answers on one receipt together must be worth no more than its event: 1/σ² adds up (law 3).
+        """Check that all answers on one receipt together are worth no more than its event: 1/σ² adds up (law 3).
 
-        Where a proposal is tested, the first answer is the proposal: what the test draws has a scale of its own.
+        If a proposal is tested, only the first answer counts, the proposal: the test's noise has another scale.
         """
         answers: dict[int, list[float]] = {}
         for drawn in self._noises:
@@ -353,10 +352,10 @@ class Witness:
 
 
 def _read_noise(event: DpEvent | None) -> float | None:
-    """The noise multiplier of one answer, where the event is one."""
+    """Return the noise multiplier of one answer, if the event is one."""
     if isinstance(event, PoissonSampledDpEvent | Filtered):
         return _read_noise(event.event)
-    if isinstance(event, ComposedDpEvent):  # a proposal, then what its test costs
+    if isinstance(event, ComposedDpEvent):  # a proposal, then the cost of its test
         return _read_noise(event.events[0])
     return (
         event.noise_multiplier

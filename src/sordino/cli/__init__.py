@@ -1,4 +1,4 @@
-"""The `sordino` command: its commands, its exit codes, and how an error leaves it, as one line.
+"""The `sordino` command: its subcommands, its exit codes, and errors as one line.
 
 Importing it loads neither torch nor the accounting: each command loads what it needs.
 """
@@ -63,7 +63,7 @@ class Commands(TyperGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that was named. Of an unknown one, click and typer would both say what may have been meant."""
+        """Return the named command; for an unknown name, click and typer would both suggest one."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
@@ -73,7 +73,7 @@ class Commands(TyperGroup):
     def main(self, *args: Any, **options: Any) -> NoReturn:
         """Run one command and exit with its code."""
         options["standalone_mode"] = False
-        if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show must not end a run that was paid for
+        if isinstance(sys.stdout, io.TextIOWrapper):  # an unprintable character must not end a run that was paid for
             sys.stdout.reconfigure(errors="replace")
         try:
             code = super().main(*args, **options)
@@ -100,9 +100,9 @@ class Commands(TyperGroup):
 
 
 def _describe(error: Exception) -> str:
-    """One line for an error that nobody meant for the user; the system's own words are about files, others' may not be.
+    """Describe in one line an error that was not written for the user. The system's own messages are about files.
 
-    A model's, a loss's or torch's may name a label, a value or the size of a draw, which are private.
+    Messages of a model, a loss or torch may name a label, a value or the size of a draw, which are private.
     """
     if isinstance(error, OSError) and error.strerror:
         return f"{type(error).__name__}: {error}: correct this and run the command again"

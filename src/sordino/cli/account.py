@@ -108,7 +108,7 @@ def _bill_run(run: Path, delta: float | None, adjacency: str | None) -> Statemen
     prefix = plans.bill(events, declared, unplanned, stopped_in_advance=True)
     if delta is None:
         delta = _read_delta(folder)
-    if delta is None:  # a table's plan, or that of a recipe whose parts have no name, is in the ledger alone
+    if delta is None:  # the plan of a table, or of a recipe whose parts have no name, is only in the ledger
         delta = next((plan.budget.delta for plan in declared if plan.budget is not None), None)
     if delta is None and recipe is not None and recipe.records:  # without a budget: what `train` and `report` say
         delta = 0.1 / recipe.records
@@ -126,12 +126,12 @@ def _read_recipe(folder: Folder) -> Recipe | None:
     try:
         text = folder.text("recipe.toml")
         return None if text is None else Recipe.from_toml(text)
-    except InvalidInput:  # then the ledger says that it has no plan
+    except InvalidInput:  # the ledger then says that it has no plan
         return None
 
 
 def _read_delta(folder: Folder) -> float | None:
-    """The δ of the budget in the run's recipe, if there is one."""
+    """Read the δ of the budget in the run's recipe, if there is one."""
     from sordino.accounting.events import fits
 
     budget = folder.toml("recipe.toml").get("budget", {})
@@ -151,7 +151,7 @@ class Price:
 
 
 def _price(accountant: Accountant, statement: Statement, adjacency: Adjacency) -> Price:
-    # A limit theorem stays one whatever the recipe claims, and a recipe without proof gains none by a good accountant.
+    # A limit theorem stays a limit whatever the recipe claims, and a good accountant does not prove an unproven recipe.
     basis = statement.basis if statement.basis != "proven" else accountant.basis
     try:
         if statement.stages is None:

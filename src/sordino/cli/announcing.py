@@ -1,4 +1,4 @@
-"""What is said about a run: its records, what is released, how the model learns; and how it ended."""
+"""What the commands say about a run: its records, its releases, how the model learns, and how it ended."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _announce_schema(schema: Schema) -> None:
 
 
 def list_classes(names: Sequence[str]) -> str:
-    """The first of them, and how many there are."""
+    """List the first classes, and say how many there are."""
     return ", ".join(map(_quote, names[:_MANY])) + (f" ... ({len(names)})" if len(names) > _MANY else "")
 
 
@@ -109,7 +109,7 @@ class Outcome:
         return self.status == "interrupted"
 
     def assuming(self, more: str) -> Outcome:
-        """The same outcome with one more assumption."""
+        """Return the same outcome with one more assumption."""
         return replace(self, guarantee=replace(self.guarantee, assumptions=(*self.guarantee.assumptions, more)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Outcome:
 
 
 def report(outcome: Outcome, *, as_json: bool, twin_accuracy: float | None = None) -> None:
-    """The end of `train`, `resume` and `demo`, kept for the report; an interrupted run exits with its own code."""
+    """Report the end of `train`, `resume` and `demo`, and keep it; an interrupted run has its own exit code."""
     twin = {} if twin_accuracy is None else {"twin_accuracy": twin_accuracy}
     told = {**outcome.to_dict(), **twin}
     save_json(Path(outcome.run) / OUTCOME, told)
@@ -153,7 +153,7 @@ def _print(outcome: Outcome, twin_accuracy: float | None) -> None:
 
 
 def list_next(run: Path, source: str, *, runs_code: bool) -> tuple[str, ...]:
-    """What can be done with a model that was trained on `source`."""
+    """List what can be done with a model that was trained on `source`."""
     texts = source in ("imdb", "names")
     new = "new.csv" if is_table(source) else "photos/" if Path(source).is_dir() else "new.txt" if texts else "new.npz"
     name, trust = shlex.quote(str(run)), " --trust-code" if runs_code else ""
@@ -167,7 +167,7 @@ def list_next(run: Path, source: str, *, runs_code: bool) -> tuple[str, ...]:
 def _describe_held_out(outcome: Outcome) -> str:
     if outcome.held_out_accuracy is not None:
         return f"Held-out accuracy: {outcome.held_out_accuracy:.1%}"
-    if outcome.held_out_loss is not None:  # of a model that writes
+    if outcome.held_out_loss is not None:  # a model that writes texts
         per_token = outcome.held_out_loss
         return f"Held-out loss: {per_token:.3f} per token, a perplexity of {math.exp(per_token):.1f}"
     if any(line.startswith(SEARCHED) for line in outcome.guarantee.assumptions):
@@ -179,8 +179,8 @@ def _describe_end(outcome: Outcome) -> str:
     taken = f"{outcome.steps} of {outcome.total} steps"
     if outcome.interrupted:
         spent = (
-            f"ε {round_up(outcome.guarantee.epsilon)} is that of the whole plan: whoever stops after a look has "
-            "chosen among all that it would have released"
+            f"ε {round_up(outcome.guarantee.epsilon)} is that of the whole plan: stopping after a look is a choice "
+            "among everything that it would have released"
         )
         again = f"sordino resume {shlex.quote(outcome.run)}{' --trust-code' if outcome.runs_code else ''}"
         return f"Interrupted after {taken}; the model is saved. {spent}.\nGo on with: {again}"

@@ -112,7 +112,7 @@ def _audit_run(run: Path, trials: int, seed: int | None, trust_code: bool, as_js
         raise InvalidInput(
             f"{run} follows a preset: audit its recipe with `sordino audit --recipe {run / 'recipe.toml'}`"
         )
-    if (run / "audit.json").is_symlink():  # before minutes of work whose result could not be saved
+    if (run / "audit.json").is_symlink():  # now, not after minutes of work whose result could not be saved
         raise InvalidInput(f"cannot write {run / 'audit.json'}: it is a link, which could lead anywhere: remove it")
     session = reopen(run, trust_code=trust_code, prepare=False)
     try:
@@ -188,7 +188,7 @@ def _find_recipe(name: str) -> Recipe:
             f"recipe={name} is unknown: use a .toml file, file.py:function, or one of {', '.join(known)}"
         )
     recipe = known[name].recipe(batch_size=4, epochs=4, **known[name].example)
-    if getattr(recipe.sampler, "chooses_noise", False):  # its noise can only be found within a budget
+    if getattr(recipe.sampler, "chooses_noise", False):  # its noise can only be calibrated to a budget
         return recipe.calibrate(Budget(epsilon=8.0, delta=1e-5), records=64)
     return recipe
 

@@ -124,7 +124,7 @@ def grant(
     """Let a person reserve from a dataset's budget. Only its owner may."""
     opened = _open(vault)
     if revoke and epsilon is not None:
-        raise InvalidInput("--revoke and --epsilon exclude one another: to change a grant, grant it anew")
+        raise InvalidInput("--revoke and --epsilon exclude one another: to change a grant, grant it again")
     state = opened.revoke(name, person) if revoke else opened.grant(name, person, epsilon)
     words = "may reserve no more" if revoke else "may reserve"
     _confirm(state, json, f"{person} {words}{f', at most epsilon={epsilon:g}' if epsilon else ''}")
@@ -269,7 +269,7 @@ def _describe(found: BudgetSummary) -> list[str]:
     lines.append(f"Composition {found.composition}: {found.basis}.")
     if found.composition == "adaptive":
         lines.append(f"If nobody had looked, as one privacy loss distribution: epsilon={round_up(found.planned)}.")
-        lines.append("Go by the share that is left: ε does not add up, and the first run already shows much of it.")
+        lines.append("Judge by the share that is left: ε does not add up, and the first run already uses much of it.")
     return lines
 
 

@@ -80,7 +80,7 @@ def _print(examined: Examined) -> None:
 
 
 def _tabulate_costs(examined: Examined) -> Table:
-    """How the gradients of each parameter are measured, and what that costs beyond the backward pass."""
+    """Show how the gradients of each parameter are measured, and what that costs beyond the backward pass."""
     from rich.table import Table
 
     table = Table(

@@ -1,4 +1,4 @@
-"""One complete configuration: what the user typed, then a configuration file, then the defaults."""
+"""Makes one complete configuration from what the user typed, a configuration file and the defaults, in this order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RUNNING = ("seed", "engine", "microbatch", "save_every", "dataset_budget", "augm
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """A configuration, the records that it names, and what has to be released before they can be encoded."""
+    """A configuration, the records that it names, and the releases that encoding them needs."""
 
     config: Config
     records: Data | Sheet
@@ -48,7 +48,7 @@ class Chosen:
 
 
 def choose(flags: Flags) -> Chosen:
-    """Read the records, and settle everything that is public about the run."""
+    """Read the records, and decide everything that is public about the run."""
     base = read_config(flags.config) if flags.config else Config()
     if flags.config is not None:
         named = base if flags.model is None else replace(base, model=ModelChoice())
@@ -73,7 +73,7 @@ def choose(flags: Flags) -> Chosen:
         share = SHARE if data.prepare is None else data.prepare
         shared = config.run.dataset_budget is not None
         plan = plan_release(schema, count, find_budget(base.recipe, flags, count), share, shared=shared)
-        data = replace(data, prepare=share if plan else None, classes=None, bounds=None)  # the schema says it all
+        data = replace(data, prepare=share if plan else None, classes=None, bounds=None)  # the schema says everything
         config = replace(config, schema=schema, data=data)
     code = base.recipe_code if flags.recipe is None else flags.recipe if ":" in flags.recipe else None
     shaped = _shape_recipe(base.recipe, flags, count, defaults)
@@ -83,7 +83,7 @@ def choose(flags: Flags) -> Chosen:
 
 
 def _call_own(own: OwnRecipe, records: int, defaults: Defaults) -> Recipe:
-    """The recipe that a configuration's code makes; its numbers are settled anew, except those that the file names."""
+    """Call the configuration's code for a recipe; its numbers are chosen again, except those that the file names."""
     if "noise_multiplier" in own.settings or "budget" in own.settings:
         return own_recipes.rebuild(own)
     return call_recipe(own.code, **_choose_size(own.settings, records, defaults))
@@ -95,7 +95,7 @@ def _choose_size(settings: dict[str, Any], records: int, defaults: Defaults) -> 
 
 
 def read_sheet(flags: Flags) -> Sheet:
-    """The table that the user named, all of it."""
+    """Read the whole table that the user named."""
     choice = replace(choose_data(DataChoice(), flags), held_out=0.0)
     if not is_table(choice.source):
         raise InvalidInput(f"data={choice.source} is not a table: a schema describes columns, of a .csv or .tsv file")
@@ -111,7 +111,7 @@ def load(choice: DataChoice) -> Data | Sheet:
 
 
 def find_budget(recipe: Recipe | None, flags: Flags | FinetuneFlags, records: int) -> Budget | None:
-    """What may be spent in all, or None if nobody said."""
+    """Return what may be spent in all, or None if nobody said."""
     stated = recipe.budget if recipe is not None else None
     if stated is None and flags.epsilon is None:
         return None
@@ -120,7 +120,7 @@ def find_budget(recipe: Recipe | None, flags: Flags | FinetuneFlags, records: in
 
 
 def choose_data(base: DataChoice, flags: Flags) -> DataChoice:
-    """The records that the user named, and how they are spelled and scaled."""
+    """Choose the records that the user named, and how they are read and scaled."""
     choice = replace(base, **flags.given("target", "scale", "held_out", "prepare", "image_size", "grey", *_SPELLED))
     if flags.features is not None:
         choice = replace(choice, features=require_kind(flags.features))
@@ -152,7 +152,7 @@ def choose_data(base: DataChoice, flags: Flags) -> DataChoice:
 
 
 def _choose_schema(flags: Flags, base: Schema | None, choice: DataChoice, sheet: Sheet) -> Schema:
-    """Everything that is public about the columns; what is left open needs a release."""
+    """Choose everything that is public about the columns; the rest needs a release."""
     given = read_schema(flags.schema) if flags.schema is not None else base or Schema()
     numbers = {name: Number(*bounds) for name, bounds in parse_column_bounds(flags.bounds or ()).items()}
     given = given.with_columns(numbers)
@@ -164,13 +164,13 @@ def _choose_schema(flags: Flags, base: Schema | None, choice: DataChoice, sheet:
 
 
 def parse_common_bounds(texts: Iterable[str]) -> Bounds | None:
-    """The bounds of every number, from ``LO,HI``; the last one counts."""
+    """Read the bounds of all numbers from ``LO,HI``; the last option counts."""
     common = [_parse_pair(text) for text in texts if "=" not in text]
     return common[-1] if common else None
 
 
 def parse_column_bounds(texts: Iterable[str]) -> dict[str, Bounds]:
-    """The bounds of single columns, from ``NAME=LO:HI``."""
+    """Read the bounds of single columns from ``NAME=LO:HI``."""
     pairs = (text.rpartition("=") for text in texts if "=" in text)
     return {name.strip(): _parse_pair(bounds, f"{name.strip()}=") for name, _, bounds in pairs}
 
@@ -186,7 +186,7 @@ def _parse_pair(text: str, whose: str = "") -> Bounds:
 
 
 def _shape_recipe(base: Recipe | None, flags: Flags, records: int, defaults: Defaults) -> Recipe:
-    """The recipe before its noise is known."""
+    """Make the recipe, without its noise."""
     if base is None:
         base = _build_default(flags.recipe or "dpsgd", records, defaults)
     elif flags.recipe is not None:
@@ -197,10 +197,10 @@ def _shape_recipe(base: Recipe | None, flags: Flags, records: int, defaults: Def
     if flags.epochs is not None:
         changes["steps"] = None
     if flags.given(*_PRICE) and flags.noise_multiplier is None:
-        changes["noise_multiplier"] = None  # what the file was calibrated for is no longer what is asked for
+        changes["noise_multiplier"] = None  # the user asks for something other than what the file was calibrated for
     optimizer = OPTIMIZERS.get(flags.optimizer or "", base.optimizer)
     if flags.optimizer is not None:
-        optimizer = replace(optimizer, kind=flags.optimizer)  # an unknown one is refused here
+        optimizer = replace(optimizer, kind=flags.optimizer)  # refuses an unknown one
     chosen = replace(optimizer, **flags.given("lr", "momentum"))
     return replace(base, **changes, optimizer=base.optimizer.adopt(chosen))
 
@@ -208,14 +208,14 @@ def _shape_recipe(base: Recipe | None, flags: Flags, records: int, defaults: Def
 def _build_default(name: str, records: int, defaults: Defaults) -> Recipe:
     size = _choose_size({}, records, defaults)
     if ":" in name:
-        return call_recipe(name, **size)  # which knows its optimizer best
+        return call_recipe(name, **size)  # the recipe's own choice of optimizer
     recipe = mechanisms.find(name).recipe(**size)
     optimizer = defaults.optimizer if recipe.optimizer.kind == "sgd" else OPTIMIZERS[recipe.optimizer.kind]
     return replace(recipe, optimizer=recipe.optimizer.adopt(optimizer))
 
 
 def calibrate(recipe: Recipe, flags: Flags | FinetuneFlags, records: int, plan: ReleasePlan | None) -> Recipe:
-    """The recipe with the noise that the user's budget pays for, beside what `plan` releases."""
+    """Return the recipe with the noise that the user's budget pays for, in addition to the releases of `plan`."""
     budget = find_budget(recipe, flags, records)
     if budget is None:
         if lonely := flags.given("delta", "accountant", "adjacency"):

@@ -1,4 +1,4 @@
-"""One complete configuration: what the user of `sordino finetune` typed, then the defaults."""
+"""Makes one complete configuration from what the user of `sordino finetune` typed, then the defaults."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from sordino.tables.reading import HELD_OUT_SHARE, DataChoice, Sheet
 from sordino.tables.release import ReleasePlan, plan_release
 
 PREPARE = 0.1
-"""The share of ε for the names of the classes, which are all that has to be released about a column of texts."""
+"""The share of ε for the names of the classes: nothing else has to be released about a column of texts."""
 TEXTS = Defaults(share=0.125, fewest=32, most=2048, most_epochs=10.0, optimizer=Optimizer("adam", lr=1e-3))
-"""Large draws, because noise is added once per draw; and few of them, because each takes long."""
+"""Large draws, because noise is added once per draw; few of them, because each takes long."""
 CLIP = 0.1
-"""Below the gradients of most texts: Adam makes up for a small bound, and no text can dominate."""
+"""Smaller than the gradients of most texts: Adam makes up for a small bound, and no text can dominate."""
 RATES = {"adam": 1e-3, "adamw": 1e-3, "sgd": 0.5, "dog": 1.0}
 
 
 @dataclass(frozen=True, eq=False)
 class ChosenTexts:
-    """A configuration, the texts that it names, what must be released before learning from them, and the model's."""
+    """A configuration, the texts that it names, the releases that must come first, and where the model comes from."""
 
     config: Config
     sheet: Sheet
@@ -47,7 +47,7 @@ class ChosenTexts:
 
 
 def choose(flags: FinetuneFlags) -> ChosenTexts:
-    """Read the texts, and settle everything that is public about the run; nothing is spent."""
+    """Read the texts, and decide everything that is public about the run; nothing is spent."""
     models.require_packages()
     origin = models.find_origin(flags.model)
     choice = _choose_task(flags, origin)
@@ -123,18 +123,18 @@ def _name_classes(flags: FinetuneFlags, choice: TextChoice) -> tuple[str, ...] |
 
 
 def count_protected(sheet: Sheet, choice: TextChoice) -> int:
-    """The public number that the price is about: of training records, or of their owners."""
+    """Return the public number that the price is about: training records, or their owners."""
     return len(sheet.train) if choice.unit is None else len(set(find_owners(sheet.train, choice.unit)))
 
 
 def _shape_recipe(flags: FinetuneFlags, records: int) -> Recipe:
-    """The recipe before its noise is known."""
+    """Make the recipe, without its noise."""
     if flags.epochs is not None and flags.steps is not None:
         raise InvalidInput(f"epochs={flags.epochs} and steps={flags.steps} are both given: use one of them")
     mechanism = mechanisms.find(flags.recipe or "dpadam")
     recipe = mechanism.recipe(batch_size=TEXTS.batch_size(records), epochs=TEXTS.epochs(records))
     kind = flags.optimizer or recipe.optimizer.kind
-    optimizer = Optimizer(kind, lr=RATES.get(kind, 1e-3))  # an unknown one is refused here
+    optimizer = Optimizer(kind, lr=RATES.get(kind, 1e-3))  # refuses an unknown one
     changes: dict[str, Any] = flags.given("batch_size", "epochs", "steps", "clip", "noise_multiplier")
     if flags.recipe is None and flags.clip is None:
         changes["clip"] = CLIP

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sordino.lab.experiments.pool import Told
 
 STUDIES = ("scatter", "pixels", "frozen", "selection", "dynamic")
-"""Footings of the pages about single mechanisms; their methods run only if they are named."""
+"""Comparisons made for the pages about single mechanisms; their methods run only if they are named."""
 EPILOG = """
 [bold]Examples[/bold]
 
@@ -136,7 +136,7 @@ def compare(
 
 
 def is_own(dataset: str) -> bool:
-    """Whether this names a file of the user's, not a dataset of the laboratory's."""
+    """Whether this names a user's file, not a dataset of the laboratory."""
     return bool(Path(dataset).suffix) and dataset not in options.DATA
 
 
@@ -156,7 +156,7 @@ def _check_names(dataset: str | None, methods: Sequence[str], recipes: Sequence[
 
 
 def _list_configured(dataset: str) -> list[str]:
-    """The methods of a dataset of the laboratory, by the names in its files alone: to read them in full takes torch."""
+    """List the methods for a laboratory dataset by the names in its files; reading them in full would load torch."""
     found: list[str] = []
     for path in sorted((Path(lab.__file__).parent / "configs" / dataset).glob("*.toml")):
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -173,7 +173,7 @@ def run_and_publish(
     as_json: bool,
     keep: bool = False,
 ) -> None:
-    """Run all cases with a live table, publish what came out, and say what failed."""
+    """Run all cases with a live table, publish the results, and say what failed."""
     from sordino.lab.experiments import results, summaries
     from sordino.lab.experiments.publishing import publish
 
@@ -192,7 +192,7 @@ def run_and_publish(
 
 
 def say_where(rows: Sequence[Any], folder: Path, paths: Sequence[Path]) -> None:
-    """Where the results are, and the page to open."""
+    """Say where the results are, and which page to open."""
     console().print(
         f"{write_count(len(rows), 'result')} in {folder}: {', '.join(path.name for path in paths[:3])}", markup=False
     )
@@ -202,7 +202,7 @@ def say_where(rows: Sequence[Any], folder: Path, paths: Sequence[Path]) -> None:
 
 
 def read_comparison(path: Path) -> Comparison:
-    """The plan in a TOML file; every mistake is named in one line."""
+    """Read the plan in a TOML file; an error names the mistake in one line."""
     from sordino.names import read_toml
 
     table = read_toml(path)
@@ -216,7 +216,7 @@ def read_comparison(path: Path) -> Comparison:
 
 
 def list_cases(plan: Comparison) -> list[Case]:
-    """Seed by seed, so that there is a first table early on."""
+    """List the cases seed by seed, so that there is a first table early on."""
     chosen = _choose_settings(plan)
     if plan.seeds < 1:
         raise InvalidInput(f"seeds={plan.seeds} must be >= 1")
@@ -256,7 +256,7 @@ def _choose_settings(plan: Comparison) -> list[Settings]:
 
 
 def _configure_own(code: str, dataset: str, known: Mapping[str, Settings]) -> Settings:
-    """A function of the user's in place of DP-SGD: the same records, features, model, draws and length."""
+    """Put a user's function in place of DP-SGD: with the same records, features, model, draws and length."""
     from sordino.cli.own_recipes import locate
 
     base = known.get("dpsgd")
@@ -303,7 +303,7 @@ def run_cases(
 
 
 def foretell(cases: Sequence[Case], folder: Path, workers: int | None) -> str:
-    """How many runs there are, and about how long they take, judging by those that came with Sordino."""
+    """Say how many runs there are, and about how long they take, judging by those that came with Sordino."""
     from sordino.lab.experiments import results
     from sordino.lab.experiments.estimates import estimate_seconds
     from sordino.lab.machine import cores
@@ -333,7 +333,7 @@ def _describe_time(seconds: float) -> str:
 
 
 class LiveTable:
-    """A table on stderr that fills up as runs finish, methods down, ε across; plain lines if it is not a terminal."""
+    """A table on stderr that fills as runs finish, methods down, ε across; plain lines if stderr is no terminal."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         from rich.live import Live
@@ -354,7 +354,7 @@ class LiveTable:
         self._live.stop()
 
     def tell(self, told: Told) -> None:
-        """Take note of how a run ended."""
+        """Note how a run ended."""
         self._told[told.case.label] = told
         if self._console.is_terminal:
             self._live.update(self._tabulate())

@@ -1,7 +1,7 @@
-"""`sordino compare` on a table of the user's own: `sordino train` once for every method, ε and repetition.
+"""`sordino compare` on a user's own table: `sordino train` once for every method, ε and repetition.
 
-The records are private here. Every run spends its own ε on them, and whoever looks at all the results has seen what all
-the runs released. The command says so before the first run and again beside the results.
+The records are private here. Every run spends its own ε on them, and anybody who looks at all results has seen the
+releases of all runs. The command says so before the first run and again beside the results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sordino.cli.compare import Comparison
 
 ADDITIVE = "additive"
-"""What `sordino train` does with a table when no network is asked for."""
+"""The name of what `sordino train` does with a table if no network is asked for."""
 METHODS = (ADDITIVE, "dpsgd", "automatic")
 EPSILONS = (1.0, 3.0)
 
@@ -47,7 +47,7 @@ class TableRun:
 def compare_on_table(
     plan: Comparison, target: str | None, schema: Path | None, delta: float | None, out: Path | None, *, as_json: bool
 ) -> None:
-    """Train every method on the table, publish what came out, and say what all of it cost together."""
+    """Train every method on the table, publish the results, and say what all runs cost together."""
     from sordino.cli.compare import say_where
     from sordino.cli.train import Flags
     from sordino.lab.experiments.publishing import publish
@@ -83,7 +83,7 @@ def compare_on_table(
 
 
 def list_trials(plan: Comparison) -> list[TableRun]:
-    """Seed by seed, so that there is a first table early on."""
+    """List the runs seed by seed, so that there is a first table early on."""
     known = [ADDITIVE, *options.list_methods()]
     for method in plan.methods:
         early.require_known("method", method, known)
@@ -100,7 +100,7 @@ def list_trials(plan: Comparison) -> list[TableRun]:
 
 
 def describe_total(trials: Sequence[TableRun]) -> str:
-    """What several runs cost together: their sum, which holds whatever they release and whoever chose them."""
+    """Say what several runs cost together: their sum, which holds whatever they release and whoever chose them."""
     if len(trials) == 1:
         return ""
     total = sum(trial.epsilon for trial in trials)
@@ -131,7 +131,7 @@ def _run_all(trials: Sequence[TableRun], wanted: Any, folder: Path) -> tuple[lis
 
 
 def _train(trial: TableRun, wanted: Any, folder: Path) -> results.Row:
-    """Run `sordino train`, or `resume` if the run was killed; its output is not shown, its row is returned."""
+    """Run `sordino train`, or `resume` if the run was killed, without showing its output; return its row."""
     from sordino.cli.launch import train_and_report
     from sordino.cli.resume import resume
 
@@ -139,7 +139,7 @@ def _train(trial: TableRun, wanted: Any, folder: Path) -> results.Row:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
             if (place / LEDGER).exists():
-                resume(place, trust_code=True, json=True)  # of the code that this very command names
+                resume(place, trust_code=True, json=True)  # this command itself names the code
             else:
                 train_and_report(replace(wanted, recipe=trial.recipe, epsilon=trial.epsilon, run=place))
         except (typer.Exit, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""What a run is made of, as data: enough to build it again from nothing but this and the records.
+"""The configuration of a run, as data: enough to build it again from this and the records alone.
 
 ::
 
@@ -27,7 +27,7 @@
     [run]
     engine = "auto"
 
-A fine-tuning has one table more (`sordino.finetuning.choice`), and its model is a folder.
+Fine-tuning has one more table (`sordino.finetuning.choice`), and its model is a folder.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class RunChoice:
-    """How to run it. Only `seed`, which makes it repeatable, and views of images change what is learnt.
+    """How to run it. Only `seed`, which makes a run repeatable, and views of images change what is learnt.
 
     `augment` is how many random views of an image are averaged; with `mirror` some are mirrored.
     """
@@ -102,7 +102,7 @@ class RunChoice:
 
 @dataclass(frozen=True)
 class LearningChoice:
-    """How to learn a table when no network is asked for (`sordino.tables.training.Wishes`)."""
+    """How to learn a table if no network is asked for (`sordino.tables.training.Wishes`)."""
 
     epsilon: float
     delta: float
@@ -117,7 +117,7 @@ class LearningChoice:
 
 @dataclass(frozen=True)
 class Config:
-    """The tables of a configuration. One for a table of records has a schema, and a recipe or `learning`."""
+    """The tables of a configuration. For a table of records it has a schema, and a recipe or `learning`."""
 
     data: DataChoice = field(default_factory=DataChoice)
     schema: Schema | None = None
@@ -127,17 +127,17 @@ class Config:
     learning: LearningChoice | None = None
     finetuning: TextChoice | None = None
     preset: dict[str, Any] | None = None
-    """A case of the laboratory's (`sordino.lab.experiments.Case`) that a run follows, in place of a recipe."""
+    """A case of the laboratory (`sordino.lab.experiments.Case`) that a run follows instead of a recipe."""
     own: OwnRecipe | None = None
-    """The function of the user's that makes the recipe; read from a file, `recipe` is None until it may be run."""
+    """The user's function that makes the recipe; if a file names it, `recipe` is None until it may be run."""
 
     @property
     def recipe_code(self) -> str | None:
-        """The user's function that makes the recipe, if there is one."""
+        """Return the user's function that makes the recipe, if there is one."""
         return None if self.own is None else self.own.code
 
     def to_toml(self) -> str:
-        """A TOML document that `read_config` turns into an equal configuration."""
+        """Return a TOML document that `read_config` turns into an equal configuration."""
         tables: dict[str, Any] = {"data": _list_given(self.data)}
         if self.schema is not None:
             tables["schema"] = self.schema.to_table()
@@ -164,12 +164,12 @@ class Config:
 
 
 def read_config(path: Path) -> Config:
-    """The configuration in a file, every mistake named in one line."""
+    """Read the configuration in a file; an error names the mistake in one line."""
     return _parse(read_toml(path), path)
 
 
 def read_run_config(directory: Path, name: str = FILE) -> Config | None:
-    """The configuration in a run's folder, which may come from anybody; None where there is none."""
+    """Read the configuration in a run's folder, which may come from anybody; None if there is none."""
     text = Folder(directory).text(name)
     path = directory / name
     return None if text is None else _parse(parse_toml(text, f"configuration {path}"), path)
@@ -221,8 +221,8 @@ def _parse_data(table: dict[str, Any], directory: Path) -> DataChoice:
 
 
 def name_classes(given: int | Iterable[Any]) -> tuple[str, ...]:
-    """Their names, or 0, 1, 2, ... where only their number is given."""
-    # one more than allowed is enough for a refusal: a file can ask for any number
+    """Return the classes' names, or 0, 1, 2, ... if only their number is given."""
+    # one more than allowed is enough to refuse it: a file can ask for any number
     names = tuple(map(str, range(min(given, MOST_CLASSES + 1)) if isinstance(given, int) else given))
     if not 2 <= len(names) <= MOST_CLASSES or len(set(names)) != len(names):
         raise InvalidInput(f"classes={given!r} must be 2 to {MOST_CLASSES:,} different names, or how many there are")
@@ -230,7 +230,7 @@ def name_classes(given: int | Iterable[Any]) -> tuple[str, ...]:
 
 
 def _locate(source: str, directory: Path) -> str:
-    """A file by its full path, so that the configuration means the same wherever it is read; a name stays a name."""
+    """Return a file's full path, so that the configuration means the same everywhere; a name stays a name."""
     here = directory / source
     try:
         is_path = source not in LOADERS and (Path(source).suffix or here.is_dir())

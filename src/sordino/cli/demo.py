@@ -13,7 +13,7 @@ def demo(run: options.RunDirectory = None, json: options.Json = False) -> None:
     from sordino.cli.train import Flags
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the model is tiny: on a busy machine a second thread costs far more than it gains
+    torch.set_num_threads(1)  # the model is tiny: on a busy machine a second thread costs far more than it saves
     try:
         train_and_report(Flags(data="digits", epsilon=3.0, delta=1e-5, run=run, non_private_twin=True, json=json))
     finally:

@@ -1,6 +1,6 @@
-"""`--features`: what a model learns from in place of the pixels of images, computed once for all trials of a search.
+"""`--features`: what a model learns from instead of the pixels of images, computed once for all trials of a search.
 
-All of them treat each image alone, so that they cost nothing. Those of the known datasets are kept in the user's cache;
+Features treat each image by itself, so they cost nothing. Those of the known datasets are kept in the user's cache;
 those of a user's own images are never written to disk.
 """
 
@@ -20,7 +20,7 @@ from sordino.tables.dataset import Data
 MODEL = "linear"
 """The model that learns from features if the user names none."""
 GROUPS = 27
-"""Groups in which the channels of scattering are normalised, for each image alone (Tramèr & Boneh 2021)."""
+"""Number of groups in which the scattering channels of each image are normalised (Tramèr & Boneh 2021)."""
 
 
 def _scatter(images: Tensor, folder: Path | None) -> Tensor:
@@ -50,14 +50,14 @@ KINDS: dict[str, Callable[[Tensor, Path | None], Tensor]] = {
 
 
 def require_kind(name: str) -> str:
-    """`name`, or an error that lists the known ones."""
+    """Return `name`, or raise an error that lists the known ones."""
     if name not in KINDS:
         raise InvalidInput(f"features={name} are unknown: use one of {', '.join(KINDS)}")
     return name
 
 
 def describe(images: Tensor, kind: str, *, keep: bool = False) -> Tensor:
-    """The features of `images` [N, channels, H, W], one row of norm 1 for each; with `keep` in the user's cache."""
+    """Compute the features of `images` [N, channels, H, W], one row of norm 1 for each; `keep` caches them."""
     make = KINDS[require_kind(kind)]
     if images.dim() != 4:
         shape = " x ".join(map(str, images.shape[1:])) or "one number"
@@ -71,7 +71,7 @@ def describe(images: Tensor, kind: str, *, keep: bool = False) -> Tensor:
 
 
 def describe_records(data: Data, kind: str, *, keep: bool = False) -> Data:
-    """The same records, each as its features."""
+    """Replace each record by its features."""
     parts = [
         TensorDataset(describe(inputs, kind, keep=keep), classes) if len(inputs) else TensorDataset(inputs, classes)
         for inputs, classes in (data.train, data.test)

@@ -1,8 +1,7 @@
-"""What can be refused before anything large is loaded: a name that nobody has, a run that is not there, a number that
-nothing can use.
+"""Refuses mistakes before anything large is loaded: an unknown name, a missing run, an impossible number.
 
-Torch takes seconds to load; whoever mistyped a word should not wait for it. Nothing here decides anything else: what
-passes is examined again, in full, by those who use it.
+Torch takes seconds to load, and a user who mistyped a word should not wait for it. Nothing else is decided here:
+everything that passes is examined again, in full, where it is used.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
 
 LEDGER, CONFIG = "ledger.sqlite", "config.toml"
 PREPARATION, MODEL, SEARCH = "preparation.toml", "model.json", "search.sealed"
-"""The files of a run. Those who write them have the same names, and a test compares them."""
+"""The files of a run. The modules that write them use the same names, and a test compares them."""
 SMALL = 5_000_000
-"""Bytes of a table that can be read twice without anybody noticing; the first time for the name of its target."""
+"""A table of at most this many bytes is read twice without anybody noticing, first to look for its target."""
 _TABLES = (".csv", ".tsv")
 _BY_PRESET = (
     *("model", "recipe", "noise_multiplier", "epochs", "steps", "batch_size", "clip", "lr", "momentum", "optimizer"),
@@ -48,7 +47,7 @@ def require_any(run: Path, files: Iterable[str], what: str) -> None:
 
 
 def _suggest_run(run: Path) -> str:
-    """A hint at the folder beside it whose name is nearly the same."""
+    """Suggest a folder beside it with nearly the same name."""
     try:
         beside = [path.name for path in run.parent.iterdir() if path.is_dir() and path != run][:1000]
     except OSError:
@@ -58,19 +57,19 @@ def _suggest_run(run: Path) -> str:
 
 
 def require_directory(run: Path) -> None:
-    """Refuse a path that is not a folder at all, for commands that find out themselves what kind of run it holds."""
+    """Refuse a path that is not a folder, for commands that find out themselves what kind of run it holds."""
     if not run.is_dir():
         raise InvalidInput(f"{run} is not a folder: give that of a run of `sordino train`{_suggest_run(run)}")
 
 
 def require_writable(run: Path) -> None:
-    """Refuse a folder that takes no file, before minutes of work whose result could not be saved there."""
+    """Refuse a folder that cannot be written to, before minutes of work whose result could not be saved there."""
     if not os.access(run, os.W_OK):
         raise InvalidInput(f"cannot write into {run}: make it writable, or give a copy of it that is")
 
 
 def require_known(what: str, name: str | None, known: Iterable[str], more: str = "", words: str = "must be") -> None:
-    """Refuse a name that is none of `known`, and say which may have been meant; code of the user's own passes."""
+    """Refuse a name that is not in `known`, and suggest one; a user's own code passes."""
     if name is None:
         return
     if ":" in name:
@@ -80,14 +79,14 @@ def require_known(what: str, name: str | None, known: Iterable[str], more: str =
 
 
 def require_code(code: str) -> None:
-    """Refuse code of the user's own in a file that is not there."""
+    """Refuse a user's own code in a file that does not exist."""
     path = Path(code.rpartition(":")[0])
     if path.suffix == ".py" and not path.is_file():
         raise InvalidInput(f"{path} does not exist: give file.py:function{_suggest_file(path)}")
 
 
 def require_listed(what: str, name: str, known: Iterable[str], more: str = "", words: str = "must be") -> None:
-    """The same for names that may have a colon, and are never code."""
+    """Do the same for names that may contain a colon and are never code."""
     names = sorted(set(known))
     if name.replace("_", "-") in {each.replace("_", "-") for each in names}:
         return
@@ -97,14 +96,14 @@ def require_listed(what: str, name: str, known: Iterable[str], more: str = "", w
 
 
 def name_command(error: click.UsageError) -> str:
-    """The command that an error is about, under its usual name: it may have been started as ``python -m sordino``."""
+    """Return the usual name of the command that an error is about, even if it was started as ``python -m sordino``."""
     if error.ctx is None:
         return "sordino"
     return "sordino" + error.ctx.command_path.removeprefix(error.ctx.find_root().command_path)
 
 
 def describe_unknown_option(error: click.NoSuchOption) -> str:
-    """One line about a mistyped option: one that begins with what was typed, or is spelled nearly so, may be meant."""
+    """Describe a mistyped option in one line, and suggest an option that begins like it or is spelled nearly so."""
     known = [name for each in (error.ctx.command.params if error.ctx else ()) for name in each.opts]
     typed, command = error.option_name, name_command(error)
     begun = sorted((name for name in known if len(typed) > 3 and name.startswith(typed)), key=len)
@@ -114,7 +113,7 @@ def describe_unknown_option(error: click.NoSuchOption) -> str:
 
 
 def check_training(flags: Flags, *, searching: bool = False) -> None:
-    """The names in the options of `sordino train` and `sordino tune`, and the column that is to be predicted."""
+    """Check the names in the options of `sordino train` and `sordino tune`, and the column to predict."""
     options.require_numbers(vars(flags))
     recipe = flags.recipe
     if recipe is not None and ":" in recipe and (searching or flags.tune or flags.space is not None):
@@ -136,7 +135,7 @@ def check_training(flags: Flags, *, searching: bool = False) -> None:
 
 
 def _check_budget(flags: Flags, *, searching: bool) -> None:
-    """What may be spent is stated, unless a file or a recipe of the user's own states it."""
+    """Require an ε, unless a file or the user's own recipe states it."""
     stated = flags.config is not None or Path(flags.recipe or "").suffix == ".toml" or ":" in (flags.recipe or "")
     if stated or flags.draft_schema is not None:
         return
@@ -162,7 +161,7 @@ def _check_preset(flags: Flags, preset: str) -> None:
 
 
 def require_data(path: Path) -> None:
-    """Refuse new records that are not there."""
+    """Refuse new records that do not exist."""
     if not path.exists():
         raise InvalidInput(
             f"data={path} does not exist: give a table (.csv, .tsv, .csv.gz, .parquet, .xlsx), a .npz file, "
@@ -171,7 +170,7 @@ def require_data(path: Path) -> None:
 
 
 def _suggest_file(path: Path) -> str:
-    """A hint at the file or folder beside it whose name is nearly the same."""
+    """Suggest a file or folder beside it with nearly the same name."""
     near = get_close_matches(path.name, _list_files(path.parent), n=1, cutoff=0.8)
     return f"; did you mean {path.parent / near[0]}?" if near else ""
 
@@ -194,7 +193,7 @@ def _check_data(flags: Flags, source: str) -> None:
 
 
 def _list_files(folder: Path) -> list[str]:
-    """Names of files and folders that a mistyped path may have meant."""
+    """List names of files and folders that a mistyped path may have meant."""
     try:
         return sorted(path.name for path in folder.iterdir())[:1000]
     except OSError:
@@ -202,7 +201,7 @@ def _list_files(folder: Path) -> list[str]:
 
 
 def _check_target(path: Path, target: str, spelled: Mapping[str, Any]) -> None:
-    """Whether a small table has the column; its reader says which one may have been meant, and names no cell."""
+    """Check that a small table has the column; the table's reader suggests one, and names no cell."""
     if path.stat().st_size > SMALL:
         return
     from sordino.tables.delimited import Dialect

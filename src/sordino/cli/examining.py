@@ -25,7 +25,7 @@ EXAMPLES, MEASURED = 4, 64
 
 @dataclass(frozen=True)
 class LayerSize:
-    """A module with parameters of its own; shared ones are counted where they first appear."""
+    """A module with its own parameters; shared ones are counted where they first appear."""
 
     name: str
     kind: str
@@ -81,7 +81,7 @@ def _build(name: str, shape: str | None) -> tuple[nn.Module, Loss, Any]:
 
 
 def _list_needed(function: Callable[..., Any]) -> list[str]:
-    """The arguments without which a function cannot be called; none where nobody can tell."""
+    """List the arguments that a function requires; empty if that cannot be told."""
     try:
         known = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -91,7 +91,7 @@ def _list_needed(function: Callable[..., Any]) -> list[str]:
 
 
 def _measure_output(model: nn.Module, inputs: Tensor) -> Tensor:
-    """A loss for a model that came without one. It depends on the whole output for an example."""
+    """A loss for a model that has none. It depends on the whole output for an example."""
     output = model(inputs)
     if not isinstance(output, Tensor):
         raise UnsupportedModel(
@@ -123,7 +123,7 @@ def _select_rows(data: Any, indices: list[int]) -> Batch:
 
 
 def _find_engine(objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> str:
-    """The engine that is chosen automatically; the log says why faster ones were passed over."""
+    """Find the engine that is chosen automatically; the log says why faster ones were not."""
     if isinstance(find_engine("auto").differentiate(objective, parameters, batch), Book):
         return "book-keeping"
     try:
@@ -134,7 +134,7 @@ def _find_engine(objective: Objective, parameters: list[nn.Parameter], batch: Ba
 
 
 def _measure_uses(objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> list[UseCost]:
-    """What each use of a parameter costs, measured on the second run: the first one has to choose its methods."""
+    """Measure the cost of each use of a parameter, on the second run, because the first run has to choose methods."""
     engine = BookKeeping()
     engine.describe(objective, parameters, batch)
     return engine.describe(objective, parameters, batch)

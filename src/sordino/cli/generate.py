@@ -67,7 +67,7 @@ def generate(
             for texts in write(tuned, records, sampling, prompt):
                 file.writelines(dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
                 progress.advance(task, len(texts))
-        write_stamp(out, stamp)  # first, so that no texts are left without their guarantee
+        write_stamp(out, stamp)  # first, so that there are never texts without their guarantee
         partial.replace(out)
     except OSError as error:
         raise InvalidInput(f"cannot write {out}: {error.strerror}") from None

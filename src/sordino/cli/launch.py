@@ -1,4 +1,4 @@
-"""From what the user typed to a trained model: the one path of `train` and `demo`. It also finishes a resumed run."""
+"""The way from what the user typed to a trained model, for `train` and `demo`. It also finishes a resumed run."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from sordino.tables.preparing import draft_schema
 
 
 def train_and_report(flags: Flags) -> None:
-    """Train, save and say what came out; or only draft a schema."""
+    """Train, save and report the outcome; or only draft a schema."""
     if flags.draft_schema is not None:
         sheet = read_sheet(flags)
         draft_schema(sheet.train, sheet.target, flags.draft_schema)
         console().print(f"Wrote {flags.draft_schema}. Make it say what is public, then: --schema {flags.draft_schema}")
         return
     if flags.preset is not None:
-        from sordino.cli import presets  # which needs the laboratory
+        from sordino.cli import presets  # it needs the laboratory
 
         presets.train(flags)
         return
@@ -63,7 +63,7 @@ def train_and_report(flags: Flags) -> None:
 
 
 def finish(session: Session, *, as_json: bool = False) -> Outcome:
-    """Take the steps that are left; now and then, and at the end, save and measure on held-out records."""
+    """Take the remaining steps; now and then, and at the end, save and measure on held-out records."""
     machine.keep()
     private, started = session.private, time.monotonic()
     share = max(1, private.total // EVALUATIONS)
@@ -101,7 +101,7 @@ def _sum_up(session: Session, status: str, last: Evaluation, seconds: float) -> 
     assert noise is not None
     head = private.bench.ledger.head()
     runs_code = any(":" in (name or "") for name in (session.config.model.name, session.config.recipe_code))
-    tuned = session.config.finetuning is not None  # which itself says what to do next
+    tuned = session.config.finetuning is not None  # it says itself what to do next
     source = session.config.data.source
     return Outcome(
         status=status,
@@ -121,9 +121,9 @@ def _sum_up(session: Session, status: str, last: Evaluation, seconds: float) -> 
 
 
 def _train_twin(session: Session) -> float | None:
-    """The held-out accuracy of a twin: same model, optimizer and steps, without clipping and without noise.
+    """Return the held-out accuracy of a twin: same model, optimizer and steps, without clipping and without noise.
 
-    It is for comparison and protects nobody: neither the twin nor its steps are kept.
+    The twin is for comparison and protects nobody: neither the twin nor its steps are kept.
     """
     if not session.has_held_out:
         return None

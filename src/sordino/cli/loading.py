@@ -34,7 +34,7 @@ class ArrayInputs:
     classes: tuple[str, ...]
 
     def __call__(self, data: Any) -> Tensor:
-        """[N, ...] of every record."""
+        """Return the inputs of all records, [N, ...]."""
         if isinstance(data, Tensor):
             return _describe(data.float(), self.choice.features)
         found = read_inputs(Path(data)) if isinstance(data, str | Path) else np.asarray(data, np.float64)
@@ -44,7 +44,7 @@ class ArrayInputs:
 
 @dataclass(frozen=True, eq=False)
 class ImageInputs:
-    """Image files, or a folder of them, as inputs: resized as those that the model was trained on."""
+    """Image files, or a folder of them, as inputs: resized like those that the model was trained on."""
 
     size: int
     grey: bool
@@ -52,7 +52,7 @@ class ImageInputs:
     features: str | None = None
 
     def __call__(self, data: Any) -> Tensor:
-        """[N, channels, size, size] of every image, or its features."""
+        """Return all images, [N, channels, size, size], or their features."""
         pixels = (
             data.float()
             if isinstance(data, Tensor)
@@ -61,7 +61,7 @@ class ImageInputs:
         return _describe(pixels, self.features)
 
     def list(self, data: Any) -> Sequence[Path]:
-        """The files that `data` names, in the order of their names."""
+        """List the files that `data` names, in the order of their names."""
         if not isinstance(data, str | Path):
             return [Path(path) for path in data]
         root = Path(data)
@@ -83,7 +83,7 @@ class Loaded:
     config: Config | None = None
 
     def find_shape(self) -> Sequence[int]:
-        """The shape of one input of the model; for arrays it is known from the training records."""
+        """Find the shape of one input of the model; for arrays the training records say it."""
         inputs = self.trained.encoder
         if isinstance(inputs, TableInputs):
             return (inputs.width,)
@@ -98,7 +98,7 @@ class Loaded:
 
 
 def load(run: str | Path, *, trust_code: bool = False) -> Trained:
-    """The model of a run of `sordino train`, or of an estimator, ready for use.
+    """Load the model of a run of `sordino train`, or of an estimator, ready for use.
 
     ``model, encoder = sordino.load("runs/first")`` gives a plain `torch.nn.Module` in eval mode, and a function from
     records (a data frame, an array, a file) to its inputs; the object itself has `predict`, `predict_proba` and
@@ -108,14 +108,14 @@ def load(run: str | Path, *, trust_code: bool = False) -> Trained:
 
 
 def open_run(run: Path, *, trust_code: bool = False) -> Loaded:
-    """The same with the configuration of the run."""
+    """Do the same, and return the configuration of the run too."""
     if not run.is_dir():
         raise InvalidInput(f"{run} is not a folder: give that of a run of `sordino train`")
     if is_saved(run):
         return Loaded(load_model(run), config.read_run_config(run))
     found = config.read_run_config(run)
     if found is not None and found.preset is not None:
-        from sordino.cli.presets import load_preset  # which needs the laboratory
+        from sordino.cli.presets import load_preset  # it needs the laboratory
 
         return Loaded(load_preset(run, found.preset), found)
     if found is None or (found.recipe is None and found.own is None) or found.model.name is None:

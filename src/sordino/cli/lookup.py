@@ -1,4 +1,4 @@
-"""The records and the model that a configuration names: the laboratory's, or a user's own."""
+"""Finds the records and the model that a configuration names: the laboratory's, or a user's own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _UNBUILT = (
     MemoryError,
     AssertionError,
 )
-"""What an architecture raises when its options make no network."""
+"""The errors that an architecture raises if its options make no network."""
 BENCHMARKS = {"mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar-cnn"}
 
 
@@ -48,12 +48,12 @@ def is_benchmark(source: str) -> bool:
 
 
 def list_assumptions(source: str) -> tuple[str, ...]:
-    """What a guarantee about these records takes to be public."""
+    """List what a guarantee about these records takes to be public."""
     return () if is_benchmark(source) else reading.list_assumptions(source)
 
 
 def load_records(choice: DataChoice, told: Told = lambda done, size: None) -> Data | Sheet:
-    """The records that `choice` describes; those of a table are still text, because its schema may be open."""
+    """Load the records that `choice` describes; those of a table are still text, because its schema may be open."""
     known = is_benchmark(choice.source)
     records = benchmarks.load(choice.source) if known else reading.read_records(choice, benchmarks.LOADERS, told)
     if choice.features is None:
@@ -66,7 +66,7 @@ def load_records(choice: DataChoice, told: Told = lambda done, size: None) -> Da
 def choose_architecture(
     choice: ModelChoice, source: str, input_shape: Sequence[int], classes: int, recipe: Recipe
 ) -> ModelChoice:
-    """The choice, or a default, with what the data decides filled in: the number of features and of classes."""
+    """Complete the choice, or a default, with what the data decides: the number of features and of classes."""
     name = choice.name or BENCHMARKS.get(source) or choose_model(source, input_shape, classes, recipe)
     if ":" in name:
         return ModelChoice(name, choice.options)
@@ -78,10 +78,10 @@ def choose_architecture(
 
 
 def build_model(choice: ModelChoice, seed: int | None) -> nn.Module:
-    """The model, initialised from `seed` if there is one; the caller's random state is left alone."""
+    """Build the model, initialised from `seed` if there is one; the caller's random state does not change."""
     assert choice.name is not None
     own = ":" in choice.name
-    foreseen = (TypeError,) if own else _UNBUILT  # other errors in a user's function are for the user to see
+    foreseen = (TypeError,) if own else _UNBUILT  # other errors in a user's function should reach the user
     with torch.random.fork_rng():
         torch.manual_seed(seed) if seed is not None else torch.seed()
         try:
@@ -112,12 +112,12 @@ def require_trusted(found: Config, trusted: bool, where: Path) -> None:
 
 
 def complete_recipe(found: Config) -> Config:
-    """The same with the recipe that its code makes, where there is one: after `require_trusted` alone."""
+    """Add the recipe that the configuration's code makes, if there is any; call this only after `require_trusted`."""
     return found if found.own is None or found.recipe is not None else replace(found, recipe=rebuild(found.own))
 
 
 def _require_small(choice: ModelChoice) -> None:
-    """Build it without memory first."""
+    """Refuse a model that is too large, by building it without memory first."""
     assert choice.name is not None
     with torch.device("meta"):
         model = _find_builder(choice.name)(**choice.options)

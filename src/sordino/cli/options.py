@@ -1,4 +1,4 @@
-"""The options of the commands: those that several share, each written once; completion; and what they must satisfy."""
+"""The options that several commands share, each written once; their completion; and what their values must satisfy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TrustCode = Annotated[
 ]
 SaveEvery = Annotated[int | None, typer.Option(help="Steps between checkpoints. Default: a twentieth of the run.")]
 
-# What the shell offers after an option: names that are public and fixed, listed here so that no torch is loaded.
+# What the shell offers after an option: public, fixed names, listed here so that torch is not loaded.
 DATA = ("cifar10", "digits", "fashion-mnist", "imdb", "infinite-mnist", "mnist", "names")
 FEATURES = ("scattering", "patches", "handwriting")
 MODELS = (
@@ -62,7 +62,7 @@ ADJACENCIES = ("add-or-remove-one", "replace-one")
 
 
 def list_methods() -> list[str]:
-    """The names of all mechanisms, as people type them."""
+    """List the names of all mechanisms, as people type them."""
     return [name.replace("_", "-") for name in mechanisms.list_names()]
 
 
@@ -73,7 +73,7 @@ def describe_option(
     metavar: str | None = None,
     among: Iterable[str] | Callable[[], Iterable[str]] | None = None,
 ) -> typer.models.OptionInfo:
-    """An option in a panel of the help; the shell offers those `among` the names that begin as what was typed."""
+    """Describe an option in a panel of the help; the shell completes what was typed by a name `among` these."""
 
     def complete(incomplete: str) -> list[str]:  # typer knows the argument by this name
         offered = among() if callable(among) else among or ()
@@ -102,13 +102,13 @@ class OptionFields:
     """The base of a dataclass whose fields are the options of a command: None where the user said nothing."""
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Those of the named options that the user gave."""
+        """Return those of the named options that the user gave."""
         assert set(names) <= set(type(self).__dataclass_fields__)  # type: ignore[attr-defined]  # of a dataclass
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 def take_fields(fields: type[_Fields]) -> Callable[[Callable[[_Fields], None]], Callable[..., None]]:
-    """For a command that takes a dataclass: its fields are the options, each listed once, as typer reads them."""
+    """Turn the fields of a command's dataclass into its options, as typer reads them."""
     kinds = get_type_hints(fields, include_extras=True)
     options = [each.replace(annotation=kinds[each.name]) for each in inspect.signature(fields).parameters.values()]
 
@@ -154,7 +154,7 @@ _NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
     "jobs": (_is_count, ">= 1: it is how many trials run at a time"),
     "confidence": (lambda value: 0 < value < 1, "in (0, 1): 0.999 is usual"),
 }
-"""Which values an option may have, by its name, and what to say of others; those who use them check them again."""
+"""Which values an option may have, by its name, and what to say about others; users of a value check it again."""
 
 
 def require_numbers(given: Mapping[str, Any]) -> None:
@@ -168,13 +168,13 @@ def require_numbers(given: Mapping[str, Any]) -> None:
 
 
 def require_one(first: Any, second: Any, question: str) -> None:
-    """Exactly one of two options must be given."""
+    """Require exactly one of two options."""
     if (first is None) == (second is None):
         raise InvalidInput(question)
 
 
 def find_rate(rate: float | None, batch_size: int | None, records: int | None) -> float:
-    """The chance of a record to join a draw, given directly or as expected batch size over records."""
+    """Return a record's chance to join a draw, given directly or as expected batch size over records."""
     if rate is not None and batch_size is None:
         return rate
     if batch_size is None or records is None or rate is not None:
@@ -187,7 +187,7 @@ def find_rate(rate: float | None, batch_size: int | None, records: int | None) -
 
 
 def count_steps(steps: int | None, epochs: float | None, rate: float) -> int:
-    """The length of training in steps; an epoch is 1 / rate steps."""
+    """Return the length of training in steps; an epoch is 1 / rate steps."""
     require_one(steps, epochs, "the length of training is missing or given twice: use --steps or --epochs")
     if steps is None:
         assert epochs is not None
@@ -202,7 +202,7 @@ def count_steps(steps: int | None, epochs: float | None, rate: float) -> int:
 
 
 def choose_delta(delta: float | None, records: int | None) -> float:
-    """The δ asked for, which must be below 1 / records; or a power of ten at most a tenth of 1 / records."""
+    """Return the δ asked for, which must be below 1 / records; or a power of ten, at most a tenth of 1 / records."""
     if delta is None:
         if records is None:
             raise InvalidInput("delta is missing: use --delta, well below 1 / number of records")

@@ -1,8 +1,8 @@
-"""A recipe of the user's own, ``file.py:function``: how it is made, and how a run that follows it gets it back.
+"""A user's own recipe, ``file.py:function``: how it is made, and how a run that follows it gets it back.
 
-The function is called with `batch_size` and `epochs`, as those of `sordino.recipes` are, and returns a `Recipe`. Its
-parts may have no name that a file could hold, so a configuration keeps the function and the numbers chosen for it. The
-parts come from the code, which runs only if the user says that it may.
+Sordino calls the function with `batch_size` and `epochs`, like those of `sordino.recipes`, and it returns a `Recipe`.
+Its parts may have no name that a file could hold, so a configuration keeps the function and the numbers chosen for it.
+The parts come from the code, which runs only if the user says that it may.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _KNOWN = ("code", *_NUMBERS, "optimizer", "budget")
 
 @dataclass(frozen=True)
 class OwnRecipe:
-    """The function that makes a recipe, and what was settled about it."""
+    """The function that makes a recipe, and the numbers chosen for it."""
 
     code: str
     settings: dict[str, Any]
 
     def to_table(self) -> dict[str, Any]:
-        """The table [recipe] of a configuration."""
+        """Return the table [recipe] of a configuration."""
         return {"code": self.code, **self.settings}
 
 
 def parse_own(table: dict[str, Any], path: Path) -> OwnRecipe:
-    """What a table [recipe] with code in it says; nothing is run."""
+    """Read a table [recipe] with code in it; nothing is run."""
     if unknown := sorted(set(table) - set(_KNOWN)):
         raise InvalidInput(
             f"configuration {path}: [recipe] with code has no {unknown[0]!r}: it has {', '.join(_KNOWN)}"
@@ -44,13 +44,13 @@ def parse_own(table: dict[str, Any], path: Path) -> OwnRecipe:
 
 
 def locate(code: str) -> str:
-    """The same function by the full path of its file, so that a run finds it from wherever it is resumed."""
+    """Name the function by the full path of its file, so that a run finds it from wherever it is resumed."""
     where, _, function = code.rpartition(":")
     return f"{Path(where).resolve()}:{function}" if Path(where).suffix == ".py" else code
 
 
 def note(code: str, recipe: Recipe) -> OwnRecipe:
-    """What a configuration has to keep of a recipe that is complete."""
+    """Return what a configuration must keep of a complete recipe."""
     numbers = {name: value for name in _NUMBERS if (value := getattr(recipe, name)) is not None}
     plain = Optimizer(**{name: getattr(recipe.optimizer, name) for name in Optimizer.__dataclass_fields__})
     budget = {} if recipe.budget is None else {"budget": asdict(recipe.budget)}
@@ -58,7 +58,7 @@ def note(code: str, recipe: Recipe) -> OwnRecipe:
 
 
 def rebuild(own: OwnRecipe) -> Recipe:
-    """The recipe as it was when its run began: the code's parts with the numbers that were settled."""
+    """Make the recipe as it was when its run began: the code's parts with the numbers chosen then."""
     settings = dict(own.settings)
     try:
         optimizer, budget = Optimizer(**settings.pop("optimizer", {})), settings.pop("budget", None)

@@ -29,7 +29,7 @@ sordino predict runs/20260101-120000 --data new.csv (prints a table in CSV)
 It spends nothing: the model was paid for when it was trained.
 """
 CHANCE, DIGITS = "probability of ", 4
-"""How columns of probabilities begin, and the decimals that are printed of them."""
+"""How the names of probability columns begin, and how many decimals are printed."""
 _Run = Annotated[Path, typer.Argument(help="A run of `sordino train` or `finetune`; nothing in it is changed.")]
 _Data = Annotated[
     Path, typer.Option("--data", help="New records: a table, a .npz (array x), or images, as the run was trained on.")
@@ -67,7 +67,7 @@ def predict(
     if out is not None and out.suffix.lower() not in (".csv", ".parquet"):
         raise InvalidInput(f"out={out} must end in .csv or .parquet")
     if json and out is None:
-        raise InvalidInput("--json tells about a file: give --out predictions.csv")
+        raise InvalidInput("--json describes a file: give --out predictions.csv")
     texts = is_finetuned(run)
     loaded = None if texts else open_run(run, trust_code=trust_code)
     if loaded is None:
@@ -97,7 +97,7 @@ def predict(
 
 
 def _round(found: Any) -> Any:
-    """Probabilities as people read them; a file has all of their digits."""
+    """Round probabilities for people to read; a file has all of their digits."""
     import pyarrow as pa
     import pyarrow.compute
 
@@ -108,7 +108,7 @@ def _round(found: Any) -> Any:
 
 
 def _read(path: Path, trained: Trained, config: Any, spelled: dict[str, Any]) -> Table:
-    """The new records, read as those of the training unless the user says otherwise; the target may be missing."""
+    """Read new records like the training records unless the user says otherwise; the target may be missing."""
     from dataclasses import replace
 
     from sordino.cli.terminal import show_reading
@@ -135,7 +135,7 @@ def _read(path: Path, trained: Trained, config: Any, spelled: dict[str, Any]) ->
 
 
 def _predict_texts(run: Path, data: Path, keep: Sequence[str]) -> tuple[Any, dict[str, Any]]:
-    """The classes of new texts, by the model of a run of `sordino finetune`."""
+    """Predict the classes of new texts by the model of a run of `sordino finetune`."""
     from sordino.cli.progress import open_bar
     from sordino.finetuning.choice import CLASSIFY
     from sordino.finetuning.classifying import tabulate

@@ -1,7 +1,7 @@
 """`sordino train --preset best`: a configuration of the laboratory as an ordinary run, with a model that predicts.
 
-The settings are those of `sordino/lab/configs/<dataset>/best.toml`, chosen on these public datasets; at an ε that no
-configuration names, those of the nearest one.
+The settings are those of `sordino/lab/configs/<dataset>/best.toml`, chosen on these public datasets. An ε that no
+configuration names gets the settings of the nearest one.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ def train(flags: Flags) -> None:
 
 
 def resume(directory: Path, config: Config, *, as_json: bool) -> None:
-    """Go on with a run that was killed; a finished run is only evaluated again."""
+    """Continue a run that was killed; a finished run is only evaluated again."""
     assert config.preset is not None
     _train(_read_case(config.preset), config, directory, as_json=as_json)
 
 
 def choose_case(settings: Settings, epsilon: float, delta: float | None = None) -> Case:
-    """The case at `epsilon`, with the configuration's settings for the nearest ε."""
+    """Choose the case at `epsilon`, with the configuration's settings for the nearest ε."""
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise InvalidInput(f"epsilon={epsilon} must be > 0 and finite")
     nearest = min(settings.epsilons, key=lambda known: abs(math.log(known / epsilon)))
@@ -133,7 +133,7 @@ def _train(case: Case, config: Config, directory: Path, *, as_json: bool) -> Non
 
 
 def _to_table(case: Case) -> dict[str, Any]:
-    """The case as a table of a configuration."""
+    """Return the case as a table of a configuration."""
     return {key: value for key, value in case.to_dict().items() if value is not None}
 
 
@@ -148,12 +148,12 @@ def _read_case(table: dict[str, Any]) -> Case:
 
 
 def load_preset(run: Path, table: dict[str, Any]) -> Trained:
-    """The model of a run, and a function from new records to its features; the folder may come from anybody."""
+    """Load the model of a run and a function from new records to its features; the folder may come from anybody."""
     case = _read_case(table)
     if case.dataset not in _SHAPES and case.dataset not in ("imdb", "names"):
         raise InvalidInput(f"[preset] names the dataset {case.dataset!r}, which has no presets: start a new run")
     _require_modest({"data": case.data, "features": case.features, "model": case.model})
-    with torch.device("meta"):  # a folder can ask for any size, and memory is taken before anybody looks
+    with torch.device("meta"):  # a folder can ask for any size, and building the model would take that memory at once
         size = sum(parameter.numel() for parameter in model_of(case).parameters())
     if size > MOST_PARAMETERS:
         raise InvalidInput(f"[preset] names a model of {size:,} parameters, must have <= {MOST_PARAMETERS:,}")
@@ -161,7 +161,7 @@ def load_preset(run: Path, table: dict[str, Any]) -> Trained:
 
 
 def _require_modest(value: Any, depth: int = 0) -> None:
-    """Refuse numbers and nests that no preset has: features are computed as a folder's configuration says."""
+    """Refuse numbers and depths that no preset has: features are computed as a folder's configuration says."""
     if isinstance(value, dict | list | tuple):
         if depth > 4 or len(value) > 50:
             raise InvalidInput("[preset] is nested more deeply than any of Sordino's: start a new run")
@@ -172,7 +172,7 @@ def _require_modest(value: Any, depth: int = 0) -> None:
 
 
 def _name_classes(case: Case) -> tuple[str, ...]:
-    """Without the records where that is possible: a model predicts on machines that never saw them."""
+    """Name the classes, if possible without the records: a model predicts on machines that never saw them."""
     known = {
         "mnist": tuple("0123456789"),
         "fashion-mnist": FASHION_CLASSES,
@@ -194,7 +194,7 @@ class PresetInputs:
     released: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, data: Any) -> Tensor:
-        """The features [N, ...] of every record."""
+        """Return the features [N, ...] of all records."""
         shape = _SHAPES.get(self.case.dataset)
         inputs = self._encode(_read_texts(data)) if shape is None else _read_images(data, shape)
         return describe_new(self.case, inputs, self.released).float()
@@ -210,7 +210,7 @@ class PresetInputs:
 
 
 def _read_images(data: Any, shape: tuple[int, int, int]) -> Tensor:
-    """[N, C, H, W] in [0, 1]: bytes are divided by 255, as those that it was trained on; channels may come last."""
+    """Read images [N, C, H, W] in [0, 1]; bytes are divided by 255 as in training, and channels may come last."""
     if isinstance(data, Tensor):
         data = data.numpy()
     found = read_inputs(Path(data)) if isinstance(data, str | Path) else np.asarray(data)

@@ -40,10 +40,10 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """After `step` steps: the held-out accuracy and mean loss, None without any.
+    """The held-out accuracy and mean loss after `step` steps; None without held-out records.
 
-    `clip` is the bound in force, where a mechanism chooses it on the way and has released it. `events` is how many the
-    ledger held: it must never hold fewer again.
+    `clip` is the bound in force, if a mechanism chooses it along the way and has released it. `events` is how many
+    events the ledger held: it must never hold fewer again.
     """
 
     step: int
@@ -54,7 +54,7 @@ class Evaluation:
 
 
 class History:
-    """Appends to `history.jsonl`. When a run goes on after a crash, lines about lost steps are cut off."""
+    """Appends to `history.jsonl`. When a run continues after a crash, lines about lost steps are cut off."""
 
     def __init__(self, run: Path, position: int) -> None:
         self._path = run / HISTORY
@@ -81,7 +81,7 @@ class History:
 
 
 def read_history(run: Path) -> Iterator[Evaluation]:
-    """The lines that are whole: a run may be writing, or have been killed while it wrote."""
+    """Read the lines that are whole: a run may be writing, or may have been killed while it wrote."""
     for line in (Folder(run).text(HISTORY) or "").splitlines():
         try:
             said = json.loads(line)
@@ -98,7 +98,7 @@ def _format_line(entry: Evaluation) -> str:
 
 
 def open_bar(title: str) -> Progress:
-    """A progress bar on stderr; where that is not a terminal, only its last state is printed."""
+    """Open a progress bar on stderr; if that is no terminal, only its last state is printed."""
     return Progress(
         SpinnerColumn(),
         TextColumn(title),
@@ -142,7 +142,7 @@ class Bars:
         self._progress.stop()
 
     def show(self, step: int) -> None:
-        """Count the step. Price only now and then, so that pricing takes at most a small share of the time."""
+        """Count the step; price it only now and then, so that pricing takes at most a small share of the time."""
         self._progress.update(self._steps, completed=step, note=self._count(step))
         if (began := time.monotonic()) >= self._next_price:
             self._price()
@@ -173,7 +173,7 @@ class Bars:
 
 
 class Lines:
-    """For machines: one JSON object per evaluation on stderr, the outcome alone on stdout."""
+    """For machines: one JSON object per evaluation on stderr, and only the outcome on stdout."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -204,7 +204,7 @@ class Lines:
 
 
 def draw_sparkline(values: Sequence[float]) -> str:
-    """The course of some values between their extremes, one character each."""
+    """Draw values between their extremes, one character each."""
     low, high = min(values), max(values)
     if high == low:
         return _BARS[0] * len(values)
@@ -212,7 +212,7 @@ def draw_sparkline(values: Sequence[float]) -> str:
 
 
 def format_clock(seconds: float) -> str:
-    """1:05, or 1:02:05 from an hour on."""
+    """Write a duration as 1:05, or 1:02:05 from an hour on."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

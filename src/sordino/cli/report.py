@@ -21,7 +21,7 @@ EPILOG = """
 
 sordino report runs/20260101-120000
 
-sordino report runs/20260101-120000 --for officer --about about.toml --pdf (for whoever has to decide)
+sordino report runs/20260101-120000 --for officer --about about.toml --pdf (for the people who decide)
 
 sordino report runs/20260101-120000 --for registry --about about.toml (an entry of the public registry, as JSON)
 
@@ -73,7 +73,7 @@ def report(
     if output is not None and output.suffix.lower() == ".pdf":
         if not pdf:
             raise InvalidInput(f"out={output} names a PDF, and no PDF is asked for: add --pdf, or name a file .html")
-        output = output.with_suffix(".html")  # the page, which is printed beside it
+        output = output.with_suffix(".html")  # the page, which is then printed to the PDF
     from sordino.report.about import read_about, read_about_file
     from sordino.report.printing import find_browser, print_pdf
     from sordino.report.run_folder import Folder

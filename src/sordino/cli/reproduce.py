@@ -32,7 +32,7 @@ _WITHOUT_EFFECT = {
     "seconds": (("seeds", "workers", "steps"), "two steps of every cell are measured, one cell after the other"),
     "attack": (("workers",), "targets are trained and attacked one after the other"),
 }
-"""Options that a kind of table has no use for, and why."""
+"""Options that have no effect on a kind of table, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ def reproduce(wanted: Wanted) -> None:
 
 
 def _require(table: PaperTable, wanted: Wanted) -> None:
-    """Refuse what has no meaning, rather than pass over it in silence."""
+    """Refuse options that have no meaning, instead of ignoring them silently."""
     for name in ("seeds", "records", "steps", "workers"):
         value = getattr(wanted, name)
         if value is not None and value < 1:
@@ -102,7 +102,7 @@ def _require(table: PaperTable, wanted: Wanted) -> None:
 
 
 def _train(table: PaperTable, datasets: list[str], wanted: Wanted) -> list[str]:
-    """Tables of accuracy, and of the ε that reaches an accuracy; return what failed, one line each."""
+    """Run tables of accuracy, or of the ε that reaches an accuracy; return what failed, one line each."""
     from sordino.cli.compare import run_cases
     from sordino.lab.experiments import catalogue, results
     from sordino.lab.experiments.reproducing import cases_of, compare_side_by_side, plan
@@ -127,7 +127,7 @@ def _train(table: PaperTable, datasets: list[str], wanted: Wanted) -> list[str]:
 
 
 def _time(table: PaperTable, datasets: list[str], wanted: Wanted) -> list[str]:
-    """Tables of speed."""
+    """Run tables of speed."""
     from sordino.lab.experiments import catalogue
     from sordino.lab.experiments.reproducing import compare_times, quick_cells
 
@@ -138,7 +138,7 @@ def _time(table: PaperTable, datasets: list[str], wanted: Wanted) -> list[str]:
 
 
 def _attack(table: PaperTable, datasets: list[str], wanted: Wanted) -> list[str]:
-    """Tables of membership attacks, models without privacy included."""
+    """Run tables of membership attacks, including models without privacy."""
     from sordino.lab.experiments import catalogue
     from sordino.lab.experiments.membership import Attacks, compare_attacks
     from sordino.lab.experiments.reproducing import quick_cells
@@ -151,7 +151,7 @@ def _attack(table: PaperTable, datasets: list[str], wanted: Wanted) -> list[str]
 
 
 def _save(text: str, table: PaperTable, datasets: list[str], wanted: Wanted) -> None:
-    """Print a table with what is special about it and, unless it is only shown, keep it beside its runs."""
+    """Print a table with remarks about it and, unless it is only shown, keep it beside its runs."""
     text = "\n\n".join([*_list_remarks(table, wanted), text])
     if not wanted.show:
         wanted.out.mkdir(parents=True, exist_ok=True)
@@ -160,7 +160,7 @@ def _save(text: str, table: PaperTable, datasets: list[str], wanted: Wanted) -> 
 
 
 def _list_remarks(table: PaperTable, wanted: Wanted) -> list[str]:
-    """What a reader of the table alone must know."""
+    """List what a reader of the table alone must know."""
     remarks = ["Runs that are not in --out are those that came with Sordino."] if wanted.show else []
     if short := _list_limits(wanted):
         limits = " and ".join(f"{value} {name}" for name, value in short.items())
@@ -173,7 +173,7 @@ def _list_remarks(table: PaperTable, wanted: Wanted) -> list[str]:
 
 
 def _name_file(table: PaperTable, datasets: list[str], wanted: Wanted) -> str:
-    """Part of a table, or a shortened one, does not replace the whole."""
+    """Name the file of a table; a part of it, or a shortened one, does not replace the whole."""
     part = [] if datasets == list(table.printed) else datasets
     short = [f"{name}{value}" for name, value in _list_limits(wanted).items()]
     return "-".join([table.name.replace(":", "-"), *part, *(["quick"] if wanted.quick else []), *short]) + ".md"

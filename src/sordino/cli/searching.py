@@ -1,4 +1,4 @@
-"""A search from the command line: what is searched, the winner's run folder, and what is said about both."""
+"""A search from the command line: what it searches, the winner's run folder, and the report about both."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from sordino.searching.spaces import Space, read_space
 from sordino.vault import open_budget
 
 OPTIONS = ("space", "expected_trials", "eta", "jobs")
-"""Options that make sense for a search alone."""
+"""Options that make sense only for a search."""
 
 
 def search(flags: Flags, base: Config) -> None:
-    """Search, keep the winner as an ordinary run, and say what came out."""
+    """Search, keep the winner as an ordinary run, and report the outcome."""
     if not flags.tune:
         given = next(iter(flags.given(*OPTIONS)))
         raise InvalidInput(f"--{given.replace('_', '-')} is for a search: add --tune, or use sordino tune")
@@ -86,8 +86,9 @@ def _search_table(flags: Flags, base: Config, space: Space | None) -> None:
 
 
 def watch_clock(jobs: int) -> Any:
-    """What is shown meanwhile: that the search goes on, and nothing else. Trials in this process hold up all other
-    output, so a moving sign would show where one ends.
+    """Show that the search is running, and nothing else.
+
+    Trials in this process hold up all other output, so a moving sign would show where one ends.
     """
     words = "searching; nothing about the trials is shown, not even how many there are"
     if jobs > 1:
@@ -110,13 +111,13 @@ def announce(cost: Cost, space: Space) -> None:
 
 
 def describe(winner: Winner) -> dict[str, Any]:
-    """The search for machines and for the report."""
+    """Describe the search for machines and for the report."""
     told = winner.to_dict()
     return {**told, **{key: to_plain(told[key]) for key in ("epsilon", "epsilon_of_one_trial")}}
 
 
 def present(winner: Winner) -> None:
-    """What was searched, what it cost, and what may not be quoted."""
+    """Print what was searched, what it cost, and what may not be quoted."""
     out = console()
     shown = ", ".join(f"{name} = {_round(value)}" for name, value in winner.settings.items())
     out.print(f"\nSearched: {'; '.join(f'{n}: {w}' for n, w in winner.space.describe().items())}", markup=False)

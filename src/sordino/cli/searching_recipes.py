@@ -36,7 +36,7 @@ PRICED = ("batch_size", "epochs", "steps")
 
 
 def search_recipe(flags: Flags, space: Space | None) -> None:
-    """Search, keep the winner as an ordinary run, and say what came out."""
+    """Search, keep the winner as an ordinary run, and report the outcome."""
     chosen = choose(flags)
     if chosen.plan is not None:
         raise InvalidInput(
@@ -85,19 +85,19 @@ def search_recipe(flags: Flags, space: Space | None) -> None:
 
 
 def reopen_recipe(recipe: Recipe, flags: Flags) -> Recipe:
-    """`recipe` as it was before it was calibrated to the whole budget; a trial gets a part of that."""
+    """Return `recipe` as it was before it was calibrated to the whole budget; a trial gets a part of the budget."""
     plain = replace(recipe, budget=None)
     if recipe.rdp_filter is None:
         return plain
     given = read_config(flags.config).recipe if flags.config is not None else None
     own = getattr(None if given is None else given.sampler, "release_noise", None)
-    sampler: Any = recipe.sampler  # what needs a filter is a sampler that releases what it draws by
-    sampler = replace(sampler, release_noise=own)  # it follows from the limit of a trial's filter
+    sampler: Any = recipe.sampler  # a filter is needed by samplers that release what guides their draws
+    sampler = replace(sampler, release_noise=own)  # the limit of a trial's filter determines it
     return replace(plain, sampler=sampler, rdp_filter=None, noise_multiplier=None)
 
 
 def suggest_space(recipe: Recipe) -> Space:
-    """What is searched where the user names nothing: the rate, and the clipping bound where there is one."""
+    """Suggest what to search if the user names nothing: the learning rate, and the clipping bound if there is one."""
     lr = recipe.optimizer.lr
     laws = {} if recipe.optimizer.kind == "dog" else {"lr": log_uniform(lr / 10, lr * 10)}
     if isinstance(recipe.weighing, Flat):
@@ -108,7 +108,7 @@ def suggest_space(recipe: Recipe) -> Space:
 
 
 def vary(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
-    """`recipe` with these settings in place of its own."""
+    """Return `recipe` with these settings in place of its own."""
     of_optimizer: dict[str, Any] = {name: float(settings[name]) for name in ("lr", "momentum") if name in settings}
     varied = replace(recipe, optimizer=replace(recipe.optimizer, **of_optimizer))
     if "clip" in settings:
@@ -124,7 +124,7 @@ def vary(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
 
 
 def make_objective(config: Config, data: Data, recipe: Recipe, *, public: bool) -> Any:
-    """Train the configured model with a trial's settings, and score it by the records it classifies rightly."""
+    """Train the configured model with a trial's settings, and score it by the records that it classifies correctly."""
 
     def objective(trial: Candidate) -> Private:
         ready = trial.calibrate(vary(recipe, trial.settings), records=recipe.records)
@@ -152,7 +152,7 @@ def make_objective(config: Config, data: Data, recipe: Recipe, *, public: bool) 
 
 
 def keep_winner(winner: Winner, config: Config, directory: Path) -> Outcome:
-    """The run folder of the winner: its recipe, its configuration and its model beside the search's ledger."""
+    """Keep the winner's run folder: its recipe, its configuration and its model beside the search's ledger."""
     kept = winner.state
     assert isinstance(kept, KeptRun)
     recipe = replace(kept.recipe, budget=winner.cost.budget, rdp_filter=None)  # the search's event is the whole price

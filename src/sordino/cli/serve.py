@@ -36,7 +36,7 @@ def serve(runs: _Runs, port: _Port = 0, vault: _Vault = None, json: options.Json
             print_json({"url": server.url})
         else:
             console().print(f"{server.url}\nCtrl-C ends it.", markup=False)
-        sys.stdout.flush()  # whoever started this through a pipe waits for the address
+        sys.stdout.flush()  # a program that started this through a pipe waits for the address
         try:
             server.serve_forever()
         except KeyboardInterrupt:

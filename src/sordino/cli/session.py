@@ -1,4 +1,4 @@
-"""A run, built from its configuration: a new one, or one that goes on from its folder."""
+"""A run, built from its configuration: a new one, or one that continues from its folder."""
 
 from __future__ import annotations
 
@@ -59,25 +59,25 @@ class Session:
         return len(self.data.test_set) > 0  # type: ignore[arg-type]  # Dataset does not promise a length
 
     def steps(self) -> Iterator[Step]:
-        """The steps that are left, one by one."""
+        """Take the remaining steps one by one."""
         return self.private.steps()
 
     def measure(self) -> tuple[float | None, float | None]:
-        """Accuracy and mean loss on the held-out records, None without any."""
+        """Measure accuracy and mean loss on the held-out records; None without any."""
         if not self.has_held_out:
             return None, None
         with hold_final(self.private.bench.optimizer):
             return measure(self.model, self.data.test)
 
     def find_released_clip(self) -> float | None:
-        """The clipping bound in force where the sampler moves it, made from released values alone; else None."""
+        """Return the clipping bound in force if the sampler moves it, from released values alone; else None."""
         bench = self.private.bench
         if not getattr(bench.recipe.sampler, "moves_clip", False):
             return None
         return float(bench.states.save()["clip"])
 
     def guarantee(self) -> Guarantee:
-        """What was promised, with what the preparation of the data read beside it."""
+        """Return the guarantee, with what the preparation of the data has read."""
         spent = self.private.guarantee()
         said = spent.assumptions
         if self.config.data.source == "digits":
@@ -96,8 +96,9 @@ def compute_losses(model: nn.Module, batch: Any) -> Tensor:
 
 @torch.no_grad()
 def measure(model: nn.Module, records: tuple[Tensor, Tensor]) -> tuple[float, float | None]:
-    """The share of `records` that are classified correctly, and the mean cross-entropy of those whose class is known.
-    The model is in eval mode meanwhile. The loss is None where no class is known or it is not finite.
+    """Return the share of `records` that are classified correctly, and the mean cross-entropy of those of known class.
+
+    The model is in eval mode meanwhile. The loss is None if no class is known or it is not finite.
     """
     inputs, classes = records
     training = model.training
@@ -113,8 +114,8 @@ def measure(model: nn.Module, records: tuple[Tensor, Tensor]) -> tuple[float, fl
 def begin(chosen: Chosen, run: Path | None, ready: Callable[[], None] = lambda: None) -> Session:
     """Start a new run in its own directory; the configuration is there before anything is learnt.
 
-    A table whose schema is open is prepared first. Model and recipe are tried on random records before that, so that
-    nothing is spent on a run that cannot go on; `ready` is called after all that, right before anything is spent.
+    A table whose schema is open is prepared first. Before that, model and recipe are tried on random records, so that
+    nothing is spent on a run that cannot continue. `ready` is called last, right before anything is spent.
     """
     directory = run or choose_directory()
     if (directory / LEDGER).exists():
@@ -166,7 +167,7 @@ def _warn(private: Private) -> None:
 
 
 def _choose_model(public: Config, data: Data) -> Config:
-    """The configuration with a model that fits the records: by name, or the default for such records."""
+    """Complete the configuration with a model that fits the records: by name, or the default for such records."""
     sample = data.train_set[0][0]
     assert public.recipe is not None
     described = public.data.features is not None and public.model.name is None
@@ -176,10 +177,10 @@ def _choose_model(public: Config, data: Data) -> Config:
 
 
 def prepare_records(public: Config, sheet: Sheet, plan: ReleasePlan, directory: Path) -> Config:
-    """The configuration with a complete schema. All that a run needs is on disk before anything is released (law 5).
+    """Complete the schema. Everything that a run needs is on disk before anything is released (law 5).
 
-    Killed on the way, it is prepared again. The complete schema is written at once, because what is lost would have to
-    be paid for again.
+    If this is killed, the table is prepared again. The complete schema is written at once, because a lost one would
+    have to be paid for again.
     """
     assert public.recipe is not None
     assert public.schema is not None
@@ -192,7 +193,7 @@ def prepare_records(public: Config, sheet: Sheet, plan: ReleasePlan, directory: 
     try:
         directory.mkdir(parents=True, exist_ok=True)
         public.write(directory, PREPARATION)
-        if public.own is None:  # whose parts may have no name to write
+        if public.own is None:  # its parts may have no name to write
             write_durably(directory / "recipe.toml", public.recipe.to_toml().encode())
     except OSError as error:
         raise InvalidInput(f"cannot write to run directory {directory}: {error.strerror}") from error
@@ -204,10 +205,10 @@ def prepare_records(public: Config, sheet: Sheet, plan: ReleasePlan, directory: 
 
 
 def reopen(directory: Path, *, trust_code: bool = False, prepare: bool = True) -> Session:
-    """Go on with a run that was interrupted, killed or finished; one that died while preparing is prepared again.
+    """Continue a run that was interrupted, killed or finished; one that was killed while preparing is prepared again.
 
-    The folder may come from anybody: code that it names is run only if `trust_code` says so. Without `prepare` nothing
-    is released, and a run that is not fully prepared is refused.
+    The folder may come from anybody: code that it names runs only if `trust_code` says so. Without `prepare` nothing is
+    released, and a run that is not fully prepared is refused.
     """
     chosen = config.read_run_config(directory)
     unprepared = config.read_run_config(directory, PREPARATION) if chosen is None else None
@@ -235,7 +236,7 @@ def reopen(directory: Path, *, trust_code: bool = False, prepare: bool = True) -
     private.load(directory)
     if settled is not chosen:  # it was killed before its model was chosen
         settled.write(directory)
-    (directory / PREPARATION).unlink(missing_ok=True)  # left by a kill: config.toml takes its place
+    (directory / PREPARATION).unlink(missing_ok=True)  # a kill left it: config.toml takes its place
     return _bind(settled, data, private)
 
 
@@ -248,7 +249,7 @@ def _bind(chosen: Config, data: Data, private: Private) -> Session:
 
 
 def explain_missing(directory: Path) -> str:
-    """Why this run cannot go on."""
+    """Say why this run cannot continue."""
     said = f"{directory} holds no {config.FILE}: give the folder of a run of `sordino train`"
     if not (directory / LEDGER).exists():
         return said
@@ -303,7 +304,7 @@ def _build(chosen: Config, data: Data, run: Path | None) -> Private:
 
 
 def make_views(chosen: Config, data: Data) -> dict[str, Any]:
-    """The options of `Private` for random views of images: shifted by up to an eighth of a side, mirrored if asked."""
+    """Options of `Private` for random views of images: shifted by up to an eighth of a side, and mirrored if asked."""
     count = chosen.run.augment
     if count is None:
         return {}
@@ -320,7 +321,7 @@ def _require_classes(chosen: Config, data: Data) -> None:
 
 
 def choose_directory() -> Path:
-    """A new folder in runs/, named after the time."""
+    """Choose a new folder in runs/, named after the time."""
     name = datetime.now().strftime("%Y%m%d-%H%M%S")
     tries = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 1000))
     return next(path for path in tries if not path.exists())

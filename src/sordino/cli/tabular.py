@@ -1,4 +1,4 @@
-"""`sordino train` on a table when no network is asked for: learn it, keep the model, and report the outcome."""
+"""`sordino train` on a table if no network is asked for: learn it, keep the model, and report the outcome."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _SHOWN = {
 
 
 def wants_learning(flags: Flags, base: Config) -> bool:
-    """Whether a table is to be learnt by the learner of tables, not by a network."""
+    """Whether to learn a table by the learner of tables instead of a network."""
     source = flags.data or base.data.source
     network = [*flags.given(*_OF_NETWORKS), *(["non_private_twin"] if flags.non_private_twin else [])]
     other = base.recipe is not None or base.own is not None or base.model.name not in (None, ADDITIVE)
@@ -138,7 +138,7 @@ def _prepare(data: DataChoice, given: Schema, merged: dict[str, Any], seed: int 
 
 
 def resume(directory: Path, config: Config, *, as_json: bool) -> None:
-    """Learn again after a kill, within what is left of the budget; a finished run is left as it is."""
+    """Learn again after a kill, within the rest of the budget; a finished run is left as it is."""
     if is_saved(directory) and (directory / OUTCOME).is_file():
         console().print(f"{directory} is finished: there is nothing left to do", markup=False)
         return
@@ -149,7 +149,7 @@ def resume(directory: Path, config: Config, *, as_json: bool) -> None:
 
 
 def prepare_again(config: Config) -> Ready:
-    """The records of a run as they were when it began."""
+    """Read the records of a run as they were when it began."""
     assert config.learning is not None
     wanted = {f.name: getattr(config.learning, f.name) for f in fields(LearningChoice)}
     ready = _prepare(config.data, config.schema or Schema(), wanted, config.run.seed)
@@ -200,8 +200,8 @@ def audit(directory: Path, config: Config, *, as_json: bool) -> bool:
 def _learn_and_report(config: Config, ready: Ready, directory: Path, *, as_json: bool, resumed: bool = False) -> None:
     named = config.run.dataset_budget
     vault = open_budget(named) if named else None
-    plan = plan_table(ready, shared=vault is not None)  # what noise would drown is refused before anything is written
-    if vault is not None and not resumed:  # and so is one that the dataset's own budget has no room for
+    plan = plan_table(ready, shared=vault is not None)  # refuse what noise would drown before anything is written
+    if vault is not None and not resumed:  # also a run that the dataset's own budget has no room for
         claim = vault.claim(unit=ready.unit, repeatable=ready.wishes.seed is not None)
         claim.preview(plan.events(), ready.budget.adjacency)
     if not as_json:
@@ -230,7 +230,7 @@ def _learn_and_report(config: Config, ready: Ready, directory: Path, *, as_json:
 
 
 def _to_plain(fitted: Fitted, directory: Path, seconds: int) -> dict[str, Any]:
-    """The outcome of the run, for machines and for its report."""
+    """Return the outcome of the run, for machines and for its report."""
     learned, ready = fitted.learned, fitted.ready
     with reading_books(directory) as ledger:
         head = ledger.head()

@@ -1,4 +1,4 @@
-"""What all commands share: exit codes, and where results, messages and errors go."""
+"""What all commands share: exit codes, and the places for results, messages and errors."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ UNSURE = {
     "unchecked": "signature not checked: the ledger is signed, and its key is not set (SORDINO_LEDGER_KEY)",
     "missing": "the ledger is not signed, though a key is set: if it ever was, somebody forged it",
 }
-"""What to say of a ledger whose signatures prove nothing."""
+"""What to say about a ledger whose signatures prove nothing."""
 NARROW = shutil.get_terminal_size().columns < 60
-"""Whether help is plain text: in a narrow terminal, its tables would cut the names of options."""
+"""Whether help is plain text: in a narrow terminal, tables would cut the names of options."""
 FOUND = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 _LARGE = 10_000_000
-"""Bytes of a file that takes long enough to read for a progress bar."""
+"""A file of this many bytes takes long enough to read for a progress bar."""
 
 
 def write_epilog(text: str) -> str:
-    """The end of a command's help; plain text has no bold words."""
+    """Write the end of a command's help; plain text has no bold words."""
     return re.sub(r"\[/?bold\]", "", text) if NARROW else text
 
 
 def console() -> Console:
-    """For results."""
+    """The console for results."""
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=True)
 
 
 def messages() -> Console:
-    """For everything that is not a result: progress, cautions, errors."""
+    """The console for everything that is not a result: progress, cautions, errors."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(what: str, words: str) -> None:
-    """One line of what a command is about to do."""
+    """Print one line about what a command is about to do."""
     from rich.markup import escape
 
     messages().print(f"[bold]{what:9}[/bold] {escape(words)}")
@@ -58,7 +58,7 @@ def say(what: str, words: str) -> None:
 
 @contextmanager
 def show_reading() -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr while a large file is read; it is told how much of the file was read."""
+    """Show a bar on stderr while a large file is read; it is told how much of the file was read."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     bar = Progress(
@@ -81,13 +81,13 @@ def show_reading() -> Iterator[Callable[[int, int], None]]:
 
 
 def complain(message: str) -> None:
-    """One line on stderr."""
+    """Print one line on stderr."""
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
 
 
 @contextmanager
 def explain_interruption() -> Iterator[None]:
-    """Around training: a Ctrl-C before the first step, or a second one during a step, ends in one line."""
+    """Wrap training, so that Ctrl-C before the first step, or a second Ctrl-C during a step, ends in one line."""
     import typer
 
     try:
@@ -98,7 +98,7 @@ def explain_interruption() -> Iterator[None]:
 
 
 def caution(message: str) -> None:
-    """Something the user should know, one line on stderr."""
+    """Tell the user something important, in one line on stderr."""
     print(f"caution: {message}", file=sys.stderr)
 
 
@@ -108,7 +108,7 @@ def print_json(result: dict[str, Any]) -> None:
 
 
 def save_json(path: Path, result: dict[str, Any]) -> None:
-    """The same object in a file of the run, for `sordino report`."""
+    """Save the same object in a file of the run, for `sordino report`."""
     from sordino.books import write_durably
 
     try:

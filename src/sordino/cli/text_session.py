@@ -53,7 +53,7 @@ MODEL = "model"
 
 @dataclass(frozen=True)
 class TextSession(Session):
-    """A run on texts; `tokenizer` made the records, and `start` seeded the random weights of the model."""
+    """A run on texts. `tokenizer` made the records; `start` seeded the model's random weights."""
 
     tokenizer: Any
     start: int
@@ -64,7 +64,7 @@ class TextSession(Session):
         return self.config.finetuning
 
     def steps(self) -> Iterator[Step]:
-        """The steps that are left. The first must give noise to every trained tensor and change no frozen one."""
+        """Take the remaining steps. The first must give noise to every trained tensor and change no frozen one."""
         try:
             with watch_first_step(self.model, self.private.bench.optimizer):
                 first = self.private.step()
@@ -74,7 +74,7 @@ class TextSession(Session):
         yield from self.private.steps()
 
     def measure(self) -> tuple[float | None, float | None]:
-        """Accuracy and mean loss on held-out texts: a few of them on the way, all of them at the end."""
+        """Measure accuracy and mean loss on held-out texts: a few of them along the way, all of them at the end."""
         if not self.has_held_out:
             return None, None
         texts: Any = self.data.test_set
@@ -85,7 +85,7 @@ class TextSession(Session):
             return measure(self.model, texts, part, Pad(find_padding(self.tokenizer)))
 
     def guarantee(self) -> Guarantee:
-        """The guarantee, with what the fine-tuning took to be public."""
+        """Return the guarantee, with what the fine-tuning took to be public."""
         spent, whose = self.private.guarantee(), "records" if self.choice.unit is None else "owners"
         public = (
             f"the names of the columns, the number of {whose} and what the user gave as public are public",
@@ -104,7 +104,7 @@ def tune_and_report(flags: FinetuneFlags) -> None:
 
 
 def finish_and_report(session: TextSession, *, as_json: bool) -> None:
-    """Take the steps that are left, export what was learnt, say how to use it: the end of `finetune` and `resume`."""
+    """Take the remaining steps, export the model, and say how to use it: the end of `finetune` and `resume`."""
     try:
         if not as_json:
             _announce_training(session)
@@ -118,13 +118,13 @@ def finish_and_report(session: TextSession, *, as_json: bool) -> None:
         _suggest(session)
 
 
-# -- a run, new or gone on with ---------------------------------------------------------------------------------------
+# -- a run, new or continued ------------------------------------------------------------------------------------------
 
 
 def begin(chosen: ChosenTexts, run: Path | None, ready: Callable[[], None] = lambda: None) -> TextSession:
     """Start a new run in its own directory. Model and recipe are tried before anything is spent.
 
-    Where the classes have no names yet, they are released first; the model is tried on invented texts before that.
+    If the classes have no names yet, these are released first; the model is tried on invented texts before that.
     """
     directory = run or choose_directory()
     if (directory / LEDGER).exists():
@@ -155,7 +155,7 @@ def begin(chosen: ChosenTexts, run: Path | None, ready: Callable[[], None] = lam
 
 
 def reopen(directory: Path) -> TextSession:
-    """Go on with a run that was interrupted, killed or finished; the folder may come from anybody."""
+    """Continue a run that was interrupted, killed or finished; the folder may come from anybody."""
     models.require_packages()
     settled = config.read_run_config(directory)
     found = settled or config.read_run_config(directory, PREPARATION)
@@ -175,13 +175,13 @@ def reopen(directory: Path) -> TextSession:
         settled = _prepare_again(found, sheet, origin, directory)
     session = _assemble(settled, sheet, origin)
     session.private.load(directory)
-    _keep_base(session, origin, directory)  # it was killed before that was kept
+    _keep_base(session, origin, directory)  # it was killed before this was kept
     (directory / PREPARATION).unlink(missing_ok=True)
     return _declare(session)
 
 
 def _prepare_again(found: Config, sheet: Sheet, origin: Origin, directory: Path) -> Config:
-    """Finish a run that was killed before its classes were named; what it had released stays charged."""
+    """Finish a run that was killed before its classes were named; its earlier releases stay charged."""
     data, recipe = found.data, found.recipe
     assert recipe is not None
     if found.schema is None or data.records is None or data.prepare is None:
@@ -197,7 +197,7 @@ def _prepare_again(found: Config, sheet: Sheet, origin: Origin, directory: Path)
 
 
 def _assemble(settled: Config, sheet: Sheet, origin: Origin, *, invented: bool = False) -> TextSession:
-    """Texts, tokenizer, model and recipe bound together, in memory; `invented` texts stand in for the real ones."""
+    """Bind texts, tokenizer, model and recipe together in memory; `invented` texts stand in for the real ones."""
     choice, recipe, seed = settled.finetuning, settled.recipe, settled.run.seed
     assert choice is not None
     assert recipe is not None
@@ -236,7 +236,7 @@ def _name_owners(sheet: Sheet, choice: TextChoice) -> dict[str, Any]:
 
 
 def _encode(tokenizer: Any, sheet: Sheet, choice: TextChoice, classes: Sequence[str]) -> Data:
-    """The records as tokens and classes, each computed from that record alone."""
+    """Encode the records as tokens and classes, each from that record alone."""
     parts = []
     for table in (sheet.train, sheet.held_out):
         rows = _find_tokens(tokenizer, list(table.columns[choice.text]), choice)
@@ -253,14 +253,14 @@ def _encode(tokenizer: Any, sheet: Sheet, choice: TextChoice, classes: Sequence[
 
 
 def _find_tokens(tokenizer: Any, cells: Sequence[str], choice: TextChoice) -> list[Tensor]:
-    """The tokens of each record, which depend on no other record."""
+    """Find the tokens of each record, which depend on no other record."""
     if choice.chat:
         return encode_conversations(tokenizer, cells, choice.length)
     return encode_texts(tokenizer, cells, choice.length, generative=choice.task == CAUSAL)
 
 
 def _invent(tokenizer: Any, choice: TextChoice, recipe: Recipe, classes: Sequence[str]) -> Data:
-    """Invented texts, to try model and recipe on."""
+    """Invent texts, to try model and recipe on."""
     words = ("a", "text", "of", "nobody")
     texts = [" ".join(words[: 1 + i % 4]) for i in range(4)]
     if choice.chat:
@@ -273,9 +273,9 @@ def _invent(tokenizer: Any, choice: TextChoice, recipe: Recipe, classes: Sequenc
 
 
 def _keep_base(session: TextSession, origin: Origin, directory: Path) -> None:
-    """If the weights are random, keep those that the run began with: nobody could draw the same ones again.
+    """If the weights are random, keep those that the run began with: nobody else could draw the same ones.
 
-    They are drawn anew from the same seed, because adapters have changed the model's layers by now.
+    They are drawn again from the same seed, because adapters have changed the model's layers by now.
     """
     folder, choice = directory / BASE, session.choice
     if not choice.random or folder.exists():
@@ -286,14 +286,14 @@ def _keep_base(session: TextSession, origin: Origin, directory: Path) -> None:
 
 
 def _declare(session: TextSession) -> TextSession:
-    """The ledger knows which records no guarantee covers."""
+    """Note in the ledger which records no guarantee covers."""
     if session.has_held_out:
         session.private.declare(UNPROTECTED, HELD_OUT)
     return session
 
 
 def _warn(session: TextSession, origin: Origin) -> None:
-    """Where nothing was learnt before, the records have to say it all."""
+    """Warn if the weights are random: the model then learns everything from these records."""
     if origin.random:
         caution(f"the weights of {origin.name} are random: it knows no language before your texts")
         if (words := judge_size(session.private.bench.recipe, count_parameters(session.model))) is not None:
@@ -305,7 +305,7 @@ def _warn(session: TextSession, origin: Origin) -> None:
 
 @torch.no_grad()
 def measure(model: nn.Module, texts: Texts, places: Sequence[int], pad: Pad) -> tuple[float | None, float | None]:
-    """The share of texts that are classified rightly and the mean loss; of a causal model, the loss per token alone."""
+    """Return the share of texts classified correctly and the mean loss; for a causal model, only the loss per token."""
     right = known = 0
     total = weight = 0.0
     for start in range(0, len(places), 64):
@@ -326,13 +326,13 @@ def measure(model: nn.Module, texts: Texts, places: Sequence[int], pad: Pad) -> 
 
 
 def export(session: TextSession) -> None:
-    """Write what was trained to `RUN/model`, as transformers or PEFT read it: anew each time, whole or not at all."""
+    """Write the trained model to `RUN/model`, as transformers or PEFT read it: again each time, whole or not at all."""
     base = session.run / BASE if session.choice.random else Path(session.config.model.options["path"])
     models.save_model(session.model, session.tokenizer, session.run / MODEL, base.resolve())
 
 
 def _announce_texts(chosen: ChosenTexts) -> None:
-    """Before anything is spent."""
+    """Say which texts are used, before anything is spent."""
     settled, sheet, choice = chosen.config, chosen.sheet, chosen.config.finetuning
     assert choice is not None
     held = f", {len(sheet.held_out):,} held out, not protected" if len(sheet.held_out) else ", none held out"
@@ -347,7 +347,7 @@ def _announce_texts(chosen: ChosenTexts) -> None:
 
 
 def _announce_training(session: TextSession) -> None:
-    """When model and classes are known, before the first step."""
+    """Say what is trained, when model and classes are known and before the first step."""
     recipe, choice = session.private.bench.recipe, session.choice
     schema: Schema | None = session.config.schema
     if schema is not None and schema.classes is not None:
@@ -364,7 +364,7 @@ def _announce_training(session: TextSession) -> None:
 
 
 def _suggest(session: TextSession) -> None:
-    """What to do with the run now."""
+    """Suggest what to do with the run now."""
     run, out = shlex.quote(str(session.run)), console()
     use = f"sordino generate {run} --records 100 --out synthetic.jsonl"
     if session.choice.task == CLASSIFY:

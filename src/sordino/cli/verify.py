@@ -1,4 +1,4 @@
-"""`sordino verify`: whether a ledger is what it was, by its chain, its signatures and a receipt kept elsewhere."""
+"""`sordino verify`: whether a ledger is unchanged, by its chain, its signatures and a receipt kept elsewhere."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def verify(run: _Run, head: _Head = None, key: _Key = None, page: _Page = None, 
 
 @dataclass(frozen=True)
 class Kept:
-    """What a receipt says: so many events, then this head, of this run."""
+    """What a receipt says: after so many events, this run's ledger had this head."""
 
     events: int
     head: str
@@ -71,7 +71,7 @@ class Kept:
 
 
 def _read_receipt(given: str) -> Kept:
-    """The receipt in a text, or in the last line of the file that the text names."""
+    """Read the receipt in a text, or in the last line of the file that the text names."""
     text = given
     if not given.startswith(RECEIPT):
         try:
@@ -104,7 +104,7 @@ def _examine(run: Path, kept: Kept | None, key: Key | None) -> dict[str, Any]:
 
 
 def _examine_page(run: Path, page: Path, key: Key | None) -> dict[str, Any]:
-    """Whether the page is the one that was made, of this ledger, and states what the ledger costs."""
+    """Check that the page is unaltered, belongs to this ledger, and states what the ledger costs."""
     from sordino import books
     from sordino.report.facts import gather
     from sordino.report.run_folder import expect_anything
@@ -143,11 +143,11 @@ def _examine_page(run: Path, page: Path, key: Key | None) -> dict[str, Any]:
 
 
 def _require_signature(ledger: Ledger, key: Key | None) -> None:
-    """Who has a key must find its signature: a forger who has none can only leave it out, or sign with another."""
+    """Require the key's signature if there is a key: a forger without it can only leave it out, or use another."""
     if key is not None and ledger.signature != "checked":
         who = "is not signed" if ledger.signature == "missing" else f"is signed by key {ledger.header['signed']}"
         raise LedgerForged(
-            f"ledger {ledger.path} {who}, not by key {key.name}; if it never was signed by that, verify it without"
+            f"ledger {ledger.path} {who}, not by key {key.name}; if that key never signed it, verify it without a key"
         )
     if ledger.signature in UNSURE:
         caution(UNSURE[ledger.signature])

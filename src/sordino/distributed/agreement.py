@@ -22,13 +22,13 @@ from sordino.distributed.team import Team
 from sordino.errors import InvalidInput
 
 SAMPLE = 16
-"""How many records are compared: enough to see another order or another file, few enough to cost nothing."""
+"""How many records are compared: enough to notice another order or another file, too few to cost anything."""
 
 EVERY = 16
-"""Settings and weights are compared again every so many steps, and at the first ones, which show most mistakes."""
+"""Settings and weights are compared every so many steps, and at the first steps, which show most mistakes."""
 
 WEIGHTS = 256
-"""How many weights of each tensor are compared again: a model that went another way differs nearly everywhere."""
+"""How many weights of each tensor are compared: a model that took another path differs nearly everywhere."""
 
 _RECIPE, _OPTIMIZER, _SCHEDULER = "recipe's", "optimizer's", "scheduler's"
 _WAYS_OUT = {
@@ -45,7 +45,7 @@ _WAYS_OUT = {
 
 
 def list_assumptions(team: Team) -> tuple[str, ...]:
-    """What a guarantee must say about the processes."""
+    """List what a guarantee must say about the processes."""
     if team.size == 1:
         return ()
     return ("all processes hold the same records in the same order (a sample was compared), and trust one another",)
@@ -105,7 +105,7 @@ def require_shareable(team: Team, model: nn.Module, ledger_given: bool) -> None:
 
 
 def describe_settings(optimizer: torch.optim.Optimizer, schedulers: Sequence[LRScheduler]) -> dict[str, str]:
-    """The optimizer's and the schedulers' classes and plain settings, by names that an error can show."""
+    """Return the optimizer's and the schedulers' classes and plain settings, by names that an error can show."""
     found = {f"{_OPTIMIZER} class": type(optimizer).__name__}
     for number, group in enumerate(optimizer.param_groups):
         settings = {key: value for key, value in group.items() if key != "params"}
@@ -118,12 +118,12 @@ def describe_settings(optimizer: torch.optim.Optimizer, schedulers: Sequence[LRS
 
 
 def digest_weights(model: nn.Module) -> str:
-    """A digest of all parameters and buffers that every process has a copy of."""
+    """Return a digest of all parameters and buffers that every process has a copy of."""
     return _digest(_replicas(model))
 
 
 def digest_records(count: int, fetch: Callable[[Tensor], Any]) -> str:
-    """A digest of a few of `count` records, or nothing where `fetch` answers differently each time.
+    """Return a digest of a few of `count` records, or nothing where `fetch` answers differently each time.
 
     Augmentation does so. Fewer records than the sample are not compared.
     """
@@ -135,7 +135,7 @@ def digest_records(count: int, fetch: Callable[[Tensor], Any]) -> str:
 
 
 def _compare(everybody: list[dict[str, str]]) -> None:
-    """Name the first thing in which a rank differs from rank 0, with its value on each where that can be read."""
+    """Name the first thing in which a rank differs from rank 0, and its value on each if that can be read."""
     for name in dict.fromkeys(name for theirs in everybody for name in theirs):
         values = [theirs.get(name, "none") for theirs in everybody]
         if all(values) and len(set(values)) > 1:
@@ -162,7 +162,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _replicas(model: nn.Module) -> Iterator[Tensor]:
-    """What every process has a copy of; of shards there is one each, so that they cannot differ."""
+    """Return the tensors that every process has a copy of; a shard exists only once, so it cannot differ."""
     held = (*model.parameters(), *model.buffers())
     return (tensor.detach() for tensor in held if not is_shard(tensor))
 

@@ -33,9 +33,10 @@ def mesh_size(model: nn.Module) -> int:
 
 @contextmanager
 def unshard(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Hand out the whole parameters behind `parameters`, in every process; those of a model without shards as they are.
+    """Hand out the whole parameters behind `parameters`, in every process; without shards, they are unchanged.
 
-    Inside FSDP does nothing. Edge cases: its switches have torch's defaults afterwards, whatever they were before.
+    FSDP does nothing inside this block. Edge cases: afterwards FSDP's switches have torch's defaults, whatever they
+    were before.
     """
     units = _units(model)
     if not units:
@@ -64,13 +65,13 @@ def _require_whole(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Cut the model into shards again, in which a forward pass of the user's own need not have left it."""
+    """Cut the model into shards again; the user's own forward pass may have left it whole."""
     for unit in _units(model):
         unit.reshard()
 
 
 def shard_like(value: Tensor, parameter: Tensor) -> Tensor:
-    """A whole tensor cut as `parameter` is cut; each process keeps its own piece of it."""
+    """Return a whole tensor cut as `parameter` is cut; each process keeps its own piece of it."""
     if not is_shard(parameter):
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -80,12 +81,12 @@ def shard_like(value: Tensor, parameter: Tensor) -> Tensor:
 
 
 def gather_state(state: Any) -> Any:
-    """A state dictionary with every shard replaced by the whole tensor; all processes must ask together."""
+    """Return a state dictionary with every shard replaced by the whole tensor; all processes must ask together."""
     return tree_map(lambda value: value.full_tensor() if is_shard(value) else value, state)
 
 
 def scatter_state(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    """A model's `gather_state` state, cut as the model is cut."""
+    """Return a model's `gather_state` state, cut as the model is cut."""
     like = model.state_dict()
     return {name: shard_like(value, like[name]) if name in like else value for name, value in state.items()}
 
@@ -101,7 +102,7 @@ def scatter_optimizer(state: dict[str, Any], optimizer: torch.optim.Optimizer) -
 
 
 def _units(model: nn.Module) -> list[Any]:
-    """The modules that FSDP2 manages; it is not imported where no process group exists."""
+    """Return the modules that FSDP2 manages; FSDP2 is not imported if there is no process group."""
     if not (dist.is_available() and dist.is_initialized()):
         return []
     from torch.distributed.fsdp import FSDPModule

@@ -1,4 +1,4 @@
-"""The processes that take a step together: who leads, whose part is whose, one stream of noise and one ledger for all.
+"""The processes that take a step together: who leads, who gets which part, one stream of noise, one ledger.
 
 `join` adds a process to the group, and `form_team` returns the team. The leader draws, and writes the ledger; the
 others receive what it drew and answer queries from a copy of the ledger in memory.
@@ -44,11 +44,11 @@ class Team:
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def sum(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The sums over all processes, the same bits on each of them."""
+        """Return the sums over all processes, the same bits on each of them."""
         return tensors
 
     def lead(self, action: Callable[[], T]) -> T:
-        """Let the leader do it; its result, or its refusal, reaches all processes."""
+        """Let the leader do something; its result, or its refusal, reaches all processes."""
         return action()
 
     def gather(self, value: T) -> list[T]:
@@ -190,7 +190,7 @@ def mirror_ledger(team: Team, ledger: Ledger) -> Ledger:
     if team.leads:
         return ledger
     copy = Ledger.in_memory(run_id=header["run_id"], header=header)
-    for event in events:  # in their order: what came before a plan is priced apart
+    for event in events:  # in order: events before a plan are priced separately
         copy.charge(event)
     for line in said:
         copy.declare("assumption", line)

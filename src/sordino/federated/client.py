@@ -43,7 +43,7 @@ def client_app(
     *,
     collate: Collate | None = None,
 ) -> ClientApp:
-    """A ClientApp that trains `model` by `loss` on its own records, as the strategy's rounds say.
+    """Return a ClientApp that trains `model` by `loss` on its own records, as the strategy's rounds say.
 
     `model` is a module, or a function that makes one; its weights come from the server. ``loss(model, batch)`` returns
     one loss per record. ``data(context)`` returns the records of this client, usually by
@@ -86,12 +86,12 @@ def _update(
     if _is_empty(dataset):
         return {name: torch.zeros_like(p) for name, p in work.find_trainable(model).items()}
     order = torch.Generator().manual_seed(int(config["round"]))  # type: ignore[arg-type]  # as above
-    with shield_chance(None):  # clients in one process would else have masks of dropout that depend on one another
+    with shield_chance(None):  # otherwise dropout masks of clients in one process would depend on one another
         return work.from_config(config).update(model, loss, Records(dataset, collate), order)
 
 
 def _is_empty(dataset: Any) -> bool:
-    """Whether a client has no records this round, which is nothing to complain about: its update is zero."""
+    """Whether a client has no records this round; this is no error, and its update is zero."""
     rows = dataset[0] if isinstance(dataset, tuple) and dataset else dataset
     return isinstance(rows, Sized) and len(rows) == 0
 
@@ -100,13 +100,13 @@ def _is_empty(dataset: Any) -> bool:
 
 
 def reply(message: Message, update: Mapping[str, Tensor], within: bool) -> Message:
-    """A client's answer: its clipped update and its vote, and nothing else, such as how many records it has."""
+    """Return a client's answer: its clipped update and its vote, and nothing else, such as how many records it has."""
     arrays = ArrayRecord({name: Array(u.detach().float().cpu().contiguous().numpy()) for name, u in update.items()})
     return Message(RecordDict({UPDATE: arrays, REPORT: MetricRecord({WITHIN: int(within)})}), reply_to=message)
 
 
 def read_update(message: Message, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor] | None:
-    """The update in a reply, or None where there is none of these names and shapes."""
+    """Read the update in a reply; None if there is none with these names and shapes."""
     if message.has_error() or not message.has_content():
         return None
     record = message.content.get(UPDATE)
@@ -185,7 +185,7 @@ class InProcessGrid(Grid):
         return (self.answer(message) for message in messages)
 
     def answer(self, message: Message) -> Message:
-        """What the client that `message` is for replies."""
+        """Return the reply of the client that `message` is for."""
         node = message.metadata.dst_node_id
         place: dict[str, Any] = {"partition-id": node - 1, "num-partitions": self.clients}
         return self.app(message, Context(RUN, node, place, RecordDict(), self.run_config))

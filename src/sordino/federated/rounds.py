@@ -1,4 +1,4 @@
-"""The one private round, the audited core of federated training: all that is released about users passes through here.
+"""The one private round, the audited core of federated training: every release about users passes through here.
 
 ::
 
@@ -36,7 +36,7 @@ ASSUMPTIONS = (
 )
 """What every guarantee to users rests on."""
 LASTING = "a user keeps its node number for the whole run, also when it connects anew"
-"""And where users are dealt into groups: under another number a user would be dealt a second time."""
+"""Also assumed if users are dealt into groups: under another number, a user would be dealt a second time."""
 SENSITIVITY = 0.5
 """A client votes −1/2 or +1/2, and 0 when it is missing: half the sensitivity of 0 or 1 (Andrew et al. 2021)."""
 
@@ -82,7 +82,7 @@ class Rounds:
         self.states = recipe.start()
 
     def terms(self) -> Terms:
-        """The public terms of the next round."""
+        """Return the public terms of the next round."""
         whole = self.recipe.terms(self.run.position, self.states)
         return whole if self.adaptive is None else self.adaptive.share(whole, self.clip)
 
@@ -125,7 +125,7 @@ class Rounds:
         current.votes += SENSITIVITY if within else -SENSITIVITY
 
     def weight(self, update: Mapping[str, Tensor], clip: float) -> float:
-        """The recipe's weight for an update: weight × norm ≤ clip, and 0 where the norm is not finite."""
+        """Return the recipe's weight for an update: weight × norm ≤ clip, and 0 where the norm is not finite."""
         norms = measure(update).reshape(1)
         return float(self.recipe.weighing.weights(norms, clip, Draw(torch.zeros(1, dtype=torch.int64))))
 
@@ -187,13 +187,13 @@ class Quantile:
             raise InvalidInput(f"count_noise={self.count_noise} must be > 0 and finite: without noise the votes leak")
 
     def deviation(self, terms: Terms) -> float:
-        """The deviation of the noise on the sum of votes, σ_b, where `terms` are the recipe's own."""
+        """Return σ_b, the deviation of the noise on the sum of votes; `terms` are the recipe's own."""
         if self.count_noise is not None:
             return self.count_noise
         return max(terms.divisor / 20, 2 * terms.noise_multiplier)
 
     def share(self, terms: Terms, clip: float) -> Terms:
-        """`terms` at the bound `clip`, with what the votes leave of the noise multiplier; the event stays what it was.
+        """Return `terms` at the bound `clip`, with the noise that the votes leave to the updates; same event.
 
         >>> from dp_accounting import GaussianDpEvent
         >>> terms = Terms(step=0, clip=1.0, noise_multiplier=1.0, divisor=100, event=GaussianDpEvent(1.0))
@@ -210,11 +210,11 @@ class Quantile:
         return replace(terms, clip=clip, noise_multiplier=precision**-0.5)
 
     def fraction(self, votes: float, divisor: float) -> float:
-        """The share of updates within the bound, from the noised sum of votes."""
+        """Return the share of updates within the bound, from the noised sum of votes."""
         return min(1.0, max(0.0, 0.5 + votes / divisor))
 
     def follow(self, clip: float, fraction: float) -> float:
-        """The bound of the next round: geometric steps find its scale quickly (Andrew et al. 2021, Alg. 1)."""
+        """Return the bound of the next round: geometric steps find its scale quickly (Andrew et al. 2021, Alg. 1)."""
         return clip * math.exp(-self.rate * (fraction - self.target))
 
     def check(self, recipe: Recipe) -> None:

@@ -166,7 +166,7 @@ class PrivateStrategy(Strategy):
     # -- what you call ------------------------------------------------------------------------------------------
 
     def arrays(self) -> ArrayRecord:
-        """The released model as Flower carries it."""
+        """Return the released model as Flower carries it."""
         return ArrayRecord(self.rounds.model.state_dict())
 
     def guarantee(

@@ -16,7 +16,7 @@ from sordino.records import Records
 
 Parameters = dict[str, nn.Parameter]
 Update = dict[str, Tensor]
-"""By the parameter's name: what the server's optimizer takes for a gradient."""
+"""An update: by the parameter's name, what the server's optimizer uses as a gradient."""
 
 
 class Work(Protocol):
@@ -35,12 +35,12 @@ class Work(Protocol):
 
 
 def find_trainable(model: nn.Module) -> Parameters:
-    """What is trained, by name; a tied parameter once. Buffers are not part of it: they never leave a client."""
+    """Find the trained parameters, by name; a tied one only once. Buffers do not count: they never leave a client."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def measure(update: Mapping[str, Tensor]) -> Tensor:
-    """The length of a whole update, in double precision."""
+    """Measure the length of a whole update, in double precision."""
     norms = [torch.linalg.vector_norm(u, dtype=torch.float64) for u in update.values()]
     whole: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return whole
@@ -112,7 +112,7 @@ KINDS: dict[str, type[FedAvg] | type[FedSGD]] = {"fedavg": FedAvg, "fedsgd": Fed
 
 
 def from_config(config: Mapping[str, Any]) -> Work:
-    """What `to_config` wrote, among other things, into the configuration of a round.
+    """Read what `to_config` wrote into the configuration of a round, beside other things.
 
     >>> from_config({"work": "fedavg", "lr": 0.5, "round": 3})
     FedAvg(epochs=1, batch_size=32, lr=0.5, momentum=0.0, max_steps=100)

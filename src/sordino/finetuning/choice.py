@@ -1,6 +1,6 @@
-"""What a fine-tuning is, as data: the task, the column of texts, their length, and which weights are trained.
+"""The choices of a fine-tuning run, as data: the task, the column of texts, their length, which weights are trained.
 
-It is the table ``[finetuning]`` of a run's ``config.toml``, and the mark by which a folder is known as one::
+They are the table ``[finetuning]`` of a run's ``config.toml``, which also marks the folder as a fine-tuning run::
 
     [finetuning]
     task = "classify"           # or "causal-lm"
@@ -33,8 +33,8 @@ DTYPES = (FLOAT, HALF, BYTES)
 class Lora:
     """Low-rank changes of a frozen model: W + (alpha / rank) · B A (Hu et al. 2021).
 
-    `targets` are the endings of the names of the layers that get one; empty: those that PEFT knows for the
-    architecture, or every linear layer but those of its head.
+    `targets` are the name endings of the layers that get one. If it is empty, these are the layers that PEFT knows for
+    the architecture, or every linear layer outside its head.
     """
 
     rank: int = 8
@@ -53,7 +53,7 @@ class Lora:
 
 
 def parse_lora(text: str) -> Lora:
-    """From ``8``, ``r=8`` or ``r=8,alpha=16,targets=q_proj+v_proj``."""
+    """Read ``8``, ``r=8`` or ``r=8,alpha=16,targets=q_proj+v_proj``."""
     given = {"r": text} if text.strip().isdecimal() else _split_pairs(text)
     targets = tuple(name.strip() for name in str(given.get("targets", "")).split("+") if name.strip())
     try:
@@ -74,7 +74,7 @@ def _split_pairs(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class TextChoice:
-    """How texts are read and learnt from. Public in full."""
+    """How texts are read and learnt from. All of it is public."""
 
     task: str = CLASSIFY
     text: str = "text"

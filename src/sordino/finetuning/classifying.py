@@ -1,4 +1,4 @@
-"""Classes of new texts, by a fine-tuned classifier: post-processing of the released model, free of charge."""
+"""Predicts the classes of new texts by a fine-tuned classifier: post-processing of a released model, so it is free."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ AT_ONCE = 32
 def predict_probabilities(
     tuned: Tuned, texts: Sequence[str], told: Callable[[int], None] = lambda done: None
 ) -> Tensor:
-    """One row per text, one column per class. `told` hears how many texts are done.
+    """Return one row per text and one column per class. `told` is called with the number of texts that are done.
 
-    Texts are taken by their length, so that few tokens are padding; the rows are in the order of the texts.
+    Texts are processed in order of length, so that few tokens are padding; the rows are in the order of the texts.
     """
     rows = encode_texts(tuned.tokenizer, texts, tuned.choice.length, generative=False)
     records = Texts(rows, torch.zeros(len(rows), dtype=torch.int64))
@@ -41,7 +41,7 @@ def predict_probabilities(
 
 
 def tabulate(tuned: Tuned, texts: Sequence[str], told: Callable[[int], None] = lambda done: None) -> Any:
-    """An arrow table of predictions: the likeliest class, and the probability of each."""
+    """Return an arrow table of predictions: the likeliest class, and the probability of each."""
     chances = predict_probabilities(tuned, texts, told)
     named = pa.array([tuned.classes[number] for number in chances.argmax(1).tolist()], pa.string())
     each = {f"probability of {name}": chances[:, place].numpy() for place, name in enumerate(tuned.classes)}
@@ -49,5 +49,5 @@ def tabulate(tuned: Tuned, texts: Sequence[str], told: Callable[[int], None] = l
 
 
 def predict(tuned: Tuned, texts: Sequence[str], told: Callable[[int], None] = lambda done: None) -> list[str]:
-    """The most probable class of each text, by its name."""
+    """Predict the most probable class of each text, by its name."""
     return [tuned.classes[number] for number in predict_probabilities(tuned, texts, told).argmax(1).tolist()]

@@ -1,7 +1,7 @@
 """Synthetic texts from a fine-tuned causal model: post-processing, so that any number of them costs nothing more.
 
-What is written is a function of the released model, the prompt and random numbers. The guarantee of the run covers all
-texts together, however many are drawn. It does not cover a prompt, which must not be private.
+Each text is a function of the released model, the prompt and random numbers. The guarantee of the run covers all texts
+together, however many are drawn. It does not cover a prompt, so a prompt must not be private.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Sampling:
 
 
 def generate(tuned: Tuned, records: int, sampling: Sampling, prompt: str = "") -> Iterator[list[str]]:
-    """`records` texts, some at a time; each begins with the `prompt`. The caller's random state is left alone."""
+    """Yield `records` texts, some at a time; each begins with the `prompt`. The caller's random state is kept."""
     if not 1 <= records <= MOST_RECORDS:
         raise InvalidInput(f"records={records} must be in 1..{MOST_RECORDS:,}")
     tokenizer = tuned.tokenizer
@@ -89,7 +89,7 @@ def _describe(tuned: Tuned, sampling: Sampling, most: int) -> dict[str, Any]:
 
 
 def _decode(tokenizer: Any, ids: list[int]) -> str:
-    """Up to the end mark; bytes that make no character are left out."""
+    """Decode up to the end mark; bytes that make no character are left out."""
     if tokenizer.eos_token_id in ids:
         ids = ids[: ids.index(tokenizer.eos_token_id)]
     text: str = tokenizer.decode(ids, skip_special_tokens=True)

@@ -25,7 +25,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from sordino.errors import InvalidInput, UnsupportedModel
 
 IGNORED = -100
-"""The label of a token that no loss is taken of: padding, a prompt, what was not masked."""
+"""The label of a token that has no loss: padding, a prompt, or a token that was not masked."""
 
 PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "seq_lens", "packed_seq_lens")
 """Inputs by which several texts share one row."""
@@ -49,14 +49,14 @@ def loss(model: nn.Module, batch: Mapping[str, Any], label_smoothing: float = 0.
     if task == "seq2seq" and not {"decoder_input_ids", "decoder_inputs_embeds"} & inputs.keys():
         inputs["decoder_input_ids"] = base.prepare_decoder_input_ids_from_labels(labels=labels["labels"])
     if task in ("causal language model", "seq2seq"):
-        inputs.setdefault("use_cache", False)  # nothing is generated, and the keys of all layers take memory
+        inputs.setdefault("use_cache", False)  # nothing is generated, so the keys of all layers would waste memory
     output = model(**inputs)
     return HEADS[task](base.config, output, labels, label_smoothing)
 
 
 @dataclass(frozen=True)
 class TaskLoss:
-    """The per-example loss of a model's own task, under autocast where there is a `dtype`."""
+    """The per-example loss of a model's own task, under autocast if there is a `dtype`."""
 
     label_smoothing: float = 0.0
     device: str = "cpu"
@@ -68,7 +68,7 @@ class TaskLoss:
 
 
 def unwrap(model: nn.Module) -> Any:
-    """The Hugging Face model inside PEFT's, a data-parallel or a compiled wrapper."""
+    """Return the Hugging Face model inside a wrapper of PEFT, of data parallelism or of ``torch.compile``."""
     while True:
         peft, wrapped = getattr(model, "get_base_model", None), "module" if not hasattr(model, "config") else ""
         inner = peft() if callable(peft) else getattr(model, "_orig_mod", getattr(model, wrapped, None))
@@ -78,7 +78,7 @@ def unwrap(model: nn.Module) -> Any:
 
 
 def find_task(model: nn.Module) -> str:
-    """What the model is trained for, by the name of its class; a refusal for a class whose loss is not known."""
+    """Find what the model is trained for by the name of its class; refuse a class whose loss is not known."""
     base = unwrap(model)
     name, config = type(base).__name__, getattr(base, "config", None)
     if config is None:
@@ -123,7 +123,7 @@ def _check(
     wanted: tuple[str, ...],
     label_smoothing: float,
 ) -> None:
-    """Refuse what would mix examples, or what cannot be taken apart by example."""
+    """Refuse anything that would mix examples, or that cannot be taken apart by example."""
     if missing := [name for name in wanted if name not in labels]:
         raise InvalidInput(
             f"the batch has no {' and no '.join(missing)}: a {task} is trained on {' and '.join(wanted)}"
@@ -146,7 +146,7 @@ def _check(
 
 
 def _mean_of_tokens(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """The mean over each example's own labelled tokens, of logits [B, T, V] and labels [B, T]."""
+    """Return each example's mean loss over its own labelled tokens, from logits [B, T, V] and labels [B, T]."""
     if logits.shape[:2] != labels.shape:
         raise InvalidInput(
             "logits and labels have different lengths: a token classifier or masked model takes one label per token"
@@ -162,7 +162,7 @@ def _tokens(config: Any, output: Any, labels: Mapping[str, Tensor], smoothing: f
 
 
 def _next_tokens(config: Any, output: Any, labels: Mapping[str, Tensor], smoothing: float) -> Tensor:
-    """Position t predicts token t + 1. Prompt tuning puts tokens of its own before the text, which have no labels."""
+    """Position t predicts token t + 1. Prompt tuning puts its own tokens before the text, which have no labels."""
     logits, wanted = output.logits, labels["labels"]
     if (virtual := logits.shape[1] - wanted.shape[1]) > 0:
         wanted = pad(wanted, (virtual, 0), value=IGNORED)
@@ -170,9 +170,9 @@ def _next_tokens(config: Any, output: Any, labels: Mapping[str, Tensor], smoothi
 
 
 def _classes(config: Any, output: Any, labels: Mapping[str, Tensor], smoothing: float) -> Tensor:
-    """One class of several, several labels at once, or numbers: by `problem_type`, or by the labels where it is None.
+    """One class of several, several labels at once, or numbers: by `problem_type`, or by the labels if it is None.
 
-    The configuration is only read, whereas the model's own forward pass writes what it inferred into it.
+    This only reads the configuration, whereas the model's own forward pass writes into it what it inferred.
     """
     logits, wanted = output.logits.float(), labels["labels"]
     kind = getattr(config, "problem_type", None)
@@ -193,7 +193,7 @@ def _choices(config: Any, output: Any, labels: Mapping[str, Tensor], smoothing: 
 
 
 def _span(config: Any, output: Any, labels: Mapping[str, Tensor], smoothing: float) -> Tensor:
-    """The mean of the losses of start and end; a position beyond the text counts as not given."""
+    """Return the mean of the losses of start and end; a position beyond the text counts as missing."""
     total: Any = 0.0
     for name in ("start", "end"):
         logits = getattr(output, f"{name}_logits").float()
@@ -222,7 +222,7 @@ TASKS = {
 """Tasks by the ending of a class name; a language model whose configuration is an encoder-decoder's is seq2seq."""
 
 LABELS = {"question answerer": ("start_positions", "end_positions")}
-"""What takes the place of `labels`."""
+"""The inputs that take the place of `labels`."""
 
 UNSMOOTHED = ("chooser", "question answerer")
 

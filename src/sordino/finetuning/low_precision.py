@@ -8,7 +8,7 @@
 
 Only weights are rounded, once, before the run: w ≈ scale · round(w / scale) with scale = max|w| / 127 over the inputs
 of an output. No activation is ever scaled by the rest of its batch, so each record is computed separately. The frozen
-base is public, and so is its rounding; what is trained never loses a small step to coarse numbers.
+base is public, and so is its rounding. Trained weights never lose a small step to coarse numbers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ByteLinear(nn.Module):
 
 
 def autocast(dtype: str, model: nn.Module) -> AbstractContextManager[None]:
-    """What a model of this `dtype` is run under: nothing, unless its products are to be in half precision."""
+    """Return the context that a model of this `dtype` runs in: an empty one, unless products are in half precision."""
     device = next(model.parameters()).device.type
     context: AbstractContextManager[None] = torch.autocast(device, torch.bfloat16, enabled=dtype == HALF)
     return context
@@ -69,7 +69,7 @@ def store_in_bytes(model: nn.Module) -> int:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """A linear layer itself, not a subclass with a forward pass of its own; GPT-2 calls its own kind Conv1D."""
+    """Whether this is a linear layer itself, not a subclass with its own forward pass; GPT-2 calls its kind Conv1D."""
     return type(module) is nn.Linear or type(module).__name__ == "Conv1D"
 
 

@@ -1,4 +1,4 @@
-"""The model of a fine-tuning: from a folder on this machine, or with random weights from a `config.json`.
+"""Loads the model to fine-tune: from a folder on this machine, or with random weights from a `config.json`.
 
 Nothing is downloaded, and no code in a folder is run.
 """
@@ -24,7 +24,7 @@ from sordino.finetuning.tokens import find_padding, has_tokenizer, load_tokenize
 
 CONFIG = "config.json"
 BASE = "base"
-"""The folder of a run that holds the model it began with, where its weights are random."""
+"""The folder in a run that holds the model it began with, if its weights were random."""
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
 _NAMES_SHOWN = 4
 
@@ -35,19 +35,19 @@ class FinetuningMissing(SordinoError, ImportError):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a model comes from: a folder, whose weights are used unless there are none or only its shape is wanted."""
+    """Where a model comes from: a folder. Its weights are used, unless it has none or only its shape is wanted."""
 
     folder: Path
     random: bool
 
     @property
     def name(self) -> str:
-        """What it is called in reports: the folder's own name, not where it lies."""
+        """The model's name in reports: the folder's own name, not its path."""
         return self.folder.name
 
 
 def find_origin(given: str) -> Origin:
-    """The folder of a model with weights, or a `config.json`, whose model begins at random."""
+    """Find the folder of a model with weights, or a `config.json` for a model that begins at random."""
     path = Path(given)
     wanted = "give a folder that holds config.json and weights, or a config.json for a model with random weights"
     if not path.exists():
@@ -90,7 +90,7 @@ def require_packages() -> None:
 
 
 def load_config(origin: Origin, choice: TextChoice, tokenizer: Any, classes: Sequence[str]) -> Any:
-    """The model's configuration, made to fit task, classes and tokenizer."""
+    """Load the model's configuration and make it fit task, classes and tokenizer."""
     from transformers import AutoConfig
 
     try:
@@ -105,7 +105,7 @@ def load_config(origin: Origin, choice: TextChoice, tokenizer: Any, classes: Seq
         config.label2id = {name: number for number, name in enumerate(classes)}
         config.problem_type = "single_label_classification"
     if origin.random and not has_tokenizer(origin.folder):
-        config.vocab_size = len(tokenizer)  # rows that no byte has would only take noise
+        config.vocab_size = len(tokenizer)  # rows that belong to no byte would only collect noise
     elif config.vocab_size < len(tokenizer):
         raise InvalidInput(
             f"model={origin.name} has {config.vocab_size:,} tokens, its tokenizer {len(tokenizer):,}: "
@@ -119,12 +119,12 @@ def load_config(origin: Origin, choice: TextChoice, tokenizer: Any, classes: Seq
 
 
 def find_length(config: Any, wanted: int | None, usual: int) -> int:
-    """How many tokens of a text are read: as asked for, or the usual number; never more than the model takes."""
+    """Find how many tokens of a text are read: as requested, or the usual number; never more than the model takes."""
     names = ("max_position_embeddings", "n_positions", "n_ctx")
     limits = (getattr(config, name, None) for name in names)
     most = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
     if config.model_type in ("roberta", "xlm-roberta", "camembert") and most is not None:
-        most -= 2  # the first two positions are those of padding
+        most -= 2  # the first two positions belong to padding
     if wanted is None:
         return usual if most is None else min(usual, most)
     if most is not None and wanted > most:
@@ -133,7 +133,7 @@ def find_length(config: Any, wanted: int | None, usual: int) -> int:
 
 
 def load_base(origin: Origin, choice: TextChoice, config: Any, seed: int) -> tuple[nn.Module, list[str]]:
-    """The model without adapters, in eval mode, and the names of its tensors that the folder does not hold."""
+    """Load the model without adapters, in eval mode, and the names of its tensors that the folder does not hold."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     dtype = torch.bfloat16 if choice.dtype == HALF and choice.lora is not None else torch.float32
@@ -162,9 +162,9 @@ def load_base(origin: Origin, choice: TextChoice, config: Any, seed: int) -> tup
 
 
 def adapt(model: nn.Module, choice: TextChoice, seed: int) -> nn.Module:
-    """The model with low-rank changes beside frozen weights, or as it is. A new classifier is trained in any case.
+    """Add low-rank changes beside frozen weights, or return the model as it is. A new classifier is always trained.
 
-    What is trained is in float32; what is frozen is kept as the choice says.
+    Trained weights are in float32; frozen ones are kept as the choice says.
     """
     lora = choice.adapter
     if lora is None:
@@ -191,7 +191,7 @@ def adapt(model: nn.Module, choice: TextChoice, seed: int) -> nn.Module:
 
 
 def _find_targets(model: nn.Module, targets: tuple[str, ...]) -> list[str]:
-    """The layers that were asked for, those that are usual for the architecture, or every linear one of its body."""
+    """Find the requested layers, those that are usual for the architecture, or all linear layers of its body."""
     from peft.utils import constants
 
     if targets:
@@ -200,7 +200,7 @@ def _find_targets(model: nn.Module, targets: tuple[str, ...]) -> list[str]:
     found = usual.get(getattr(getattr(model, "config", None), "model_type", ""))
     if found:
         return list(found)
-    prefix: str = getattr(model, "base_model_prefix", "")  # what is outside of it is the head, which has its own rule
+    prefix: str = getattr(model, "base_model_prefix", "")  # layers outside it are the head, which has its own rule
     body = getattr(model, prefix) if prefix and hasattr(model, prefix) else model
     inside = f"{prefix}." if body is not model else ""
     return [inside + name for name, module in body.named_modules() if isinstance(module, nn.Linear)]
@@ -209,7 +209,7 @@ def _find_targets(model: nn.Module, targets: tuple[str, ...]) -> list[str]:
 def save_model(model: nn.Module, tokenizer: Any, folder: Path, base: Path | None = None) -> None:
     """Write a model, or its adapters for the model in `base`, and its tokenizer, as transformers and PEFT read them.
 
-    The folder is whole or not there: a kill leaves at most one that is called `.partial`.
+    The folder is complete or missing: a kill leaves at most a folder that is called `.partial`.
     """
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -217,7 +217,7 @@ def save_model(model: nn.Module, tokenizer: Any, folder: Path, base: Path | None
     for adapter in adapters.values():
         adapter.base_model_name_or_path = None if base is None else str(base)
     with quiet():
-        # The embedding is frozen under adapters: it need not be written again, whatever its size.
+        # Under adapters the embedding is frozen: it need not be written again, whatever its size.
         model.save_pretrained(partial, **({"save_embedding_layers": False} if adapters else {}))  # type: ignore[operator]  # a model of transformers
         tokenizer.save_pretrained(partial)
     shutil.rmtree(folder, ignore_errors=True)
@@ -225,20 +225,20 @@ def save_model(model: nn.Module, tokenizer: Any, folder: Path, base: Path | None
 
 
 def name_tensors(names: Sequence[str]) -> str:
-    """A few names of tensors, and how many more there are."""
+    """Write a few names of tensors, and how many more there are."""
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return ", ".join(names[:_NAMES_SHOWN]) + more
 
 
 def open_tokenizer(origin: Origin) -> Any:
-    """The tokenizer of a model, without a word from transformers."""
+    """Open the tokenizer of a model, without messages from transformers."""
     with quiet():
         return load_tokenizer(origin.folder)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What transformers prints about loading is said in our own words; its settings are put back."""
+    """Silence what transformers prints about loading, which our own messages say; its settings are restored."""
     from transformers.utils import logging
 
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

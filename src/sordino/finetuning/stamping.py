@@ -1,4 +1,4 @@
-"""A file that a private model made carries the model's guarantee beside it: what it is, and what it cost."""
+"""Puts the model's guarantee beside a file that a private model made: what the file is, and what it cost."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FREE = "post-processing of the released model: it spends nothing, however often 
 
 
 def find_stamp(path: Path) -> Path:
-    """Where the guarantee of a file stands: beside it, under its name."""
+    """Return the place of a file's guarantee: beside the file, under its name."""
     return path.with_name(path.name + ENDING)
 
 
 def describe_guarantee(run: Path, what: str, **settings: Any) -> dict[str, Any]:
-    """Plain data about a file made by the model of `run`: what it holds, how it was made, and under which guarantee."""
+    """Describe a file made by the model of `run`, as plain data: what it holds, how it was made, and its guarantee."""
     facts = gather(run, brief=True)
     guarantee = {**facts.guarantee.to_dict(), "epsilon": to_plain(facts.guarantee.epsilon)}
     return {

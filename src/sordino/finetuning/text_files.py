@@ -1,4 +1,4 @@
-"""Texts of a user's own, from a file: the columns that a fine-tuning needs, and which records are held out."""
+"""Reads a user's own texts from a file: the columns that fine-tuning needs, and which records are held out."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from sordino.tables.table import Table, is_missing
 LINES = (".jsonl", ".ndjson")
 _ACCEPTED = "a .csv, .tsv, .jsonl or .parquet file with a column of texts"
 _LONGEST = 64_000_000
-"""Characters of a line."""
+"""The most characters of a line."""
 
 
 def read_texts(path: Path, wanted: Sequence[str], conversations: str | None = None) -> Table:
-    """The `wanted` columns of a file, as text; whatever is wrong with it is one line that names no cell's content.
+    """Read the `wanted` columns of a file, as text; every error is one line that names no cell's content.
 
-    Every cell of the column `conversations` is a list of {role, content}, which is spelt as `spell_conversation` does.
+    Every cell of the column `conversations` is a list of {role, content}; `spell_conversation` turns it into text.
     """
     _require_file(path)
     table = _read(path, wanted, conversations)
@@ -52,7 +52,7 @@ def holds_conversations(path: Path, column: str) -> bool:
 
 
 def spell_conversation(turns: Sequence[tuple[str, str]]) -> str:
-    """A conversation, as roles and contents, in one cell."""
+    """Write a conversation, as roles and contents, into one cell."""
     return json.dumps([{"role": role, "content": content} for role, content in turns], ensure_ascii=False)
 
 
@@ -67,7 +67,7 @@ def _is_nested(path: Path, column: str) -> bool:
     try:
         schema = pyarrow.parquet.read_schema(path)
     except (pyarrow.ArrowException, OSError):
-        return False  # whoever reads it says why it cannot be read
+        return False  # the reader says why it cannot be read
     return column in schema.names and pyarrow.types.is_nested(schema.field(column).type)
 
 
@@ -85,7 +85,7 @@ def _read(path: Path, wanted: Sequence[str], conversations: str | None) -> Table
 def _tabulate(
     path: Path, records: Iterable[tuple[int, dict[str, Any]]], wanted: Sequence[str], conversations: str | None
 ) -> Table:
-    """Records by name; the first names the columns. What a record lacks, or is null, is an empty cell."""
+    """Make a table of records; the first one names the columns. A missing or null value is an empty cell."""
     columns: dict[str, list[str]] | None = None
     for number, record in records:
         if columns is None:
@@ -129,7 +129,7 @@ def _parse_line(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        record = None  # its words would quote the line
+        record = None  # the error's message would quote the line
     if not isinstance(record, dict):
         raise InvalidInput(f"{path} line {number} is not a JSON object: every line must be one record, {{...}}")
     return record
@@ -147,9 +147,9 @@ def _spell(path: Path, number: int, name: str, value: Any) -> str:
 
 
 def split_texts(table: Table, choice: TextChoice, target: str | None, share: float | None) -> Sheet:
-    """Training and held-out texts. Each record decides by its own bytes, or by its owner's where a unit has several.
+    """Split into training and held-out texts by each record's own bytes, or its owner's if a unit has several records.
 
-    So one record, or one owner, more or less moves no other from one part to the other.
+    So one record or one owner, more or less, moves no other from one part to the other.
     """
     if choice.unit is not None:
         rows = (cell.encode() for cell in table.columns[choice.unit])
@@ -167,7 +167,7 @@ def describe_columns(choice: TextChoice, classes: tuple[str, ...] | None) -> Sch
 
 
 def check_texts(sheet: Sheet, choice: TextChoice) -> None:
-    """Refuse what leaves nothing to learn, before anything is spent; no content is told.
+    """Refuse texts that leave nothing to learn, before anything is spent and without showing any content.
 
     A single empty text is a text. The person who runs the command holds the records: no one else sees what is refused
     here, and there is no run yet.
@@ -180,7 +180,7 @@ def check_texts(sheet: Sheet, choice: TextChoice) -> None:
 
 
 def find_owners(table: Table, unit: str) -> list[str]:
-    """Return whose each record is; a record without an owner is refused, because no unit would protect it."""
+    """Return each record's owner; refuse a record without one, because no unit would protect it."""
     owners = [cell.strip() for cell in table.columns[unit]]
     missing: NDArray[np.bool_] = np.array([is_missing(cell) for cell in owners], np.bool_)
     if missing.any():

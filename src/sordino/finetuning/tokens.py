@@ -22,7 +22,7 @@ from sordino.errors import InvalidInput
 from sordino.finetuning.losses import IGNORED
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-"""A folder with one of these has a tokenizer of its own."""
+"""A folder with one of these files has its own tokenizer."""
 _AT_ONCE = 1000
 Record = dict[str, Tensor]
 
@@ -33,7 +33,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The folder's own tokenizer, or one of bytes; nothing is looked for on a network, no code of the folder is run."""
+    """Load the folder's own tokenizer, or one of bytes; without a network, and without running code in the folder."""
     from transformers import AutoTokenizer, ByT5Tokenizer
 
     if not has_tokenizer(folder):
@@ -49,22 +49,22 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def find_padding(tokenizer: Any) -> int:
-    """The token that fills rows up; the attention mask hides it."""
+    """Find the token that fills rows up; the attention mask hides it."""
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     return int(padding)
 
 
 def find_start(tokenizer: Any) -> int:
-    """The token before the first of a text: a model that writes begins with it."""
+    """Find the token before the first of a text: a model that writes texts begins with it."""
     marks = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
     return int(next(mark for mark in marks if mark is not None))
 
 
 def encode_texts(tokenizer: Any, texts: Sequence[str], length: int, *, generative: bool) -> list[Tensor]:
-    """The tokens of each text, at most `length`: what a text becomes depends on no other text.
+    """Encode each text as at most `length` tokens, which depend on no other text.
 
     A classifier gets the tokenizer's own marks around a text. A causal model gets its start mark, the text and the end
-    mark, so that it learns where texts begin and end; what is too long loses its end.
+    mark, so that it learns where texts begin and end. A text that is too long loses its end.
     """
     rows: list[Tensor] = []
     for place in range(0, len(texts), _AT_ONCE):
@@ -81,7 +81,7 @@ def encode_texts(tokenizer: Any, texts: Sequence[str], length: int, *, generativ
 
 
 def require_template(tokenizer: Any, column: str, model: str) -> None:
-    """Refuse conversations where the model's tokenizer does not say how they are written."""
+    """Refuse conversations if the model's tokenizer does not say how to write them."""
     if not getattr(tokenizer, "chat_template", None):
         raise InvalidInput(
             f"column {column!r} holds conversations, but the tokenizer of {model} has no chat template: "
@@ -90,9 +90,9 @@ def require_template(tokenizer: Any, column: str, model: str) -> None:
 
 
 def encode_conversations(tokenizer: Any, cells: Sequence[str], length: int) -> list[Tensor]:
-    """The tokens of each conversation as the tokenizer's template writes it, between a start and an end mark.
+    """Encode each conversation as the tokenizer's template writes it, between a start and an end mark.
 
-    Marks that the template sets itself are not set twice. One conversation is one record, whatever it becomes.
+    Marks that the template sets itself are not set twice. One conversation is one record, however long it is.
     """
     start, end, rows = find_start(tokenizer), tokenizer.eos_token_id, []
     for number, cell in enumerate(cells, 1):
@@ -112,7 +112,7 @@ def encode_conversations(tokenizer: Any, cells: Sequence[str], length: int) -> l
 
 @dataclass(frozen=True, eq=False)
 class Texts(Dataset[Record]):
-    """Tokenised texts as records: a class each, or, for a causal model, the text itself as what is to be said."""
+    """Tokenised texts as records: each with a class or, for a causal model, with the text itself as its label."""
 
     rows: Sequence[Tensor]
     labels: Tensor | None = None

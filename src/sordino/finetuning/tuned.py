@@ -28,13 +28,13 @@ from sordino.finetuning.models import (
 from sordino.report.run_folder import Folder
 
 CONFIGURATIONS = ("config.toml", "preparation.toml")
-"""Of a run, and of one whose classes have no names yet."""
+"""The configuration of a run, and of a run whose classes have no names yet."""
 CONFIGURATION = CONFIGURATIONS[0]
 
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """A fine-tuned model with all that its use needs; `step` is the one that it was saved after."""
+    """A fine-tuned model with everything that using it needs; it was saved after `step`."""
 
     run: Path
     model: nn.Module
@@ -45,12 +45,12 @@ class Tuned:
 
 
 def is_finetuned(run: Path) -> bool:
-    """Whether the folder is that of a fine-tuning, by what its configuration says."""
+    """Whether this is the folder of a fine-tuning run, by its configuration."""
     return any(isinstance(Folder(run).toml(name).get("finetuning"), dict) for name in CONFIGURATIONS)
 
 
 def read_choice(table: Any, where: str) -> TextChoice:
-    """The table [finetuning] of a configuration."""
+    """Read the table [finetuning] of a configuration."""
     kinds = {each.name: str(each.type) for each in fields(TextChoice)}
     if not isinstance(table, dict) or not all(name in kinds and fits(v, kinds[name]) for name, v in table.items()):
         raise InvalidInput(f"{where}: [finetuning] is not whole: it has {', '.join(kinds)}")
@@ -58,7 +58,7 @@ def read_choice(table: Any, where: str) -> TextChoice:
 
 
 def locate_origin(model: dict[str, Any], choice: TextChoice, run: Path) -> Origin:
-    """Where the model of a run lies: in the run itself if it began at random, else where it was."""
+    """Find the model of a run: in the run itself if it began at random, otherwise where it was."""
     path = model.get("path")
     if not isinstance(path, str):
         raise InvalidInput(f"{run / CONFIGURATION}: [model] names no path: it is not a run of `sordino finetune`")
@@ -70,7 +70,7 @@ def locate_origin(model: dict[str, Any], choice: TextChoice, run: Path) -> Origi
 
 
 def load_tuned(run: Path, task: str | None = None) -> Tuned:
-    """The model of a run of `sordino finetune` as last saved; `task` is the one that it must have been trained for."""
+    """Load the model of a run of `sordino finetune` as last saved; it must have been trained for `task`."""
     require_packages()
     tables = Folder(run).toml(CONFIGURATION)
     if not isinstance(tables.get("finetuning"), dict):

@@ -26,7 +26,7 @@ class Meaning:
 
 
 def _off(value: Any) -> bool:
-    """Whether a switch is off, however it is spelt."""
+    """Whether a switch is off, in any spelling."""
     return value in (None, False, "", "no", "none", [], {})
 
 
@@ -52,7 +52,7 @@ def keeps_parameters(settings: Mapping[str, Any]) -> bool:
 
 
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop")
-"""The ones that take one gradient per step and are tested here."""
+"""The optimizers that take one gradient per step and are tested here."""
 
 AS_USUAL = "as usual"
 PUBLIC = "as usual: a function of the released gradients"
@@ -225,7 +225,7 @@ OF_SEQ2SEQ: dict[str, Meaning] = {
     ),
     **_refuse("lengths decide who shares a batch; the guarantee needs a coin per record", "sortish_sampler"),
 }
-"""What transformers' `Seq2SeqTrainingArguments` add."""
+"""The arguments that transformers' `Seq2SeqTrainingArguments` adds."""
 
 OF_SFT: dict[str, Meaning] = {
     **_accept(AS_USUAL, "model_init_kwargs", "trust_remote_code", "chat_template_path", "dataset_text_field"),
@@ -246,7 +246,7 @@ OF_SFT: dict[str, Meaning] = {
     ),
     **_refuse("not tested here", "activation_offloading"),
 }
-"""What TRL's `SFTConfig` adds."""
+"""The arguments that TRL's `SFTConfig` adds."""
 OF_SFT["packing_strategy"] = Meaning("changed", "no effect: nothing is packed")
 
 

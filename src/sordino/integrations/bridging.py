@@ -18,7 +18,7 @@ from sordino.finetuning import losses
 class AsDict:
     """A collator whose batches are plain dictionaries, as torch does not look into those of transformers.
 
-    `without` is a column that it does not get to see: the owner of a record.
+    The collator does not see the column `without`, which holds the owner of a record.
     """
 
     collate: Callable[[list[Any]], Any]

@@ -50,14 +50,14 @@ class PrivateTraining(Callback):
 
     @staticmethod
     def of(trainer: Trainer) -> Private:
-        """The `Private` of the Trainer's callback, for the module's own `backward`."""
+        """Return the `Private` of the Trainer's callback, for the module's own `backward`."""
         for callback in trainer.callbacks:
             if isinstance(callback, PrivateTraining) and callback.private is not None:
                 return callback.private
         raise InvalidInput("the Trainer has no PrivateTraining: give it one, Trainer(callbacks=[privacy])")
 
     def loader(self) -> Draws:
-        """What the Trainer fits on in place of a DataLoader."""
+        """Return what the Trainer fits on in place of a DataLoader."""
         return Draws(self)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -80,11 +80,11 @@ class PrivateTraining(Callback):
         if self.private is not None and self.private.run.folder is not None:
             self.private.save()
 
-    on_exception = teardown  # an error or Ctrl-C, after which Lightning does not tear down
+    on_exception = teardown  # after an error or Ctrl-C, Lightning does not tear down
 
 
 class Draws:
-    """The draws of one epoch after another. It has a length, without which Lightning would fetch a batch ahead."""
+    """The draws of one epoch after another. It has a length, because Lightning would otherwise fetch a batch ahead."""
 
     def __init__(self, privacy: PrivateTraining) -> None:
         self.privacy = privacy

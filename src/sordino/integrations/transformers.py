@@ -57,9 +57,9 @@ FOLDER = "sordino"
 """Where the ledger is, within `output_dir`."""
 PRIVATE = (
     *("loss", "grad_norm", "train_loss", "total_flos"),
-    *("train_runtime", "train_samples_per_second", "train_steps_per_second"),  # how long draws took tells their sizes
+    *("train_runtime", "train_samples_per_second", "train_steps_per_second"),  # the time of a draw would tell its size
 )
-"""What the Trainer would log about the training batches; the last one reveals how much text they held."""
+"""Figures that the Trainer would log about training batches; the last one reveals how much text they held."""
 STATE = "trainer_state.json"
 
 
@@ -110,7 +110,7 @@ class PrivateLoop:
     # -- what is refused, and what is made of the arguments -----------------------------------------------------
 
     def _require_ordinary(self: Any) -> None:
-        """Refuse what the private step would silently leave out, or what makes records depend on each other."""
+        """Refuse anything that the private step would silently leave out, or that would mix records."""
         require_private(self.args, self.more_meanings)
         if self.train_dataset is None:
             raise InvalidInput("train_dataset is missing: the records are what is protected")
@@ -134,7 +134,7 @@ class PrivateLoop:
             )
 
     def _make_recipe(self: Any) -> Recipe:
-        """The recipe given, or DP-SGD's, with the draws and steps that the arguments ask for."""
+        """Return the recipe given, or DP-SGD's, with the draws and steps that the arguments ask for."""
         args, given = self.args, self._given
         records = self._count_units()
         batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -162,13 +162,13 @@ class PrivateLoop:
         return recipe
 
     def _find_owners(self: Any) -> list[Any] | None:
-        """Whose each record is, by name, where `unit` says so: read before unused columns are removed."""
+        """Find each record's owner, by name, if `unit` says so; read before unused columns are removed."""
         if self._unit is None:
             return None
         return list(find_owners(self.train_dataset, self._unit, count_records(self.train_dataset)))
 
     def _count_units(self: Any) -> int:
-        """How many records or owners of records there are."""
+        """Count the records, or the owners of records."""
         owners, records = self._find_owners(), count_records(self.train_dataset)
         return records if owners is None else int(number_owners(owners, records)[0].max()) + 1
 
@@ -181,7 +181,7 @@ class PrivateLoop:
         return losses.TaskLoss(self.args.label_smoothing_factor, self.args.device.type, dtype)
 
     def _find_records(self: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
-        """The dataset and how it is collated, without the columns that the model's forward does not know."""
+        """Return the dataset and how it is collated, without the columns that the model's forward does not know."""
         dataset, collate = self.train_dataset, self.data_collator
         column = self._unit if isinstance(self._unit, str) else None
         if hasattr(dataset, "column_names") and hasattr(dataset, "remove_columns"):
@@ -204,7 +204,7 @@ class PrivateLoop:
         return Path(self.args.output_dir) / FOLDER
 
     def guarantee(self, **options: Any) -> Guarantee:
-        """What is promised: see `sordino.Private.guarantee`."""
+        """Return what is promised: see `sordino.Private.guarantee`."""
         if self.private is None:
             raise InvalidInput("there is no guarantee before train(): nothing was trained")
         return self.private.guarantee(**options)
@@ -307,12 +307,12 @@ class PrivateLoop:
             setattr(self.callback_handler, name, getattr(self, name))
         self.callback_handler.train_dataloader = None
         start = time.time()
-        self._tr_loss, self._total_loss_scalar = torch.tensor(0.0, device=args.device), 0.0  # and so they stay
+        self._tr_loss, self._total_loss_scalar = torch.tensor(0.0, device=args.device), 0.0  # and stay so
         self._globalstep_last_logged = self._initial_global_step = self.state.global_step
         self._initial_num_input_tokens_seen, self._rate = 0, self._get_learning_rate()
 
         def conclude(epoch: int) -> None:
-            """What the Trainer does after a step and after an epoch: log, evaluate, save."""
+            """Do what the Trainer does after a step and after an epoch: log, evaluate, save."""
             self._maybe_log_save_evaluate(
                 self._tr_loss, None, self.model, trial, epoch, ignore_keys_for_eval, start, self._rate
             )
@@ -331,7 +331,7 @@ class PrivateLoop:
         return TrainOutput(done.global_step, math.nan, {"epoch": self.state.epoch, **_drop_private(done.metrics)})
 
     def _take_epoch(self: Any, private: Private, per_epoch: int, epoch: int, conclude: Callable[[int], None]) -> None:
-        """The steps up to the end of an epoch, with the Trainer's callbacks around each."""
+        """Take the steps up to the end of an epoch, with the Trainer's callbacks around each."""
         call = self.callback_handler
         while private.position < min((epoch + 1) * per_epoch, private.total):
             self.control = call.on_step_begin(self.args, self.state, self.control)
@@ -348,7 +348,7 @@ class PrivateLoop:
                 return
 
     def _step(self: Any, private: Private) -> bool:
-        """One private step; the first one is watched. Returns whether the budget could pay for it."""
+        """Take one private step and watch the first one; return whether the budget could pay for it."""
         self.model.train()
         self._rate = self._get_learning_rate()
         require_held(self.model, self.optimizer)
@@ -357,7 +357,7 @@ class PrivateLoop:
         try:
             with plain_forward(self.model), watch:
                 private.step()
-        except BudgetExhausted:  # after a kill: what was lost stays paid for
+        except BudgetExhausted:  # after a kill: lost work stays paid for
             return False
         return True
 
@@ -394,7 +394,7 @@ class PrivateLoop:
         """There is none, and no draw or noise is ever replayed."""
 
     def create_model_card(self: Any, *arguments: Any, **settings: Any) -> None:
-        """The Trainer's card, with the guarantee."""
+        """Create the Trainer's card, with the guarantee."""
         super().create_model_card(*arguments, **settings)  # type: ignore[misc]
         card = Path(self.args.output_dir) / "README.md"
         if self.is_world_process_zero() and card.exists():
@@ -402,7 +402,7 @@ class PrivateLoop:
             card.write_text(f"{text}\n\n{HEADING}\n{self._describe()}\n", encoding="utf-8")
 
     def _describe(self: Any) -> str:
-        """The guarantee as a card says it."""
+        """Write the guarantee for a model card."""
         if self.private is None:
             return "This model was not trained by this trainer: nothing is promised."
         recipe: Recipe = self.private.bench.recipe

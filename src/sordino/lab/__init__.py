@@ -1,5 +1,5 @@
-"""The papers' laboratory: datasets, features, networks, experiments, and the configurations of all of them.
+"""The papers' laboratory: datasets, features, networks, experiments, and their configurations.
 
-`data` and `features` give records, `networks` the architectures, and `experiments` runs a method on them at an ε and
-keeps what came out. Only the command line needs the laboratory.
+`data` and `features` give records, `networks` gives architectures, and `experiments` runs a method on them at an ε and
+keeps the results. Only the command line needs the laboratory.
 """

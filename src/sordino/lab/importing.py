@@ -1,4 +1,4 @@
-"""Functions of the user's own, by ``file.py:function``: whoever names one on the command line wants it to run."""
+"""Imports a user's own functions by ``file.py:function``; naming one on the command line means that it may run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sordino.recipe import Recipe
 
 
 def import_function(name: str) -> Callable[..., Any]:
-    """The function that ``file.py:function`` or ``package.module:function`` names."""
+    """Import the function that ``file.py:function`` or ``package.module:function`` names."""
     where, _, function = name.rpartition(":")
     module = _import_module(where) if where else None
     found = getattr(module, function, None)
@@ -27,7 +27,7 @@ def import_function(name: str) -> Callable[..., Any]:
 
 
 def call_recipe(code: str, **settings: Any) -> Recipe:
-    """The recipe that a user's function makes from these settings, as the functions of `sordino.recipes` do."""
+    """Call a user's function for the recipe that it makes from these settings, like those of `sordino.recipes`."""
     try:
         recipe = import_function(code)(**settings)
     except TypeError as error:

@@ -41,12 +41,12 @@ class Mechanism:
 
     @property
     def sentence(self) -> str:
-        """What it does, for a report."""
+        """Describe the mechanism in one sentence, for a report."""
         return f"{self.title}: {self.summary}"
 
 
 def find_all() -> dict[str, Mechanism]:
-    """Every mechanism by its name, in alphabetical order.
+    """Find every mechanism by its name, in alphabetical order.
 
     >>> from sordino import mechanisms
     >>> mechanisms.find_all()["dpsgd"].title
@@ -62,7 +62,7 @@ def find_all() -> dict[str, Mechanism]:
 
 
 def find(name: str) -> Mechanism:
-    """The mechanism of this name; ``growing-mu`` is ``growing_mu``."""
+    """Find the mechanism of this name; ``growing-mu`` is ``growing_mu``."""
     known = find_all()
     mechanism = known.get(name.replace("-", "_"))
     if mechanism is None:
@@ -71,7 +71,7 @@ def find(name: str) -> Mechanism:
 
 
 def find_parts() -> dict[str, dict[str, type]]:
-    """Every part that is not a plain one: by the type of its slot, and by its name on disk."""
+    """Find every part that is not a plain one: by the type of its slot, and by its name on disk."""
     found: dict[str, dict[str, type]] = {}
     taken: dict[str, type] = {}
     for module in _modules():

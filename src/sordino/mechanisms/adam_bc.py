@@ -1,8 +1,8 @@
 """DP-AdamBC: Adam without the noise in its second moment (Tang, Shpilevskiy, Lécuyer 2024).
 
-Adam divides by the root mean square of its gradients. For a noisy gradient that is mostly the square of the noise,
-which is the same for all coordinates, so DP-Adam is little more than DP-SGD with momentum. The deviation of the noise,
-Φ^½ = σ·C/B, is public, so its variance can be subtracted:
+Adam divides by the root mean square of its gradients. For noisy gradients this is mostly the noise, which is the same
+for all coordinates, so DP-Adam is little more than DP-SGD with momentum. The deviation of the noise, Φ^½ = σ·C/B, is
+public, so its variance can be subtracted:
 
     m ← β₁·m + (1−β₁)·g,   v ← β₂·v + (1−β₂)·g²,   x ← x − η · m̂ / √max(v̂ − Φ, γ′),
 
@@ -33,10 +33,10 @@ class AdamBC(torch.optim.Optimizer, NoiseAware):
     `floor` is γ′, which bounds the corrected second moment from below: it never divides by less than √γ′.
     `weight_decay` is decoupled, as in AdamW.
 
-    Guarantees: post-processing. Edge cases: told of no noise it is Adam with √max(v̂, γ′) in place of √v̂ + ε.
+    Guarantees: post-processing. Edge cases: without noise it is Adam with √max(v̂, γ′) in place of √v̂ + ε.
     """
 
-    _deviation = 0.0  # a copy of torch's starts without what is not state
+    _deviation = 0.0  # a copy made by torch starts with state alone
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class AdamBC(torch.optim.Optimizer, NoiseAware):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step by the gradients that the parameters hold."""
+        """Take one step by the gradients that the parameters hold."""
         result = run_closure(closure)
         for group in self.param_groups:
             for parameter in group["params"]:

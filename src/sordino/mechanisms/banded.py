@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 STRATEGIES = ("optimised", "sqrt")
 STARTS = 256
-"""Steps whose noise is followed to the end of a run where the learning rate changes; so many are enough."""
+"""How many steps' noise is followed to the end of a run if the learning rate changes; more are not needed."""
 DIGITS = 8
-"""Of coefficients: more would only differ between machines."""
+"""Digits of the coefficients: more would only differ between machines."""
 
 
 # -- who joins --------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ DIGITS = 8
 
 @dataclass
 class _Cycle(State):
-    """The group of every record, or of every user seen so far, whose turn it is, whether it was drawn. Private."""
+    """The group of every record or of every user seen so far, whose turn it is, and whether it was drawn. Private."""
 
     groups: Tensor | None = None
     users: dict[int, int] = field(default_factory=dict)
@@ -70,8 +70,8 @@ class Cyclic(Sampler):
 
     In its turn a record joins with probability `bands` times `rate`, the share of all records that a draw expects.
 
-    Guarantees: a record joins at most every `bands`-th draw. The first step of a cycle is charged for all of it: a
-    record is in one turn of it, with the least noise that any turn has (docs/proofs/banded.md).
+    Guarantees: a record joins at most every `bands`-th draw. The first step of a cycle is charged for the whole cycle:
+    a record is in one turn of it, priced with the least noise of any turn (docs/proofs/banded.md).
     Edge cases: a draw may be empty. A resumed run begins a cycle with new groups, and is charged for it. If a group is
     smaller than a draw, which `calibrate` refuses, all of it joins. One band is Poisson sampling, coin by coin. The
     groups take 8 bytes per record.
@@ -134,7 +134,7 @@ class Cyclic(Sampler):
         return Draw(joined if state.groups is None else joined[state.groups[joined] == state.turn])
 
     def draw_among(self, users: Sequence[int], source: Source, state: _Cycle) -> list[int]:
-        """A user picks a group when it is first seen and keeps it, however often it leaves and returns."""
+        """Draw among users; each picks a group when first seen and keeps it, however often it leaves and returns."""
         new = [user for user in users if user not in state.users]
         if self.bands > 1:
             state.users.update(zip(new, self._deal(len(new), source).tolist(), strict=True))
@@ -143,7 +143,7 @@ class Cyclic(Sampler):
         return [user for user in joined if state.users.get(user, 0) == state.turn]
 
     def _deal(self, count: int, source: Source) -> NDArray[np.int64]:
-        """A group for each of so many, by a coin of its own."""
+        """Deal a group to each of so many records or users, each by its own coin."""
         coins = np.floor(source.uniform(count) * self.bands).clip(max=self.bands - 1)
         return coins.astype(np.int64)
 
@@ -161,12 +161,12 @@ class _Past(State):
 
 @dataclass(frozen=True)
 class Banded(Noise):
-    """Noise σ·C⁻¹z for a Toeplitz matrix C of `bands` bands, each step's from fresh normals and the noise before it.
+    """Noise σ·C⁻¹z for a Toeplitz matrix C of `bands` bands: each step's noise comes from fresh normals and past noise.
 
-    `strategy` says how the coefficients of C are found, for a run of the recipe's length: "sqrt", those of the square
-    root of summation, which are optimal without a bound on bands, or "optimised", those with the least mean square
-    error of all models of the run under SGD with `momentum`, that of the recipe's optimizer unless it is given, and
-    learning rates in proportion to `rates`. The recipe sets `coefficients`; they count up to their length.
+    `strategy` says how the coefficients of C are found for a run of the recipe's length. "sqrt" takes those of the
+    square root of summation, which are optimal without a bound on bands. "optimised" takes those with the least mean
+    square error of all models of the run, under SGD with `momentum` (the recipe's optimizer's unless given) and
+    learning rates in proportion to `rates`. The recipe sets `coefficients`; only their proportions count.
 
     Guarantees: if at most every `bands`-th draw holds a given record, one cycle costs one Gaussian of the recipe's
     noise multiplier. It keeps at most `bands` − 1 buffers of past noise, only in memory. They are never saved, so a
@@ -211,7 +211,7 @@ class Banded(Noise):
                 )
 
     def for_steps(self, steps: int, momentum: float = 0.0) -> Banded:
-        """With coefficients for a run of so many steps; `momentum` is the optimizer's, unless one was given."""
+        """Add coefficients for a run of so many steps; `momentum` is the optimizer's, unless one was given."""
         if self.strategy == "sqrt":
             found = find_roots(min(self.bands, steps))
         else:
@@ -230,7 +230,7 @@ class Banded(Noise):
             perturb(source, receipt, sums, std)
             return
         first, *others = self._weights()
-        sums[:] = [total.to(total_dtype(total)) for total in sums]  # what is kept and taken off again is exact
+        sums[:] = [total.to(total_dtype(total)) for total in sums]  # keeping noise and subtracting it again is exact
         follows = receipt.sequence == state.receipt + 1
         if not (follows and state.noises and _list_places(state.noises[0]) == _list_places(sums)):
             state.noises = []
@@ -243,11 +243,11 @@ class Banded(Noise):
         perturb(source, receipt, sums, std)
         for total, before in zip(sums, exact, strict=True):
             total.div_(first)
-            before.sub_(total).div_(-std)  # what was added, in units of its deviation
+            before.sub_(total).div_(-std)  # the added noise, in units of its deviation
         state.noises, state.receipt = [exact, *past][: len(others)], receipt.sequence
 
     def _weights(self) -> list[float]:
-        """The coefficients of length 1: no column of C is longer."""
+        """Return the coefficients, scaled to length 1: no column of C is longer."""
         if self.coefficients is None:
             raise InvalidInput(
                 f"noise=Banded(bands={self.bands}) has no coefficients yet: call recipe.calibrate(budget, records=N)"
@@ -269,14 +269,14 @@ def _require_bands(bands: int) -> None:
 
 
 def find_roots(bands: int) -> Array:
-    """The first coefficients of the square root of the matrix of ones: binom(2k, k)/4^k."""
+    """Return the first coefficients of the square root of the matrix of ones: binom(2k, k)/4^k."""
     k = np.arange(1, bands)
     return np.cumprod(np.concatenate([[1.0], (2 * k - 1) / (2 * k)]))
 
 
 @lru_cache(maxsize=32)
 def optimise(bands: int, steps: int, momentum: float = 0.0, rates: Schedule | None = None) -> Array:
-    """The coefficients of least mean square error of all models, times ‖c‖²: by L-BFGS from those of `find_roots`.
+    """Find the coefficients that minimise the mean square error of all models, times ‖c‖², by L-BFGS from `find_roots`.
 
     The noise of step s is in the update of step t with weight η_t·h_{t−s}, where h = 1/((1 − μx)·c(x)) as power series,
     and in the model after step t with the sum of these weights from s to t.
@@ -301,7 +301,7 @@ def optimise(bands: int, steps: int, momentum: float = 0.0, rates: Schedule | No
 
 
 def measure_error(c: Array, steps: int, momentum: float = 0.0, rates: Array | None = None) -> tuple[float, Array]:
-    """The mean square of the noise in the models of a run, for σ = 1 and `c` as long as it is; and its gradient."""
+    """Return the mean square of the noise in the models of a run, for σ = 1 and `c` unscaled, and its gradient."""
     pulse = np.zeros(steps)
     pulse[0] = 1.0
     response = lfilter([1.0], np.convolve([1.0, -momentum], c), pulse)
@@ -316,7 +316,7 @@ def measure_error(c: Array, steps: int, momentum: float = 0.0, rates: Array | No
 
 
 def _follow_constant(response: Array) -> tuple[float, Array]:
-    """Σ_t Σ_{k≤t} r_k² with r the sums of h: every start is the same."""
+    """Return Σ_t Σ_{k≤t} r_k² with r the sums of h: every start is the same."""
     steps = len(response)
     models = np.cumsum(response)
     left = steps - np.arange(steps)
@@ -324,7 +324,7 @@ def _follow_constant(response: Array) -> tuple[float, Array]:
 
 
 def _follow_changing(response: Array, rates: Array) -> tuple[float, Array]:
-    """The same where η_t changes: from every start, or from enough of them."""
+    """Return the same if η_t changes: from every start, or from enough of them."""
     steps = len(response)
     starts = np.unique(np.linspace(0, steps - 1, min(steps, STARTS)).astype(np.int64))
     error, slope = 0.0, np.zeros(steps)

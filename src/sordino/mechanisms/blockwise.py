@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 WAYS = ("parameter", "layer", "block")
 VOTE = 0.5
 LEAST_NOISE = 4.0
-"""Noise on the votes over their sensitivity, in noise multipliers: the gradient then needs 3 % more."""
+"""Noise on the votes over their sensitivity, in noise multipliers: the gradient then needs 3 % more noise."""
 REACH = 1e3
-"""How far a bound may move from where it began, up or down."""
+"""How far a bound may move from its start, up or down."""
 
 
 def sort_names(names: Sequence[str], by: str) -> list[int]:
-    """The block of every parameter: itself, the module that owns it, or the numbered block that it is in.
+    """Sort parameters into blocks: each by itself, by the module that owns it, or by its numbered block.
 
     >>> sort_names(["0.weight", "0.bias", "2.weight"], "layer")
     [0, 0, 1]
@@ -110,7 +110,7 @@ class PerBlock(Blockwise):
 
 
 def clip_blocks(norms: Tensor, bounds: Tensor) -> Tensor:
-    """min(1, bound / norm) for every block of every example, 0 in all blocks of one that is not finite."""
+    """Return min(1, bound / norm) for every block of every example; 0 in all blocks of one that is not finite."""
     weights = (bounds * (1 - ROUNDING) / norms).clamp(max=1.0)
     return torch.where(torch.isfinite(norms).all(0), weights, torch.zeros_like(weights))
 
@@ -181,13 +181,13 @@ class QuantileBlocks(PerBlock):
         return blocks
 
     def deviate(self, terms: Terms, count: int) -> float:
-        """σ_b for `count` blocks."""
+        """Return σ_b for `count` blocks."""
         if self.vote_noise is not None:
             return self.vote_noise
         return max(terms.divisor / 20, LEAST_NOISE * VOTE * math.sqrt(count) * terms.noise_multiplier)
 
     def terms(self, terms: Terms, state: Followed) -> Terms:
-        if state.bounds is None:  # the model is not known yet, and the event does not depend on it
+        if state.bounds is None:  # the model is not known yet, but the event does not depend on it
             return terms
         count = len(state.bounds.shares)
         paid = (VOTE * math.sqrt(count) / self.deviate(terms, count)) ** 2
@@ -209,7 +209,7 @@ class QuantileBlocks(PerBlock):
         return clip_blocks(norms, bounds)
 
     def release(self, attempt: Attempt, state: Followed) -> None:
-        """The noised votes of all processes, on the receipt of the step; they move the bounds."""
+        """Release the noised votes of all processes on the receipt of the step, and let them move the bounds."""
         assert state.bounds is not None
         assert state.votes is not None
         bench, count = attempt.bench, len(state.bounds.shares)
@@ -227,7 +227,7 @@ class QuantileBlocks(PerBlock):
 
 
 def _find_noise(recipe: Recipe, step: int) -> float:
-    """The noise multiplier that gradient and votes have together."""
+    """Find the noise multiplier that gradient and votes have together."""
     assert recipe.noise_multiplier is not None
     assert recipe.steps is not None
     return recipe.noise_multiplier * factor_at(recipe.noise_schedule, step, recipe.steps)

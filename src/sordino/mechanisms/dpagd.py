@@ -46,7 +46,7 @@ class Lengths(Attempts):
 
 @dataclass(frozen=True, kw_only=True)
 class StepLength(Rejecting):
-    """Of `candidates` lengths between 0 and `longest`, take the one with the smallest noisy loss (Lee & Kifer 2018).
+    """Take the one of `candidates` lengths between 0 and `longest` with the smallest noisy loss (Lee & Kifer 2018).
 
     The direction is that of the optimizer's proposal, normalised to length 1. If length 0 wins, no step helps: the
     model stays, and the gradient gets more budget, because the next release at the same model is averaged with it. (Lee
@@ -119,7 +119,7 @@ class StepLength(Rejecting):
         return chosen > 0
 
     def add_noise(self, totals: Array, normals: Array) -> Array:
-        """Totals from which exponential noise of scale C/ε was subtracted.
+        """Subtract exponential noise of scale C/ε from totals.
 
         The noise is half the sum of two squared standard `normals` (first axis): exponential with mean 1.
         """
@@ -127,7 +127,7 @@ class StepLength(Rejecting):
         return np.asarray(totals - self.loss_clip / self.epsilon * exponential)
 
     def choose(self, totals: Array, normals: Array) -> NDArray[np.intp]:
-        """The candidate (last axis) whose noised total is the smallest."""
+        """Return the candidate (last axis) whose noised total is the smallest."""
         chosen: NDArray[np.intp] = np.argmin(self.add_noise(totals, normals), axis=-1)
         return chosen
 
@@ -136,7 +136,7 @@ class StepLength(Rejecting):
         return float(torch.nan_to_num(found, nan=self.loss_clip).clamp(0.0, self.loss_clip).sum())
 
     def _longest(self, attempt: Attempt) -> float:
-        """The last full ten kept steps say how far to look; they were released, so looking costs nothing."""
+        """Find how far to look from the last full ten kept steps; they were released, so looking costs nothing."""
         chosen = attempt.bench.states.selection.chosen
         full = len(chosen) // REVIEW * REVIEW
         return min(self.longest, 1.1 * max(chosen[full - REVIEW : full])) if full else self.longest
@@ -154,7 +154,7 @@ def dpagd(
 ) -> Recipe:
     """Choose every step's length privately, and give the gradient more budget when none helps (Lee & Kifer 2018).
 
-    Of `candidates` lengths up to `longest` the one with the smallest noisy loss is taken, by a choice that is
+    It takes the one of `candidates` lengths up to `longest` with the smallest noisy loss. This choice is
     `choice_epsilon`-private on a draw of `validation_size` records. The learning rate has no effect: the gradient gives
     only the direction.
 

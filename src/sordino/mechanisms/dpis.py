@@ -45,9 +45,9 @@ LEAST_CLIP = 0.01
 RELEASE_NOISE = 0.02
 """σ_N and σ_K over the number of records, as in the paper (Sec. 5.3)."""
 RELEASE_SHARE = 0.1
-"""Few records need more noise than that: own releases take at most this share of the budget."""
+"""Few records need more noise than that, so the releases of Ñ and K̃ take at most this share of the budget."""
 EXPECTED = 0.5
-"""K̃/(Ñ·C) of a typical epoch, a guess that decides at which order the filter stands, and nothing else."""
+"""K̃/(Ñ·C) of a typical epoch: a guess that decides the filter's order, and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class Epoch:
 
     @property
     def reach(self) -> float:
-        """K̃/b: a coin u belongs to the norm u·K̃/b, and no norm reaches this far."""
+        """K̃/b: a coin u stands for the norm u·K̃/b, and no norm reaches this far."""
         return self.total / self.batch_size
 
     @property
     def sensitivity(self) -> float:
-        """K̃/Ñ, how far a record that is used moves the sum."""
+        """K̃/Ñ: how far a used record moves the sum."""
         return self.total / self.records
 
     def multiplier(self, noise: float) -> float:
@@ -80,7 +80,7 @@ class Epoch:
 
     @classmethod
     def bounded(cls, number: int, records: float, total: float, clip: float, batch_size: float) -> Epoch:
-        """Noisy values kept where the mechanism is defined: Ñ > b and b·C < K̃ <= Ñ·C (Eq. 12)."""
+        """Keep noisy values where the mechanism is defined: Ñ > b and b·C < K̃ <= Ñ·C (Eq. 12)."""
         least = (1 + XI) * batch_size
         records = max(records, least)
         return cls(number, records, min(max(total, least * clip), records * clip), clip, batch_size)
@@ -133,12 +133,12 @@ class Importance(Sampler):
     `multiplier` is k, by how much a norm may grow unseen before it is clipped to its bound; `floor` is g_L/C, below
     which all gradients count alike; `divider` is a_E, the share of epochs that save for a later K̃ as bad as Ñ·C
     (Sec. 4.2). `external` is C*/C_1 and turns the adaptive clipping bound on, C_e = `quantile`·K̃*/Ñ (Eqs. 16-17).
-    `release_noise` is σ_N = σ_K: noise over sensitivity of Ñ, K̃ and K̃*. It and the public number of `records` are set
-    by `calibrate`. With `refresh`=k all norms are measured, and K̃ is released, every k-th epoch only: what is called an
-    epoch here lasts k passes over the data.
+    `release_noise` is σ_N = σ_K: noise over sensitivity of Ñ, K̃ and K̃*. `calibrate` sets it and the public number of
+    `records`. With `refresh`=k, all norms are measured, and K̃ is released, only every k-th epoch: an "epoch" here is
+    then k passes over the data.
 
-    Guarantees: given Ñ, K̃ and C, one step is SGM(b·C/K̃, σ_G·Ñ·C/K̃), whatever K̃ has to do with today's norms. Bounds
-    depend on a record's own past coins; those only change at which length it is clipped, so that they average out.
+    Guarantees: given Ñ, K̃ and C, one step is SGM(b·C/K̃, σ_G·Ñ·C/K̃), however far K̃ is from today's norms. Bounds
+    depend on a record's own past coins; these only change at which length it is clipped, so they average out.
     Edge cases: a gradient that is not finite counts as 0; a draw may be empty.
     """
 
@@ -194,12 +194,12 @@ class Importance(Sampler):
         return 1 if self.external is None else 2
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """From one measurement of all norms to the next; by the public number of records, never by the true one."""
+        """Steps from one measurement of all norms to the next, by the public number of records, never the true one."""
         assert self.records is not None
         return max(1, round(self.refresh * self.records / batch_size))
 
     def worst(self, clip: float, batch_size: float) -> Epoch:
-        """The epoch whose every gradient is long: K̃ = Ñ·C, which is DP-SGD."""
+        """Return the epoch in which every gradient is long: K̃ = Ñ·C, which is DP-SGD."""
         _require(self.records is not None, "sampler=Importance() is not calibrated: call recipe.calibrate(budget, ...)")
         assert self.records is not None
         return Epoch.bounded(0, self.records, math.inf, clip, batch_size)
@@ -241,19 +241,19 @@ class Importance(Sampler):
             clip = min(max(self.quantile * mean, LEAST_CLIP * recipe.clip), outer)
         total = self._release(bench, _clipped_sum(norms, clip), clip)
         epoch, bounds = Epoch.bounded(number, records, total, clip, recipe.batch_size), self.bounds(norms, clip)
-        state.noise = state.bounds = None  # whatever interrupts from here on: measured and chosen anew
+        state.noise = state.bounds = None  # an interrupt from here on: measure and choose again
         state.epoch = epoch
         state.bounds = bounds
 
     def _release(self, bench: Bench, value: float, sensitivity: float) -> float:
-        """`value` with Gaussian noise, paid for first (Eqs. 10, 11 with p_K = 1, 16)."""
+        """Pay, then return `value` with Gaussian noise (Eqs. 10, 11 with p_K = 1, 16)."""
         assert self.release_noise is not None
         receipt = bench.charge(GaussianDpEvent(self.release_noise))
         exact = torch.tensor(value, dtype=torch.float64)
         return add_noise(bench.source, receipt, exact, self.release_noise * sensitivity).item()
 
     def _noise(self, bench: Bench, step: int) -> float:
-        """σ_G from here on: the smallest that what is left pays for, if later epochs turn out as assumed (Sec. 4.2)."""
+        """Choose σ_G from here on: the smallest that the rest pays for if later epochs are as assumed (Sec. 4.2)."""
         allowance, epoch, recipe = bench.run.allowance, bench.states.sampler.epoch, bench.recipe
         assert isinstance(allowance, Filtering)
         assert isinstance(recipe.rdp_filter, Filter)
@@ -287,8 +287,8 @@ class Importance(Sampler):
     def bounds(self, norms: Tensor, clip: float) -> Tensor:
         """ĝ = k·max(‖g‖, g_L), never above C.
 
-        The paper caps ĝ nowhere, and a bound above K̃/b would be drawn for sure and weigh too much. A cap at C < K̃/b
-        prevents that and changes nothing else: gradients are clipped to C in any case.
+        The paper has no cap on ĝ, so a record whose bound is above K̃/b would be drawn for sure and weigh too much. A
+        cap at C < K̃/b prevents that and changes nothing else: gradients are clipped to C in any case.
         """
         lengths = _finite(norms).clamp(min=self.floor * clip)
         return (self.multiplier * lengths).clamp(max=clip).float()
@@ -328,7 +328,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _calibrate(sampler: Importance, recipe: Recipe, budget: Budget) -> Recipe:
-    """`recipe` with everything that must be fixed in advance: filter, noise of the releases, σ_G of the worst case."""
+    """Fix everything in `recipe` that must be fixed in advance: filter, noise of the releases, worst-case σ_G."""
     _check_budget(recipe, budget)
     assert recipe.steps is not None
     sampler = replace(sampler, records=recipe.records)
@@ -342,7 +342,7 @@ def _calibrate(sampler: Importance, recipe: Recipe, budget: Budget) -> Recipe:
         return [(epoch.event(noise), recipe.steps), *own]
 
     def choose_filter(*own: tuple[DpEvent, int]) -> Filter:
-        """The one that the recipe was given, as the trials of a search are; or the one that suits a typical run."""
+        """Return the recipe's own filter, as in the trials of a search, or one that suits a typical run."""
         return recipe.rdp_filter or Filter.for_plan(budget, lambda noise: plan(typical, noise, *own))
 
     try:
@@ -365,10 +365,10 @@ def _calibrate(sampler: Importance, recipe: Recipe, budget: Budget) -> Recipe:
 
 
 def find_noise(sampler: Importance, rdp_filter: Filter, left: float, epoch: Epoch, step: int, steps: int) -> float:
-    """The smallest σ_G for the rest of the run.
+    """Find the smallest σ_G for the rest of the run.
 
-    In the first a_E·E epochs K̃ of all later ones is taken for the worst, Ñ·C, so that σ_G will not have to rise; in the
-    others for that of this epoch. What the later releases of K̃ will cost is set aside.
+    In the first a_E·E epochs, it assumes that K̃ of all later epochs is the worst, Ñ·C, so that σ_G will not have to
+    rise. In the others, it assumes the K̃ of this epoch. The cost of later releases of K̃ is set aside.
     """
     per_epoch = sampler.steps_per_epoch(int(epoch.batch_size))
     epochs = math.ceil(steps / per_epoch)

@@ -42,8 +42,8 @@ class Tested(Attempts):
 class Selective(Rejecting):
     """Keep a proposal if it passes a `NoisyTest`, otherwise roll it back (DPSUR, Alg. 2).
 
-    By default a rejected proposal leaves no trace and an attempt costs the erasure event. Three refinements use what
-    was rejected, and so pay for the proposal and for the verdicts in full:
+    By default a rejected proposal leaves no trace, and an attempt costs the erasure event. Three refinements use
+    rejected proposals, so they pay for the proposal and for the verdicts in full:
     - `reuse` averages rejected gradients into the next proposal;
     - `line_search` tests shorter and shorter steps along one gradient. An attempt pays for `tests` verdicts; those that
       it does not need are kept for later attempts, so that all are paid before they happen;
@@ -103,7 +103,7 @@ class Selective(Rejecting):
         return together(proposal, verdict)
 
     def published_price(self, proposal: PoissonSampledDpEvent, step: int, recipe: Recipe) -> DpEvent:
-        """T accepted updates cost T times the training and the validation mechanism (Thms. 5.1 and 5.5)."""
+        """Price T accepted updates as T times the training and the validation mechanism (Thms. 5.1 and 5.5)."""
         return together(proposal, self.test.gaussian(step, recipe))
 
     def _tests_at(self, step: int, recipe: Recipe) -> bool:
@@ -111,7 +111,7 @@ class Selective(Rejecting):
         return (step + 1) % self.test_every == 0 or step + 1 == recipe.steps
 
     def snapshot(self, attempt: Attempt) -> Snapshot | None:
-        """The state before this proposal, or before the block of proposals that are tested together."""
+        """Take the state before this proposal, or before the block of proposals that are tested together."""
         if self.test_every == 1:
             return super().snapshot(attempt)
         state: Tested = attempt.bench.states.selection

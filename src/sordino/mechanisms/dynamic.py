@@ -148,9 +148,9 @@ class PerEpoch:
 class Levels:
     """`inner` as a staircase of `count` levels, which is what then *runs*: at most `count` different events to price.
 
-    A level ends where Σ factor⁻², the privacy spent to first order, passes the next multiple of total/count, and has
-    the factor that spends as much as the steps it replaces. This makes any event that depends on the noise cheap to
-    price, including those of random projections and selective updates; sampled Gaussians do not need it.
+    A level ends where Σ factor⁻², the privacy spent to first order, passes the next multiple of total/count. Its factor
+    spends as much as the steps that it replaces. This makes any event that depends on the noise fast to price,
+    including those of random projections and selective updates; sampled Gaussians do not need it.
     """
 
     inner: Schedule
@@ -166,7 +166,7 @@ class Levels:
 
 @lru_cache(maxsize=64)
 def _staircase(inner: Schedule, count: int, steps: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Where each level but the last ends, and the factor of each relative to the first."""
+    """Find where each level but the last ends, and the factor of each level relative to the first."""
     spent = list(accumulate(factor_at(inner, step, steps) ** -2 for step in range(steps)))
     starts = [0]
     for level in range(1, min(count, steps)):
@@ -258,7 +258,7 @@ def noise_decay(
 ) -> Recipe:
     """The noise falls once per epoch (Yu et al. 2019; kind="variance": Zhang et al. 2021).
 
-    `rate` is the constant of the decay per epoch, the paper's unless given. What the papers charge are the accountants
+    `rate` is the constant of the decay per epoch, the paper's unless given. The papers' own prices are the accountants
     "zcdp-epoch" and "tcdp".
 
     >>> from sordino import recipes

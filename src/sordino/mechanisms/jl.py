@@ -19,7 +19,7 @@ from sordino.parts import Always, Automatic, Exact, Flat, Foreign, Norms, Poisso
 from sordino.recipe import Common, Optimizer, Recipe
 
 CHOICES = (*range(4, 17, 2), *range(20, 33, 4), *range(40, 65, 8), *range(80, 129, 16), 160, 192, 256, 384, 512, 1024)
-"""The numbers of projections that "auto" tries: time grows in proportion while the price falls."""
+"""The numbers of projections that "auto" tries: with more, time grows in proportion while the price falls."""
 
 
 MOST_NOISES = 64
@@ -66,7 +66,7 @@ class ProjectedNorms(Norms):
         engine.renew()
 
     def calibrate(self, recipe: Recipe, budget: Budget) -> Recipe:
-        """`recipe` with the smallest noise that the budget allows, and with a number of projections for "auto"."""
+        """Return `recipe` with the least noise that the budget allows, and a number of projections for "auto"."""
         _require_few_events(recipe)
         if self.projections == "auto":
             return self._fewest(recipe, budget)
@@ -113,7 +113,7 @@ def _with_noise(recipe: Recipe, norms: Norms, budget: Budget, start: float = 1.0
 
 
 def _require_few_events(recipe: Recipe) -> None:
-    """Each different noise needs a distribution of its own, which takes about half a second."""
+    """Require few different noises: each needs its own distribution, which takes about half a second."""
     plan = replace(recipe, norms=Exact(), noise_multiplier=1.0).plan()
     different = len({to_json(event) for event, _ in plan})
     if different > MOST_NOISES:

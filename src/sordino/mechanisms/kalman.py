@@ -1,13 +1,13 @@
 """DiSK: a simplified Kalman filter on noisy gradients (Zhang et al. 2024), in the variant of one gradient per step.
 
 The filter predicts how the gradient changed with the last step d_{t−1} = x_t − x_{t−1}, and corrects the prediction by
-what was released. The paper's gradient of an example is a combination of two, at x_t and at x_t + γ·d_{t−1},
+the released gradient. The paper's gradient of an example is a combination of two, at x_t and at x_t + γ·d_{t−1},
 
     g_t = (1−κ)/(κγ)·∇f(x_t + γ·d_{t−1}) + (1 − (1−κ)/(κγ))·∇f(x_t),     ĝ_t = (1−κ)·ĝ_{t−1} + κ·(clip(g_t) + noise).
 
 Two gradients per example would cost twice the time and would have to be clipped as one. With γ = (1−κ)/κ the second has
-weight zero: one gradient, taken ahead of the iterate. So the model holds the point y_t = x_t + γ·d_{t−1} between
-steps, whose clipped and noised gradient is a release of DP-SGD like any other, at no further price.
+weight zero, which leaves one gradient, taken ahead of the iterate. So between steps the model holds the point
+y_t = x_t + γ·d_{t−1}. Its clipped and noised gradient is an ordinary release of DP-SGD, and the filter costs nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sordino.recipe import Around, Common, Optimizer, Recipe
 
 
 class Kalman(Proposer):
-    """An optimizer that gets ĝ_t, while the model holds the point y_t ahead at which gradients are taken.
+    """An optimizer that gets ĝ_t, while the model holds the point y_t ahead, where gradients are taken.
 
     Within ``with optimizer.final():`` the model holds the iterate x_t, and permanently after the last step. It needs
     two buffers per parameter.
@@ -59,7 +59,7 @@ class Kalman(Proposer):
         return {"kalman_steps": steps, "estimate": estimate, "point": parameter.detach().clone()}
 
     def follow(self, parameter: nn.Parameter, remembered: dict[str, Any]) -> None:
-        # Until here the point before the step: the notes were made before it.
+        # So far this was the point before the step, because the notes were made before it.
         before, now = remembered["point"], parameter.detach().clone()
         parameter.add_(now - before, alpha=self.ahead)
         remembered["point"] = now
@@ -71,7 +71,7 @@ class Kalman(Proposer):
         return parameter.detach() if held is None else held
 
     def gain(self, steps: int) -> float:
-        """The weights of all gradients so far: (1−κ)^t of the first, κ·(1−κ)^(t−s) of the others."""
+        """Combine the weights of all gradients so far: (1−κ)^t of the first, κ·(1−κ)^(t−s) of the others."""
         kept = (1 - self.kappa) ** (2 * steps)
         return math.sqrt(kept + self.kappa / (2 - self.kappa) * (1 - kept))
 

@@ -26,7 +26,7 @@ from sordino.proposals import Proposer
 from sordino.recipe import Around, Common, Optimizer, Recipe
 
 LOOKED_AT = 256
-"""Steps over which a filter must let a constant through with a positive factor."""
+"""Over this many steps a filter must pass a constant with a positive factor."""
 
 
 class LowPass(Proposer):
@@ -66,7 +66,7 @@ class LowPass(Proposer):
         return made | _shift("passed", len(self.outputs), passed, remembered)
 
     def gain(self, steps: int) -> float:
-        """√(Σ h²) / Σ h of the impulse response h so far."""
+        """Return √(Σ h²) / Σ h of the impulse response h so far."""
         while len(self._responses) <= min(steps, LOOKED_AT):
             now = len(self._responses)
             value = self.inputs[now] if now < len(self.inputs) else 0.0
@@ -77,13 +77,13 @@ class LowPass(Proposer):
 
 
 def _shift(name: str, count: int, newest: Any, remembered: dict[str, Any]) -> dict[str, Any]:
-    """The last `count` values, of which the newest has number 1."""
+    """Return the last `count` values; the newest has number 1."""
     older = {f"{name}_{k + 1}": remembered[f"{name}_{k}"] for k in range(1, count) if f"{name}_{k}" in remembered}
     return {**older, f"{name}_1": newest} if count else {}
 
 
 def check_filter(inputs: tuple[float, ...], outputs: tuple[float, ...]) -> None:
-    """Refuse a filter that forgets nothing, or that turns a constant gradient around."""
+    """Refuse a filter that never forgets, or that turns a constant gradient around."""
     if not inputs or not all(map(math.isfinite, (*inputs, *outputs))):
         raise InvalidInput(f"inputs={inputs}, outputs={outputs} must be finite, with one input at least: try (0.1,)")
     if len(poles := np.roots([1.0, *outputs])) and float(np.abs(poles).max()) >= 1:

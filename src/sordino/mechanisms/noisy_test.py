@@ -1,4 +1,4 @@
-"""How good a model is: losses on a fresh draw, the difference that a proposal makes, and DPSUR's noisy test of it."""
+"""Losses on a fresh draw, the difference that a proposal makes to them, and DPSUR's noisy test of that difference."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from sordino.step import Attempt, Bench
 
 AT_ONCE = 1024
-"""Losses without gradients need little memory: more examples at once than an engine takes."""
+"""Examples at once. Losses without gradients need little memory, so these are more than an engine takes."""
 LEVELS = 16
 SINGLE = 4
 ROUNDING = 1.01
-"""In float32 the losses of other records depend in their last digits on the batch they are computed in."""
+"""A margin: in float32, the last digits of other records' losses depend on the batch they are computed in."""
 
 Array = NDArray[np.float64]
 
@@ -73,22 +73,22 @@ class NoisyTest:
             raise InvalidInput("threshold is not a number: -1 is DPSUR's choice")
 
     def noise_at(self, step: int, steps: int) -> float:
-        """σ_v at a step: the schedule's value at the beginning of its sixteenth of the run."""
+        """Return σ_v at a step: the schedule's value at the beginning of its sixteenth of the run."""
         first = -(-(step * LEVELS // steps) * steps // LEVELS)
         return self.noise_multiplier * factor_at(self.schedule, first, steps)
 
     def acceptance(self, step: int, steps: int) -> tuple[float, float]:
-        """The least and the largest probability of acceptance: Eqs. 12 and 11."""
+        """Return the least and the largest probability of acceptance: Eqs. 12 and 11."""
         spread = 2 * self.noise_at(step, steps)
         return float(ndtr((self.threshold - 1) / spread)), float(ndtr((self.threshold + 1) / spread))
 
     def erasure(self, proposal: PoissonSampledDpEvent, step: int, recipe: Recipe) -> Erasure:
-        """The event of an attempt whose proposal is seen only if it passes."""
+        """Return the event of an attempt whose proposal is seen only if it passes."""
         rate, sigma = float(proposal.sampling_probability), proposal_noise(proposal)
         return self._event(rate, sigma, step, recipe)
 
     def verdict(self, step: int, recipe: Recipe) -> Erasure:
-        """The event of one verdict alone: one bit."""
+        """Return the event of one verdict alone: one bit."""
         return self._event(1.0, math.inf, step, recipe)
 
     def _event(self, rate: float, noise_multiplier: float, step: int, recipe: Recipe) -> Erasure:
@@ -106,12 +106,12 @@ class NoisyTest:
         return math.inf if self.share is None else self.share * self.size * self.clip
 
     def gaussian(self, step: int, recipe: Recipe) -> PoissonSampledDpEvent:
-        """The event of the noisy value itself, which the paper charges."""
+        """Return the event of the noisy value itself, which the paper charges."""
         noise = GaussianDpEvent(self.noise_at(step, _steps(recipe)))
         return PoissonSampledDpEvent(validation_rate(self.size, recipe), noise)
 
     def energy(self, attempt: Attempt, before: Rollback) -> float:
-        """The noisy ΔE of the model as it stands: both losses on one fresh draw, divided by a public constant."""
+        """Return the noisy ΔE of the current model: both losses on one fresh draw, divided by a public constant."""
         bench = attempt.bench
         draw = validation_draw(attempt, validation_rate(self.size, bench.recipe))
         mean = difference(before, bench, bench.records, draw.indices, self.record_clip) / self.size
@@ -121,7 +121,7 @@ class NoisyTest:
         return settle(bench.source, attempt.receipt, torch.from_numpy(exact), torch.from_numpy(released)).item()
 
     def add_noise(self, means: Array, noise: Array) -> Array:
-        """Clip, then add noise: nothing else of the records reaches the decision."""
+        """Clip, then add noise: nothing else about the records reaches the decision."""
         return clip_energy(means, self.clip) + noise
 
     def passes(self, noised: Array) -> NDArray[np.bool_]:
@@ -146,7 +146,7 @@ def _steps(recipe: Recipe) -> int:
 
 
 def validation_draw(attempt: Attempt, rate: float) -> Draw:
-    """A fresh Poisson draw of the private records, independent of the one that made the proposal."""
+    """Take a fresh Poisson draw of the private records, independent of the one that made the proposal."""
     bench = attempt.bench
     return Poisson(rate).draw(bench.records.count, bench.source, None)
 
@@ -173,11 +173,11 @@ def losses(bench: Bench, records: Records, indices: Tensor) -> Tensor:
 def difference(
     before: Rollback, bench: Bench, records: Records, indices: Tensor, record_clip: float = math.inf
 ) -> float:
-    """The sum of loss(proposed) − loss(before), both on the same records (DPSUR, Alg. 2, lines 10-11).
+    """Return the sum of loss(proposed) − loss(before), both on the same records (DPSUR, Alg. 2, lines 10-11).
 
-    Each record's own difference is clipped to ±`record_clip`, so that one record moves the sum by no more.
-    Edge cases: no records make 0; a record whose loss was not finite before counts 0; where the proposal makes a loss
-    NaN the difference is +∞.
+    Each record's own difference is clipped to ±`record_clip`, so one record moves the sum by no more.
+    Edge cases: without records the sum is 0; a record whose loss was not finite before counts 0; if the proposal makes
+    a loss NaN, the difference is +∞.
     """
     proposed = losses(bench, records, indices)
     with before.in_place():
@@ -194,4 +194,4 @@ def clip_energy(energy: Array, clip: float) -> Array:
 
 
 PARTS = {"NoisyTest": {"noisy-test": NoisyTest}}
-"""What recipes on disk call them; a recipe is given them, so there is no mechanism of their own."""
+"""Their names in recipes on disk; a recipe is given these parts, so no mechanism has their names."""

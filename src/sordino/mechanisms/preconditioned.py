@@ -6,9 +6,9 @@ gradients and inputs,
 
     g̃_i = (G + γ)^(−1/2) · g_i · (A + γ)^(−1/2),      Σ_i g̃_i · min(1, C / ‖g̃‖) + noise
 
-clips and noises gradients that are about equally long in every direction. The moments come from synthetic records: pink
-noise for images, Zipf's law for tokens, white noise for anything else, with random labels, sent through the current
-model (Molina Van den Bosch et al., ICML 2026). No record is looked at, so the price is that of DP-SGD
+clips and noises gradients that are about equally long in every direction. The moments come from synthetic records that
+are sent through the current model: pink noise for images, Zipf's law for tokens, white noise for anything else, all
+with random labels (Molina Van den Bosch et al., ICML 2026). No record is looked at, so the price is that of DP-SGD
 (docs/proofs/preconditioned.md).
 """
 
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("sordino")
 
 ONE_SHAPE = "every record is collated to the shape of the first, but for texts of tokens"
-"""What must hold where a collate function of the user's own makes batches: synthetic records have that shape."""
+"""What must hold if a user's own collate function makes batches, because synthetic records have that shape."""
 CHUNK = 32
-"""Synthetic records that go through the model together."""
+"""How many synthetic records go through the model together."""
 INPUTS = ("auto", "pink", "white")
 MOVES = frozenset(
     (
@@ -56,7 +56,7 @@ MOVES = frozenset(
         *("to", "long", "int", "type", "cpu", "cuda", "detach", "clone"),
     )
 )
-"""What leaves integers as they are, wherever it puts them."""
+"""Operations that leave integers as they are, wherever they put them."""
 _UNPROVEN = "{{slot}}={{part!r}} has no proof with stretched gradients: use {}"
 TABLES, CLASSES = frozenset({"embedding", "embedding_bag", "one_hot"}), frozenset({"cross_entropy", "nll_loss"})
 
@@ -65,7 +65,7 @@ TABLES, CLASSES = frozenset({"embedding", "embedding_bag", "one_hot"}), frozense
 
 
 def make_pink(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """[..., height, width] whose power falls as 1/f², as that of natural images; of mean 0 and variance 1 each."""
+    """Make images [..., height, width] whose power falls as 1/f², as in natural ones; each of mean 0 and variance 1."""
     rows, columns = torch.fft.fftfreq(shape[-2]), torch.fft.rfftfreq(shape[-1])
     frequency = (rows.square().unsqueeze(1) + columns.square()).sqrt()
     frequency[0, 0] = 1 / max(shape[-2:])
@@ -75,17 +75,17 @@ def make_pink(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 
 def make_tokens(shape: Sequence[int], vocabulary: int, generator: torch.Generator) -> Tensor:
-    """Tokens by Zipf's law: the r-th is drawn in proportion to 1/r."""
+    """Make tokens by Zipf's law: the r-th is drawn in proportion to 1/r."""
     chances = torch.arange(1, vocabulary + 1, dtype=torch.float64).reciprocal()
     return torch.multinomial(chances, math.prod(shape), replacement=True, generator=generator).reshape(*shape)
 
 
 @dataclass(frozen=True)
 class _Leaf:
-    """One tensor of a batch: its shape for `CHUNK` examples and its dtype, which are public; nothing of what it holds.
+    """One tensor of a batch: its shape for `CHUNK` examples and its dtype, which are public, and none of its content.
 
-    `within` bounds integers from above, where a table or a loss over classes was seen to take them; `classes` says that
-    it was such a loss alone.
+    `within` bounds integers from above, if a table or a loss over classes was seen to take them; `classes` says that
+    only such a loss took them.
     """
 
     shape: tuple[int, ...]
@@ -94,14 +94,14 @@ class _Leaf:
     classes: bool = False
 
     def make(self, inputs: str, held: bool, generator: torch.Generator) -> Tensor:
-        """Synthetic values. Integers of unknown meaning are 1: valid as mask, length or class; `held` is a mask's."""
+        """Make values. Integers of unknown meaning are 1: valid as mask, length or class; `held` is a mask's."""
         if self.dtype == torch.bool:
             return torch.full(self.shape, held)
         if self.dtype.is_floating_point:
             pink = inputs == "pink" or (inputs == "auto" and len(self.shape) == 4)
             make = make_pink if pink and len(self.shape) > 2 else _make_white
             return make(self.shape, generator).to(self.dtype)
-        if self.dtype == torch.uint8 and len(self.shape) > 2:  # an image, before somebody scales it
+        if self.dtype == torch.uint8 and len(self.shape) > 2:  # an image that nobody has scaled yet
             return (128 + 64 * make_pink(self.shape, generator)).clamp(0, 255).to(torch.uint8)
         if self.within is None:
             return torch.ones(self.shape, dtype=self.dtype)
@@ -115,10 +115,10 @@ def _make_white(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 
 def describe_leaves(bench: Bench, length: int) -> tuple[list[_Leaf], Any]:
-    """Shapes and dtypes of a batch, from one record collated once and twice; its values are not used.
+    """Describe shapes and dtypes of a batch from one record, collated once and twice; its values are not used.
 
-    Where a collate function of the user's own decides, it may pad texts to the longest: then sequences have `length`.
-    Other sizes that it makes are those of the first record, and a guarantee says that they must be those of all.
+    A user's own collate function may pad texts to the longest: then sequences have `length`. Its other sizes are those
+    of the first record, and a guarantee says that all records must have them.
     """
     batches = (bench.records.gather([0] * count, torch.device("cpu")).data for count in (1, 2))
     plain = (dict(each) if isinstance(each, Mapping) else each for each in batches)
@@ -143,12 +143,12 @@ def describe_leaves(bench: Bench, length: int) -> tuple[list[_Leaf], Any]:
         shape[grown[0]] = CHUNK
         leaves.append(_Leaf(tuple(shape), one.dtype))
         if bench.records.collate is not None and one.dim() > 1 + (sequence and one.dim() == 2):
-            bench.ledger.declare(CONDITION, ONE_SHAPE)  # a size that is that of the first record
+            bench.ledger.declare(CONDITION, ONE_SHAPE)  # the first record decides this size
     return leaves, structure
 
 
 class RangeWatch(TorchFunctionMode):
-    """Watches what becomes of the integers of a batch: the sizes of the tables and classes that they choose from."""
+    """Watches what happens to the integers of a batch, to find the sizes of the tables and classes they choose from."""
 
     def __init__(self, leaves: Sequence[Tensor]) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class RangeWatch(TorchFunctionMode):
         return result
 
     def _bound(self, name: str, given: list[Any], named: dict[str, Any]) -> None:
-        """The first tensor of integers chooses; the first other one, or a number, says from how many."""
+        """Bound the first tensor of integers, which chooses; the first other one, or a number, says from how many."""
         tensors = [each for each in given if isinstance(each, Tensor)]
         chosen = next((each for each in tensors if id(each) in self.origins), None)
         if chosen is None:
@@ -201,9 +201,9 @@ class Probed(Stretching):
     gradient; the paper uses the released gradient as it is. `length` sets the length of synthetic texts if the user's
     own collate function pads. `seed` is for the synthetic records.
 
-    Guarantees: no synthetic record depends on a record, only on shapes and dtypes; the map is public, and the price
-    that of a Gaussian. Edge cases: parameters that nothing was found about are not stretched, and none where the
-    model cannot be book-kept; a run that goes on probes the model as it then is.
+    Guarantees: synthetic records depend on no record, only on shapes and dtypes; the map is public, and the price is
+    that of a Gaussian. Edge cases: parameters that nothing was found about are not stretched, and no parameter is if
+    the model cannot be book-kept; a resumed run probes the model as it then is.
     """
 
     inputs: str = "auto"
@@ -262,13 +262,13 @@ class Synthetic:
         self._survey()
 
     def make(self) -> Batch:
-        """The next batch."""
+        """Make the next batch."""
         made = [leaf.make(self.inputs, self.held, self.generator).to(self.device) for leaf in self.leaves]
         data = tree_unflatten(made, self.structure)
         return Batch(data, CHUNK, _refuse_single, by_rows=False)
 
     def _survey(self) -> None:
-        """Run the loss once to find the ranges of integers, and which value of a mask lets something through."""
+        """Run the loss once to find the ranges of integers, and which mask value lets something through."""
         for held in (True, False):
             self.held = held
             made = [leaf.make(self.inputs, held, self.generator).to(self.device) for leaf in self.leaves]

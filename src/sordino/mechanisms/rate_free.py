@@ -1,7 +1,7 @@
-"""Training with nothing to tune: automatic clipping has no bound to choose, distance over gradients no learning rate.
+"""Training with nothing to tune: automatic clipping needs no bound, and distance over gradients needs no learning rate.
 
-Both look only at released values, so the price is that of DP-SGD. Compare a search with this recipe: a search has to
-win back what it costs.
+Both look only at released values, so the price is that of DP-SGD. Compare a search with this recipe: a search must gain
+more than it costs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from sordino.recipe import Common, Optimizer, Recipe
 
 
 def rate_free(*, gamma: float = 0.01, **common: Unpack[Common]) -> Recipe:
-    """AUTO-S with steps as long as the distance from the start, over the root of all squared gradients (Ivgi et al.
-    2023).
+    """AUTO-S whose steps are the distance from the start over the root of all squared gradients (Ivgi et al. 2023).
 
     >>> from sordino import recipes
     >>> recipes.rate_free(batch_size=64, epochs=1).optimizer.kind

@@ -1,4 +1,4 @@
-"""What selectors that reject have in common: what an attempt is charged, rollback, the use of what was rejected."""
+"""What selectors that reject have in common: the charge for an attempt, rollback, and the use of rejected gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Attempts(State):
-    """Which step was paid for last; the sum and the number of the gradients that were rejected at this very model."""
+    """Which step was paid for last, and the sum and number of the gradients that were rejected at this model."""
 
     paid_step: int | None = None
     rejected: list[Tensor] | None = None
@@ -89,12 +89,12 @@ class Rejecting(Selector):
 
     @abstractmethod
     def price(self, proposal: PoissonSampledDpEvent, step: int, recipe: Recipe) -> DpEvent:
-        """What an attempt costs that is charged by proof."""
+        """Return the proven cost of an attempt."""
         ...
 
     @abstractmethod
     def published_price(self, proposal: PoissonSampledDpEvent, step: int, recipe: Recipe) -> DpEvent:
-        """What the paper charges for an accepted update."""
+        """Return what the paper charges for an accepted update."""
         ...
 
     def terms(self, terms: Terms, recipe: Recipe, state: Attempts) -> Terms:
@@ -111,7 +111,7 @@ class Rejecting(Selector):
         return replace(terms, event=self.published_price(proposal, terms.step, recipe))
 
     def _proposal(self, event: DpEvent) -> PoissonSampledDpEvent:
-        """The proposal as a Gaussian on a draw; anything else has no proof."""
+        """Return the proposal as a Gaussian on a draw; anything else has no proof."""
         if isinstance(event, GaussianDpEvent):
             return PoissonSampledDpEvent(1.0, event)
         if isinstance(event, PoissonSampledDpEvent) and isinstance(event.event, GaussianDpEvent):
@@ -124,7 +124,7 @@ class Rejecting(Selector):
 
 
 def recipe_with(name: str, selection: Rejecting, clip: float, optimizer: Optimizer, common: Common) -> Recipe:
-    """A recipe of plain parts but for its selection."""
+    """Make a recipe of plain parts, except for its selection."""
     return Recipe(
         name=name,
         clip=clip,
@@ -137,18 +137,18 @@ def recipe_with(name: str, selection: Rejecting, clip: float, optimizer: Optimiz
 
 
 def together(*events: DpEvent) -> ComposedDpEvent:
-    """All of `events`, as one that can be counted: dp_accounting asks for a list, which has no hash."""
+    """Join `events` into one that can be counted: dp_accounting wants a list, which has no hash."""
     return ComposedDpEvent(cast(list[DpEvent], events))
 
 
 def proposal_noise(proposal: PoissonSampledDpEvent) -> float:
-    """The noise multiplier of a Gaussian proposal."""
+    """Return the noise multiplier of a Gaussian proposal."""
     assert isinstance(proposal.event, GaussianDpEvent)
     return float(proposal.event.noise_multiplier)
 
 
 def validation_rate(size: int, recipe: Recipe) -> float:
-    """The rate of a validation draw of `size` expected records, from the public number of records."""
+    """Return the rate of a validation draw of `size` expected records, from the public number of records."""
     if recipe.records is None or size > recipe.records:
         raise InvalidInput(
             f"validation_size={size} must be <= records={recipe.records}: it is the expected size of a draw"
@@ -196,7 +196,7 @@ class Rollback:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Work on the model as it was before the proposal; the proposal stands again afterwards."""
+        """Work on the model as it was before the proposal, which is put back afterwards."""
         proposed = [getattr(module, name).detach().clone() for module, name, _ in self._model]
         self._write(self._values)
         try:
@@ -205,7 +205,7 @@ class Rollback:
             self._write(proposed)
 
     def movement(self, parameters: list[nn.Parameter]) -> tuple[list[Tensor], list[Tensor]]:
-        """Where `parameters` were, and how far the proposal moved them."""
+        """Return where `parameters` were, and how far the proposal moved them."""
         values = {id(tensor): value for (_, _, tensor), value in zip(self._model, self._values, strict=True)}
         start = [values[id(p)] for p in parameters]
         return start, [p.detach() - before for p, before in zip(parameters, start, strict=True)]
@@ -216,7 +216,7 @@ class Rollback:
             current = getattr(module, name)
             if current.shape == value.shape:
                 current.copy_(value)
-            else:  # a buffer that the forward pass replaced by one of another size
+            else:  # the forward pass replaced this buffer by one of another size
                 setattr(module, name, value.clone())
 
 
@@ -228,13 +228,13 @@ def move_to(parameters: list[nn.Parameter], start: list[Tensor], movement: list[
 
 
 def shorten(before: Rollback, parameters: list[nn.Parameter]) -> None:
-    """Halve the step that stands in the model."""
+    """Halve the step that is in the model."""
     start, movement = before.movement(parameters)
     move_to(parameters, start, movement, 0.5)
 
 
 def _tensors(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
-    """Every parameter and buffer with its place; tied ones once."""
+    """List every parameter and buffer with its place; tied ones once."""
     found: dict[int, tuple[nn.Module, str, Tensor]] = {}
     for module in model.modules():
         own: list[tuple[str, Tensor]] = [
@@ -258,13 +258,13 @@ def _clone(state: Any) -> Any:
     return copy.deepcopy(state)
 
 
-# -- the use of what was rejected -------------------------------------------------------------------------------------
+# -- the use of rejected gradients ------------------------------------------------------------------------------------
 
 
 def average_with_rejected(attempt: Attempt) -> None:
-    """Make the released gradient the mean of it and of all that were rejected at this very model.
+    """Replace the released gradient by its mean with all gradients that were rejected at this model.
 
-    Post-processing of releases that the ledger holds: it costs nothing, and k of them have 1/k of the variance.
+    This is post-processing of releases in the ledger: it costs nothing, and the mean of k has 1/k of the variance.
     """
     state, parameters = attempt.bench.states.selection, attempt.parameters
     released = [parameter.grad for parameter in parameters]
@@ -273,7 +273,7 @@ def average_with_rejected(attempt: Attempt) -> None:
     if sums is not None and [s.shape for s in sums] == [f.shape for f in fresh]:
         fresh = [total + gradient for total, gradient in zip(sums, fresh, strict=True)]
         count = state.averaged + 1
-    else:  # the first at this model, or other parameters are trained now
+    else:  # the first gradient at this model, or other parameters are trained now
         count = 1
     state.rejected, state.averaged = fresh, count
     for parameter, total in zip(parameters, fresh, strict=True):

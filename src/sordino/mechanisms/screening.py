@@ -33,13 +33,13 @@ class Public:
 
     @classmethod
     def of(cls, name: str, dataset: Any, collate: Collate | None = None) -> Public:
-        """A dataset or tensors, collated like the private records."""
+        """Return a dataset or tensors, collated like the private records."""
         return cls(name, Records(dataset, collate))
 
 
 @dataclass
 class Screened(Attempts):
-    """How many proposals were accepted, and how many in a row were rejected since."""
+    """How many proposals were accepted, and how many were rejected in a row since then."""
 
     accepted: int = 0
     rejections: int = 0
@@ -53,7 +53,7 @@ class Annealing(Rejecting):
     - `public` records: the decision is post-processing of the released gradient, each attempt costs its proposal;
     - a noisy `test` on private records: ΔE is clipped and noised first, and the attempt costs an erasure event that
       holds at every temperature;
-    - a draw of `private_size` private records without noise: the paper's own, charged by accounting="published" only.
+    - a draw of `private_size` private records without noise: the paper's own way, only with accounting="published".
     """
 
     temperature: float = 10.0
@@ -96,7 +96,7 @@ class Annealing(Rejecting):
         return AnnealedErasure(rate, proposal_noise(proposal), test_rate, self.test.noise_multiplier)
 
     def published_price(self, proposal: PoissonSampledDpEvent, step: int, recipe: Recipe) -> DpEvent:
-        """τ accepted updates cost τ times the sampled Gaussian, and the energy nothing (Thm. 1)."""
+        """Price τ accepted updates as τ times the sampled Gaussian, and the energy as nothing (Thm. 1)."""
         return proposal
 
     def accepts(self, attempt: Attempt, before: Snapshot | None) -> bool:
@@ -110,7 +110,7 @@ class Annealing(Rejecting):
 
     def _anneals(self, attempt: Attempt, before: Rollback, temperature: float) -> bool:
         if self.test is not None and temperature * self.test.clip < STEEPNESS[0]:
-            return True  # hardly ever a rejection, and that has no price of its own
+            return True  # rejections are very rare, and have no separate price
         energy, coin = np.array([self._energy(attempt, before)]), attempt.bench.source.uniform(1)
         return bool(self.passes(energy, coin, temperature)[0])
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class _Dealt:
     """An epoch in progress: the records by batch, the next or current batch, and whether it was drawn. Private.
 
-    The records are grouped once, so that a step looks only at its own; `ends` are where the batches end in `order`.
+    The records are grouped once, so that a step looks only at its own. `ends` says where each batch ends in `order`.
     """
 
     order: Tensor
@@ -37,12 +37,12 @@ class _Dealt:
 
     @classmethod
     def deal(cls, batch_of: NDArray[np.int64], batches: int) -> _Dealt:
-        """The records of each batch in their order."""
+        """Deal the records to batches, in order."""
         order = torch.from_numpy(np.argsort(batch_of, kind="stable"))
         return cls(order, torch.from_numpy(np.cumsum(np.bincount(batch_of, minlength=batches))))
 
     def batch(self) -> Tensor:
-        """The records of the batch in hand."""
+        """Return the records of the current batch."""
         start = int(self.ends[self.number - 1]) if self.number else 0
         return self.order[start : int(self.ends[self.number])]
 
@@ -58,9 +58,9 @@ class Shuffled(Sampler):
 
     `batches` is a public number, set by the recipe to records / batch_size, rounded up.
 
-    Guarantees: with one record more or less the other records' batches are the same, and one batch of the epoch has one
-    record more or less. So an epoch is at most one Gaussian with its smallest noise, charged before its first batch
-    (docs/proofs/shuffled.md); no amplification is claimed.
+    Guarantees: with one record more or less, the other records' batches are the same, and one batch of the epoch has
+    one record more or less. So an epoch is at most one Gaussian with its smallest noise, charged before its first batch
+    (docs/proofs/shuffled.md). No amplification is claimed.
     Edge cases: batches differ in size and may be empty; the sum is divided by the public batch_size. An epoch that ends
     early (a killed run, a budget that runs out) stays paid for in full: the coins are not kept, and the next epoch has
     new ones. Dealing takes 8 bytes per record for the epoch; a batch takes time in proportion to its size.
@@ -82,7 +82,7 @@ class Shuffled(Sampler):
         return _Epoch()
 
     def prepare(self, bench: Bench, step: int) -> None:
-        """Advance to the next batch once the last one was drawn, whatever became of it; forget a finished epoch."""
+        """Advance to the next batch once the last one was drawn, whatever happened to it; forget a finished epoch."""
         dealt = bench.states.sampler.dealt
         if dealt is None or not dealt.drawn:
             return
@@ -104,7 +104,7 @@ class Shuffled(Sampler):
 
 @dataclass
 class _PassState(State):
-    """Whether the next batch opens a pass that has to be charged, and which pass the last batch was of."""
+    """Whether the next batch opens a pass that has to be charged, and to which pass the last batch belonged."""
 
     opens: bool = True
     last: object = None
@@ -153,7 +153,7 @@ class ShuffledLoader(Foreign):
         return _price_epoch(self, terms, state.opens, sensitivity=math.sqrt(5))
 
     def passes(self, loader: Any, bench: Bench) -> Iterator[Any]:
-        """One pass over the user's loader: its batches in a fresh secret order, None for each that is missing."""
+        """Yield one pass over the user's loader: batches in a fresh secret order, None for each that is missing."""
         self._check(loader, bench.recipe.batch_size)
         records, size = len(loader.dataset), loader.batch_size
         order = np.argsort(bench.source.uniform(records), kind="stable").tolist()
@@ -171,13 +171,13 @@ class ShuffledLoader(Foreign):
         )
         mine, state = object(), bench.states.sampler
         for number, batch in enumerate(_pad(dealt, self.covers)):
-            # Steps of another pass in between move this one to later steps, whose noise its event does not know.
+            # Steps of another pass in between move this pass to later steps, and its event does not know their noise.
             state.opens = number == 0 or state.last is not mine
             state.last = mine
             yield batch
 
     def _check(self, loader: Any, batch_size: int) -> None:
-        """Refuse what is not, visibly, a uniform order cut into batches of one size."""
+        """Refuse a loader that is not clearly a uniform order cut into batches of one size."""
         way_out = "use a DataLoader with shuffle=True and drop_last=False, sampler=Shuffled(), or sampler=Foreign()"
         if type(loader) is not DataLoader or type(loader.batch_sampler) is not BatchSampler:
             raise InvalidInput(f"a {type(loader).__name__} is not known to deal every record once per pass: {way_out}")
@@ -196,7 +196,7 @@ class ShuffledLoader(Foreign):
 
 
 def _pad(batches: DataLoader[Any], count: int) -> Iterator[Any]:
-    """`count` batches: those there are, then None."""
+    """Yield `count` batches: the existing ones, then None."""
     found = 0
     for batch in batches:
         found += 1
@@ -206,7 +206,7 @@ def _pad(batches: DataLoader[Any], count: int) -> Iterator[Any]:
 
 
 def _price_epoch(sampler: Sampler, terms: Terms, opens: bool, sensitivity: float) -> Terms:
-    """The whole epoch at its first batch, nothing more at the others; ``terms.event`` has the epoch's least noise."""
+    """Price the whole epoch at its first batch, the others at nothing; ``terms.event`` has the epoch's least noise."""
     if not isinstance(terms.event, GaussianDpEvent):
         raise InvalidInput(
             f"sampler={type(sampler).__name__}() works with exact norms, not with {terms.event}: use Poisson draws"
@@ -235,4 +235,4 @@ def _known(sampler: Sampler, batches: int | None) -> int:
 
 
 PARTS = {"Sampler": {"shuffled": Shuffled, "shuffled-loader": ShuffledLoader}}
-"""What recipes on disk call them; a recipe is given them, so there is no mechanism of their own."""
+"""Their names in recipes on disk; a recipe is given these parts, so no mechanism has their names."""

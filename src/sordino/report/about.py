@@ -51,19 +51,19 @@ class About:
     published: str = ""
 
     def with_given(self, **given: str | None) -> About:
-        """The same with what a user gave beside it."""
+        """Return the same, with a user's own values on top."""
         known = {f.name: getattr(self, f.name) for f in fields(self)}
         return About(**{**known, **{name: value for name, value in given.items() if value is not None}})
 
 
 def read_about(folder: Folder) -> About:
-    """The words in a run's folder, which may come from anybody; none where there is no file."""
+    """Read the words in a run's folder, which may come from anybody; none if there is no file."""
     text = folder.text(FILE)
     return About() if text is None else parse_about(text, str(folder.path / FILE))
 
 
 def read_about_file(path: Path) -> About:
-    """The words in a file that the user names."""
+    """Read the words in a file that the user names."""
     try:
         return parse_about(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
@@ -73,7 +73,7 @@ def read_about_file(path: Path) -> About:
 
 
 def parse_about(text: str, name: str) -> About:
-    """The words in a TOML document; every mistake is named in one line."""
+    """Read the words in a TOML document; an error names the mistake in one line."""
     try:
         table: Mapping[str, Any] = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

@@ -1,9 +1,9 @@
 """A run in one line of a list: what it is, what it cost and when; and where lines of finished runs are kept.
 
 Pricing a ledger can take seconds, so a list of many runs would take long to appear. The line of a finished run is
-therefore kept in the user's own cache. Its name is made of the run's path, the names, sizes and times of its files, and
-the version of Sordino: if any of these changes, the run is priced anew. A run's own page is always computed from its
-ledger.
+therefore kept in the user's own cache. Its name is made from the run's path, the names, sizes and times of its files,
+and the version of Sordino: if any of these changes, the run is priced again. A run's own page is always computed from
+its ledger.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Brief:
 
 
 def summarise_facts(facts: Facts) -> Brief:
-    """The line of a run."""
+    """Make the line of a run."""
     g = facts.guarantee
     auc = next((figure.value for figure in facts.used.figures if figure.name == "auc"), None)
     return Brief(
@@ -82,11 +82,11 @@ def summarise_facts(facts: Facts) -> Brief:
 
 
 def recall(path: Path, signature: object) -> Brief | None:
-    """The cached line of a run whose files have not changed; None if there is no readable one."""
+    """Return the cached line of a run whose files have not changed; None if there is no readable one."""
     try:
         with _find_place(path, signature).open("rb") as file:
             plain = json.loads(file.read(MOST_BYTES))
-        plain["epsilon"] = float(plain["epsilon"])  # an infinite one is a word
+        plain["epsilon"] = float(plain["epsilon"])  # an infinite ε is a word
         known = {f.name for f in fields(Brief)}
         return Brief(**plain) if set(plain) <= known and plain["epsilon"] >= 0 else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):

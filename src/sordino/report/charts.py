@@ -23,7 +23,7 @@ Format = Callable[[float], str]
 
 
 def plain(value: float) -> str:
-    """A number of about three digits: 0.25, 12.5, 1,200."""
+    """Write a number with about three digits: 0.25, 12.5, 1,200."""
     if value == 0:
         return "0"
     if abs(value) >= 1e6 or abs(value) < 1e-3:
@@ -34,7 +34,7 @@ def plain(value: float) -> str:
 
 
 def power(value: float) -> str:
-    """A number by its power of ten: 10⁻⁵, 3.2·10⁻⁶."""
+    """Write a number by its power of ten: 10⁻⁵, 3.2·10⁻⁶."""
     if value <= 0 or not math.isfinite(value):
         return "0" if value == 0 else f"{value:g}"
     mantissa, exponent = f"{float(round_up_digits(value, 2)):.1e}".split("e")  # a δ is never written too small
@@ -43,12 +43,12 @@ def power(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share in per cent, with a decimal where it matters."""
+    """Write a share in per cent, with a decimal where it matters."""
     return f"{value:.1%}".replace(".0%", "%")
 
 
 def whole(value: float) -> str:
-    """A count."""
+    """Write a count."""
     return f"{round(value):,}"
 
 
@@ -64,7 +64,7 @@ class Axis:
     fixed: tuple[float, ...] = ()
 
     def at(self, value: float) -> float:
-        """Where `value` lies: 0 at the low end, 1 at the high end, never outside."""
+        """Return where `value` lies: 0 at the low end, 1 at the high end, never outside."""
         low, high, value = (self._scale(number) for number in (self.low, self.high, value))
         return min(max((value - low) / (high - low), 0.0), 1.0)
 
@@ -93,7 +93,7 @@ class Axis:
 
     @classmethod
     def along(cls, label: str, values: Iterable[float], *, write: Format = whole) -> Axis:
-        """An axis for time or steps: from the first to the last value, without room at the ends."""
+        """Return an axis for time or steps: from the first to the last value, without room at the ends."""
         numbers = list(values) or [0.0]
         low, high = min(numbers), max(numbers)
         return cls(label, low, high if high > low else low + 1, write=write)
@@ -152,18 +152,18 @@ class Chart:
     wide: bool = False
 
     def path(self, series: Series) -> str:
-        """The line in inner coordinates."""
+        """Return the line in inner coordinates."""
         return _join(self._corners(series))
 
     def area(self, series: Series) -> str:
-        """The surface below the line."""
+        """Return the surface below the line."""
         corners = self._corners(series)
         if not corners:
             return ""
         return f"{_join(corners)}V{SCALE}H{_shorten(corners[0][0])}Z"
 
     def band(self, series: Series) -> str:
-        """The surface between the low and the high ends of the spread, where it is drawn as a band."""
+        """Return the surface between the low and the high ends of the spread, where it is drawn as a band."""
         if series.dotted or not series.spread:
             return ""
         upper = [self._inner(x, high) for x, _, high in series.spread]
@@ -176,17 +176,17 @@ class Chart:
         return [(_percent(self.x.at(x)), self._down(low), self._down(high)) for x, low, high in spread]
 
     def dots(self, series: Series) -> list[tuple[str, str]]:
-        """The points in per cent, where they are drawn: a line of one point would be invisible."""
+        """Return the points in per cent, where they are drawn: a line of one point would be invisible."""
         if not series.dotted and len(series.points) > 1:
             return []
         return [(_percent(self.x.at(x)), self._down(y)) for x, y in series.points]
 
     def shape(self, number: int) -> str:
-        """The outline of a series' points, around the origin."""
+        """Return the outline of a series' points, around the origin."""
         return SHAPES[number % len(SHAPES)]
 
     def place(self, x: float, y: float) -> tuple[str, str]:
-        """A point in per cent of width and height."""
+        """Return a point in per cent of width and height."""
         return _percent(self.x.at(x)), self._down(y)
 
     @property

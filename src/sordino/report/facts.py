@@ -33,12 +33,12 @@ from sordino.run import FIXED_IN_ADVANCE, HELD_OUT, SEARCHED, assemble, list_ass
 from sordino.vault.claims import read_ties
 
 MOST_POINTS = 120
-"""The most steps of a schedule that are drawn: a chart is a few hundred pixels wide."""
+"""At most this many steps of a schedule are drawn: a chart is a few hundred pixels wide."""
 MOST_STEPS = 10_000_000
-"""A schedule longer than this is not drawn: a recipe.toml can name any number."""
+"""A longer schedule is not drawn: a recipe.toml can name any number."""
 LEARNER_OF_TABLES = "additive"
 """The model of a table that was learnt without a network; it has no recipe, and its ledger has a plan."""
-NO_RECIPE = "the folder holds no recipe: only whoever wrote the ledger's events knows what they stand for"
+NO_RECIPE = "the folder holds no recipe: only the writer of the ledger's events knows what they stand for"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Proof:
-    """What ties the report to its ledger. Times are cut to minutes: a step's time hints at its draw's size."""
+    """What ties the report to its ledger. Times are cut to minutes, because a step's time hints at its draw's size."""
 
     run_id: str
     fingerprint: str
@@ -65,7 +65,7 @@ class Proof:
     last: str
     events: int
     head: str = ""
-    """Where the chain of the ledger ends; `charged` counts the events up to there, those of unused reserves too."""
+    """Where the chain of the ledger ends; `charged` counts the events up to there, including unused reservations."""
     charged: int = 0
     signature: str = "none"
 
@@ -97,7 +97,7 @@ class Facts:
     dataset: Mapping[str, Any] | None = None
     """Where the dataset's own budget stood when this run reserved from it."""
     modelless: bool = False
-    """Whether a run of the command line left no model: it was killed, or its preparation was lost in noise."""
+    """Whether a run from the command line left no model: it was killed, or its preparation was lost in noise."""
     ended: bool = False
     """Whether a run without a recipe, as on a table, says that it is finished."""
     planned_budget: Budget | None = None
@@ -135,11 +135,11 @@ def gather(
     brief: bool = False,
     about: About | None = None,
 ) -> Facts:
-    """The facts of the run in folder `run`; nothing is written.
+    """Gather the facts of the run in folder `run`; nothing is written.
 
-    `delta` is needed where the run has neither a budget nor a public number of records. `audit` is what
-    ``sordino audit --json`` printed and `outcome` what ``sordino train --json`` did; without them, `audit.json` and
-    `outcome.json` of the folder are used where they exist. `brief` prices the ledger once, and leaves out what only
+    `delta` is needed if the run has neither a budget nor a public number of records. `audit` is what
+    ``sordino audit --json`` printed, and `outcome` what ``sordino train --json`` printed; without them, `audit.json`
+    and `outcome.json` of the folder are used if they exist. `brief` prices the ledger once, and leaves out what only
     charts show. `about` says whose model it is and what it is for; the default is the folder's `about.toml`.
     """
     folder = Folder(Path(run))
@@ -164,7 +164,7 @@ def gather(
         recipe_text=text,
         saved_step=folder.saved_step(),
         curve=() if brief else prices.price_curve(bill, tariff),
-        # The union of several stages has no price of its own, so neither have its beginnings.
+        # Several stages together have no single price, so neither have their beginnings.
         spending=() if brief or len(bill.stages) > 1 else prices.price_beginnings(booked.runs, tariff),
         noise=noise,
         clip=clip or prices.thin(folder.history("clip"), MOST_POINTS),
@@ -186,7 +186,7 @@ def gather(
 
 
 def _price_notes(booked: Booked, tariff: Tariff) -> tuple[tuple[str, float], ...]:
-    """(what was released before training, its ε alone), the same words together."""
+    """Return (what was released before training, its ε alone), with equal words together."""
     groups: dict[str, list[Any]] = {}
     for note, event in booked.notes:
         groups.setdefault(note, []).append((event, 1))
@@ -208,7 +208,7 @@ class Booked:
     notes: tuple[tuple[str, DpEvent], ...] = ()
 
     def planned(self, recipe: Recipe | None) -> list[Plan]:
-        """The declared plans, or that of the recipe it began with."""
+        """Return the declared plans, or that of the recipe it began with."""
         return self.announced or find_plans(recipe, self.header)
 
 
@@ -254,9 +254,9 @@ def _read_setting(tables: Mapping[str, Any], recipe: Recipe | None) -> Setting:
 
     data, seed = table("data"), table("run").get("seed")
     learning, given = table("learning"), data.get("records")
-    held_out = 0.0 if learning else data.get("held_out", 0.0)  # the ledger of a table says whom it leaves out
+    held_out = 0.0 if learning else data.get("held_out", 0.0)  # a table's ledger says whom it leaves out
     return Setting(
-        # Only the name: where the file is on somebody's disk is nobody else's business.
+        # Only the name: the file's place on somebody's disk is nobody else's business.
         data=PurePath(str(data.get("source", "not recorded"))).name,
         model=str(table("model").get("name", "not recorded")),
         records=recipe.records if recipe else given if learning and fits(given, "int") else None,
@@ -268,7 +268,7 @@ def _read_setting(tables: Mapping[str, Any], recipe: Recipe | None) -> Setting:
 
 
 def _find_delta(tables: Mapping[str, Any]) -> float | None:
-    """The δ of the budget, of a run that writes no recipe because it counts users: its configuration has it."""
+    """Find the δ of the budget. A run that counts users writes no recipe, but its configuration has the δ."""
     recipe = tables.get("recipe")
     budget = recipe.get("budget") if isinstance(recipe, dict) else None
     delta: Any = budget.get("delta") if isinstance(budget, dict) else None
@@ -295,13 +295,13 @@ def _state_guarantee(
     tariff: Tariff,
     outcome: Mapping[str, Any] | None,
 ) -> Guarantee:
-    """Priced anew from the ledger. What somebody wrote beside it is believed only for assumptions and accuracy."""
+    """Price the guarantee again from the ledger. Files beside it are believed only for assumptions and accuracy."""
     named = booked.header.get("basis", "proven")
     stated: Basis = next((known for known in get_args(Basis) if known == named), "published")
-    notes = (plans.UNPLANNED, plans.STOPPED[:30], plans.IN_ADVANCE)  # as it was then: the ledger knows better now
+    notes = (plans.UNPLANNED, plans.STOPPED[:30], plans.IN_ADVANCE)  # outdated: the ledger knows better now
     stated_lines = _collect_assumptions(recipe, setting, outcome, booked.declared["assumption"])
     said = [line for line in stated_lines if not line.startswith(notes)]
-    searched = any(line.startswith(SEARCHED) for line in booked.declared["assumption"])  # which says whom it protects
+    searched = any(line.startswith(SEARCHED) for line in booked.declared["assumption"])  # it says whom it protects
     return assemble(
         bill,
         delta=tariff.delta,
@@ -318,16 +318,16 @@ def _state_guarantee(
 def _collect_assumptions(
     recipe: Recipe | None, setting: Setting, outcome: Mapping[str, Any] | None, declared: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """What the training said about itself, such as what preparing the data read, and what the folder shows.
+    """Collect what the training said about itself, such as what preparing the data read, and what the folder shows.
 
-    `declared` is in the ledger's chain: whoever writes to the folder can add to it, but cannot take it back.
+    `declared` is in the ledger's chain: anyone who can write to the folder can add to it, but cannot take it back.
     """
     told = (outcome or {}).get("assumptions", [])
     lines = [line for line in told if isinstance(line, str)] if isinstance(told, list) else []
     source = next((line for line in declared if line.startswith("noise ")), None) or _describe_source(setting)
     nameless = [] if setting.model == LEARNER_OF_TABLES else [NO_RECIPE]
     shown = list_assumptions(recipe, source) if recipe else [source, *nameless]
-    if lines or setting.data == "digits":  # the training itself knows better how the settings were found
+    if lines or setting.data == "digits":  # the training knows better how its settings were found
         shown.remove(FIXED_IN_ADVANCE) if FIXED_IN_ADVANCE in shown else None
     if not lines and setting.data == "digits":
         shown.append("the default settings were found on these digits, which are public")
@@ -340,7 +340,7 @@ def _describe_source(setting: Setting) -> str:
     if setting.seed is not None:
         return Seeded(setting.seed).assumption
     if setting.data == "not recorded":
-        return "the folder does not tell where the noise came from: secure by default, repeatable if a seed was given"
+        return "the folder does not say where the noise came from: secure by default, repeatable if a seed was given"
     return Secure.assumption
 
 
@@ -360,7 +360,7 @@ def _find_cautions(recipe: Recipe | None, booked: Booked) -> tuple[str, ...]:
 
 
 def _draw_schedules(recipe: Recipe | None, runs: Runs) -> tuple[Points, Points]:
-    """(step, noise multiplier) and (step, clipping bound); from the ledger where the noise was chosen on the way."""
+    """Return (step, noise multiplier) and (step, clipping bound); from the ledger if noise was chosen along the way."""
     steps, sigma = (recipe.steps or 0, recipe.noise_multiplier) if recipe else (0, None)
     if recipe is None or recipe.rdp_filter is not None or sigma is None or not 1 <= steps <= MOST_STEPS:
         return prices.thin(prices.list_noises(runs), MOST_POINTS), ()
@@ -371,13 +371,13 @@ def _draw_schedules(recipe: Recipe | None, runs: Runs) -> tuple[Points, Points]:
 
 
 def _drop_inner(points: Points) -> Points:
-    """The same staircase without the points within a level."""
+    """Return the same staircase without the points within a level."""
     inside = {k for k in range(1, len(points) - 1) if points[k - 1][1] == points[k][1] == points[k + 1][1]}
     return tuple(point for k, point in enumerate(points) if k not in inside)
 
 
 def _read_mechanism(audit: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The attack on the mechanism. Membership results reveal private records, so no report shows them (law 7)."""
+    """Read the attack on the mechanism. Membership results reveal private records, so no report shows them (law 7)."""
     if audit is None:
         return None
     found = audit.get("mechanism", audit)
@@ -398,6 +398,6 @@ def _cut_to_minute(time: str) -> str:
 
 
 def _read_versions(outcome: Mapping[str, Any] | None) -> dict[str, str]:
-    """The versions that the run wrote down, if it did."""
+    """Read the versions that the run wrote down, if it did."""
     told = (outcome or {}).get("versions")
     return {str(name): str(version) for name, version in told.items()} if isinstance(told, dict) else {}

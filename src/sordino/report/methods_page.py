@@ -31,17 +31,17 @@ def comparison(results: Results, path: str | os.PathLike[str], *, title: str = "
 
     - `dataset`: name of the data, one section of the page each
     - `method`: name of the method, one colour each
-    - `epsilon`: the ε that was asked for; None for a run without privacy, drawn as a line to compare with
-    - `seed`: which repetition; runs that differ in it alone are one point with its spread
+    - `epsilon`: the requested ε; None for a run without privacy, which is drawn as a line to compare with
+    - `seed`: which repetition; runs that differ only in it are one point with its spread
     - `accuracy`: held-out accuracy in 0..1
     - `seconds`: how long it took, or None
     - `basis`: "proven", "asymptotic" or "published"
-    - `accounting`: "published" where the paper's accountant chose the noise; such runs are a method of their own here
+    - `accounting`: "published" if the paper's accountant chose the noise; such runs are a separate method here
     - `guarantee`: `Guarantee.to_dict()`, or None without privacy; its ε is the one that the table states
     - `curve`: `[{"step": int, "accuracy": float}, ...]`, may be empty
     - `noise`: noise multipliers, one per step or a few evenly spread ones, may be empty
     - `clip`: clipping bounds, likewise
-    - `model`, `features`, `length`: what stands behind the figure, in words; shown where any run says so
+    - `model`, `features`, `length`: how the figure was reached, in words; shown if any run says so
 
     The first five keys are needed, the others may be missing. Everything is escaped; nothing is fetched.
     """
@@ -112,7 +112,7 @@ def _require_positive(value: Any) -> float:
 
 
 def _render_methods(rows: Sequence[_Row], title: str) -> str:
-    """The page about `rows`."""
+    """Render the page about `rows`."""
     names = list(dict.fromkeys(row.dataset for row in rows))
     sections = [
         _describe_dataset(k, name, [row for row in rows if row.dataset == name]) for k, name in enumerate(names)
@@ -146,7 +146,7 @@ def _describe_dataset(number: int, dataset: str, rows: Sequence[_Row]) -> dict[s
 
 
 def _list_bars(table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A bar for every method where there is one ε: its mean, and a line from the worst to the best run."""
+    """List a bar for every method if there is only one ε: its mean, and a line from the worst to the best run."""
     ordered = sorted(table, key=lambda line: -line["mean"])
     return [
         {
@@ -237,13 +237,13 @@ def _draw_level(private: Sequence[_Row], group: Sequence[_Row]) -> list[tuple[fl
 
 
 def _choose_epsilons(rows: Sequence[_Row]) -> list[float]:
-    """The smallest, the middle and the largest ε that have curves: nobody would read more."""
+    """Choose the smallest, the middle and the largest ε that have curves: nobody would read more."""
     found = sorted({row.epsilon for row in rows if row.epsilon is not None and row.curve})
     return sorted({found[0], found[len(found) // 2], found[-1]}) if found else []
 
 
 def _chart_over_steps(number: int, epsilon: float, rows: Sequence[_Row]) -> Chart | None:
-    """Accuracy over steps at one ε: mean and range over seeds, which need not have been evaluated at the same steps."""
+    """Chart accuracy over steps at one ε: mean and range over seeds, which may have been evaluated at other steps."""
     series = []
     for method, group in _group([r for r in rows if r.epsilon == epsilon and r.curve], lambda r: r.method).items():
         steps, values = _align([row.curve for row in group])
@@ -267,7 +267,7 @@ def _chart_over_steps(number: int, epsilon: float, rows: Sequence[_Row]) -> Char
 
 
 def _align(curves: Sequence[tuple[tuple[float, float], ...]]) -> tuple[list[float], NDArray[np.float64]]:
-    """Every curve at the first one's steps, as far as all reach; straight lines between what was measured."""
+    """Align every curve to the first one's steps, as far as all reach, by straight lines between measurements."""
     sides = [sorted(curve) for curve in curves]
     low, high = max(side[0][0] for side in sides), min(side[-1][0] for side in sides)
     steps = sorted({low, high, *(step for step, _ in sides[0] if low < step < high)}) if low <= high else [low]
@@ -275,13 +275,13 @@ def _align(curves: Sequence[tuple[tuple[float, float], ...]]) -> tuple[list[floa
 
 
 def _find_schedules(key: str, rows: Sequence[_Row]) -> dict[str, tuple[float, ...]]:
-    """The value of `key` at every step, for every method at its largest ε."""
+    """Return the value of `key` at every step, for every method at its largest ε."""
     groups = _group([row for row in rows if getattr(row, key)], lambda row: row.method)
     return {name: getattr(max(group, key=lambda row: row.epsilon or 0.0), key) for name, group in groups.items()}
 
 
 def _describe_constants(rows: Sequence[_Row]) -> list[str]:
-    """One line in place of a chart of flat lines."""
+    """Write one line instead of a chart of flat lines."""
     lines = []
     for key, title in _SCHEDULES.items():
         found = _find_schedules(key, rows)
@@ -292,7 +292,7 @@ def _describe_constants(rows: Sequence[_Row]) -> list[str]:
 
 
 def _chart_schedule(number: int, key: str, title: str, rows: Sequence[_Row]) -> Chart | None:
-    """The schedule of every method at its largest ε, over the share of the run; None where nothing moves."""
+    """Chart the schedule of every method at its largest ε, over the share of the run; None if nothing moves."""
     found = _find_schedules(key, rows)
     if all(len(set(values)) == 1 for values in found.values()):
         return None

@@ -13,9 +13,9 @@ from sordino.report.used import Figure
 
 
 def write_card(facts: Facts) -> str:
-    """The card: YAML metadata between two lines of dashes, then what people read.
+    """Write the card: YAML metadata between two lines of dashes, then text for people.
 
-    The metadata holds one key of ours, ``differential_privacy``; its value is JSON, which is also YAML, so that no name
+    The metadata has one key of Sordino's, ``differential_privacy``. Its value is JSON, which is also YAML, so no name
     from a run's folder can end the block or begin another key.
     """
     g = facts.guarantee
@@ -53,14 +53,14 @@ def write_card(facts: Facts) -> str:
         "## Check it",
         "",
         f"The ledger of the run has the hash `{facts.proof.fingerprint}` after {facts.proof.events:,} events. With the "
-        "run’s folder, `sordino verify` says whether it is intact and `sordino account` prices it anew.",
+        "run’s folder, `sordino verify` says whether it is intact and `sordino account` prices it again.",
         "",
     ]
     return "\n".join(lines)
 
 
 def _write_metadata(facts: Facts) -> str:
-    """JSON whose numbers are also numbers in YAML 1.1, where 1e-05 without a point would be text."""
+    """Write JSON whose numbers are also numbers in YAML 1.1, where 1e-05 without a point would be text."""
     text = json.dumps(_list_metadata(facts), ensure_ascii=True).replace("<", "\\u003c")
     return re.sub(r'(": \d+)(e[+-]\d+)', r"\1.0\2", text)
 
@@ -116,6 +116,6 @@ def _write_row(figure: Figure) -> str:
 
 
 def _escape(text: str) -> str:
-    """A folder's words as one line of plain text, so that no name can become markup, a link or a heading."""
+    """Write a folder's words as one line of plain text, so that no name can become markup, a link or a heading."""
     plain = html.escape(" ".join(text.split()), quote=False)
     return "".join(f"\\{letter}" if letter in "\\`*_{}[]#|!" else letter for letter in plain)

@@ -1,12 +1,11 @@
-"""The page for whoever has to decide: what is protected, what is not, which risks remain, and two lists of questions,
-answered as far as a run's folder can answer them.
+"""The page for people who decide: what is protected, what is not, which risks remain, and two lists of questions.
 
 The lists follow NIST SP 800-226, "Guidelines for Evaluating Differential Privacy Guarantees" (March 2025,
 doi:10.6028/NIST.SP.800-226), and Opinion 28/2024 of the European Data Protection Board "on certain data protection
 aspects related to the processing of personal data in the context of AI models" (17 December 2024), Sections 3.2 to 3.4.
-The questions are ours; each names the section that it comes from, and the paragraph where we could confirm it. The
-answers come from the ledger and the files beside it, and say from which. What no folder can know is left open by name:
-a page that guessed there would be worth less than none.
+The questions are ours. Each names the section that it comes from, and the paragraph if we could confirm it. The answers
+come from the ledger and the files beside it, and name their source. Questions that no folder can answer are left open:
+a page that guessed there would be worse than none.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ LEDGER, FILES, OWNER = "the ledger", "the run’s files", "the owner"
 
 @dataclass(frozen=True)
 class OfficerAnswer:
-    """A question, the run's answer, the place in the source that asks it, and who answers. `evidence` names what the
-    answer was read from; `OWNER` marks what no folder can know, and is left open.
+    """A question, the run's answer, the place in the source that asks it, and who answers.
+
+    `evidence` names where the answer was read; `OWNER` marks a question that no folder can answer and that stays open.
     """
 
     question: str
@@ -44,7 +44,7 @@ class OfficerAnswer:
 
 
 def describe_evidence(facts: Facts) -> dict[str, Any]:
-    """What the template of the officer's page shows beside the engineer's facts."""
+    """Return what the officer's page shows in addition to the engineer's facts."""
     return {
         "protected": list_protected(facts),
         "exposed": list_exposed(facts),
@@ -54,7 +54,7 @@ def describe_evidence(facts: Facts) -> dict[str, Any]:
 
 
 def list_protected(facts: Facts) -> list[str]:
-    """Whom the guarantee covers, in plain words; empty where it promises nothing."""
+    """List whom the guarantee covers, in plain words; empty if it promises nothing."""
     g = facts.guarantee
     if not _promises(g):
         return []
@@ -72,7 +72,7 @@ def list_protected(facts: Facts) -> list[str]:
 
 
 def list_exposed(facts: Facts) -> list[str]:
-    """What the guarantee does not cover."""
+    """List what the guarantee does not cover."""
     g, lines = facts.guarantee, []
     if not _promises(g):
         lines.append(f"Any {g.unit}: no guarantee holds for this run.")
@@ -80,13 +80,13 @@ def list_exposed(facts: Facts) -> list[str]:
     lines.append("What many people have in common. A model that learns that smoking harms says so about every smoker.")
     if g.unit == "record":
         lines.append("A person with several records: for k records of one person, ε is up to k times as large.")
-    lines.append("The stored records themselves: whoever can read the file needs no model.")
+    lines.append("The stored records themselves: anybody who can read the file needs no model.")
     lines.append("The number of records and the names of columns. They are taken to be public.")
     return lines
 
 
 def list_risks(facts: Facts) -> list[str]:
-    """What is left to worry about, most serious first; each follows from something in the folder."""
+    """List the remaining risks, most serious first; each follows from something in the folder."""
     g, proof = facts.guarantee, facts.proof
     refuted = facts.audit is not None and facts.audit.get("passed") is not True
     candidates = [
@@ -104,8 +104,11 @@ def list_risks(facts: Facts) -> list[str]:
             facts.dataset is None,
             "Other models or figures from the same records add to ε, and nobody keeps the total.",
         ),
-        (facts.setting.seed is not None, "The noise is repeatable: whoever knows the seed can take it away."),
-        (proof.signature != "checked", "The ledger’s signature was not checked: whoever can write to it can forge it."),
+        (facts.setting.seed is not None, "The noise is repeatable: anybody who knows the seed can remove it."),
+        (
+            proof.signature != "checked",
+            "The ledger’s signature was not checked: anybody who can write to it can forge it.",
+        ),
         (facts.audit is None, "The run was not audited: nobody has tried to break it."),
         (not facts.finished and bool(facts.total_steps), "The run is not finished: it may release more of its plan."),
     ]
@@ -119,7 +122,7 @@ def _bound_attacker(facts: Facts) -> str:
 
 
 def answer_nist(facts: Facts) -> list[OfficerAnswer]:
-    """The components of the differential privacy pyramid of NIST SP 800-226, from the top down."""
+    """Answer by the components of the differential privacy pyramid of NIST SP 800-226, from the top down."""
     g, proof = facts.guarantee, facts.proof
     return [
         OfficerAnswer(
@@ -178,7 +181,7 @@ def answer_nist(facts: Facts) -> list[OfficerAnswer]:
 
 
 def answer_edpb(facts: Facts) -> list[OfficerAnswer]:
-    """What a claim that a model is anonymous rests on (Opinion 28/2024, Section 3.2), and its other questions."""
+    """Answer what a claim of anonymity rests on (Opinion 28/2024, Section 3.2), and the opinion's other questions."""
     g = facts.guarantee
     return [
         OfficerAnswer(

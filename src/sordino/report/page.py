@@ -1,7 +1,7 @@
 """The one way from facts to a page: templates that escape everything, one style sheet, one script, no network.
 
-A page carries its own Content-Security-Policy: nothing but the style and the script below may take effect, so that even
-a mistake in a template could neither run what a run folder says nor fetch anything.
+A page carries its own Content-Security-Policy: only the style and the script below may take effect. So even a mistake
+in a template could neither run words from a run's folder nor fetch anything.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Page:
 
 
 def render(template: str, *, live: bool = False, **facts: Any) -> Page:
-    """The page that `template` makes of `facts`; a `live` one asks the server that it came from for news."""
+    """Render `facts` by `template`; a `live` page asks the server that it came from for news."""
     style = _read_asset("page.css")
     script = "\n".join(map(_read_asset, ("page.js", "live.js") if live else ("page.js",)))
     policy = _write_policy(style, script, connect=live)
@@ -43,8 +43,8 @@ def render(template: str, *, live: bool = False, **facts: Any) -> Page:
 
 
 def _write_policy(style: str, script: str, connect: bool) -> str:
-    """A Content-Security-Policy under which exactly this style and this script take effect."""
-    source = "'self'" if connect else "'none'"  # a page of the server's has a form, which asks that server alone
+    """Write a Content-Security-Policy under which exactly this style and this script take effect."""
+    source = "'self'" if connect else "'none'"  # a page from the server has a form, which asks only that server
     return (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         f"connect-src {source}; base-uri 'none'; form-action {source}"
@@ -80,7 +80,7 @@ def _environment() -> Environment:
 
 
 def mark_code(text: str) -> Markup:
-    """Commands between backticks as code; everything is escaped first, so that a folder's words stay words."""
+    """Mark commands between backticks as code; everything is escaped first, so that a folder's words stay words."""
     return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
 
 

@@ -1,4 +1,4 @@
-"""What a ledger costs, seen from several sides: ε against δ, ε as it was spent, and what an attacker may reach."""
+"""What a ledger costs, in several views: ε against δ, ε as it was spent, and what an attacker may reach."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Points = tuple[tuple[float, float], ...]
 Runs = list[tuple[DpEvent, int]]
 
 DELTAS = (0.5, 0.3, 0.2, *(10.0 ** (-exponent / 2) for exponent in range(2, 25)))
-"""Down to 1e-12. Nobody promises a δ of 0.5, but it bounds attackers who do not mind false alarms."""
+"""From 0.5 down to 1e-12. Nobody promises a δ of 0.5, but it bounds attackers who do not mind false alarms."""
 MOMENTS = 24
-"""The number of parts into which the history of a budget is cut; each is priced anew."""
+"""The number of parts into which the history of a budget is cut; each is priced separately."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Tariff:
     adjacency: str = "add-or-remove-one"
 
     def price(self, runs: Runs) -> float:
-        """The ε of `runs`, infinite if there is none."""
+        """Return the ε of `runs`, infinite if there is none."""
         return pricing.epsilon(runs, self.delta, self.accountant, self.adjacency)
 
     def charge(self, bill: Bill) -> float:
-        """The ε of a bill, with what is left of the plans in it."""
+        """Return the ε of a bill, including the rest of its plans."""
         return bill.epsilon(self.delta, self.accountant, self.adjacency)
 
 
@@ -61,7 +61,7 @@ def price_beginnings(runs: Runs, tariff: Tariff) -> Points:
 
 
 def take_first(runs: Runs, length: int) -> Runs:
-    """The first `length` events, each kind of event with its count."""
+    """Return the first `length` events, each kind of event with its count."""
     taken: dict[str, tuple[DpEvent, int]] = {}
     for event, count in runs:
         part = min(count, length)
@@ -85,7 +85,7 @@ def list_noises(runs: Runs) -> Points:
 
 
 def thin(points: Sequence[tuple[float, float]], most: int) -> Points:
-    """About `most` of the points, evenly spread, the first and the last among them."""
+    """Keep about `most` of the points, evenly spread, including the first and the last."""
     if len(points) <= most:
         return tuple(points)
     return tuple(points[round(k * (len(points) - 1) / (most - 1))] for k in range(most))
@@ -99,7 +99,7 @@ def _read_noise(event: DpEvent) -> float | None:
 
 @dataclass(frozen=True)
 class Opinion:
-    """What one accountant makes of the ledger."""
+    """One accountant's price of the ledger."""
 
     accountant: str
     basis: Basis
@@ -107,7 +107,7 @@ class Opinion:
 
 
 def ask_all_accountants(bill: Bill, tariff: Tariff, basis: Basis) -> tuple[Opinion, ...]:
-    """Every accountant that can price these events; `basis` is that of the recipe, which no accountant can improve."""
+    """Ask every accountant that can price these events; none can improve the `basis` of the recipe."""
     found = []
     for accountant in pricing.ACCOUNTANTS.values():
         try:
@@ -119,7 +119,7 @@ def ask_all_accountants(bill: Bill, tariff: Tariff, basis: Basis) -> tuple[Opini
 
 
 def bound_detection(points: Points, false_alarms: float) -> float:
-    """The share of present records that any test finds at most, if it raises `false_alarms` for absent ones.
+    """Bound the share of present records that any test finds, if it raises `false_alarms` for absent ones.
 
     (ε, δ)-privacy in both directions bounds the power β of a test of level α by β ≤ e^ε·α + δ and by
     1 − β ≥ e^−ε·(1 − α − δ) (Kairouz, Oh & Viswanath 2015, Thm. 2.1); the least over all points of the curve holds.

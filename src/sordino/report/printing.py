@@ -1,4 +1,4 @@
-"""A page as PDF, printed by a browser on this machine: headless, without network, in a profile of its own."""
+"""Prints a page to PDF with a browser on this machine: headless, without network, in a separate profile."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sordino.errors import InvalidInput, SordinoError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 BROWSER = "SORDINO_BROWSER"
-"""The program to use, if it is none of those or is elsewhere."""
+"""The variable that names the program, if it is another one or elsewhere."""
 PATIENCE = 180.0
 
 
 def find_browser() -> str:
-    """The program that prints; a clear error where there is none."""
+    """Find the program that prints, or raise a clear error."""
     named = os.environ.get(BROWSER)
     candidates = (named,) if named else BROWSERS
     found = next(filter(None, map(shutil.which, candidates)), None)

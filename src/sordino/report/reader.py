@@ -1,7 +1,7 @@
-"""Runs are read in a process of their own: a hostile folder can slow down or end only that, and is named as the cause.
+"""Reads runs in a separate process: a hostile folder can slow down or end only that, and is named as the cause.
 
 The folder of a run may hold anything: an endless view of the ledger, or events that take gigabytes to price. None of
-that can be interrupted from within, so a reader that is late is killed, and the next run gets a new one.
+this can be interrupted from within, so a reader that is late is killed, and the next run gets a new one.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Reader:
         atexit.register(self.stop)
 
     def ask(self, path: Path, *, brief: bool) -> Future[Reply]:
-        """The facts of a run when they are known, or why there are none."""
+        """Return the facts of a run once they are known, or why there are none."""
         future: Future[Reply] = Future()
         self._asked.put((path, brief, future))
         return future
 
     def warm_up(self) -> None:
-        """Wait until the first process is there; a later one, after a kill, starts while others are answered."""
+        """Wait until the first process is ready; a later one, after a kill, starts while others are answered."""
         if self._process is None:
             with self._starting:
                 self._ready()
@@ -64,7 +64,7 @@ class Reader:
             path, brief, future = self._asked.get()
             try:
                 future.set_result(self._read(path, brief))
-            except BaseException as error:  # noqa: BLE001  # whoever asked must not wait for ever
+            except BaseException as error:  # noqa: BLE001  # the asking process must not wait for ever
                 future.set_exception(error)
 
     def _read(self, path: Path, brief: bool) -> Reply:
@@ -94,9 +94,9 @@ class Reader:
             timer.cancel()
 
     def _ready(self) -> subprocess.Popen[bytes]:
-        """A process that waits for questions; what it imports is not counted as reading."""
+        """Start a process that waits for questions; its imports do not count as reading."""
         if self._process is None or self._process.poll() is not None:
-            # -P: a module that lies in the folder we happen to be in must not be imported.
+            # -P: a module in the current folder must not be imported.
             command = [sys.executable, "-P", "-m", "sordino.report.reader"]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             self._process = subprocess.Popen(command, **pipes)  # type: ignore[call-overload]  # typeshed lists them one by one
@@ -108,18 +108,18 @@ class Reader:
 
 @cache
 def start_for_lists() -> Reader:
-    """The one reader for lists, which price every run once."""
+    """Start the one reader for lists, which price every run once."""
     return Reader(20.0)
 
 
 @cache
 def start_for_pages() -> Reader:
-    """The one reader for pages of one run, so that it does not wait for the list."""
+    """Start the one reader for pages of one run, so that they do not wait for the list."""
     return Reader(60.0)
 
 
 def read(path: Path, *, brief: bool) -> Reply:
-    """The facts of a run, or why there are none; a folder can hold anything."""
+    """Read the facts of a run, or say why there are none; a folder can hold anything."""
     try:
         return gather(path, brief=brief)
     except SordinoError as error:
@@ -151,7 +151,7 @@ def _limit_memory() -> None:
 
 
 def _give_up_after(seconds: float) -> None:
-    """End by ourselves if whoever should have killed us was killed first."""
+    """End this process if the one that should kill it was killed first."""
     if hasattr(signal, "alarm"):
         signal.alarm(round(seconds) + 5)
 

@@ -1,9 +1,9 @@
 """An entry for the public registry of deployments of differential privacy, from a run's facts and its owner's words.
 
 The registry (opendp.org, proposed to be hosted by NIST; Nanayakkara, Ghazi & Vadhan 2025, arXiv:2509.13509) keeps one
-file per deployment. Its schema is in `assets/registry.schema.json`, which says where it was taken from; every entry is
-checked against it before it is written. What the registry requires and no ledger knows (owner, purpose, region) must be
-said: an entry with invented words would be worse than none.
+file per deployment. Its schema is in `assets/registry.schema.json`, which names its source; every entry is checked
+against it before it is written. The registry also requires facts that no ledger knows (owner, purpose, region). The
+user must give these: an entry with invented words would be worse than none.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def describe_deployment(facts: Facts) -> dict[str, Any]:
-    """The entry, as plain data that fits the registry's schema; what is missing is named in one line."""
+    """Return the entry as plain data that fits the registry's schema; an error names missing facts in one line."""
     about, g = facts.about, facts.guarantee
     if missing := [name for name in REQUIRED if not getattr(about, name)]:
         raise InvalidInput(
@@ -77,7 +77,7 @@ def describe_deployment(facts: Facts) -> dict[str, Any]:
 
 
 def _find_date(facts: Facts) -> str:
-    """The day on which the run began, by its ledger."""
+    """Find the day on which the run began, by its ledger."""
     try:
         return date.fromisoformat(facts.proof.began[:10]).isoformat()
     except ValueError:
@@ -162,16 +162,16 @@ def _describe_utility(facts: Facts) -> str:
 
 @cache
 def read_schema() -> dict[str, Any]:
-    """The structure of an entry, as a JSON schema."""
+    """Read the structure of an entry, a JSON schema."""
     text = resources.files("sordino.report").joinpath("assets", "registry.schema.json").read_text(encoding="utf-8")
     schema: dict[str, Any] = json.loads(text)
     return schema
 
 
 def find_mistakes(value: Any, schema: Mapping[str, Any], where: str = "entry") -> Iterator[str]:
-    """Where `value` breaks a JSON schema: types, required and unknown keys, choices, dates, fewest items.
+    """Find where `value` breaks a JSON schema: types, required and unknown keys, choices, dates, fewest items.
 
-    These are all the rules that the registry's schema has; another one in `schema` would be an error here.
+    The registry's schema has only these rules; another rule in `schema` would be an error here.
     """
     known = {"type", "enum", "required", "properties", "additionalProperties", "items", "minItems", "format"}
     if unknown := {key for key in schema if not key.startswith("$")} - known:

@@ -1,4 +1,4 @@
-"""A run folder as untrusted data: small regular files inside it, and nothing that a link leads to."""
+"""A run folder as untrusted data: small regular files inside it, and nothing behind a link."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sordino.errors import InvalidInput, SordinoError
 from sordino.names import parse_toml
 
 MOST_BYTES = 8_000_000
-"""No file that a report reads is larger by itself: a recipe is a kilobyte, a history of 10,000 lines a megabyte."""
+"""No file that a report reads is larger than this: a recipe is a kilobyte, a history of 10,000 lines a megabyte."""
 _UNFORESEEN = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})\.pt")
 
@@ -37,14 +37,14 @@ class Folder:
 
     @property
     def ledger(self) -> Path:
-        """Where the ledger is; an error if this folder has none of its own."""
+        """Return the place of the ledger, or raise an error if this folder has none."""
         path = self.path / LEDGER
         if not is_regular(path):
             raise InvalidInput(f"{self.path} holds no {LEDGER}: give the folder of a run of `sordino train`")
         return path
 
     def text(self, name: str) -> str | None:
-        """A small UTF-8 file of the folder, or None where there is none."""
+        """Read a small UTF-8 file of the folder; None if there is none."""
         path = self.path / name
         if not is_regular(path):
             return None
@@ -63,16 +63,16 @@ class Folder:
             raise InvalidInput(f"{path} is not UTF-8 text: it is no {name} of a run") from None
 
     def toml(self, name: str) -> dict[str, Any]:
-        """A TOML file of the folder; empty where there is none."""
+        """Read a TOML file of the folder; empty if there is none."""
         return parse_toml(self.text(name) or "", str(self.path / name))
 
     def json(self, name: str) -> dict[str, Any] | None:
-        """A JSON object of the folder, or None where there is none."""
+        """Read a JSON object of the folder; None if there is none."""
         text = self.text(name)
         return None if text is None else parse_object(text, str(self.path / name))
 
     def history(self, field: str = "accuracy") -> list[tuple[float, float]]:
-        """(step, held-out accuracy or another field) from `history.jsonl`, without a line that a crash cut short."""
+        """Read (step, held-out accuracy or another field) from `history.jsonl`, except a line that a crash cut off."""
         found: dict[float, float] = {}
         for line in (self.text("history.jsonl") or "").splitlines():
             try:
@@ -93,14 +93,14 @@ class Folder:
         )
 
     def saved_step(self) -> int | None:
-        """The step of the newest checkpoint, from its name: its content is not needed."""
+        """Return the step of the newest checkpoint, from its name: its content is not needed."""
         names = (_CHECKPOINT.fullmatch(entry.name) for entry in os.scandir(self.path))
         return max((int(found[1]) for found in names if found), default=None)
 
 
 @contextmanager
 def expect_anything(run: str | Path) -> Iterator[None]:
-    """A folder from elsewhere can hold what nobody foresaw; that, too, must end in one line."""
+    """Turn any error into one line: a folder from elsewhere can hold things that nobody foresaw."""
     try:
         yield
     except SordinoError:
@@ -110,7 +110,7 @@ def expect_anything(run: str | Path) -> Iterator[None]:
 
 
 def parse_object(text: str, name: str) -> dict[str, Any]:
-    """The JSON object in `text`, or an error that calls the file by `name`."""
+    """Return the JSON object in `text`, or an error that calls the file by `name`."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""`report`: one self-contained page about one run, for readers who have to decide, not to compute."""
+"""`report`: one self-contained page about one run, for readers who decide and do not compute."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ADJACENCIES = {
     "replace-one": "two data sets of one size that differ in one {unit}",
 }
 MOST_DELTA = 0.1
-"""A larger δ is not a guarantee, and not drawn as one."""
+"""A larger δ is no guarantee, and is not drawn as one."""
 ALARMS = (0.0, *(10.0 ** (exponent / 8) for exponent in range(-32, 0)), *(n / 20 for n in range(3, 21)))
 
 
@@ -60,7 +60,7 @@ def report(
     """Write the report of the run in folder `run` to the HTML file `path`, and return the facts it shows.
 
     The file needs no network and no other file. `reader` is "engineer", or "officer" for the page in plain words. See
-    `gather` for the other arguments. Where a ledger key is set the page is signed with it (`sordino.report.seals`).
+    `gather` for the other arguments. If a ledger key is set, the page is signed with it (`sordino.report.seals`).
     """
     with expect_anything(run):
         facts = gather(run, delta=delta, audit=audit, outcome=outcome, about=about)
@@ -70,9 +70,9 @@ def report(
 
 
 def render_run(facts: Facts, reader: str = "engineer") -> str:
-    """The page about `facts`, sealed."""
+    """Render the page about `facts`, and seal it."""
     if reader == "officer":
-        from sordino.report.officer_page import describe_evidence  # which needs the words below
+        from sordino.report.officer_page import describe_evidence  # it needs the words below
 
         return seal_page(
             page.render("officer.html", **describe_run(facts), **describe_evidence(facts)).html, facts, reader
@@ -81,7 +81,7 @@ def render_run(facts: Facts, reader: str = "engineer") -> str:
 
 
 def describe_run(facts: Facts) -> dict[str, Any]:
-    """Everything that the template shows, in words and geometry."""
+    """Describe everything that the template shows, in words and geometry."""
     return {
         "facts": facts,
         "strength": _judge(facts.guarantee),
@@ -96,7 +96,7 @@ def describe_run(facts: Facts) -> dict[str, Any]:
 
 
 def list_terms(facts: Facts) -> list[tuple[str, str]]:
-    """The glossary of a page; it explains figures only where the page shows any."""
+    """List the glossary of a page; it explains figures only if the page shows any."""
     unit = facts.guarantee.unit
     terms = [
         (
@@ -128,7 +128,7 @@ _TABLE_TERMS = [
 
 
 def _bound_factor(epsilon: float) -> str:
-    """By how much a record changes any chance at most, beyond all floating-point numbers too."""
+    """Bound the factor by which a record changes any probability, even beyond floating-point numbers."""
     if math.isinf(epsilon):
         return "∞"
     return round_up_digits(math.exp(epsilon), 3) if epsilon < 700 else f"e^{math.ceil(epsilon)}"
@@ -160,7 +160,7 @@ def _prepare_view(facts: Facts) -> dict[str, Any]:
 
 
 def _list_parameters(recipe: Recipe, units: str) -> list[tuple[str, str]]:
-    """The recipe's parts by name; parts that do nothing are left out."""
+    """List the recipe's parts by name; parts that do nothing are left out."""
     poisson = isinstance(recipe.sampler, Poisson)
     rows: list[tuple[str, str | None]] = [
         ("Recipe", recipe.name),
@@ -246,7 +246,7 @@ class Strength:
 
 
 def _judge(guarantee: Guarantee) -> Strength:
-    """The tier of the guarantee; one that is not proven has none."""
+    """Return the tier of the guarantee; an unproven one has none."""
     epsilon, unit, but = guarantee.epsilon, guarantee.unit, ""
     if guarantee.unprotected:
         unit, but = f"training {unit}", f"; but {' and '.join(guarantee.unprotected)} are not protected"
@@ -263,12 +263,12 @@ def _judge(guarantee: Guarantee) -> Strength:
 
 
 def _name_neighbours(guarantee: Guarantee) -> str:
-    """Which data sets the guarantee cannot tell apart."""
+    """Name the data sets that the guarantee cannot tell apart."""
     return ADJACENCIES[guarantee.adjacency].format(unit=guarantee.unit)
 
 
 def _name_change(guarantee: Guarantee) -> str:
-    """What may be done to the data without being noticed."""
+    """Name the change to the data that goes unnoticed."""
     return {
         "add-or-remove-one": f"adding or removing one {guarantee.unit}",
         "replace-one": f"replacing one {guarantee.unit} by any other",
@@ -276,12 +276,12 @@ def _name_change(guarantee: Guarantee) -> str:
 
 
 def _list_attacks(curve: Points) -> list[tuple[str, str]]:
-    """(false alarms, largest share of records found) for tests of several strictnesses."""
+    """List (false alarms, largest share of records found) for tests from strict to lax."""
     return [(words, percent(math.ceil(1000 * bound_detection(curve, share)) / 1000)) for share, words in FALSE_ALARMS]
 
 
 def _describe_part(chosen: object) -> str:
-    """A part of a recipe by its class and its fields."""
+    """Describe a part of a recipe by its class and its fields."""
     fields = vars(chosen) if dataclasses.is_dataclass(chosen) else {}
     told = [f"{name} {_write_value(value)}" for name, value in fields.items() if value is not None]
     return ", ".join([type(chosen).__name__, *told])
@@ -294,7 +294,7 @@ def _write_value(value: object) -> str:
 
 
 def _name_mechanism(recipe: Recipe | None) -> str:
-    """What a recipe does, or its own name."""
+    """Say what a recipe does, or give its own name."""
     if recipe is None:
         return ""
     known = mechanisms.find_all().get(recipe.name)
@@ -305,7 +305,7 @@ def _name_mechanism(recipe: Recipe | None) -> str:
 
 
 def _chart_guarantee(facts: Facts) -> list[Chart]:
-    """ε against δ, and what an attacker may reach."""
+    """Chart ε against δ, and what an attacker may reach."""
     if sum(delta <= MOST_DELTA for _, delta in facts.curve) < 2:
         return []
     return [_chart_curve(facts), _chart_attacker(facts)]
@@ -343,7 +343,7 @@ def _chart_attacker(facts: Facts) -> Chart:
 
 
 def _chart_schedules(facts: Facts) -> list[Chart]:
-    """Noise and clipping bound, step by step."""
+    """Chart noise and clipping bound, step by step."""
     on_the_way = facts.recipe is None or facts.recipe.rdp_filter is not None
     noise = _chart_over_steps(
         "noise",
@@ -364,7 +364,7 @@ def _is_constant(points: Points) -> bool:
 
 
 def _list_constants(facts: Facts) -> list[str]:
-    """What is the same at every step, as one line each in place of a flat chart."""
+    """List the values that are the same at every step, one line each instead of a flat chart."""
     what = (("The noise over the sensitivity", facts.noise), ("The clipping bound", facts.clip))
     return [f"{name} is {plain(points[0][1])} at every step." for name, points in what if _is_constant(points)]
 
@@ -386,7 +386,7 @@ def _chart_over_steps(ident: str, title: str, x: str, y: str, points: Points, no
 
 
 def _chart_progress(facts: Facts) -> list[Chart]:
-    """What was spent and what it bought."""
+    """Chart what was spent and what it bought."""
     return [chart for chart in (_chart_spending(facts), _chart_accuracy(facts)) if chart is not None]
 
 
@@ -395,7 +395,7 @@ def _chart_spending(facts: Facts) -> Chart | None:
         return None
     g, budget = facts.guarantee, facts.budget
     marks = [Mark(budget.epsilon, f"budget {plain(budget.epsilon)}")] if budget else []
-    reached = facts.spending[-1][1]  # of these events: less than that of the plan if the run stopped early
+    reached = facts.spending[-1][1]  # the ε of these events: less than the plan's if the run stopped early
     values = [epsilon for _, epsilon in facts.spending] + [mark.y for mark in marks]
     filtered = facts.recipe is not None and facts.recipe.rdp_filter is not None
     return Chart(

@@ -26,7 +26,7 @@ MOST_LETTERS = 100
 
 @dataclass(frozen=True)
 class View:
-    """How somebody wants to see the list, from the query of an address; unknown parts are ignored."""
+    """How a reader wants to see the list, from the query of an address; unknown parts are ignored."""
 
     sort: str = "name"
     down: bool = True
@@ -36,7 +36,7 @@ class View:
 
 
 def read_view(query: str) -> View:
-    """The view that a query asks for: ``sort=epsilon&order=up&q=mnist&group=data&run=...``."""
+    """Read the view that a query asks for: ``sort=epsilon&order=up&q=mnist&group=data&run=...``."""
     try:
         given = parse_qs(query[:2000], max_num_fields=20)
     except ValueError:
@@ -52,7 +52,7 @@ def read_view(query: str) -> View:
 
 
 def arrange(rows: Sequence[Listed], view: View) -> list[dict[str, Any]]:
-    """Groups of rows, each with a title and the total cost of its runs; without grouping, one group without a title."""
+    """Arrange rows in groups, each with a title and the total cost of its runs; or in one group without a title."""
     kept = [row for row in rows if _matches(row, view.words)]
     ordered = sorted(kept, key=lambda row: _sort_key(row, view.sort), reverse=view.down)
     if not view.grouped:
@@ -64,7 +64,7 @@ def arrange(rows: Sequence[Listed], view: View) -> list[dict[str, Any]]:
 
 
 def add_up(rows: Sequence[Listed]) -> str:
-    """What runs on the same data cost together: their sum, even if some were chosen after looking at others."""
+    """Say what runs on the same data cost together: their sum, even if some were chosen after looking at others."""
     runs = {row.facts.run_id: row.facts for row in rows if row.facts is not None}
     if not runs:
         return ""
@@ -90,7 +90,7 @@ def _sort_key(row: Listed, sort: str) -> tuple[bool, Any, str]:
 
 
 def set_side_by_side(first: tuple[Shelved, Brief], second: tuple[Shelved, Brief]) -> list[tuple[str, str, str, bool]]:
-    """(name, value of the first run, value of the second, whether they differ) for every line of a comparison."""
+    """Return (name, first run's value, second run's value, whether they differ) for every line of a comparison."""
     lines: list[tuple[str, Callable[[Brief], str]]] = [
         ("Data", lambda brief: brief.data),
         ("Target", lambda brief: brief.target or "–"),

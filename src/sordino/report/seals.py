@@ -1,10 +1,10 @@
 """A page says which ledger it belongs to and can be checked against it: a seal at its end, signed if there is a key.
 
 The seal is a block of JSON: the run, how many events its ledger held and where its chain ended, the guarantee that the
-page states, and the SHA-256 of the page without the seal. Whoever alters a page without altering its seal is found by
-the digest; whoever alters both is found by the ledger, from which the guarantee is priced anew. With a key, HMAC-SHA256
-over all of it also says that the page was made by somebody who has the key (`sordino.accounting.chain`); it is made
-only if the ledger itself carries that key's signatures, so that nobody gets a signed page for a ledger of his own.
+page states, and the SHA-256 of the page without the seal. If someone alters a page but not its seal, the digest shows
+it. If someone alters both, the ledger shows it, because the guarantee is priced again from there. With a key,
+HMAC-SHA256 over the seal also says that someone with the key made the page (`sordino.accounting.chain`). It is made
+only if the ledger itself carries that key's signatures, so that nobody gets a signed page for another ledger.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CLAIMS = ("epsilon", "delta", "basis", "unit", "adjacency", "accountant", "unpr
 
 @dataclass(frozen=True)
 class PageSeal:
-    """What a page says about itself, and whether its text is the one that was sealed."""
+    """What a page says about itself, and whether its text is what was sealed."""
 
     content: Mapping[str, Any]
     whole: bool
@@ -51,7 +51,7 @@ class PageSeal:
 
 
 def seal_page(html: str, facts: Facts, reader: str) -> str:
-    """The page with its seal, right before its end."""
+    """Return the page with its seal, right before its end."""
     proof, claims = facts.proof, facts.guarantee.to_dict()
     content: dict[str, Any] = {
         "kind": KIND,
@@ -66,7 +66,7 @@ def seal_page(html: str, facts: Facts, reader: str) -> str:
     if key is not None:
         content["key"] = key.name
         content["signature"] = key.sign(_spell(content)).hex()
-    # A text of the folder's, such as the name of a unit, must not end the block.
+    # A text from the folder, such as the name of a unit, must not end the block.
     text = json.dumps(content, ensure_ascii=True).replace("<", "\\u003c")
     block = f'<script type="application/json" id="seal">{text}</script>\n'
     before, end, after = html.rpartition("</body>")
@@ -74,7 +74,7 @@ def seal_page(html: str, facts: Facts, reader: str) -> str:
 
 
 def read_seal(path: Path) -> PageSeal:
-    """The seal of a page that may be anywhere and come from anybody."""
+    """Read the seal of a page that may come from anybody."""
     try:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1).decode("utf-8")
@@ -95,7 +95,7 @@ def read_seal(path: Path) -> PageSeal:
 
 
 def find_contradiction(seal: PageSeal, facts: Facts) -> str | None:
-    """What the page claims and its ledger does not, priced anew; None where they agree."""
+    """Find what the page claims and its ledger, priced again, does not; None if they agree."""
     claimed, stated = seal.content.get("guarantee"), facts.guarantee.to_dict()
     if not isinstance(claimed, dict):
         return "it states no guarantee"
@@ -116,6 +116,6 @@ def _digest(html: str) -> str:
 
 
 def _spell(content: Mapping[str, Any]) -> bytes:
-    """What is signed: everything but the signature, with words before it that no row of a ledger begins with."""
+    """Spell what is signed: everything but the signature, after words that no row of a ledger begins with."""
     kept = {name: value for name, value in content.items() if name != "signature"}
     return b"sordino report\0" + json.dumps(kept, sort_keys=True, ensure_ascii=True).encode()

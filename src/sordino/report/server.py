@@ -1,6 +1,6 @@
-"""`sordino serve`: a small web server for one person: loopback only, read-only, behind a random token, deaf otherwise.
+"""`sordino serve`: a small web server for one person. It is loopback only, read-only, and behind a random token.
 
-Its pages are the list of runs, and one run with its charts; both follow what happens.
+Its pages are the list of runs, and one run with its charts; both follow the runs as they change.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from sordino.vault import Vault
 HOST = "127.0.0.1"
 MOST_AT_ONCE = 64
 DEADLINE = 10.0
-"""Seconds within which a request must arrive, however slow the client."""
+"""A request must arrive within this many seconds, however slow the client."""
 PATIENCE = 3.0
-"""Seconds that a list may take; runs that are not priced by then are priced at the next look."""
+"""How many seconds a list may take; runs that are not priced by then are priced at the next look."""
 _RUN = re.compile(r"run/([0-9a-f]{16})")
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -89,8 +89,8 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def _find_route(self) -> str | None:
-        """The path below the token, or None if the request does not know the token."""
-        if self.headers.get("Host") not in self.server.names:  # a page elsewhere whose name was made to point here
+        """Return the path below the token, or None if the request does not know the token."""
+        if self.headers.get("Host") not in self.server.names:  # another site whose name was made to point here
             return None
         token, slash, rest = self.path.partition("?")[0].removeprefix("/").partition("/")
         known = hmac.compare_digest(token.encode("utf-8", "replace"), self.server.token.encode())
@@ -102,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
         super().end_headers()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Only the number: nothing from a request is repeated in an answer."""
+        """Send only the number: no answer repeats anything from a request."""
         content = f"{HTTPStatus(code).value} {HTTPStatus(code).phrase}\n".encode()
         self.send_response(code)
         self.send_header("Content-Type", "text/plain; charset=utf-8")
@@ -119,8 +119,8 @@ class Handler(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     """At most `MOST_AT_ONCE` connections, each with a request that arrives within `deadline` seconds.
 
-    At that number the connection that has been silent longest is closed in favour of the newest. A browser sends its
-    request at once, so clients that send nothing, however many, keep nobody out.
+    Beyond that number, the newest connection takes the place of the one that has been silent longest. A browser sends
+    its request at once, so clients that send nothing, however many, keep nobody out.
     """
 
     daemon_threads = True
@@ -142,11 +142,11 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address with the token: whoever has it can read the runs, from this machine alone."""
+        """The address with the token: anyone who has it can read the runs, but only from this machine."""
         return f"http://{HOST}:{self.server_port}/{self.token}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve in a thread of its own; if there are too many, the client that has been silent longest makes room."""
+        """Serve in a new thread; if there are too many, the client that has been silent longest makes room."""
         if not self._admit(request):
             self.shutdown_request(request)
             return
@@ -165,7 +165,7 @@ class Server(ThreadingHTTPServer):
             return True
 
     def note_heard(self, request: Any) -> None:
-        """This client has sent its request, and is served."""
+        """Note that this client has sent its request, and is served."""
         with self._lock:
             if request in self._silent:
                 del self._silent[request]
@@ -180,7 +180,7 @@ class Server(ThreadingHTTPServer):
                 self._served.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up or stalls is not an error."""
+        """Ignore a client that hangs up or stalls: it is no error."""
         return
 
 
@@ -188,7 +188,7 @@ class Server(ThreadingHTTPServer):
 
 
 def find_page(shelf: Shelf, route: str | None, vault: Vault | None = None, query: str = "") -> Page | None:
-    """The page at `route` below the token; None where there is none."""
+    """Find the page at `route` below the token; None if there is none."""
     if route == "":
         return _render_list(shelf, read_view(query), vault is not None)
     if route == "compare":
@@ -227,7 +227,7 @@ def _render_list(shelf: Shelf, view: View, vault: bool) -> Page:
 
 
 def _render_two(shelf: Shelf, view: View) -> Page:
-    """Two runs of the list side by side, or what is missing for a comparison."""
+    """Show two runs of the list side by side, or say what is missing for a comparison."""
     listed = {row.entry.ident: row for row in shelf.list_runs(PATIENCE)}
     chosen = [listed[ident] for ident in dict.fromkeys(view.chosen) if ident in listed]
     two = [(row.entry, row.facts) for row in chosen if row.facts is not None]

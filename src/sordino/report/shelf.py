@@ -1,4 +1,4 @@
-"""The runs below a folder: found by listing the folder, never by joining words of a request to a path."""
+"""The runs below a folder. They are found by listing the folder, never by joining words of a request to a path."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHARE = 0.1
 """The share of its time that a live run's page may cost: it is priced on the machine that trains."""
 PAUSE = 2.0
 MOST_PATIENCE = 90.0
-"""Seconds that the page of one run may take."""
+"""How many seconds the page of one run may take."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Shelved:
 
 @dataclass(frozen=True)
 class Listed:
-    """A run as the list shows it: its line, or why it has none, or neither while it is being computed."""
+    """A run in the list: its line, or why it has none, or neither while the line is being computed."""
 
     entry: Shelved
     facts: Brief | None = None
@@ -56,7 +56,7 @@ class Listed:
 
 @dataclass
 class _Kept:
-    """Facts about files as they were, or why there are none; and when they may be computed again."""
+    """Facts about files as they were, or why there are none, and when they may be computed again."""
 
     signature: object
     value: Reply
@@ -65,7 +65,7 @@ class _Kept:
 
 @dataclass
 class _Cache:
-    """What was read of each run. It is read again when its files change, but not more often than the run can afford."""
+    """What was read about each run. It is read again when its files change, but not more often than it can afford."""
 
     reader: Callable[[], Reader]
     brief: bool
@@ -74,7 +74,7 @@ class _Cache:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, entry: Shelved, patience: float) -> Reply | None:
-        """The newest facts that are known within this many seconds; None if there are none yet."""
+        """Return the newest facts that are known within this many seconds; None if there are none yet."""
         with self._lock:
             now, signature = time.monotonic(), _read_signature(entry.path)
             old = self._kept.get(entry.ident)
@@ -110,7 +110,7 @@ class Shelf:
             raise InvalidInput(f"{self.root} is not a folder: give one that holds runs, such as runs/")
 
     def find_entries(self) -> dict[str, Shelved]:
-        """The folder itself and those directly in it that hold a ledger, by `ident`; links are not followed."""
+        """Find the folder itself and its subfolders that hold a ledger, by `ident`; links are not followed."""
         found = [path for path in (self.root, *self._inside()) if is_regular(path / LEDGER)]
         named = (Shelved(hashlib.sha256(os.fsencode(path)).hexdigest()[:16], path) for path in found[:MOST_RUNS])
         return {entry.ident: entry for entry in named}
@@ -124,13 +124,13 @@ class Shelf:
         yield from sorted(folders, reverse=True)
 
     def list_runs(self, patience: float) -> list[Listed]:
-        """Every run, newest name first; runs that cannot be priced within `patience` seconds are priced next time."""
+        """List every run, newest name first; runs not priced within `patience` seconds are priced next time."""
         reader.start_for_lists().warm_up()
         end = time.monotonic() + patience
         return [self._list(entry, end) for entry in self.find_entries().values()]
 
     def _list(self, entry: Shelved, end: float) -> Listed:
-        """The cached line of a finished run, or one that is priced now."""
+        """List one run: the cached line of a finished run, or one that is priced now."""
         signature, idle = _read_signature(entry.path), _measure_idle(entry.path)
         kept = briefs.recall(entry.path, signature)
         if kept is not None:
@@ -143,7 +143,7 @@ class Shelf:
         return Listed(entry, facts=line, idle=idle)
 
     def read_facts(self, entry: Shelved) -> Facts:
-        """Everything about one run."""
+        """Read everything about one run."""
         reader.start_for_pages().warm_up()
         value = self._full.get(entry, MOST_PATIENCE)
         if value is None:
@@ -163,7 +163,7 @@ def _read_signature(path: Path) -> object:
 
 
 def _measure_idle(path: Path) -> float | None:
-    """Seconds since the ledger was last written."""
+    """Return the seconds since the ledger was last written."""
     times = [_read_time(path / f"{LEDGER}{suffix}") for suffix in ("", "-wal")]
     known = [moment for moment in times if moment is not None]
     return max(0.0, time.time() - max(known)) if known else None

@@ -1,7 +1,7 @@
 """Which parts of the data went into a model, by name, and how the model did on held-out records.
 
 All of it comes from a run's folder: its configuration, and what the training printed. Both may come from anybody, so
-every name is cut short, and nothing is trusted but its shape.
+every name is cut short, and only the shape of the data is trusted.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Figure:
 
     @property
     def title(self) -> str:
-        """Its name as people write it."""
+        """The measure's name as people write it."""
         return TITLES.get(self.name, self.name.replace("_", " "))
 
     @property
     def has_interval(self) -> bool:
-        """Whether its interval is known; a run writes the value itself at both ends where it has none."""
+        """Whether its interval is known; without one, a run writes the value itself at both ends."""
         return self.low is not None and self.high is not None and self.low < self.high
 
 
@@ -42,7 +42,7 @@ class Figure:
 class Used:
     """The columns that went into the model, and what it cost to find out about them.
 
-    `prepared` has what was released before training, as the ledger notes it, and the ε of each alone.
+    `prepared` has the releases before training, as the ledger notes them, with the ε of each alone.
     """
 
     target: str | None = None
@@ -58,7 +58,7 @@ class Used:
 def read_used(
     tables: Mapping[str, Any], outcome: Mapping[str, Any] | None, prepared: tuple[tuple[str, float], ...] = ()
 ) -> Used:
-    """What a folder says about the data: its configuration and what the training printed, both perhaps anybody's."""
+    """Read what a folder says about the data: its configuration, and what the training printed."""
     told = outcome or {}
     data, schema = (tables.get(name) for name in ("data", "schema"))
     data, schema = (table if isinstance(table, dict) else {} for table in (data, schema))
@@ -80,7 +80,7 @@ def read_used(
 
 
 def _read_columns(told: Mapping[str, Any], schema: Mapping[str, Any]) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """The columns that were used, and why others were not: as the training said, or by its schema."""
+    """Read which columns were used, and why others were not: as the training said, or by its schema."""
     left, known = told.get("left_out"), schema.get("columns")
     if isinstance(left, dict) and isinstance(told.get("columns"), list):
         return _list_names(told["columns"]), _cut(left)

@@ -27,7 +27,7 @@ def render_page(
     receipts: Sequence[Kept] = (),
     live: bool = False,
 ) -> Page:
-    """The page of all datasets that this person may see, or of one; `links` has the addresses of runs by their number.
+    """Render all datasets that this person may see, or one; `links` has the addresses of runs by their number.
 
     `receipts` are those that runs keep; one that does not belong to this vault is a caution. A page that is not live
     says whether the whole history was verified.
@@ -48,7 +48,7 @@ def render_page(
 
 
 def write_page(vault: Vault, name: str, path: Path) -> None:
-    """One file about one dataset, for a privacy officer; it needs neither the vault nor a network to be read."""
+    """Write one file about one dataset, for a privacy officer, who needs neither the vault nor a network to read it."""
     page.write(path, render_page(vault, only=name).html)
 
 
@@ -72,7 +72,7 @@ def _describe(vault: Vault, name: str, receipts: Sequence[Kept], verify: bool) -
 
 
 def _has(entries: Sequence[Entry], text: str) -> bool:
-    """Whether a receipt, which may come from anybody, is of this history."""
+    """Whether a receipt, which may come from anybody, belongs to this history."""
     try:
         _, number, chain, _ = parse_receipt(text)
     except SordinoError:

@@ -1,4 +1,4 @@
-"""Search for settings on private records, within a budget that includes the search: `sordino.tune`."""
+"""Searches for settings on private records, within a budget that includes the search: `sordino.tune`."""
 
 from sordino.searching.search import Search, Winner, tune
 from sordino.searching.spaces import Space, choices, integers, log_uniform, make_space, read_space, uniform

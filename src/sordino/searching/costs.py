@@ -1,9 +1,9 @@
 """What a search costs: what every trial may spend, so that all of them together stay within the budget.
 
-A search is paid for in one of two ways. **Selection**: a random, secret number of trials, of which only the best is
-released (`sordino.accounting.selection`). **Composition**: a fixed number of trials, each of which is paid for, so that
-all of them may be seen and later settings may follow from earlier scores. Selection is far cheaper for many trials, and
-for few it was cheaper wherever we looked; `plan_search` takes the cheaper one of those allowed, and says which.
+A search is paid for in one of two ways. **Selection** makes a random, secret number of trials and releases only the
+best (`sordino.accounting.selection`). **Composition** makes a fixed number of trials and pays for each, so all of them
+may be seen, and later settings may follow from earlier scores. Selection is far cheaper for many trials, and for few it
+was cheaper wherever we looked. `plan_search` takes the cheaper way of those allowed, and says which.
 
 Every trial may spend what its *reference* costs: the plan of a recipe that all trials share, or one Gaussian release if
 their plans differ; a part of it pays for the score. Trials that choose their noise as they go, like those of DPIS, have
@@ -50,19 +50,19 @@ from sordino.recipe import Recipe
 
 Way = Literal["selection", "composition"]
 SCORE_SHARE = 0.05
-"""Of the reference, in squares of 1/σ, for the score of a trial."""
+"""The share of the reference, in squares of 1/σ, for the score of a trial."""
 SLACK = 1e-3
-"""Of δ, for all comparisons of profiles together: where a reference is one Gaussian and a plan is not."""
+"""The share of δ for all comparisons of profiles together, if a reference is one Gaussian and a plan is not."""
 WIDER = 1.1
 CLOSE = 1.002
-"""The noise of a trial is found to this factor."""
+"""The noise of a trial is found up to this factor."""
 LEAST_LIMIT, LIMIT_CLOSE = 1e-6, 1e-3
 """Of a filter; and to which share its limit is found."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a search costs: the event that is charged, what each trial may spend of it, and by what it is paid.
+    """What a search costs: the event that is charged, what each trial may spend of it, and which way it is paid.
 
     `score_noise` is the deviation of the noise on a sum of values in [0, 1]; None where scores are public.
     """
@@ -80,7 +80,7 @@ class Cost:
 
     @property
     def epsilon(self) -> float:
-        """Of the whole search, with what is released beside it."""
+        """The ε of the whole search, with the releases beside it."""
         return self.budget.price([*self.beside, (self.event, 1)])
 
     @property
@@ -90,7 +90,7 @@ class Cost:
 
     @property
     def with_training(self) -> tuple[tuple[DpEvent, int], ...]:
-        """What is spent beside the training on the same record: the score, unless it is on other records."""
+        """What is spent on the same record in addition to training: the score, unless it is on other records."""
         return () if self.disjoint else self.score_event
 
     @property
@@ -99,7 +99,7 @@ class Cost:
 
     @property
     def filter(self) -> Filter | None:
-        """What a training must pass that chooses its noise as it goes: the limit of a trial, less its score."""
+        """The filter for a training that chooses its noise as it goes: the limit of a trial, less its score."""
         if not isinstance(self.reference, FilterLimit):
             return None
         whole = self.reference.filter
@@ -113,7 +113,7 @@ class Cost:
         return is_covered(events, self.reference, require_adjacency(self.budget.adjacency), self.slack)
 
     def covers_trial(self, events: Events) -> bool:
-        """Whether all that a trial charged is covered; where its score is on other records, each by itself."""
+        """Whether everything that a trial charged is covered; if its score is on other records, each by itself."""
         counts = count_alike(events)
         for event, count in self.score_event:
             counts[to_json(event)] = counts.get(to_json(event), 0) - count
@@ -122,7 +122,7 @@ class Cost:
         return self.covers([*spell_out(counts), *self.with_training])
 
     def calibrate(self, make: Callable[[float], Events], start: float) -> float:
-        """The smallest noise, to 0.2 %, at which `make(noise)` and the score are covered; `start` is tried first."""
+        """Find the smallest noise, to 0.2 %, at which `make(noise)` and the score are covered; try `start` first."""
 
         def fits(noise: float) -> bool:
             return self.covers([*make(noise), *self.with_training])
@@ -155,7 +155,7 @@ def plan_search(
     slack: float | None = None,
     disjoint: bool = False,
 ) -> Cost:
-    """The noise of every trial, such that the whole search meets the `budget`, and the cheaper one of `ways`.
+    """Find the noise of every trial such that the whole search meets the `budget`, by the cheaper one of `ways`.
 
     `like` is a recipe whose plan all trials follow, calibrated or not. `beside` are releases that are made once, before
     the search. `score` says whether trials are scored on private records.
@@ -168,7 +168,7 @@ def plan_search(
             f"disjoint=True has no proof under {budget.adjacency} adjacency: an exchanged record may leave one part "
             "and enter the other; leave it out"
         )
-    if budget.accountant == filtered.NAME:  # of a trial; the search itself has a price that is known in advance
+    if budget.accountant == filtered.NAME:  # a trial's; the price of the search itself is known in advance
         budget = replace(budget, accountant="pld")
     if like is not None and chooses_noise(like, budget):
         return _plan_under_filter(budget, trials, eta, like, score, ways, beside, disjoint)
@@ -201,11 +201,11 @@ def plan_search(
 def _choose_way(
     ways: tuple[Way, ...], budget: Budget, trials: float, eta: float, slack: float, beside: Events
 ) -> tuple[Way, float]:
-    """The way that asks for less noise of a trial that is one Gaussian release, and that noise."""
+    """Choose the way that needs less noise if a trial is one Gaussian release; return it and that noise."""
     found: dict[Way, float] = {}
     if "selection" in ways:
         found["selection"] = _pay("selection", budget, trials, eta, slack, _one_gaussian, beside)
-    least = math.sqrt(math.ceil(trials)) / find_precision(budget)  # of a composition with nothing beside it
+    least = math.sqrt(math.ceil(trials)) / find_precision(budget)  # a composition with nothing beside it
     if "composition" in ways and least < found.get("selection", math.inf):
         found["composition"] = _pay("composition", budget, trials, eta, slack, _one_gaussian, beside)
     way = min(found, key=lambda name: found[name])
@@ -219,7 +219,7 @@ def _one_gaussian(noise: float) -> Events:
 def _pay(
     way: Way, budget: Budget, trials: float, eta: float, slack: float, make: Callable[[float], Events], beside: Events
 ) -> float:
-    """The noise of each trial."""
+    """Return the noise of each trial."""
     start = 1 / find_precision(budget)
     if way == "selection":
         found = calibrate_selection(budget, make, trials, eta=eta, slack=slack, beside=beside, start=2 * start)
@@ -234,7 +234,7 @@ def _pay(
 
 
 def _join(way: Way, trial: Events, trials: float, eta: float, slack: float) -> tuple[DpEvent, DpEvent]:
-    """The event of the search, and the one that no trial may exceed."""
+    """Return the event of the search, and the one that no trial may exceed."""
     if way == "selection":
         selection: Selection = expect_trials(trial, trials, eta, slack)
         return selection, selection.event
@@ -245,13 +245,13 @@ def _join(way: Way, trial: Events, trials: float, eta: float, slack: float) -> t
 
 
 def fit_filter(recipe: Recipe, rdp_filter: Filter, delta: float) -> Recipe | None:
-    """`recipe` ready to train under this very filter; None where it has a plan, and needs none."""
+    """Make `recipe` ready to train under this filter; None if it has a plan and needs no filter."""
     if recipe.sampler is None:
         return None
     budget = Budget(rdp_filter.epsilon(delta), delta, filtered.NAME, rdp_filter.adjacency)
     try:
         open_ended = replace(recipe, rdp_filter=rdp_filter, noise_multiplier=None, budget=budget)
-    except InvalidInput:  # its parts have no proof under a filter, so that they have a plan
+    except InvalidInput:  # its parts have no proof under a filter, so it has a plan
         return None
     return recipe.sampler.calibrate(open_ended, budget)
 
@@ -260,7 +260,7 @@ def chooses_noise(recipe: Recipe, budget: Budget) -> bool:
     """Whether trials of `recipe` follow no plan, so that only a filter can price them."""
     try:
         return fit_filter(recipe, Filter(2.0, budget.epsilon, budget.adjacency), budget.delta) is not None
-    except InvalidInput:  # it asks for a filter, if not for this one
+    except InvalidInput:  # it needs a filter, if not this one
         return True
 
 
@@ -274,9 +274,9 @@ def _plan_under_filter(
     beside: Events,
     disjoint: bool,
 ) -> Cost:
-    """What a search costs whose trials keep within a filter, at the order where `like` needs the least noise.
+    """Price a search whose trials stay within a filter, at the order where `like` needs the least noise.
 
-    For the choice of order and way Rényi prices are enough, and quick; the limit is then as large as the true price
+    Rényi prices are enough to choose order and way, and they are fast; the limit is then as large as the true price
     allows. The search for the order begins where one Gaussian release would need the least noise.
     """
     quick = replace(budget, accountant="rdp")
@@ -298,7 +298,7 @@ def _plan_under_filter(
     place = _descend(len(found), lambda where: need_noise(found[where]), noises.index(min(noises))) if found else None
     if place is None:
         if found and (rest := found[noises.index(min(noises))].filter) is not None:
-            fit_filter(like, rest, budget.delta)  # which says why it cannot be
+            fit_filter(like, rest, budget.delta)  # it says why this is impossible
         raise InvalidInput(
             f"epsilon={budget.epsilon:g} leaves too little for each of {trials:g} expected trials of {like.name!r}: "
             "allow more, or fewer trials"
@@ -311,7 +311,7 @@ def _plan_under_filter(
 
 
 def _descend(count: int, height: Callable[[int], float], place: int) -> int | None:
-    """Downhill from `place`, until no neighbour is lower; None where all that were seen are infinitely high."""
+    """Walk downhill from `place` until no neighbour is lower; None if all places seen are infinitely high."""
     find = cache(height)
     while True:
         lowest = min([place, *(where for where in (place - 1, place + 1) if 0 <= where < count)], key=find)
@@ -323,7 +323,7 @@ def _descend(count: int, height: Callable[[int], float], place: int) -> int | No
 def _fill_filter(
     budget: Budget, way: Way, order: float, trials: float, eta: float, score: bool, beside: Events, disjoint: bool
 ) -> Cost | None:
-    """The search whose trials have the largest limit at `order` that the budget pays for, if it pays for any."""
+    """Return the search with the largest limit of a trial at `order` that the budget pays for, if it pays for any."""
 
     def spend(limit: float) -> tuple[DpEvent, DpEvent]:
         return _join(way, [(FilterLimit(order, limit, budget.adjacency), 1)], trials, eta, 0.0)
@@ -345,7 +345,7 @@ def _fill_filter(
 
 
 def find_precision(budget: Budget) -> float:
-    """About 1/σ of the one Gaussian release that the budget pays for; at most 1000, which no search needs."""
+    """Find about the 1/σ of one Gaussian release that the budget pays for; at most 1000, which no search needs."""
     if gaussian_delta(1e3, budget.epsilon) < budget.delta:
         return 1e3
     return float(brentq(lambda mu: gaussian_delta(mu, budget.epsilon) - budget.delta, 1e-6, 1e3))

@@ -52,9 +52,9 @@ from sordino.vault.claims import DatasetBudget
 
 Floats = NDArray[np.float64]
 ENCODER = "encoder.json"
-"""What was released of the table before the search, for a search that was killed."""
+"""The file with what was released about the table before the search, in case the search is killed."""
 SURE = 1 + 1e-9
-"""Against rounding, where noises are made to add up to another."""
+"""A margin for rounding when noises must add up to another noise."""
 SEARCHABLE = tuple(f.name for f in fields(FitSettings) if f.name != "smooth")
 MOST_STEPS = 10_000
 DEFAULT = Space(
@@ -64,7 +64,7 @@ DEFAULT = Space(
         "rate": log_uniform(0.03, 0.5),
     }
 )
-"""What is searched where the user names nothing."""
+"""What is searched if the user names nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ def plan_table_search(
     jobs: int = 1,
     vault: DatasetBudget | None = None,
 ) -> TableSearch:
-    """How the budget will be spent; refuses what makes no sense before anything is."""
+    """Plan how the budget will be spent; refuse settings that make no sense before anything is spent."""
     found = DEFAULT if space is None else make_space(space)
     found.require_known(SEARCHABLE, "the learner of tables")
     if not len(ready.sheet.held_out):
@@ -131,7 +131,7 @@ def _middle(space: Space) -> dict[str, Any]:
 
 
 def plan_trial(base: LearningPlan, cost: Cost, settings: Mapping[str, Any]) -> LearningPlan:
-    """The plan of one trial: steps and calibration share what a training may spend."""
+    """Plan one trial: steps and calibration share what a training may spend."""
     whole = {f.name: int for f in fields(FitSettings) if f.type == "int"}
     chosen: dict[str, Any] = {name: whole.get(name, float)(value) for name, value in settings.items()}
     steps = replace(base.settings, **chosen)
@@ -163,9 +163,9 @@ def _require_sense(settings: FitSettings) -> None:
 
 
 def rate_records(scores: Floats, targets: Floats, encoder: Encoder) -> Floats:
-    """A value in [0, 1] for every record: 1 less half the Brier score of a class; of a number by squared residuals.
+    """Rate every record in [0, 1]: a class by 1 minus half the Brier score, a number by squared residuals.
 
-    It rewards right probabilities, and one record moves a sum of it by at most 1.
+    This rewards correct probabilities, and one record moves a sum of it by at most 1.
     """
     if not encoder.classes:
         found: Floats = 1 - np.clip((scores[:, 0] - targets[:, 0]) ** 2 / 4, 0, 1)
@@ -221,7 +221,7 @@ def tune_table(planned: TableSearch, folder: Path | None = None) -> tuple[Fitted
 
 
 def _survey_once(planned: TableSearch, ledger: Ledger, folder: Path | None) -> Encoder:
-    """The encoding that all trials share: released now, or before the search was killed."""
+    """Return the encoding that all trials share: released now, or before the search was killed."""
     kept = None if folder is None else folder / ENCODER
     if kept is not None and kept.exists():
         return Encoder.from_plain(json.loads(kept.read_text()))
@@ -240,7 +240,7 @@ def _survey_once(planned: TableSearch, ledger: Ledger, folder: Path | None) -> E
 
 
 def recall_trial(ready: Ready, told: object) -> LearningPlan:
-    """The plan of the trial that won, by what `outcome.json` tells of its search: to be made again in an audit."""
+    """Return the plan of the trial that won, from what `outcome.json` says, so that an audit can repeat the trial."""
     try:
         assert isinstance(told, dict)
         planned = plan_table_search(

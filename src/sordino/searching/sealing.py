@@ -2,11 +2,11 @@
 
 How many trials there are, which are done and which is best so far must survive a kill, and must stay secret: anyone who
 reads them learns what the guarantee assumes to be unknown. They are in one file in the run's folder, encrypted with
-AES-GCM and readable only by its owner. The key is another file, of 32 bytes, in memory if the system has a file system
-for that (`XDG_RUNTIME_DIR`, /dev/shm), so that it is on no disk and in no backup; otherwise it is beside the state. At
-the end both are removed, the key first, and without the key the state is noise. After a restart of the machine, a
-search whose key was in memory cannot continue: what it spent stays spent (ADR 29). The folder's path is sealed, too: a
-copy, in which the trials could be repeated, cannot continue.
+AES-GCM and readable only by its owner. The key is another file, of 32 bytes. It is in memory if the system has a file
+system for that (`XDG_RUNTIME_DIR`, /dev/shm), so that it is on no disk and in no backup; otherwise it is beside the
+state. At the end both are removed, the key first, and without the key the state is noise. After a restart of the
+machine, a search whose key was in memory cannot continue, and what it spent stays spent (ADR 29). The folder's path is
+sealed too: a copy, in which the trials could be repeated, cannot continue.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sordino.errors import BudgetExhausted, InvalidInput
 
 STATE, KEY = "search.sealed", "search.key"
 LEAST = 2**20
-"""Bytes that are sealed at least, and then a power of two: the size would tell how many trials there are."""
+"""At least this many bytes are sealed, and then a power of two: the exact size would tell the number of trials."""
 _NONCE, _LENGTH = 12, 8
 
 
@@ -44,7 +44,7 @@ class Seal:
         return self.path.exists()
 
     def write(self, content: bytes) -> None:
-        """Seal `content` in place of what was sealed before: after a crash it is the one or the other."""
+        """Seal `content` in place of the sealed content before: after a crash the file holds one or the other."""
         nonce, content = secrets.token_bytes(_NONCE), len(self._home).to_bytes(_LENGTH, "big") + self._home + content
         size = max(LEAST, 1 << (len(content) + _LENGTH - 1).bit_length())
         padded = len(content).to_bytes(_LENGTH, "big") + content
@@ -52,7 +52,7 @@ class Seal:
         _write_secretly(self.path, sealed)
 
     def read(self) -> bytes:
-        """What was sealed last."""
+        """Read what was sealed last."""
         sealed = self.path.read_bytes()
         try:
             padded = AESGCM(self._find_key(make=False)).decrypt(sealed[:_NONCE], sealed[_NONCE:], None)
@@ -64,7 +64,7 @@ class Seal:
         return content
 
     def destroy(self) -> None:
-        """Remove key and state: what is left on the disk of the state is noise."""
+        """Remove key and state: any remains of the state on the disk are noise."""
         with suppress(OSError), self.key_path.open("r+b") as file:
             file.write(secrets.token_bytes(32))
             file.flush()
@@ -82,7 +82,7 @@ class Seal:
 
 
 def find_memory() -> Path | None:
-    """A folder that is kept in memory and not on a disk, if this system has one."""
+    """Find a folder that is kept in memory and not on a disk, if this system has one."""
     for name in (os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm"):
         if name and Path(name).is_dir() and os.access(name, os.W_OK):
             return Path(name)
@@ -90,10 +90,10 @@ def find_memory() -> Path | None:
 
 
 def hide_times(folder: Path) -> None:
-    """Give every file in `folder`, and itself, the time at which its ledger was begun, to the minute.
+    """Give `folder` and every file in it the time at which its ledger was begun, to the minute.
 
     The time between the first file and the last would tell how long the search took, and so how many trials it made.
-    (When a file was last touched in any way, which only its own file system knows, cannot be changed.)
+    (The file system's own record of the last change of any kind cannot be changed.)
     """
     with Ledger.read(folder / LEDGER) as ledger:
         begun = datetime.strptime(ledger.header["created"], "%Y-%m-%dT%H:%MZ").replace(tzinfo=UTC).timestamp()
@@ -102,13 +102,13 @@ def hide_times(folder: Path) -> None:
 
 
 def _split(packed: bytes) -> tuple[bytes, bytes]:
-    """What a length stands before, and the rest."""
+    """Split a text after the length that it begins with, and return it and the rest."""
     end = _LENGTH + int.from_bytes(packed[:_LENGTH], "big")
     return packed[_LENGTH:end], packed[end:]
 
 
 def _beside(path: Path) -> Path:
-    """Where a file is written before it takes its place; left there by a kill."""
+    """Return where a file is written before it takes its place; a kill leaves it there."""
     return path.with_name(path.name + ".partial")
 
 
@@ -128,5 +128,5 @@ def _write_secretly(path: Path, content: bytes) -> None:
 def _lost(path: Path, why: str) -> BudgetExhausted:
     return BudgetExhausted(
         f"the search in {path.parent} cannot go on, {why}: what it spent stays spent, and a new search costs its "
-        "epsilon anew"
+        "epsilon again"
     )

@@ -42,9 +42,9 @@ from sordino.vault.claims import DatasetBudget, RunClaim, require_untied
 EXPECTED = 20.0
 UNQUOTED = "which is not a guarantee for the winner: it was chosen because of these records"
 SECRET = "nobody measured how long the search took, or otherwise learnt how many trials it made"
-"""Of a search by selection."""
+"""What a search by selection assumes."""
 LEAST_SHARE = math.log(1e-18)
-"""Beyond its mode the law of K ends where a number of trials has this probability."""
+"""The law of K ends, beyond its mode, where a number of trials has this probability."""
 Objective = Callable[[Candidate], Any]
 Suggest = Callable[[Sequence[tuple[dict[str, Value], float]]], dict[str, Value]]
 
@@ -72,14 +72,14 @@ class Winner:
 
     @property
     def model(self) -> dict[str, Any]:
-        """The weights, for `model.load_state_dict`, where the objective returned a `Private` run."""
+        """The weights, for `model.load_state_dict`, if the objective returned a `Private` run."""
         if not isinstance(self.state, KeptRun):
             raise InvalidInput("the objective returned no Private run: what it returned is winner.state")
         model: dict[str, Any] = self.state.state["model"]
         return model
 
     def to_dict(self) -> dict[str, Any]:
-        """What may be said of the search: all of it public."""
+        """Return what may be said about the search: all of it is public."""
         event = self.cost.event
         law = {"eta": event.eta, "gamma": event.gamma} if isinstance(event, Selection) else {}
         return {
@@ -244,7 +244,7 @@ class Search:
         self._noises: dict[str, float] = {}
 
     def rehearse(self) -> None:
-        """Run the objective up to where it asks for noise, so that what is wrong with it costs nothing."""
+        """Run the objective until it asks for noise, so that a mistake in it costs nothing."""
         trial = self._make_trial(self.space.draw(Secure().uniform), None, rehearsing=True)
         try:
             with silence(), shield_chance(None), collect_ledgers(trial.ledger):
@@ -257,7 +257,7 @@ class Search:
             raise InvalidInput(f"the objective fails before its first release: {locate_error(error)}") from error
 
     def run(self, folder: Path | None = None, ledger: Ledger | None = None) -> Winner:
-        """Make all trials, and release the best; `ledger` may be one that is open already, for this search."""
+        """Make all trials, and release the best; `ledger` may be one that is already open for this search."""
         seal = None if folder is None else Seal(folder, find_memory())
         book = ledger or self.open_books(folder)
         try:
@@ -270,9 +270,9 @@ class Search:
         return winner
 
     def open_books(self, folder: Path | None) -> Ledger:
-        """The ledger of the search with its plan declared, new or that of a search that was killed.
+        """Open the ledger of a new search, or of one that was killed, and declare its plan.
 
-        A dataset's own budget is asked here: the plan is whole, and nothing is charged yet.
+        The dataset's own budget is asked here: the plan is complete, and nothing is charged yet.
         """
         self.preview(folder)
         events: Events = [*self.cost.beside, (self.cost.event, 1)]
@@ -299,13 +299,13 @@ class Search:
             self._claim.preview([*self.cost.beside, (self.cost.event, 1)], self.cost.budget.adjacency)
 
     def close_books(self, ledger: Ledger) -> None:
-        """Free the ledger; what was reserved for the search and never charged goes back to the dataset's budget."""
+        """Free the ledger; anything reserved for the search but never charged returns to the dataset's budget."""
         if self._claim is not None:
             self._claim.settle(ledger)
         ledger.close()
 
     def _settle_early(self, ledger: Ledger) -> None:
-        """Settle with the dataset's budget now if all is charged: an entry at the end would tell how long it took."""
+        """Settle with the dataset's budget now if all is charged: a later entry would tell how long the search took."""
         planned = count_alike([run for plan in plans.declared(ledger) for run in plan.events])
         if self._claim is not None and count_alike(ledger.events()) == planned:
             self._claim.settle(ledger)
@@ -354,7 +354,7 @@ class Search:
                 )
         else:
             secret = self._draw(source)
-            self._keep(secret, seal)  # first: a search that is paid for and has no state could not go on
+            self._keep(secret, seal)  # first: a search that is paid for but has no state could not continue
         self._declare(ledger, source)
         if not paid:
             ledger.charge(self.cost.event, "search")
@@ -374,7 +374,7 @@ class Search:
         return winner
 
     def _draw(self, source: Source) -> _Secret:
-        """The number of trials, and the settings of each: by chance alone, before the first of them."""
+        """Draw the number of trials and the settings of each: by chance alone, before the first trial."""
         count = draw_count(self.cost, source)
         settings = [self.space.draw(source.uniform) for _ in range(count if self.suggest is None else 0)]
         seeds = [None if self.seed is None else self.seed * 1_000_003 + 1 + number for number in range(count)]
@@ -393,7 +393,7 @@ class Search:
         )
 
     def _take(self, secret: _Secret, number: int, outcome: Tried, seal: Seal | None) -> None:
-        """The better one of two is kept; the other is forgotten."""
+        """Keep the better of two trials, and forget the other."""
         secret.done.add(number)
         if self.cost.way == "composition":  # all of them are paid for
             secret.seen.append((outcome.settings, outcome.score))
@@ -418,7 +418,7 @@ class Search:
             self._take(secret, number, attempt(self.objective, self._make_trial(settings, secret.seeds[number])), seal)
 
     def _try_many(self, secret: _Secret, seal: Seal | None) -> None:
-        """Run each trial in its own process, which ends with everything that it knew."""
+        """Run each trial in its own process; when that ends, everything it knew is gone."""
         forks = "fork" in multiprocessing.get_all_start_methods()
         context: Any = multiprocessing.get_context("fork" if forks else "spawn")
         waiting = [number for number in range(len(secret.settings)) if number not in secret.done]
@@ -468,13 +468,13 @@ class Search:
             raise InvalidInput(f"no trial finished, and the search is spent; the last error of one: {best.failure}")
         for kind, text in best.said:
             if text != FIXED_IN_ADVANCE:
-                ledger.declare(kind, text)  # a line that the search says itself stays one
+                ledger.declare(kind, text)  # a line that the search says too is not repeated
         return Winner(
             *(best.settings, best.score, best.result, self.guarantee(ledger), self.cost, self.space, tuple(secret.seen))
         )
 
     def guarantee(self, ledger: Ledger) -> Guarantee:
-        """What is promised of the whole search: a pure function of the ledger."""
+        """Return what the whole search promises: a pure function of the ledger."""
         bill, budget = plans.bill_ledger(ledger), self.cost.budget
         return assemble(
             bill,
@@ -490,7 +490,7 @@ class Search:
 
 
 def draw_count(cost: Cost, source: Source) -> int:
-    """K by the law that was charged: P[K = 1] = f'(0), and P[k+1]/P[k] = (1−γ)(k+η)/(k+1)."""
+    """Draw K by the law that was charged: P[K = 1] = f'(0), and P[k+1]/P[k] = (1−γ)(k+η)/(k+1)."""
     event = cost.event
     if not isinstance(event, Selection):
         return math.ceil(cost.trials)
@@ -498,7 +498,7 @@ def draw_count(cost: Cost, source: Source) -> int:
     chance, count = float(source.uniform(1)[0]), 1
     scale = -eta * math.log(gamma)  # γ^(−η) is e^scale
     first = math.log(eta) - scale - math.log(-math.expm1(-scale)) if scale > 0 else -math.log(-math.log(gamma))
-    share = math.log1p(-gamma) + first  # in logs: where η is large it starts below what a number can hold
+    share = math.log1p(-gamma) + first  # in logs: if η is large, it starts below what a number can hold
     reached, growth = math.exp(share), 1.0
     while reached < chance and (growth >= 1 or share > LEAST_SHARE):
         growth = (1 - gamma) * (count + eta) / (count + 1)
@@ -509,7 +509,7 @@ def draw_count(cost: Cost, source: Source) -> int:
 
 
 def _work(pipe: Connection, search: Search, settings: dict[str, Value], seed: int | None) -> None:
-    """Run in a separate process: what it prints goes nowhere, whoever prints it."""
+    """Run in a separate process: everything that it prints goes nowhere."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)

@@ -1,4 +1,4 @@
-"""What is searched: a name for every setting and the public law that its value is drawn from."""
+"""The space of a search: a name for every setting, and the public law that its value is drawn from."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sordino.errors import InvalidInput
 from sordino.names import read_toml
 
 Uniforms = Callable[[int], NDArray[np.float64]]
-"""Where chance comes from: `sordino.noise.Source.uniform`."""
+"""Where random numbers come from: `sordino.noise.Source.uniform`."""
 _SHOWN = 12
 Value = float | int | str | bool
 
 
 @dataclass(frozen=True)
 class Between:
-    """Any number between `low` and `high`, or any whole one; with `log` each decade is as likely as the next."""
+    """Any number between `low` and `high`, or any whole one; with `log` all decades are equally likely."""
 
     low: float
     high: float
@@ -54,7 +54,7 @@ class Between:
 
 @dataclass(frozen=True)
 class Among:
-    """One of a few values, all as likely."""
+    """One of a few values, all equally likely."""
 
     values: tuple[Value, ...]
 
@@ -104,11 +104,11 @@ class Space:
             raise InvalidInput("the space is empty: give at least one setting, such as lr = { low = 0.01, high = 1 }")
 
     def draw(self, uniforms: Uniforms) -> dict[str, Value]:
-        """Settings by chance alone."""
+        """Draw settings by chance alone."""
         return {name: law.draw(float(uniforms(1)[0])) for name, law in self.laws.items()}
 
     def describe(self) -> dict[str, str]:
-        """Each setting in words."""
+        """Describe each setting in words."""
         return {name: law.describe() for name, law in self.laws.items()}
 
     def require_known(self, names: tuple[str, ...], what: str) -> None:
@@ -118,14 +118,14 @@ class Space:
 
 
 def make_space(given: Space | Mapping[str, Any]) -> Space:
-    """A space from laws by name, or from the plain data of a TOML file."""
+    """Make a space from laws by name, or from the plain data of a TOML file."""
     if isinstance(given, Space):
         return given
     return Space({str(name): _make_law(str(name), law) for name, law in given.items()})
 
 
 def _make_law(name: str, plain: Any) -> Between | Among:
-    """A law, a list of choices, or a table with low and high."""
+    """Make a law from a law, a list of choices, or a table with low and high."""
     if isinstance(plain, Between | Among):
         return plain
     try:
@@ -150,7 +150,7 @@ def _is_number(value: object) -> bool:
 
 
 def read_space(path: Path) -> Space:
-    """A space from a TOML file, one line for each setting; a table [space] may hold them."""
+    """Read a space from a TOML file, one line for each setting; a table [space] may hold them."""
     tables = read_toml(path, "space")
     inner = tables.get("space")
     return make_space(inner if isinstance(inner, dict) and set(tables) == {"space"} else tables)

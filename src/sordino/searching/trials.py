@@ -1,4 +1,4 @@
-"""One trial of a search: its settings, what it may spend, its score, and what becomes of it."""
+"""One trial of a search: its settings, what it may spend, its score, and what is kept of it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Rehearsed(Exception):
 
 
 class Candidate:
-    """What an objective receives: the settings of its trial, and the only ways to noise and to score it.
+    """What an objective receives: the settings of its trial, and the only ways to add noise and to score it.
 
     `trial["lr"]` is a setting. `calibrate` gives a recipe the noise that was charged for, and `score` says how good the
     result is. Charge your own releases to `ledger`. `seed` is a number for other random choices; it is None if chance
@@ -71,7 +71,7 @@ class Candidate:
         return self.settings[name]
 
     def calibrate(self, recipe: Recipe, *, records: int | None = None) -> Recipe:
-        """`recipe` with the noise at which this trial costs what was charged for every one."""
+        """Return `recipe` with the noise at which this trial costs what was charged for every trial."""
         count = records or (self._like.records if self._like is not None else None)
         if count is None:
             raise InvalidInput("records is missing: trial.calibrate(recipe, records=N), a public number")
@@ -85,7 +85,7 @@ class Candidate:
         if tally([*make(start), *self.cost.score_event]) == tally([(self.cost.reference, 1)]):
             noise = start
         else:
-            name = repr(tally(make(1.0)))  # public numbers alone, which many trials share
+            name = repr(tally(make(1.0)))  # only public numbers, which many trials share
             if name not in self._noises:
                 self._noises[name] = self.cost.calibrate(make, start)
             noise = self._noises[name]
@@ -141,9 +141,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Tried:
-    """Everything that a trial leaves behind, which is thrown away unless it wins.
+    """Everything that a trial leaves behind; it is thrown away unless the trial wins.
 
-    `said` are the lines, each with its kind, that every guarantee about it must state.
+    `said` are the lines, each with its kind, that every guarantee about the trial must state.
     """
 
     settings: dict[str, Value]
@@ -199,18 +199,18 @@ def attempt(objective: Callable[[Candidate], Any], candidate: Candidate) -> Trie
 
 
 def _find_charged(result: Any, opened: list[Ledger]) -> list[Ledger]:
-    """Every ledger that a trial charged, whatever the objective returned of them; and that of the run it returned."""
+    """Find every ledger that a trial charged, whatever the objective returned, and the ledger of the returned run."""
     found = [ledger for ledger in opened if ledger.charged]
     own = result.run.ledger if isinstance(result, Private) else None
     return found if own is None or any(ledger is own for ledger in found) else [*found, own]
 
 
 def _require_announced(ledgers: list[Ledger], cost: Cost) -> None:
-    """Refuse releases that may have been chosen because of earlier ones, where their sum would then prove nothing.
+    """Refuse releases that may have been chosen because of earlier ones, if their sum would then prove nothing.
 
-    Releases made one by one may have reacted to earlier ones. Pricing them afterwards is valid under a filter, and if
+    Releases made one by one may have depended on earlier ones. Pricing them afterwards is valid under a filter, and if
     all of them are Gaussian answers on all records, whose sum of 1/σ² is also a filter (docs/proofs/filter.md).
-    Anything else must be in a plan that was on its ledger before anything of the trial was charged.
+    Anything else must be in a plan that was in its ledger before anything of the trial was charged.
     """
     odd = [ledger for ledger in ledgers if not _are_gaussian(ledger.events())]
     if cost.filter is not None or not odd:
@@ -241,7 +241,7 @@ def _bill(ledger: Ledger) -> Events:
 
 
 def _examine(ledger: Ledger, candidate: Candidate) -> list[tuple[str, str]]:
-    """What the ledger of a trial says of itself, which the search has to say too; refuses what it cannot say."""
+    """Read what a trial's ledger says about itself, which the search must say too; refuse what it cannot say."""
     header, budget = ledger.header, candidate.cost.budget
     promised = weaken("proven", require_accountant(budget.accountant).basis)
     if (unit := header.get("unit", candidate.unit)) != candidate.unit:
@@ -287,7 +287,7 @@ def silence() -> Iterator[None]:
 
 @contextmanager
 def _close_outputs(nowhere: int) -> Iterator[None]:
-    """The process's own outputs lead `nowhere`, as far as it has any."""
+    """Lead the process's own outputs `nowhere`, if it has any."""
     _flush()
     kept: dict[int, int] = {}
     try:
@@ -297,14 +297,14 @@ def _close_outputs(nowhere: int) -> Iterator[None]:
                 os.dup2(nowhere, output)
         yield
     finally:
-        _flush()  # what a trial wrote and C or Python still hold goes nowhere too
+        _flush()  # a trial's output that C or Python still hold goes nowhere too
         for output, copy in kept.items():
             os.dup2(copy, output)
             os.close(copy)
 
 
 def _flush() -> None:
-    """Write out what Python's and C's outputs hold back."""
+    """Flush the outputs of Python and C."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()

@@ -5,25 +5,25 @@ the target in spreads. One step releases
 
     g = Σᵢ clip(rᵢ)·xᵢ + N(0, σ²c²C²)             r = y - p, the residual, kept within c·C/‖x‖
 
-of all records, so that one of them moves it by at most c·C: a record far from the others may say as much as any, and
-is heard in full where its residual is small. C is a number that the released shares give. Between add-or-remove
-neighbours a step is therefore one Gaussian event of multiplier σ, and T of them compose. What follows is a function
+over all records, so one record moves it by at most c·C. A record far from the others may contribute as much as any, and
+counts in full if its residual is small. C is a number that follows from the released shares. Between add-or-remove
+neighbours a step is therefore one Gaussian event of multiplier σ, and T of them compose. Everything else is a function
 of g:
 
     w ← w + η·(H + Λ)⁻¹·(g - Λw),        H = h·n·diag(shares),        Λ = (N + H)·H⁻¹·S⁻¹,       N = (cCσ)²/T.
 
-H is the diagonal of the curvature by the released shares, h that of the loss at the start. Λ is the ridge under
-which (H + Λ)⁻¹g is the posterior mean of w, for a prior of covariance S and a gradient whose noise is N from
-the mechanism and H from the records: an entry of which the noise says nothing stays at zero, and needs no tuning by
-hand. What the first steps released says which columns have larger or smaller effects than expected, and S is scaled by
-it, column by column: a function of released values. S is diagonal but for the bins of a number, of which near ones have
-like effects: there it falls off with their distance, so that many bins cost little more than few. The model is the
-mean of the later iterates, so that the noise of the steps averages out.
-An iterate forgets a gradient by 1 - η a step; the last one counts for some of
-those that would have followed, so that the gradients of the last steps count about as much as the others.
+H is the diagonal of the curvature by the released shares, and h the curvature of the loss at the start. Λ is the ridge
+under which (H + Λ)⁻¹g is the posterior mean of w, for a prior of covariance S and a gradient whose noise is N from the
+mechanism and H from the records. So an entry that is lost in the noise stays at zero, and nothing is tuned by hand. The
+first steps show which columns have larger or smaller effects than expected, and S is scaled accordingly, column by
+column: a function of released values. S is diagonal except for the bins of a number. Near bins have similar effects, so
+there S falls off with their distance, and many bins cost little more than few. The model is the mean of the later
+iterates, so that the noise of the steps averages out. An iterate forgets a gradient by 1 - η a step. The last iterate
+stands for some of those that would have followed, so that the gradients of the last steps count about as much as the
+others.
 
 Such a bound turns cross-entropy into a loss with bounded slope, whose minimiser is, at any x, still monotone in the
-probability of the class. It nearly halves the noise, and what it does to probabilities a last release repairs
+probability of the class. It nearly halves the noise but distorts probabilities. A last release repairs these
 (`calibrate`): the noised counts of scores by class, which a record moves by one.
 """
 
@@ -46,33 +46,34 @@ from sordino.tables.table import Table
 
 Floats = NDArray[np.float64]
 RATE = 0.13
-"""η: columns that say the same add up, and the diagonal does not know of it."""
+"""η is small because columns that say the same add up, which the diagonal ignores."""
 LAST = 5.0
-"""So often the last iterate counts in the mean: else the gradients of the last steps would count for little."""
+"""How often the last iterate counts in the mean: otherwise the gradients of the last steps would count for little."""
 RESIDUAL = 0.575
-"""c where noise is loud."""
+"""c if the noise is loud."""
 CONSTANT = 0.3
-"""The entry of every row by which the offset is learnt, where it is."""
+"""The entry of every row by which the offset is learnt, if it is learnt."""
 OFFSET_REACH = 2_500.0
 DOUBT = 6.0
-"""So many entries of a column must say that its effects are of another size than expected, to be half believed."""
+"""If this many entries of a column say that its effects have another size than expected, they are half believed."""
 SCALES = 0.1, 10.0
-"""Limits of how much smaller or larger they may be."""
+"""How much smaller or larger than expected the effects may be."""
 _AT_ONCE = 1 << 16
-"""Records whose residuals are held at a time."""
+"""How many records' residuals are held at a time."""
 SCORE_EDGES = np.linspace(-6.0, 6.0, 25)
-"""Of the cells in which scores are counted."""
+"""The edges of the cells in which scores are counted."""
 
 
 @dataclass(frozen=True)
 class FitSettings:
     """How long and how boldly to learn; public, from ε, δ and the number of records alone.
 
-    `residual` is c, for a row of length C, `rate` is η and `constant` the entry of every row by which the offset is
-    learnt. `variance` is S of a category; `smooth` are those of the bins of a number, what they share and what each has
-    of its own, and the distance at which the first falls to 1/e, as a share of them. The iterates after the `first`
-    share of the steps are averaged. More than so many `columns` share the variance of that many: together they say
-    about as much. After the `adapted` share of the steps each column gets a variance of its own (`find_scales`).
+    `residual` is c, for a row of length C; `rate` is η; `constant` is the entry of every row by which the offset is
+    learnt. `variance` is S of a category. `smooth` is for the bins of a number: the variance that they share, the
+    variance that each has alone, and the distance at which the first falls to 1/e, as a share of the bins. The iterates
+    after the `first` share of the steps are averaged. If there are more than so many `columns`, they share the variance
+    of that many: together they say about as much. After the `adapted` share of the steps, each column gets its own
+    variance (`find_scales`).
     """
 
     steps: int = 60
@@ -87,9 +88,9 @@ class FitSettings:
 
 
 def choose_settings(reach: float) -> FitSettings:
-    """By `reach`, the number of records over the noise on a count of them: what they say against the noise.
+    """Choose settings by `reach`, the number of records over the noise on a count of them.
 
-    Few of them pay for a short residual and no offset; more can learn both. Chosen on invented tables alone
+    Few records need a short residual and no offset; more can learn both. These rules were chosen on invented tables
     (docs/tables.md).
     """
     bolder = 0.125 * math.log2(max(reach, 1.0) / 3_000.0)
@@ -100,7 +101,7 @@ def choose_settings(reach: float) -> FitSettings:
 
 @dataclass
 class _Held:
-    """One block of all records, in few bytes: the place of each, or its row."""
+    """One block of all records, in few bytes: each record's place, or its row."""
 
     start: int
     stop: int
@@ -111,7 +112,7 @@ class _Held:
 
 
 class _Ridge:
-    """Λ, and (H + Λ)⁻¹, of blocks that are matrices and a diagonal for all other entries."""
+    """Λ and (H + Λ)⁻¹: some blocks are matrices, all other entries are a diagonal."""
 
     def __init__(
         self,
@@ -155,9 +156,9 @@ class _Ridge:
 class EncodedRows:
     """The encoded rows of a table, never written out: products with weights, and sums weighted by residuals.
 
-    Beside its blocks a row has the entry `constant`, which counts in its length.
+    In addition to its blocks a row has the entry `constant`, which counts in its length.
 
-    Guarantees: equal to the same with `Encoder.encode`, to rounding; a row times its `room` has length `bound`.
+    Guarantees: results equal those with `Encoder.encode`, up to rounding; a row times its `room` has length `bound`.
     """
 
     def __init__(self, encoder: Encoder, table: Table, constant: float = 0.0) -> None:
@@ -197,15 +198,15 @@ class EncodedRows:
             self.spans.append((start, held.stop))
             start += block.width
         self.bound = math.sqrt(max(bound, 1e-6))
-        """C, which the released shares give: the root of the mean square length of a row."""
+        """C, by the released shares: the root of the mean square length of a row."""
         self.room = self.bound / np.sqrt(np.maximum(lengths, 1e-12))
 
     def split(self) -> Iterator[slice]:
-        """All records, some thousand at a time."""
+        """Yield all records, some thousand at a time."""
         return (slice(start, min(start + _AT_ONCE, self.count)) for start in range(0, self.count, _AT_ONCE))
 
     def multiply(self, weights: Floats, at: slice = slice(None)) -> Floats:
-        """x·w of every record, or of those `at` some places, for weights [width] or [width, K]."""
+        """Return x·w of every record, or of those `at` some places, for weights [width] or [width, K]."""
         scores = np.zeros((len(range(*at.indices(self.count))), *weights.shape[1:]))
         for held in self._held:
             part = weights[held.start : held.stop]
@@ -221,7 +222,7 @@ class EncodedRows:
         return scores
 
     def add_up(self, residuals: Floats, at: slice = slice(None)) -> Floats:
-        """Σᵢ rᵢ·xᵢ for residuals [N] or [N, K], of all records or of those `at` some places."""
+        """Return Σᵢ rᵢ·xᵢ for residuals [N] or [N, K], of all records or of those `at` some places."""
         columns = residuals if residuals.ndim > 1 else residuals[:, None]
         total = np.zeros((self.width, columns.shape[1]))
         whole = columns.sum(0)
@@ -240,7 +241,7 @@ class EncodedRows:
 
 @dataclass(frozen=True)
 class Additive:
-    """Weights [width, K] and offsets [K] of the scores: K is one for two classes and for a regression."""
+    """Weights [width, K] and offsets [K] of the scores; K is one for two classes and for a regression."""
 
     weights: Floats
     offsets: Floats
@@ -262,10 +263,10 @@ def fit(
     per_unit: int = 1,
     tell: Callable[[int, int], None] = lambda done, steps: None,
 ) -> Additive:
-    """Weights by `settings.steps` releases, each charged by `charge` before it exists.
+    """Fit weights by `settings.steps` releases, each charged by `charge` before it exists.
 
-    `targets` [N, K] are what `link` of the scores should be; records that are not `known` say nothing. `start` are the
-    offsets [K], `curvature` is h, `records` is the public number n. One unit has `per_unit` records at most.
+    `targets` [N, K] are what `link` of the scores should be; records that are not `known` count for nothing. `start`
+    are the offsets [K], `curvature` is h, `records` is the public number n. One unit has at most `per_unit` records.
     """
     width, outputs = rows.width + 1, targets.shape[1]
     limit = settings.residual * (math.sqrt(2.0) if outputs > 1 else 1.0)
@@ -305,11 +306,11 @@ def fit(
 def find_scales(
     spans: Sequence[tuple[int, int]], answers: Floats, noise: float, steep: Floats, variances: Floats
 ) -> Floats:
-    """How much larger than expected the effects of each column are, by what the first steps released.
+    """Find how much larger than expected the effects of each column are, by what the first steps released.
 
     `answers` are the mean of g + Hw, which is H times the effects, with noise of variance `noise` from the mechanism
-    and H from the records. The factor by which S of a column would explain them best is drawn towards one by what
-    `DOUBT` entries would say.
+    and H from the records. The factor of S that explains a column best is drawn towards one, as if `DOUBT` more entries
+    said one.
     """
     expected = steep**2 * variances
     spread = noise + steep
@@ -324,19 +325,19 @@ def find_scales(
 
 
 def shorten(residuals: Floats, limits: Floats) -> Floats:
-    """Rows [N, K] of length `limits` [N] at most; what is not finite is zero."""
+    """Shorten rows [N, K] to lengths of at most `limits` [N]; values that are not finite become zero."""
     lengths = np.linalg.norm(residuals, axis=1, keepdims=True)
     kept = residuals * np.minimum(1.0, limits[:, None] / np.maximum(lengths, 1e-12))
     return np.asarray(np.where(np.isfinite(lengths), kept, 0.0))
 
 
 def to_probability(scores: Floats) -> Floats:
-    """Of the second of two classes."""
+    """Return the probability of the second of two classes."""
     return np.asarray(1.0 / (1.0 + np.exp(-np.clip(scores, -30.0, 30.0))))
 
 
 def to_probabilities(scores: Floats) -> Floats:
-    """Of K classes."""
+    """Return the probabilities of K classes."""
     raised = np.exp(scores - scores.max(1, keepdims=True))
     return np.asarray(raised / raised.sum(1, keepdims=True))
 
@@ -345,7 +346,7 @@ def to_probabilities(scores: Floats) -> Floats:
 
 
 def count_scores(scores: Floats, positive: Floats, known: NDArray[np.bool_]) -> Floats:
-    """[cells, 2]: how many records of each of two classes have a score in each cell. A record moves it by one."""
+    """Count [cells, 2] how many records of each of two classes have a score in each cell. A record moves it by one."""
     places = np.clip(np.searchsorted(SCORE_EDGES, scores, side="right"), 0, len(SCORE_EDGES))
     sides = (positive > 0.5).astype(np.int64)
     cells = len(SCORE_EDGES) + 1
@@ -353,9 +354,9 @@ def count_scores(scores: Floats, positive: Floats, known: NDArray[np.bool_]) -> 
 
 
 def calibrate(counts: Floats, deviation: float) -> tuple[float, float]:
-    """(a, b) so that a·score + b are log-odds, by the noised `counts`: logistic regression towards a = 1, b = 0.
+    """Find (a, b) such that a·score + b are log-odds, from noised `counts`: logistic regression towards a = 1, b = 0.
 
-    A pure function of released values: Newton's method with a prior that the noise makes strong.
+    It is a pure function of released values: Newton's method with a prior that is stronger with more noise.
     """
     inner = (SCORE_EDGES[1:] + SCORE_EDGES[:-1]) / 2
     middles = np.concatenate([[SCORE_EDGES[0]], inner, [SCORE_EDGES[-1]]])
@@ -374,10 +375,10 @@ def calibrate(counts: Floats, deviation: float) -> tuple[float, float]:
 
 
 def balance(sums: Floats, deviation: float) -> Floats:
-    """What to add to the offsets of K classes so that they are said about as often as they happen.
+    """Find what to add to the offsets of K classes so that each is predicted about as often as it happens.
 
-    `sums` [2, K] are released: how often each class happens, and the sum of what the model says of it. Classes that are
-    lost in the noise stay as they are.
+    `sums` [2, K] are released: how often each class happens, and the sum of its predicted probabilities. Classes that
+    are lost in the noise stay as they are.
     """
     clear = (sums > 3.0 * deviation).all(0)
     ratio = np.where(clear, sums[0] / np.where(clear, sums[1], 1.0), 1.0)
@@ -385,7 +386,7 @@ def balance(sums: Floats, deviation: float) -> Floats:
 
 
 def choose_start(shares: Sequence[float]) -> tuple[Floats, float]:
-    """Offsets [K] by the released shares of the classes, and the curvature h of cross-entropy there."""
+    """Choose offsets [K] by the released shares of the classes, and the curvature h of cross-entropy there."""
     if len(shares) == 2:
         chance = min(max(shares[1], 1e-3), 1 - 1e-3)
         return np.array([math.log(chance / (1 - chance))]), chance * (1 - chance)

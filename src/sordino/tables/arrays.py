@@ -1,4 +1,4 @@
-"""Arrays x and y from a .npz file of any origin: what its headers claim is checked before memory is taken."""
+"""Reads arrays x and y from a .npz file of any origin: the claims of its headers are checked before memory is taken."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, OverflowError)
 
 
 def read_arrays(path: Path) -> tuple[Array, Array]:
-    """The arrays x, (N, ...), and y, (N,), of a file that ``np.savez(x=, y=)`` wrote, as float64.
+    """Read the arrays x, (N, ...), and y, (N,), of a file that ``np.savez(x=, y=)`` wrote, as float64.
 
     Guarantees: nothing is unpickled, and no more memory is taken than the file can fill and the machine has.
     """
@@ -39,7 +39,7 @@ def read_arrays(path: Path) -> tuple[Array, Array]:
 
 
 def read_inputs(path: Path) -> Array:
-    """The array x, (N, ...), alone: records that have no class yet."""
+    """Read only the array x, (N, ...): records that have no class yet."""
     with _one_line(path), zipfile.ZipFile(path) as archive:
         _require_plain(path, archive, "x")
         return _load(archive, "x")
@@ -58,7 +58,7 @@ def _one_line(path: Path) -> Iterator[None]:
 
 
 def _require_plain(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
-    """The shape of an array, whose header claims numbers, and no more of them than its member holds."""
+    """Return the shape of an array; its header must claim numbers, and no more of them than its member holds."""
     if f"{name}.npy" not in archive.namelist():
         held = ", ".join(member.removesuffix(".npy") for member in archive.namelist()[:10]) or "nothing"
         raise InvalidInput(f"{path} has no array {name!r}, it holds {held[:200]}: save it as np.savez(x=, y=)")
@@ -73,7 +73,7 @@ def _require_plain(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[int
     count = math.prod(shape)
     claimed, held_bytes = count * dtype.itemsize, member.file_size - start
     if claimed != held_bytes or member.file_size > _DENSEST * (member.compress_size + 1):
-        raise InvalidInput(f"{path}: array {name} claims {claimed:,} bytes, which its file does not hold: save it anew")
+        raise InvalidInput(f"{path}: array {name} claims {claimed:,} bytes, which its file does not hold: resave it")
     if count * _WIDTH > find_memory():
         size = f"{count * _WIDTH / 2**30:,.0f} GiB"
         raise InvalidInput(f"{path}: array {name} needs {size} as float64, more than the memory: use fewer records")

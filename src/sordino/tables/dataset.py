@@ -1,4 +1,4 @@
-"""What every loader returns: the records, the public held-out set, and what the preprocessing read."""
+"""What every loader returns: the records, the public held-out set, and what preprocessing read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Preprocessing:
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A benchmark: private training records, held-out records, class names and the preprocessing that was done.
+    """A benchmark: private training records, held-out records, class names and the preprocessing.
 
     `train_set` and `test_set` are torch datasets for loaders; `train` and `test` are the same records as two tensors.
     """
@@ -56,7 +56,7 @@ class Data:
 
 
 def tensors(records: Dataset[Any]) -> tuple[Tensor, Tensor]:
-    """The records as (inputs, classes)."""
+    """Return the records as (inputs, classes)."""
     if isinstance(records, TensorDataset):
         inputs, targets = records.tensors
         return inputs, targets
@@ -67,14 +67,14 @@ def tensors(records: Dataset[Any]) -> tuple[Tensor, Tensor]:
 
 
 def _fetch(records: Dataset[Any], indices: Tensor) -> list[Any]:
-    """Many records at once where the dataset can, as torch's own loader does."""
+    """Fetch many records at once if the dataset can, as torch's own loader does."""
     many = getattr(records, "__getitems__", None)
     wanted: list[int] = indices.tolist()
     return list(many(wanted)) if many else [records[i] for i in wanted]
 
 
 def spread(count: int) -> Tensor:
-    """A fixed order that mixes sorted records, so that a prefix has all classes. It depends only on their number."""
+    """Return a fixed order that mixes sorted records, so a prefix has all classes; only their number decides it."""
     golden = int(0.618 * count)
     stride = next(s for s in range(golden, golden + count + 1) if math.gcd(s, count) == 1)
     return torch.arange(count) * stride % count

@@ -1,7 +1,7 @@
 """Dates as parts that a model can use: the year with its fraction, the month, the day of the week.
 
-A part is a column of its own, made from each cell alone: `admitted: year`, `admitted: month`, `admitted: weekday`.
-Month and weekday have public values, so that their names cost nothing.
+A part is a separate column, made from each cell alone: `admitted: year`, `admitted: month`, `admitted: weekday`. Month
+and weekday have public values, so their names cost nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _PART = re.compile(rf"(.+): ({'|'.join(PARTS)})")
 _ISO = re.compile(r"(\d{4})[-/.]?(\d{2})[-/.]?(\d{2})([T ].*)?")
 _OTHER = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4}|\d{2})([T ].*)?")
 _CENTURY = 70
-"""A year of two digits below this is in this century."""
+"""A two-digit year below this is in this century."""
 
 
 def parse_date(cell: str) -> datetime.date | None:
-    """A date as people write it, or None: 2024-03-01, 20240301, 1.3.2024, 3/1/2024, with or without a time.
+    """Parse a date as people write it, or return None: 2024-03-01, 20240301, 1.3.2024, 3/1/2024, also with a time.
 
     With slashes the month comes first, if it can be one; with points or hyphens the day does.
     """
@@ -45,7 +45,7 @@ def parse_date(cell: str) -> datetime.date | None:
 
 
 def take_part(cells: Sequence[str], part: str) -> Cells:
-    """One part of every date; empty if there is no date."""
+    """Take one part of every date; empty if there is no date."""
     known = Cells.of(cells)
     return known.change([_spell(parse_date(value), part) for value in known.list_values()])
 
@@ -61,7 +61,7 @@ def _spell(date: datetime.date | None, part: str) -> str:
 
 
 def expand(table: Table, schema: Schema) -> tuple[Table, Schema]:
-    """Table and schema with the parts of every date column in its place."""
+    """Replace every date column of table and schema by its parts."""
     columns: dict[str, Column | None] = {}
     for name, column in schema.columns.items():
         if isinstance(column, Date):
@@ -75,14 +75,14 @@ def expand(table: Table, schema: Schema) -> tuple[Table, Schema]:
 
 
 def derive(table: Table, needed: Iterable[str]) -> Table:
-    """`table` with the `needed` columns that it lacks, made from its dates."""
+    """Add the `needed` columns that `table` lacks, made from its dates."""
     parts = [found for name in needed if name not in table.columns and (found := _PART.fullmatch(name))]
     made = {found[0]: take_part(table.columns[found[1]], found[2]) for found in parts if found[1] in table.columns}
     return Table(table.name, {**table.columns, **made}, table.numbers, table.named) if made else table
 
 
 def replace_dates(table: Table, needed: Iterable[str]) -> Table:
-    """`table` with those `needed` parts in place of the dates that they are made from."""
+    """Replace the dates of `table` by the `needed` parts that are made from them."""
     wanted = list(needed)
     parted = {name_source(name) for name in wanted if name not in table.columns}
     made = derive(table, wanted)
@@ -90,6 +90,6 @@ def replace_dates(table: Table, needed: Iterable[str]) -> Table:
 
 
 def name_source(column: str) -> str:
-    """The column of a file that `column` is made from."""
+    """Return the column of a file that `column` is made from."""
     found = _PART.fullmatch(column)
     return found[1] if found else column

@@ -1,5 +1,6 @@
-"""How to train on a user's own records when nobody says how, from their kind and public number alone. And whether there
-are enough of them for an ε: what they can say in a run, compared with its noise.
+"""How to train on a user's own records by default, from their kind and public number alone, and if they are enough.
+
+They are enough for an ε if what they can say in a run is large compared with the run's noise.
 
 Over T steps at an expected draw of B records, the released sums add up to at most T·B·C in the direction that the
 records agree on, and to noise of length σ·C·√(T·P) for a model of P parameters. With `AGREEMENT`, the share of C that
@@ -7,9 +8,9 @@ records of learnable data agree on, a public guess, the ratio is
 
     signal / noise = AGREEMENT · B · √T / (σ · √P).
 
-It grows with B, that is with the number of records, and with 1/σ. `AGREEMENT` is set by simulated runs of
-linear models on tables of scikit-learn (breast cancer, diabetes, digits, wine; six each): about three quarters of what
-training gains over guessing at a large ε is left at a ratio of 1, half at 0.5, little at 0.2.
+It grows with B, so with the number of records, and with 1/σ. `AGREEMENT` was set by simulated runs of linear models on
+tables of scikit-learn (breast cancer, diabetes, digits, wine; six each). Of the gain over guessing at a large ε, about
+three quarters are left at a ratio of 1, half at 0.5, and little at 0.2.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ OPTIMIZERS = {
 """Good for small models and some hundred steps; found on digits, which are public."""
 AGREEMENT = 0.2
 ROOMY = 12.0
-"""A cautious guess from three invented tables, one run each: a hidden layer gained 2 to 3 % on two of them, at ratios
-of 8 and 60, and lost 2 % on the third, at 8."""
+"""A cautious guess from three invented tables, one run each.
+
+A hidden layer gained 2 to 3 % on two of them, at ratios of 8 and 60, and lost 2 % on the third, at 8.
+"""
 MOST_FEATURES = 256
 _MOST_EPSILON = 50.0
 
@@ -70,9 +73,10 @@ IMAGES = Defaults(
 
 
 def choose_defaults(records: Data | Sheet) -> Defaults:
-    """For a user's own records: large draws, because noise is added once per draw whatever its size.
+    """Choose defaults for a user's own records: large draws, because noise is added once per draw whatever its size.
 
-    Chosen by held-out accuracy on public tables (breast cancer, diabetes, digits of scikit-learn; part of IMDb).
+    They were chosen by held-out accuracy on public tables (breast cancer, diabetes, digits of scikit-learn; part of
+    IMDb).
     """
     if isinstance(records, Sheet):
         return TABLE
@@ -97,9 +101,9 @@ def small_cnn(channels: int, classes: int, width: int = 16) -> nn.Sequential:
 
 
 def choose_model(source: str, input_shape: Sequence[int], classes: int, recipe: Recipe) -> str:
-    """The name of a model for records of a file that came without one, from public numbers alone.
+    """Choose a model by name for records of a file if the user names none, from public numbers alone.
 
-    A table gets a hidden layer if its records then still say much more than the noise, else a linear model.
+    A table gets a hidden layer if its records still outweigh the noise by far, else a linear model.
     """
     if Path(source).is_dir() and len(input_shape) == 3:
         return "small-cnn"
@@ -112,12 +116,12 @@ def choose_model(source: str, input_shape: Sequence[int], classes: int, recipe: 
 
 
 def count_parameters(model: nn.Module) -> int:
-    """How many numbers are trained."""
+    """Count the trained numbers."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def estimate_signal_to_noise(recipe: Recipe, parameters: int) -> float:
-    """The ratio above, from public numbers alone."""
+    """Estimate the ratio above, from public numbers alone."""
     assert recipe.noise_multiplier is not None
     assert recipe.steps is not None
     reach = recipe.batch_size * math.sqrt(recipe.steps) / recipe.noise_multiplier
@@ -125,7 +129,7 @@ def estimate_signal_to_noise(recipe: Recipe, parameters: int) -> float:
 
 
 def judge_size(recipe: Recipe, parameters: int) -> str | None:
-    """One sentence, with a way out, if noise will drown the records; None if there are enough."""
+    """Return one sentence, with a way out, if noise will drown the records; None if there are enough."""
     ratio = estimate_signal_to_noise(recipe, parameters)
     if ratio >= 1 or recipe.budget is None or recipe.records is None:
         return None
@@ -138,7 +142,7 @@ def judge_size(recipe: Recipe, parameters: int) -> str | None:
 
 
 def _suggest_epsilon(recipe: Recipe, ratio: float) -> str:
-    """The ε at which these records would do."""
+    """Suggest an ε at which these records would be enough."""
     assert recipe.noise_multiplier is not None
     assert recipe.budget is not None
     budget = recipe.budget
@@ -148,6 +152,6 @@ def _suggest_epsilon(recipe: Recipe, ratio: float) -> str:
 
 
 def _round_up(count: int) -> int:
-    """Two digits: it is only an estimate."""
+    """Round up to two digits: it is only an estimate."""
     unit = int(10 ** max(0, len(str(count)) - 2))
     return math.ceil(count / unit) * unit

@@ -1,8 +1,8 @@
-"""A table in a file of delimited text (CSV), in any dialect: separator, encoding, decimal mark, compression.
+"""Reads a table from a file of delimited text (CSV), in any dialect: separator, encoding, decimal mark, compression.
 
-Every cell is read as text. A reader that guesses types looks at all records first, and one record could change what the
-others become; here dialect and names come from the file's first bytes and its first line, and the rest is the business
-of each cell alone: also how it is decoded, where it is not UTF-8.
+Every cell is read as text. A reader that guesses types looks at all records first, so one record could change what the
+others become. Here dialect and names come from the file's first bytes and its first line. Everything else depends on
+each cell alone, even its decoding if it is not UTF-8.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from sordino.tables.table import Cells, Table, parse_values
 
 SEPARATORS = ",;\t|"
 _LONGEST = 1 << 20
-"""Bytes of a record: a file of zeros is one line, which would be read whole. No more are parsed at a time."""
+"""The most bytes of a record, and the most that are parsed at a time: a file of zeros is one endless line."""
 _LEAST, _PARTS = 1 << 16, 128
-"""A small file is parsed in this many parts, of at least this many bytes: buffers take several times as much."""
+"""A small file is parsed in this many parts, of at least this many bytes each: buffers take several times as much."""
 _PACKED: tuple[tuple[bytes, Callable[[Any], Any]], ...] = (
     (b"\x1f\x8b", gzip.open),
     (b"BZh", bz2.open),
@@ -59,10 +59,10 @@ Told = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a file spells a table, as far as the user says so; None where its first line decides.
+    """How a file spells a table, as far as the user says so; None means that its first line decides.
 
-    `header` False: the first line is a record; True: it names the columns, whatever it looks like. `missing` are marks
-    of no value beside the usual ones. `decimal` is the mark in numbers: a comma counts where it separates no cells.
+    `header` False: the first line is a record; True: it names the columns, whatever it looks like. `missing` are more
+    marks of no value. `decimal` is the mark in numbers: a comma counts if it does not separate cells.
     """
 
     header: bool | None = None
@@ -86,11 +86,11 @@ class Dialect:
 
 
 def read_delimited(path: Path, dialect: Dialect, told: Told = lambda done, size: None) -> Table:
-    """The table in a file of delimited text.
+    """Read the table in a file of delimited text.
 
-    Guarantees: whatever is wrong with the file is one line that names no cell's content.
+    Guarantees: an error is one line that names no cell's content.
     Edge cases: empty lines are skipped; quoted cells may hold separators and line ends; a column without a name is
-    called by its number, and a name that comes again gets a number behind it.
+    called by its number, and a repeated name gets a number.
     """
     try:
         block = min(_LONGEST, max(_LEAST, path.stat().st_size // _PARTS))
@@ -104,9 +104,9 @@ def read_delimited(path: Path, dialect: Dialect, told: Told = lambda done, size:
         named = dialect.encoding or "the encoding of its first bytes"
         raise InvalidInput(f"{path} cannot be read as {named}: give the one that it has, --encoding latin-1") from None
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile):
-        raise InvalidInput(f"{path} is compressed and damaged: compress it anew") from None
+        raise InvalidInput(f"{path} is compressed and damaged: compress it again") from None
     except (csv.Error, pa.ArrowInvalid):
-        raise InvalidInput(f"{path} is not a table of delimited text, or has an endless line: save it anew") from None
+        raise InvalidInput(f"{path} is not a table of delimited text, or has an endless line: save it again") from None
     except OSError as error:
         raise InvalidInput(f"cannot read data={path}: {error.strerror or 'it is damaged'}") from None
 
@@ -134,7 +134,7 @@ def _read(path: Path, file: IO[bytes], dialect: Dialect, told: Told, block: int)
 
 
 class _Source:
-    """Bytes that come in pieces, for a reader that asks for a number of them."""
+    """Bytes that arrive in pieces, for a reader that asks for a number of bytes."""
 
     closed = False
 
@@ -158,7 +158,7 @@ class _Source:
 
 
 def _open(path: Path, file: IO[bytes], block: int) -> Iterator[bytes]:
-    """The bytes of a file, decompressed; no more of them than the machine has memory for."""
+    """Yield the bytes of a file, decompressed, but no more than the machine has memory for."""
     start = file.read(8)
     file.seek(0)
     unpack = next((unpack for magic, unpack in _PACKED if start.startswith(magic)), None)
@@ -172,7 +172,7 @@ def _open(path: Path, file: IO[bytes], block: int) -> Iterator[bytes]:
 
 
 def _transcode(pieces: Iterator[bytes], encoding: str | None) -> Iterator[bytes]:
-    """UTF-8, from the given encoding or the one that the first bytes show; else the bytes as they are."""
+    """Convert to UTF-8 from the given encoding, or from the one that the first bytes show; else keep the bytes."""
     first = next(pieces, b"")
     encoding = encoding or next((name for mark, name in _MARKS if first.startswith(mark)), None)
     if encoding is None and len(first) > 1 and 0 in first[:2]:
@@ -189,7 +189,7 @@ def _transcode(pieces: Iterator[bytes], encoding: str | None) -> Iterator[bytes]
 
 
 def _read_first_line(path: Path, source: _Source, dialect: Dialect) -> tuple[str, list[str]]:
-    """The separator, and the cells of the first line that is not empty; `source.consumed` are its bytes."""
+    """Read the separator and the cells of the first line that is not empty; `source.consumed` are its bytes."""
     head = source.read(_LONGEST)
     lines = _split_lines(head)
     line = next((found for found in lines if found.strip()), b"")
@@ -221,13 +221,13 @@ def _split_lines(head: bytes) -> Iterator[bytes]:
 
 
 def _guess_separator(line: str) -> str:
-    """What separates the cells of the first line: the commonest candidate outside quotes, or a comma if in doubt."""
+    """Guess the separator of the first line's cells: the commonest candidate outside quotes, or a comma if in doubt."""
     outside = re.sub(r'"[^"]*"', "", line)
     return max(SEPARATORS, key=lambda mark: (outside.count(mark), mark == ","))
 
 
 def _decode(raw: bytes) -> str:
-    """UTF-8; other bytes are taken for Windows' or ISO's Latin, where every byte is a letter."""
+    """Decode UTF-8; other bytes are taken for Windows' or ISO's Latin, in which every byte is a letter."""
     for encoding in ("utf-8", "cp1252"):
         try:
             return raw.decode(encoding)
@@ -268,7 +268,7 @@ def _read_columns(
 
 
 def _to_text(cells: Any) -> Cells:
-    """A part of a column, with each different text once."""
+    """Make a part of a column, with each different text once."""
     encoded = cells.dictionary_encode()
     codes = encoded.indices.to_numpy(zero_copy_only=False)
     try:
@@ -279,7 +279,7 @@ def _to_text(cells: Any) -> Cells:
 
 
 def _join(parts: list[Cells]) -> Cells:
-    """A column from its parts."""
+    """Join a column from its parts."""
     wide = sum(part.values.nbytes for part in parts) >= 2**30  # more than its offsets could count, in one array
     kind = pa.large_string() if wide else pa.string()
     texts = Cells.of(pa.chunked_array([part.values.cast(kind) for part in parts], kind))
@@ -293,7 +293,7 @@ def _join(parts: list[Cells]) -> Cells:
 
 
 def _require_whole(path: Path, kept: list[list[Cells]], wrong: list[int], separator: str) -> None:
-    """Refuse records of another length, and quotes that swallow records; and remove the last record, which is ours."""
+    """Refuse records of another length and quotes that swallow records; then remove the last record, which we added."""
     if wrong:
         raise InvalidInput(
             f"{path} record {wrong[0]} does not have {len(kept)} cells, or a quote is not closed: "
@@ -301,7 +301,7 @@ def _require_whole(path: Path, kept: list[list[Cells]], wrong: list[int], separa
         )
     last = [column[-1] for column in kept]
     if any(len(cells) == 0 or cells[-1] != _END for cells in last):
-        raise InvalidInput(f"{path} ends within a quote that is not closed: correct it or save the file anew")
+        raise InvalidInput(f"{path} ends within a quote that is not closed: correct it or save the file again")
     for column, cells in zip(kept, last, strict=True):
         column[-1] = cells[:-1]
     passed = 0
@@ -316,7 +316,7 @@ def _require_whole(path: Path, kept: list[list[Cells]], wrong: list[int], separa
 
 
 def _find_swallowed(cells: Cells, separator: str, width: int) -> int | None:
-    """The place of the first cell that holds lines with as many cells as a record; with one column, any second line."""
+    """Find the first cell that holds lines with as many cells as a record; with one column, any second line."""
     marked = np.asarray(pc.match_substring(cells.values, "\n"), np.bool_)
     for place in np.flatnonzero(marked).tolist():
         lines = cells.values[place].as_py().split("\n")[1:]
@@ -325,7 +325,7 @@ def _find_swallowed(cells: Cells, separator: str, width: int) -> int | None:
 
 
 def name_columns(path: Path | str, header: list[str]) -> list[str]:
-    """The names in a header: a column without one is called by its number, and one that comes again gets a number."""
+    """Name the columns of a header: one without a name is called by its number, and a repeated name gets a number."""
     names = [name.strip() or f"column {place}" for place, name in enumerate(header, 1)]
     if wild := next((place for place, name in enumerate(names, 1) if not name.isprintable()), None):
         raise InvalidInput(f"{path}: the name of column {wild} must be printable and on one line")
@@ -340,7 +340,7 @@ def name_columns(path: Path | str, header: list[str]) -> list[str]:
 
 
 def _clean(cells: Cells, separator: str, dialect: Dialect) -> Cells:
-    """Each value by itself: numbers with a point, and nothing where the user's marks say that a value is missing."""
+    """Clean each value by itself: numbers get a point, and values that the user's marks call missing become empty."""
     values = cells.values
     decimal = dialect.decimal or ("." if separator == "," else ",")
     pattern = _DECIMAL_COMMA if decimal == "," else _THOUSANDS
@@ -355,10 +355,10 @@ def _clean(cells: Cells, separator: str, dialect: Dialect) -> Cells:
 
 
 def _count_doubts(header: list[str], columns: list[Cells]) -> int:
-    """How many cells of the first line read like those of the records below it.
+    """Count the cells of the first line that read like those of the records below it.
 
     Such a cell is a number above numbers, a word that its column has again, or a text too long for a name. Names that
-    count 0, 1, 2, ... are those that a data frame without names writes.
+    count 0, 1, 2, ... come from a data frame without names.
     """
     plain = [name.strip() for name in header]
     if any(plain == [str(place + start) for place in range(len(plain))] for start in (0, 1)):

@@ -1,12 +1,12 @@
 """From cells to inputs, with public knowledge alone: a record's inputs depend on that record and on released values.
 
-Every column becomes one block of inputs. A number is in one of a few *bins*, whose edges were released with noise, and
-stands beside them as (x - center) / spread; a category is one of the values that were named; words that nobody named
-share the last place of their block, and so do missing cells the one before it. All entries are centred by the released
-share of records in their place, so that a common value makes a short row: what a record can add to a sum is
-bounded by the length of its row, and the noise is in proportion to that bound.
+Every column becomes one block of inputs. A number falls into one of a few *bins*, whose edges were released with noise,
+and also stands beside them as (x - center) / spread. A category is one of the named values. Values that were not named
+share the last place of their block, and missing cells the place before it. All entries are centred by the released
+share of records in their place, so a common value makes a short row. The length of its row bounds what a record can add
+to a sum, and the noise is in proportion to that bound.
 
-An `Encoder` is public in full: it may be published with the model, and is plain data (`to_plain`, `from_plain`).
+All of an `Encoder` is public: it may be published with the model, and is plain data (`to_plain`, `from_plain`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Places = NDArray[np.int64]
 FURTHEST = 3.0
 """A standardised number is clipped to this many spreads."""
 SLOPE, ALONE = 0.4, 1.2
-"""The weight of a standardised number: beside its bin, and where it has no bins."""
+"""The weight of a standardised number: with bins beside it, and without."""
 TEXT_LENGTH = 1.5
 """The length of a text's row."""
 
@@ -54,11 +54,11 @@ class Binned:
         return len(self.edges) + 2
 
     def list_entries(self) -> list[str]:
-        """A name for every entry of its row: a bin by its lower edge."""
+        """Name every entry of its row: a bin by its lower edge."""
         return ["lowest", *map(repr, self.edges), "missing", "slope"]
 
     def find_places(self, cells: Sequence[str]) -> tuple[Places, Floats]:
-        """The place of every cell, and its standardised value, zero if it has none."""
+        """Find the place of every cell, and its standardised value, zero if it has none."""
         values = parse_numbers(cells)
         known = ~np.isnan(values)
         found = np.where(known, np.searchsorted(np.array(self.edges), values, side="right"), len(self.edges) + 1)
@@ -90,11 +90,11 @@ class Named:
         return self.width
 
     def list_entries(self) -> list[str]:
-        """A name for every entry of its row."""
+        """Return a name for every entry of its row."""
         return [*(f"value {value}" for value in self.values), "missing", "others"]
 
     def find_places(self, cells: Sequence[str]) -> Places:
-        """The place of every cell."""
+        """Find the place of every cell."""
         known = {value: place for place, value in enumerate(self.values)}
         return map_cells(cells, lambda cell: self._find(cell, known))
 
@@ -108,7 +108,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Worded:
-    """Free text: its words, hashed to `buckets`, as a row of length `TEXT_LENGTH` at most."""
+    """Free text: its words, hashed to `buckets`, as a row of at most length `TEXT_LENGTH`."""
 
     buckets: int
     kind = "worded"
@@ -118,7 +118,7 @@ class Worded:
         return self.buckets
 
     def list_entries(self) -> list[str]:
-        """A name for every entry of its row."""
+        """Return a name for every entry of its row."""
         return [f"bucket {place}" for place in range(self.buckets)]
 
     def encode(self, cells: Sequence[str]) -> Inputs:
@@ -133,10 +133,10 @@ _KINDS: dict[str, Callable[..., Block]] = {"binned": Binned, "named": Named, "wo
 
 @dataclass(frozen=True)
 class Encoder:
-    """What is public about a table and its target; `left_out` says of other columns why they are not used.
+    """What is public about a table and its target; `left_out` says why other columns are not used.
 
-    `classes` are those of a classifier, with `class_shares` of the records, of which a share is `unnamed`; of a
-    regression, `center` and `spread` are those of its target, and `low`, `high` the range of predictions.
+    A classifier has `classes` with their `class_shares` of the records; the share `unnamed` belongs to none of them. A
+    regression has `center` and `spread` of its target, and `low` and `high`, the range of predictions.
     """
 
     target: str
@@ -161,7 +161,7 @@ class Encoder:
         return sum(block.width for block in self.blocks.values())
 
     def encode(self, table: Table) -> Inputs:
-        """[N, width]: a pure function of each record. Columns may come in any order; others are not looked at."""
+        """Encode records as [N, width], each by itself. Columns may come in any order; others are not looked at."""
         if missing := [name for name in self.blocks if name not in table.columns]:
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise InvalidInput(f"the data has no column {missing[0]!r}{more}: the model was trained with it")
@@ -199,7 +199,7 @@ class Encoder:
 
 
 def map_cells(cells: Sequence[str], function: Any) -> Places:
-    """A whole number for every cell, computed once for each different text."""
+    """Compute a whole number for every cell, once for each different text."""
     codes, values = getattr(cells, "codes", None), getattr(cells, "list_values", None)
     if codes is not None and values is not None:
         return np.asarray(np.fromiter(map(function, values()), np.int64)[codes], np.int64)
@@ -208,12 +208,12 @@ def map_cells(cells: Sequence[str], function: Any) -> Places:
 
 
 def spell(cell: str) -> str | None:
-    """A value in its one spelling, None if it is missing."""
+    """Return a value in its one spelling; None if it is missing."""
     return None if is_missing(cell) else spell_label(cell)
 
 
 def _put(places: Places, shares: Sequence[float]) -> Inputs:
-    """A one in its place, centred by the shares."""
+    """Put a one in its place, centred by the shares."""
     middle = np.array(shares, np.float32)
     return np.asarray(np.eye(len(middle), dtype=np.float32)[places] - middle)
 

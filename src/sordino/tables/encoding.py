@@ -20,7 +20,7 @@ FURTHEST = 3.0
 NO_CLASS = -100
 """The class of a record whose label is missing or not among the classes: torch's cross-entropy gives it loss zero."""
 LENGTH = 8.0
-"""The length of a text's row: about that of sixty numbers, so that both are learnt at the same pace."""
+"""The length of a text's row: about that of sixty numbers, so both are learnt at the same pace."""
 _FEWEST_BUCKETS, _MOST_BUCKETS, _MOST_CELLS = 64, 1024, 2**28
 _PUNCTUATION = '!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\t\n'
 _LETTERS = str.maketrans(_PUNCTUATION + string.ascii_uppercase, " " * len(_PUNCTUATION) + string.ascii_lowercase)
@@ -29,13 +29,13 @@ Floats = NDArray[np.float32]
 
 
 def encode(table: Table, schema: Schema, target: str) -> tuple[Tensor, Tensor]:
-    """Inputs [N, width] and classes [N] of every record, each a function of that record and the schema alone."""
+    """Encode inputs [N, width] and classes [N] of every record, from that record and the schema alone."""
     labels = encode_labels(table.columns[target], schema.classes or ())
     return torch.from_numpy(encode_columns(table, schema)), torch.from_numpy(labels)
 
 
 def encode_columns(table: Table, schema: Schema) -> Floats:
-    """The inputs alone, of records that need no class."""
+    """Encode only the inputs, for records that need no class."""
     inputs = np.empty((len(table), schema.width), np.float32)
     place = 0
     for name, column in schema.columns.items():
@@ -46,7 +46,7 @@ def encode_columns(table: Table, schema: Schema) -> Floats:
 
 
 def encode_column(column: Column, cells: Sequence[str], name: str) -> Floats:
-    """[N, column.width]: a missing or unknown value is zero everywhere, but for the mark of a missing number."""
+    """Encode [N, column.width]: a missing or unknown value is zero everywhere, except the mark of a missing number."""
     if isinstance(column, Number):
         return _encode_numbers(column, cells)
     if isinstance(column, Category):
@@ -58,7 +58,7 @@ def encode_column(column: Column, cells: Sequence[str], name: str) -> Floats:
 
 
 def scale(column: Number, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Map `low`..`high` to -1..1; values outside are clipped, and a missing one is put in the middle."""
+    """Map `low`..`high` to -1..1; values outside are clipped, and a missing value is put in the middle."""
     assert column.low is not None
     assert column.high is not None
     middle, half = (column.high + column.low) / 2, (column.high - column.low) / 2
@@ -79,7 +79,7 @@ def _encode_numbers(column: Number, cells: Sequence[str]) -> Floats:
 def _encode_categories(column: Category, cells: Sequence[str], name: str) -> Floats:
     rows = np.zeros((len(cells), column.width), np.float32)
     if column.values is None:
-        salt = zlib.crc32(name.encode())  # so that a word falls into different buckets in different columns
+        salt = zlib.crc32(name.encode())  # so a word falls into different buckets in different columns
         bucket = {cell: zlib.crc32(cell.strip().encode(), salt) % column.buckets for cell in set(cells)}
         places = {cell: -1 if is_missing(cell) else place for cell, place in bucket.items()}
     else:
@@ -91,11 +91,11 @@ def _encode_categories(column: Category, cells: Sequence[str], name: str) -> Flo
 
 
 def encode_texts(texts: Sequence[str], buckets: int) -> Floats:
-    """One row per text: the square roots of its word counts by bucket, signed by the hash, at length `LENGTH`.
+    """Encode each text as a row: the square roots of its word counts by bucket, signed by the hash, of length `LENGTH`.
 
     Words are hashed, so no vocabulary is read. The sign makes words that share a bucket cancel on average instead of
-    adding up (Weinberger et al. 2009); the root keeps a word that is repeated from drowning the others. An empty text
-    is a row of zeros.
+    adding up (Weinberger et al. 2009). The root keeps a repeated word from drowning the others. An empty text is a row
+    of zeros.
     """
     rows = np.zeros((len(texts), buckets), np.float32)
     for row, text in zip(rows, texts, strict=True):
@@ -107,19 +107,19 @@ def encode_texts(texts: Sequence[str], buckets: int) -> Floats:
 
 
 def tokenise(text: str) -> list[str]:
-    """Words as Keras splits them: lower case (ASCII only), with punctuation except the apostrophe as space."""
+    """Split words as Keras does: lower case (ASCII only), with punctuation except the apostrophe as space."""
     return [word for word in text.translate(_LETTERS).split(" ") if word]
 
 
 def choose_buckets(records: int) -> int:
-    """How many buckets of words that many records can fill: a power of two, from their public number alone."""
+    """Choose how many buckets of words so many records can fill: a power of two, from their public number alone."""
     fitting = min(_MOST_BUCKETS, max(_FEWEST_BUCKETS, records // 16))
     fitting = min(fitting, max(_FEWEST_BUCKETS, _MOST_CELLS // max(1, records)))
     return 1 << (fitting.bit_length() - 1)
 
 
 def spell_label(cell: str) -> str | None:
-    """A class in its one spelling: without spaces around it, whole numbers without a point; None if it is missing."""
+    """Spell a class in one way: without spaces around it, whole numbers without a point; None if it is missing."""
     if is_missing(cell):
         return None
     text = cell.strip()
@@ -131,7 +131,7 @@ def spell_label(cell: str) -> str | None:
 
 
 def encode_labels(cells: Sequence[str], classes: Sequence[str]) -> NDArray[np.int64]:
-    """The number of each record's class, `NO_CLASS` if it has none."""
+    """Return the number of each record's class, `NO_CLASS` if it has none."""
     known: dict[str | None, int] = {spell_label(name) or name: number for number, name in enumerate(classes)}
     return Cells.of(cells).map(lambda cell: known.get(spell_label(cell), NO_CLASS), np.int64)
 
@@ -151,7 +151,7 @@ def require_public(table: Table, schema: Schema, target: str) -> None:
 
 
 def _find_first(table: Table, name: str, marks: NDArray[np.bool_]) -> int | None:
-    """The number in the file of the first marked record that has something in this column."""
+    """Find the number in the file of the first marked record that has something in this column."""
     numbers = table.numbers or range(1, len(table) + 1)
     cells = table.columns[name]
     return next((numbers[i] for i in np.flatnonzero(marks).tolist() if not is_missing(cells[i])), None)

@@ -40,8 +40,8 @@ TARGET = "target"
 class _Private(BaseEstimator):
     """What both estimators share: the parameters, and the way from records to a model.
 
-    scikit-learn reads the parameters of an estimator from the signature of its constructor, which is written here
-    once for both of them.
+    scikit-learn reads the parameters of an estimator from the signature of its constructor. It is written here once for
+    both of them.
     """
 
     epsilon: float = 1.0
@@ -100,7 +100,7 @@ class _Private(BaseEstimator):
         return given, self.bounds
 
     def _take(self, X: Any, *, reset: bool) -> Table:
-        """The records as a table, after scikit-learn's own checks of names and widths."""
+        """Take the records as a table, after scikit-learn's own checks of names and widths."""
         plain = not hasattr(X, "columns") and not isinstance(X, Table)
         X = _require_array(X) if plain else _tell_apart(X)
         validate_data(self, X, reset=reset, skip_check_array=True)
@@ -166,12 +166,12 @@ class PrivateClassifier(ClassifierMixin, _Private):  # scikit-learn has no types
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """[N, classes]: the probability of every class, in the order of `classes_`."""
+        """Return [N, classes]: the probability of every class, in the order of `classes_`."""
         table = self._score_records(X)
         return self._trained.predict_proba(table)
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The likeliest class of every record."""
+        """Predict the likeliest class of every record."""
         chances = self.predict_proba(X)
         found: NDArray[Any] = self.classes_[chances.argmax(1)]
         return found
@@ -192,7 +192,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # scikit-learn has no types
         labels = _require_labels(self, y)
         try:
             values = labels.astype(np.float64)
-        except (TypeError, ValueError):  # whose message would show a value
+        except (TypeError, ValueError):  # numpy's message would show a value
             raise InvalidInput("y must hold numbers: use PrivateClassifier for classes") from None
         if not np.isfinite(values).all():
             raise ValueError("Input y contains NaN or infinity: leave those records out")
@@ -200,13 +200,13 @@ class PrivateRegressor(RegressorMixin, _Private):  # scikit-learn has no types
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
-        """The value of every record."""
+        """Predict the value of every record."""
         table = self._score_records(X)
         return np.asarray(self._trained.predict(table), np.float64)
 
 
 def _tell_apart(X: Any) -> Any:
-    """A frame with a column name twice gets different names, as a file with such a header does."""
+    """Give different names to columns of a frame that share a name, as for a file with such a header."""
     names = [str(name) for name in X.columns] if hasattr(X, "iloc") else []
     if len(set(names)) == len(names):
         return X
@@ -240,7 +240,7 @@ def _require_labels(estimator: Any, y: Any) -> NDArray[Any]:
 
 
 def _refuse_continuous(labels: NDArray[Any]) -> None:
-    """Classes are not measurements; of mixed cells only the numbers are asked."""
+    """Refuse measurements as classes; among mixed cells, only the numbers are checked."""
     plain = labels.dtype.kind != "O"
     if len(asked := labels if plain else np.array([cell for cell in labels if isinstance(cell, float)])):
         check_classification_targets(asked)
@@ -251,8 +251,9 @@ def _spell_classes(classes: Any) -> tuple[str, ...] | None:
 
 
 def _name_classes(names: tuple[str, ...], given: Any) -> NDArray[Any]:
-    """The classes as `given`, else from their released names alone: booleans or numbers if all of them are. The type of
-    y would reveal labels that were not released.
+    """Return the classes as `given`, else from their released names alone: booleans or numbers if all of them are.
+
+    The type of y would reveal labels that were not released.
     """
     if given is not None:
         known = dict(zip(to_cells(given), given, strict=True))

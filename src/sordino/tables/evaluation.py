@@ -1,12 +1,12 @@
-"""How good a model of a table is on records that it has not seen, with 95 % intervals, beside the same by guessing.
+"""How good a model of a table is on records that it has not seen, with 95 % intervals and what guessing would reach.
 
 For two classes: AUC, average precision, accuracy, recall, precision and the confusion at a threshold, log loss and the
-calibration error; for more of them accuracy, recall of the classes on average, AUC of each against the rest on
-average; for numbers RMSE, MAE and R². `measure` uses the held-out records as they are; `release` says the same by
-noised counts, which one record moves by one, so that held-out records are protected too.
+calibration error. For more classes: accuracy, and the means of each class's recall and of its AUC against the rest. For
+numbers: RMSE, MAE and R². `measure` uses the held-out records as they are. `release` says the same by noised counts,
+which one record moves by one, so that held-out records are protected too.
 
-Intervals: Wilson's for shares, Hanley and McNeil's (1982) for AUC, that of a logit for average precision (Boyd, Eng
-and Page 2013), the normal one for errors; those of released counts are widened by the noise.
+Intervals: Wilson's for shares, Hanley and McNeil's (1982) for AUC, that of a logit for average precision (Boyd, Eng and
+Page 2013), the normal one for errors. Intervals of released counts are widened by the noise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sordino.tables.encoder import Encoder
 Floats = NDArray[np.float64]
 Z = 1.96
 CELLS = np.linspace(-4.0, 4.0, 17)
-"""Edges of the log-odds by which released figures count records."""
+"""Edges of the log-odds by which records are counted for released figures."""
 HIDDEN = 0.3
 """A wider interval of the AUC says nothing about the model."""
 HIDES = "the noise on the held-out figures hides how good the model is: give more metrics-epsilon, or hold out more"
@@ -42,7 +42,7 @@ TENTHS = 10
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured on `records` held-out records; `baseline` is the same by guessing.
+    """What was measured on `records` held-out records; `baseline` is what guessing reaches.
 
     `confusion[i][j]` counts records of class i that were taken for class j, at `threshold` for two classes.
     `released` says that noise protects the records.
@@ -58,7 +58,7 @@ class Figures:
     cautions: tuple[str, ...] = field(default=())
 
     def __getitem__(self, name: str) -> float:
-        """The value of one figure, such as ``figures["auc"]``."""
+        """Return the value of one figure, such as ``figures["auc"]``."""
         if name not in self.values:
             raise InvalidInput(f"there is no figure {name!r}: there are {', '.join(self.values)}")
         return self.values[name].value
@@ -70,7 +70,7 @@ class Figures:
 
 
 def measure(scores: Floats, targets: Floats, encoder: Encoder, threshold: float = 0.5) -> Figures | None:
-    """The figures of scores [N, K] and targets [N, K] of records with a known target; None where there is none."""
+    """Measure the figures of scores [N, K] and targets [N, K] of records with a known target; None without any."""
     if not len(scores):
         return None
     if not encoder.classes:
@@ -104,9 +104,9 @@ def release(
     receipt: Receipt,
     source: Source,
 ) -> Figures | None:
-    """The same by noised sums that a record moves by one in length; their event must have been charged.
+    """Release the figures by noised sums that a record moves by one in length; their event must have been charged.
 
-    None where the noise leaves nothing to say.
+    None if the noise leaves nothing to say.
     """
     deviation = noise_multiplier * per_unit
     if not encoder.classes:
@@ -130,13 +130,14 @@ def release(
 
 
 def _widen_all(noised: Floats, deviation: float, describe: Callable[[Floats], Figures | None]) -> Figures | None:
-    """Figures of noised counts, with intervals widened by the effect of the same noise once more. Counts below zero
-    stay, so that sums and products are right on average.
+    """Compute figures of noised counts, with intervals widened by the effect of the same noise once more.
+
+    Counts below zero stay, so that sums and products are right on average.
     """
     found = describe(noised)
     if found is None:
         return None
-    source = np.random.default_rng(0)  # from what is public by now
+    source = np.random.default_rng(0)  # from values that are public by now
     more = [describe(noised + deviation * source.normal(size=noised.shape)) for _ in range(AGAIN)]
     values = {}
     for name, figure in found.values.items():
@@ -152,7 +153,7 @@ def _widen_all(noised: Floats, deviation: float, describe: Callable[[Floats], Fi
 
 
 def sum_errors(scores: Floats, targets: Floats) -> Floats:
-    """Five sums over records: one, |e|, e², y and y², each within 0..1 or -1..1 and together of length 1 at most."""
+    """Sum over records 1, |e|, e², y and y², each within 0..1 or -1..1 and together of length 1 at most."""
     errors = np.clip((scores - targets)[:, 0], -FURTHEST, FURTHEST) / FURTHEST
     values = np.clip(targets[:, 0], -FURTHEST, FURTHEST) / FURTHEST
     parts = np.stack([np.ones_like(errors), np.abs(errors), errors**2, values, values**2])
@@ -197,7 +198,7 @@ def _judge_errors(r2: float) -> tuple[str, ...]:
 
 
 def describe_counts(values: Floats, negative: Floats, positive: Floats, threshold: float) -> Figures | None:
-    """Figures of two classes, from the number of records of each at every log-odds, in increasing order."""
+    """Compute figures of two classes, from the number of records of each at every log-odds, in increasing order."""
     ones, zeros = max(0.0, float(positive.sum())), max(0.0, float(negative.sum()))
     count = ones + zeros
     if count < 1:
@@ -238,7 +239,7 @@ def describe_counts(values: Floats, negative: Floats, positive: Floats, threshol
 
 
 def find_calibration_error(chances: Floats, negative: Floats, positive: Floats) -> float:
-    """The mean distance between probabilities and what happened, over tenths of the probability."""
+    """Find the mean distance between probabilities and what happened, over tenths of the probability."""
     tenths = np.minimum((chances * TENTHS).astype(int), TENTHS - 1)
     size = np.bincount(tenths, weights=negative + positive, minlength=TENTHS)
     said = np.bincount(tenths, weights=chances * (negative + positive), minlength=TENTHS)
@@ -247,7 +248,7 @@ def find_calibration_error(chances: Floats, negative: Floats, positive: Floats) 
 
 
 def describe_confusion(confusion: Floats, more: Mapping[str, Estimate]) -> Figures | None:
-    """Figures of several classes from the counts of (class, taken for)."""
+    """Compute figures of several classes from the counts of (class, predicted class)."""
     count = float(confusion.sum())
     sizes = confusion.sum(1)
     some = sizes >= 1
@@ -267,7 +268,7 @@ def describe_confusion(confusion: Floats, more: Mapping[str, Estimate]) -> Figur
 
 
 def _judge_classes(figures: Figures) -> tuple[str, ...]:
-    """What the accuracy alone would hide."""
+    """Say what the accuracy alone would hide."""
     said = []
     accuracy, guess = figures.values["accuracy"], figures.baseline["accuracy"]
     area = figures.values.get("auc")
@@ -288,7 +289,7 @@ def _judge_classes(figures: Figures) -> tuple[str, ...]:
 
 
 def find_area(scores: Floats, positive: Floats) -> tuple[float, float]:
-    """The AUC and its standard deviation."""
+    """Find the AUC and its standard deviation."""
     values, places = np.unique(scores, return_inverse=True)
     ones = np.bincount(places, weights=positive, minlength=len(values))
     zeros = np.bincount(places, minlength=len(values)) - ones
@@ -297,7 +298,7 @@ def find_area(scores: Floats, positive: Floats) -> tuple[float, float]:
 
 
 def _deviate(area: float, ones: float, zeros: float) -> float:
-    """The standard deviation of an AUC (Hanley and McNeil 1982); 0 and 1 count as if half a record were otherwise."""
+    """Return the standard deviation of an AUC (Hanley and McNeil 1982); for 0 and 1, as if half a record were wrong."""
     least = 0.5 / (min(ones, zeros) + 1)
     area = min(max(area, least), 1 - least)
     first, second = area / (2 - area), 2 * area**2 / (1 + area)
@@ -306,7 +307,7 @@ def _deviate(area: float, ones: float, zeros: float) -> float:
 
 
 def share(part: float, whole: float) -> Estimate:
-    """A share with Wilson's interval."""
+    """Return a share with Wilson's interval."""
     value = min(max(part / whole, 0.0), 1.0)
     middle, spread = value + Z**2 / (2 * whole), Z * math.sqrt(value * (1 - value) / whole + Z**2 / (4 * whole**2))
     scale = 1 + Z**2 / whole
@@ -318,7 +319,7 @@ def _bound(value: float, deviation: float) -> Estimate:
 
 
 def _bound_logit(value: float, count: float) -> Estimate:
-    """The interval of a logit; that of 0 or 1, which have none, as if half a record were otherwise."""
+    """Return the interval of a logit; for 0 and 1, which have no logit, as if half a record were different."""
     least = 0.5 / (count + 1)
     inside = min(max(value, least), 1 - least)
     logit, wide = math.log(inside / (1 - inside)), Z / math.sqrt(count * inside * (1 - inside))

@@ -1,7 +1,7 @@
 """A trained model for other programs: ONNX, TorchScript or safetensors, with a description of its inputs beside it.
 
 ONNX and TorchScript map the encoded inputs to probabilities, or to the values of a regression; safetensors holds the
-weights of the plain module. Cells are encoded outside of them, by `sordino.load(run).encoder` or by the description.
+weights of the plain module. Cells are encoded elsewhere, by `sordino.load(run).encoder` or by the description.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Answering(nn.Module):
             self.limits = (inputs.center, inputs.spread, inputs.low, inputs.high)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[N, classes] probabilities, or [N] values."""
+        """Return [N, classes] probabilities, or [N] values."""
         scores: Tensor = self.model(inputs)
         if self.classes == 2 and scores.shape[1] == 1:
             chance = torch.sigmoid(scores)
@@ -69,7 +69,7 @@ def require_format(to: str) -> None:
 
 
 def export_model(trained: Trained, to: str, path: Path, find_shape: Callable[[], Sequence[int]]) -> Path:
-    """Write the model to `path`, describe its inputs beside it, return where. `find_shape` gives the input's shape."""
+    """Write the model to `path`, describe its inputs beside it, and return where; `find_shape` gives their shape."""
     require_format(to)
     if path.is_symlink():
         raise InvalidInput(f"cannot write {path}: it is a link, which could lead anywhere: remove it")
@@ -115,7 +115,7 @@ def _trace(trained: Trained, to: str, path: Path, example: Tensor) -> None:
 
 @contextmanager
 def _hush_exporter() -> Iterator[None]:
-    """Without what torch's exporter says about itself: that torchvision is not installed, for one."""
+    """Silence what torch's exporter says about itself, such as that torchvision is not installed."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     with warnings.catch_warnings():
@@ -134,7 +134,7 @@ def _save(traced: Any) -> bytes:
 
 
 def describe_inputs(trained: Trained) -> dict[str, Any]:
-    """What the inputs and outputs of an exported model are, as plain data; all of it is public."""
+    """Describe the inputs and outputs of an exported model as plain data; all of it is public."""
     inputs = trained.encoder
     said: dict[str, Any] = {
         "classes": list(trained.classes),

@@ -1,4 +1,4 @@
-"""Where a table comes from: a file, told by its ending, or an object in memory. In every case its cells become text."""
+"""Reads a table from a file, by its ending, or from an object in memory. In every case its cells become text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SECONDS = {
     **{unit: Decimal(of) for unit, of in _COARSE.items()},
     **{u: Decimal(1000) ** -i for i, u in enumerate(_FINE)},
 }
-"""Units of time of numpy and arrow, in seconds."""
+"""Time units of numpy and arrow, in seconds."""
 _FRACTION = re.compile(r"\.(\d*?)0*(?=[+-]|$)")
 _LONGEST_DECIMAL = 400
 
@@ -52,7 +52,7 @@ def _find_ending(path: Path) -> str:
 
 
 def read_table(path: Path, dialect: Dialect | None = None, told: Told = lambda done, size: None) -> Table:
-    """The table in a file; whatever is wrong with it is one line that names no cell's content."""
+    """Read the table in a file; an error is one line that names no cell's content."""
     dialect = dialect or Dialect()
     ending = _find_ending(path)
     if ending not in (*PARQUET, *EXCEL):
@@ -116,12 +116,12 @@ def _read_excel(path: Path, dialect: Dialect) -> Table:
 
 
 def _find_width(row: Sequence[Any]) -> int:
-    """The number of cells of a row, without empty ones at its end."""
+    """Count the cells of a row, without empty ones at its end."""
     return max((place for place, cell in enumerate(row, 1) if cell not in (None, "")), default=0)
 
 
 def to_table(data: Any, name: str = "the data", columns: Sequence[str] | None = None) -> Table:
-    """A table from a program's object: a `Table`, a file, a pandas, polars or arrow table, a mapping, or an array.
+    """Make a table of a program's object: a `Table`, a file, a pandas, polars or arrow table, a mapping, or an array.
 
     Columns of an array are called x0, x1, ... or by `columns`. Sparse and masked arrays, and cells that are not plain
     values, are refused.
@@ -134,7 +134,7 @@ def to_table(data: Any, name: str = "the data", columns: Sequence[str] | None = 
         return from_arrow(pa.table(data), name)
     if isinstance(data, Mapping):
         return _from_columns(name, [str(key) for key in data], list(data.values()))
-    if hasattr(data, "iloc") and hasattr(data, "columns"):  # pandas, whose columns may mix kinds
+    if hasattr(data, "iloc") and hasattr(data, "columns"):  # pandas: its columns may mix kinds
         return _from_columns(name, [str(key) for key in data.columns], [data.iloc[:, i] for i in range(data.shape[1])])
     if hasattr(data, "__arrow_c_stream__"):
         return from_arrow(pa.table(data), name)
@@ -162,7 +162,7 @@ def _from_array(data: Any, name: str, columns: Sequence[str] | None) -> Table:
 
 
 def to_array(data: Any) -> Any:
-    """An array as it is. Lists become arrays of objects, because one type for all cells would change some."""
+    """Return an array as it is. Lists become arrays of objects, because one type for all cells would change some."""
     if isinstance(data, list | tuple):
         return np.asarray([list(row) if isinstance(row, np.ndarray) and row.ndim else row for row in data], object)
     return np.asarray(data) if hasattr(data, "dtype") or hasattr(data, "__array__") else np.asarray(data, object)
@@ -176,7 +176,7 @@ def _from_columns(name: str, names: list[str], columns: list[Any]) -> Table:
 
 
 def to_cells(column: Any) -> Cells:
-    """One column of any type as text, cell by cell: no type is inferred from other cells."""
+    """Write one column of any type as text, cell by cell: no type is inferred from other cells."""
     if isinstance(column, pa.Array | pa.ChunkedArray):
         return _from_arrow_column(column)
     dtype = getattr(column, "dtype", None)
@@ -196,14 +196,14 @@ def to_cells(column: Any) -> Cells:
 
 
 def _is_plain(dtype: Any) -> bool:
-    """Whether every cell of this type becomes arrow's of the same value, whatever the others are."""
+    """Whether every cell of this type becomes the same value in arrow, whatever the other cells are."""
     if isinstance(dtype, np.dtype) and dtype.kind in "mM":
         return np.datetime_data(dtype) in [(unit, 1) for unit in ("s", "ms", "us", "ns")]
     return getattr(dtype, "kind", None) in ("b", "i", "u", "f") or getattr(dtype, "type", None) in (str, np.str_)
 
 
 def from_arrow(table: Any, name: str) -> Table:
-    """An arrow table with its cells as text: null is empty, and whole floats have no point."""
+    """Write the cells of an arrow table as text: null is empty, and whole floats have no point."""
     names = name_columns(name, [str(found) for found in table.column_names])
     return Table(name, {found: _from_arrow_column(table.column(i)) for i, found in enumerate(names)})
 
@@ -274,7 +274,7 @@ def _spell_zone(seconds: int) -> str:
 
 
 def _spell(cell: Any) -> str:
-    """A value as a file's cell would hold it: in one spelling, whatever column it is in."""
+    """Spell a value as a file's cell would: in one way, whatever column it is in."""
     if cell is None or isinstance(cell, str):
         return str(cell or "")
     if isinstance(cell, bool | np.bool_):
@@ -316,7 +316,7 @@ def _spell_of_numpy(cell: Any) -> str:
 
 
 def _spell_duration(number: int, unit: str) -> str:
-    """In seconds."""
+    """Spell a duration in seconds."""
     return _spell_decimal(number * _SECONDS[unit])
 
 
@@ -330,5 +330,5 @@ def _spell_decimal(value: Decimal) -> str:
 
 
 def _tidy(text: str) -> str:
-    """A date or time with a space between them, without zeros at the end and without midnight."""
+    """Tidy a date and time: a space between them, no zeros at the end, and no midnight."""
     return _FRACTION.sub(lambda found: f".{found[1]}" if found[1] else "", text).removesuffix(" 00:00:00")

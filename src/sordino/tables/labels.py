@@ -1,4 +1,4 @@
-"""The classes of a target if nobody gave their names: those that clearly more than one record has.
+"""Releases the classes of a target if nobody gave their names: those that clearly more than one record has.
 
 `sordino.accounting.unlisted` has the price of their names, and its proof.
 """
@@ -20,19 +20,19 @@ from sordino.tables.encoding import spell_label
 
 
 def build_event(noise_multiplier: float, unlisted: float) -> DpEvent:
-    """What the names of the classes cost."""
+    """Return the event that pays for the names of the classes."""
     return ComposedDpEvent([GaussianDpEvent(noise_multiplier), Unlisted(unlisted)])
 
 
 def find_threshold(noise_multiplier: float, unlisted: float) -> float:
-    """The noised count above which a class is named: one record passes it with probability `unlisted`."""
+    """Find the noised count above which a class is named: a single record passes it with probability `unlisted`."""
     return 1.0 + noise_multiplier * float(norm.isf(unlisted))
 
 
 def release_classes(
     cells: Sequence[str], noise_multiplier: float, unlisted: float, receipt: Receipt, source: Source
 ) -> tuple[str, ...]:
-    """The names of the classes that clear the threshold, in order; the event must have been charged."""
+    """Release the names of the classes above the threshold, in order; the event must have been charged."""
     spelled = {cell: spell_label(cell) for cell in set(cells)}
     counts = Counter(name for cell in cells if (name := spelled[cell]) is not None)
     exact = torch.tensor(list(counts.values()), dtype=torch.float64)
@@ -48,7 +48,7 @@ def release_classes(
 
 
 def rank(name: str) -> tuple[int, float, str]:
-    """The sorting key of a name: numbers by size, then words."""
+    """Return the sorting key of a name: numbers by size, then words."""
     try:
         return 0, float(name), name
     except ValueError:

@@ -1,15 +1,15 @@
-"""Learning from a table within one budget: survey, fit, calibrate, measure. Both faces of the library call `learn`.
+"""Learns from a table within one budget: survey, fit, calibrate, measure. `sordino train` and the estimators call it.
 
 ::
 
     learned = learn(table, "income", Budget(epsilon=1, delta=1e-6), held_out=other)
     learned.predict(new)                  # names of classes, or values
     learned.predict_proba(new)            # [N, classes]
-    learned.model, learned.encoder        # a plain nn.Module on encoder.encode(table), and what is public of it
+    learned.model, learned.encoder        # a plain nn.Module on encoder.encode(table), and its public encoder
     learned.figures, learned.guarantee
 
-Everything that is released about the records is a Gaussian event, all of them declared as one plan on the ledger
-before the first, and priced together: `plan_learning` says in advance what will be spent on what.
+Every release about the records is a Gaussian event. All of them are declared as one plan in the ledger before the first
+one, and priced together: `plan_learning` says in advance what will be spent on what.
 """
 
 from __future__ import annotations
@@ -75,28 +75,28 @@ from sordino.vault.claims import DatasetBudget, require_untied
 Floats = NDArray[np.float64]
 TASKS = ("classification", "regression")
 UNLISTED_SHARE = 0.1
-"""Of δ, for values that only one record has."""
+"""The share of δ for values that only one record has."""
 CALIBRATION_SHARE = 0.02
-"""Of the budget, in squares of 1/σ."""
+"""The share of the budget, in squares of 1/σ, for the calibration of probabilities."""
 COARSE, FINE = 40.0, 40.0
-"""So many deviations of their noise should all records be for the two releases of the survey."""
+"""For the two releases of the survey: how many deviations of a count's noise all records should be."""
 LEAST, MOST = (0.01, 0.04), 0.25
-"""Limits of the shares of the survey."""
+"""Limits of the survey's shares."""
 MOST_PRECISE = 1e3
-"""The largest 1/σ of one release: nothing is learnt better with less noise, and a larger ε is left unspent."""
+"""The largest 1/σ of one release: less noise would not help, and the rest of a larger ε is not spent."""
 CERTAIN = 4.0
-"""Fewer records than this many deviations of a count, and the survey says nothing."""
+"""If all records are fewer than this many deviations of a count, the survey says nothing."""
 UNNAMED = 0.1
-"""A larger share of records without a class that was named is worth a caution."""
+"""A larger share of records without a named class is worth a caution."""
 MANY_VALUES = 20
-"""A target that reads as a number and has more different values is not a class."""
+"""A target that reads as numbers and has more different values than this is not a class."""
 PUBLIC = (
     "the names of the columns, the number of records, what the user gave as public, and that the table was not refused "
     "are public"
 )
 DIGESTED = 16
 AT_ONCE, _PARTS = 2_048, 64
-"""Records that are encoded at a time: so many, or one part of those that there are."""
+"""How many records are encoded at a time: this number, or one of so many parts."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,13 @@ class LearningPlan:
     figures_noise: float | None
 
     def events(self) -> list[tuple[DpEvent, int]]:
-        """All events, in the order in which they happen."""
+        """Return all events, in the order in which they happen."""
         last = [noise for noise in (self.calibration_noise, self.figures_noise) if noise is not None]
         steps: list[tuple[DpEvent, int]] = [(GaussianDpEvent(self.step_noise), self.settings.steps)]
         return [*self.survey.events(), *steps, *((GaussianDpEvent(noise), 1) for noise in last)]
 
     def fingerprint(self) -> str:
-        """A name for this plan on the ledger."""
+        """Return a name for this plan in the ledger."""
         text = json.dumps([repr(self.survey), repr(self.settings), self.step_noise], sort_keys=True)
         return "table-" + hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -127,7 +127,7 @@ class Learned:
     """A model of a table: `model` maps `encoder.encode(table)` to scores, and all of it is public.
 
     The scores are one log-odds for two classes, K logits for more, and for a regression the target in spreads around
-    its center. `figures` are measured on the held-out records, None without any; `cautions` are worth reading.
+    its center. `figures` are measured on the held-out records, None without any. `cautions` are worth reading.
     """
 
     model: nn.Module
@@ -142,21 +142,21 @@ class Learned:
         return self.encoder.task
 
     def predict_proba(self, table: Table) -> Floats:
-        """[N, classes]: the probability of every class."""
+        """Return [N, classes]: the probability of every class."""
         return to_chances(self.score(table), self.encoder)
 
     def predict(self, table: Table) -> NDArray[np.object_] | Floats:
-        """The likeliest class by name, or the value, within the released range of the target."""
+        """Predict the likeliest class by name, or the value, within the released range of the target."""
         return decide(self.score(table), self.encoder)
 
     def score(self, table: Table) -> Floats:
-        """[N, K]: what the model says, in float64."""
+        """Return [N, K]: the model's scores, in float64."""
         return score(self.model, self.encoder, table)
 
 
 @torch.no_grad()
 def score(model: nn.Module, encoder: Encoder, table: Table) -> Floats:
-    """[N, K]: what `model` says of every record, some thousand at a time."""
+    """Return [N, K]: the scores of every record by `model`, some thousand at a time."""
     dtype = next(model.parameters()).dtype
     parts = (encoder.encode(part) for part in split_rows(table))
     found = [model(torch.from_numpy(part).to(dtype)).double().numpy() for part in parts]
@@ -164,7 +164,7 @@ def score(model: nn.Module, encoder: Encoder, table: Table) -> Floats:
 
 
 def split_rows(table: Table) -> Iterator[Table]:
-    """The table in parts: of some thousand records, so that encoded ones take little memory."""
+    """Split the table into parts of some thousand records, so that encoded records take little memory."""
     size = max(AT_ONCE, len(table) // _PARTS)
     return (
         Table(table.name, {name: cells[start : start + size] for name, cells in table.columns.items()})
@@ -173,7 +173,7 @@ def split_rows(table: Table) -> Iterator[Table]:
 
 
 def to_chances(scores: Floats, encoder: Encoder) -> Floats:
-    """Probabilities [N, classes] of a classifier's scores."""
+    """Turn a classifier's scores into probabilities [N, classes]."""
     if not encoder.classes:
         raise InvalidInput("a regression has no probabilities: use predict")
     if scores.shape[1] > 1:
@@ -183,7 +183,7 @@ def to_chances(scores: Floats, encoder: Encoder) -> Floats:
 
 
 def decide(scores: Floats, encoder: Encoder) -> NDArray[np.object_] | Floats:
-    """The likeliest class by name, or the value within the range of the target."""
+    """Choose the likeliest class by name, or the value within the range of the target."""
     if encoder.classes:
         names: NDArray[np.object_] = np.array(encoder.classes, np.object_)[to_chances(scores, encoder).argmax(1)]
         return names
@@ -206,7 +206,7 @@ def plan_learning(
     rows_per_unit: int = 1,
     unlisted: float = UNLISTED_SHARE,
 ) -> LearningPlan:
-    """How the budget will be spent, from public numbers alone. Refuses what would be lost in the noise."""
+    """Plan how the budget will be spent, from public numbers alone; refuse a plan that would be lost in the noise."""
     if task not in TASKS:
         raise InvalidInput(f"task={task!r} must be classification or regression")
     if records < 1:
@@ -240,7 +240,7 @@ def plan_learning(
 
 
 def find_precision(budget: Budget) -> float:
-    """About 1/σ of the one Gaussian release of sensitivity 1 that the budget pays for (Balle and Wang 2018)."""
+    """Find about the 1/σ of one Gaussian release of sensitivity 1 that the budget pays for (Balle and Wang 2018)."""
 
     def excess(precision: float) -> float:
         high, low = precision / 2 - budget.epsilon / precision, -precision / 2 - budget.epsilon / precision
@@ -300,22 +300,26 @@ def learn(
     tell: Callable[[int, int], None] = lambda done, steps: None,
     vault: DatasetBudget | None = None,
 ) -> Learned:
-    """A model of `target` from the records of `table`, all of it within `budget`.
+    """Learn a model of `target` from the records of `table`, all of it within `budget`.
 
-    `task` is "classification" or "regression"; without it a class is learnt, and a target that reads as many different
-    numbers is refused. `schema` holds what is public about the columns and the classes; what it does not say is
-    released with noise. `bounds` are public bounds of the target of a regression. `held_out` are other records to
-    measure on: they are not protected, unless `metrics_epsilon` releases the figures with noise, out of the same
-    budget. `rows_per_unit` is how many records one `unit` has at most: then the guarantee is about units. The ledger
-    is that in `folder`, which must not hold a run yet, or `ledger`, or one in memory; `resumed` says that `ledger` is
-    that of a run that was killed, beside which `budget` has room (`sordino.tables.preparing.Reserving`). `seed` makes
-    the noise repeatable. `tell` hears after each step how many are done. `vault` is the budget of the dataset
-    (`sordino.vault.open_budget`): the whole plan is reserved there before anything is released.
+    - `task` is "classification" or "regression". Without it a class is learnt, and a target that reads as many
+      different numbers is refused.
+    - `schema` holds what is public about the columns and the classes; everything else is released with noise. `bounds`
+      are public bounds of a regression's target.
+    - `held_out` are other records to measure on. They are not protected, unless `metrics_epsilon` releases the figures
+      with noise, out of the same budget.
+    - `rows_per_unit` is how many records one `unit` has at most: then the guarantee is about units.
+    - The ledger is in `folder`, which must not hold a run yet, or it is `ledger`, or one in memory. `resumed` says that
+      `ledger` belongs to a run that was killed, and that `budget` has room beside it
+      (`sordino.tables.preparing.Reserving`).
+    - `seed` makes the noise repeatable. `tell` is called after each step with the number of steps that are done.
+    - `vault` is the budget of the dataset (`sordino.vault.open_budget`): the whole plan is reserved there before
+      anything is released.
 
-    Guarantees: what was announced as a plan is all that is released, and it costs at most the budget; nothing is spent
-    where this raises before its first release. Where what was released is too little to go on with, the error
-    (`LostInNoise`) says what it cost.
-    Edge cases: records whose target is missing or not among the classes are learnt from by the survey alone.
+    Guarantees: only what the plan announced is released, and it costs at most the budget; nothing is spent if this
+    raises before its first release. If the releases are too little to continue with, the error (`LostInNoise`) says
+    what they cost.
+    Edge cases: the survey alone learns from records whose target is missing or not among the classes.
     """
     schema = schema or Schema()
     columns = _choose_columns(table, target, schema)
@@ -335,7 +339,7 @@ def learn(
             unit=unit, basis=basis, repeatable=seed is not None
         )
         if ledger is None:
-            claim.preview(plan.events(), budget.adjacency)  # refused before there is a folder
+            claim.preview(plan.events(), budget.adjacency)  # refuse before there is a folder
     require_classes_in_sight(table, plan.survey)
     book = _open_ledger(plan, unit, folder, ledger, resumed=resumed)
     try:
@@ -354,7 +358,7 @@ def learn(
 
 
 def digest_table(table: Table) -> str:
-    """A digest of the names of the columns and of a few records: for a key to sign, never to be shown."""
+    """Digest the names of the columns and a few records: for a key to sign, never to be shown."""
     places = np.unique(np.linspace(0, len(table) - 1, DIGESTED).astype(int))
     cells = [[name, *(str(column[place]) for place in places)] for name, column in sorted(table.columns.items())]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
@@ -374,9 +378,9 @@ def _choose_columns(table: Table, target: str, schema: Schema) -> dict[str, Colu
 
 
 def require_task(table: Table, target: str, task: str | None, schema: Schema) -> str:
-    """The task; refuses, before anything is released, to learn classes where the target is a number.
+    """Return the task; refuse to learn classes if the target is a number, before anything is released.
 
-    An error is for whoever holds the records: it says that they have many values, and no value.
+    An error is for the holder of the records: it says that they have many values, but shows no value.
     """
     if task not in (None, *TASKS):
         raise InvalidInput(f"task={task!r} must be classification or regression")
@@ -402,9 +406,9 @@ def require_task(table: Table, target: str, task: str | None, schema: Schema) ->
 
 
 def _open_ledger(plan: LearningPlan, unit: str, folder: Path | None, ledger: Ledger | None, *, resumed: bool) -> Ledger:
-    """The ledger with the whole plan declared on it, before anything is released (law 5).
+    """Open the ledger and declare the whole plan in it, before anything is released (law 5).
 
-    A run that was killed is begun anew on its own ledger: what it spent and the new plan replace its plan.
+    A run that was killed begins again on its own ledger: what it spent and the new plan replace its plan.
     """
     budget = plan.budget
     if resumed and ledger is not None:
@@ -446,7 +450,7 @@ def follow(
     tell: Callable[[int, int], None] = lambda done, steps: None,
 ) -> Learned:
     """Make the releases of `plan`, each charged to `ledger` before its noise is drawn from `source`."""
-    # With noise, figures are released about no records too: that there are none would tell of the first one.
+    # With noise, figures are released even about no records: leaving them out would reveal the first one.
     measured = held_out is not None and (len(held_out) > 0 or plan.figures_noise is not None)
     for text in (source.assumption, FIXED_IN_ADVANCE, FLOATING_POINT, PUBLIC):
         ledger.declare(ASSUMPTION, text)
@@ -465,7 +469,7 @@ def follow(
 
 
 def _judge_classes(encoder: Encoder) -> tuple[str, ...]:
-    """What the released names of the classes, and their shares, give reason to doubt."""
+    """Say what looks doubtful about the released names of the classes, and about their shares."""
     found, spelled = [], {name.casefold(): name for name in reversed(encoder.classes)}
     if twin := next((name for name in encoder.classes if spelled[name.casefold()] != name), None):
         found.append(
@@ -483,7 +487,7 @@ def _judge_classes(encoder: Encoder) -> tuple[str, ...]:
 def fit_encoded(
     table: Table, encoder: Encoder, plan: LearningPlan, ledger: Ledger, source: Source, tell: Callable[[int, int], None]
 ) -> Additive:
-    """The steps of `plan`, and its calibration, on records that were surveyed."""
+    """Take the steps of `plan`, and calibrate, on records that were surveyed."""
     rows = EncodedRows(encoder, table, plan.settings.constant)
     targets, known = encode_target(table, encoder)
     link: Callable[[Floats], Floats] = lambda scores: scores  # noqa: E731
@@ -518,7 +522,7 @@ def fit_encoded(
 
 
 def encode_target(table: Table, encoder: Encoder) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """[N, K] targets and which records have one: 0 or 1, one of K, or the value in spreads around the center."""
+    """Encode [N, K] targets and which records have one: 0 or 1, one of K, or the value in spreads around the center."""
     cells = table.columns[encoder.target]
     if not encoder.classes:
         values = parse_numbers(cells)
@@ -533,7 +537,7 @@ def encode_target(table: Table, encoder: Encoder) -> tuple[NDArray[Any], NDArray
 
 
 def build_model(fitted: Additive) -> nn.Linear:
-    """The plain module: one linear layer."""
+    """Build the plain module: one linear layer."""
     width, outputs = fitted.weights.shape
     model = nn.Linear(width, outputs)
     with torch.no_grad():
@@ -556,7 +560,7 @@ def _measure(
 
 
 def make_guarantee(ledger: Ledger, budget: Budget, unit: str) -> Guarantee:
-    """What is promised: a pure function of the ledger."""
+    """Return what is promised: a pure function of the ledger."""
     bill = plans.bill_ledger(ledger)
     return assemble(
         bill,

@@ -1,9 +1,9 @@
-"""Seeded noise for comparing runs on one table: with one seed, whatever two runs both release gets the same noise.
+"""Seeded noise for comparing runs on one table: with one seed, releases that two runs have in common get equal noise.
 
-A public schema spares some releases and some bins. If a run drew all its noise from one stream, every number after the
-first difference would be another one, and two runs would differ by luck far more than by what is compared. Here every
-part of a release, such as the sum over one bin of one column, has a stream of its own, named by the seed, the release
-and the part. `Secure` noise, the default, knows nothing of this.
+A public schema saves some releases and some bins. If a run drew all its noise from one stream, every number after the
+first difference would change, and two runs would differ by luck far more than by what is compared. Here every part of a
+release, such as the sum over one bin of one column, has its own stream, named by the seed, the release and the part.
+The default, `Secure` noise, does not do this.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from sordino.accounting.ledger import Receipt
 from sordino.noise import Seeded, Source, add_noise
 
 Parts = Sequence[tuple[str, int]]
-"""What a release is about, and how many of its numbers belong to each."""
+"""The parts of a release, and how many of its numbers belong to each."""
 
 _UNNAMED = re.compile(r"^x(?=\d+(/|$))")
 
 
 class Matched(Seeded):
-    """Repeatable noise for experiments, with a stream of its own for every part of a release.
+    """Repeatable noise for experiments, with a separate stream for every part of a release.
 
-    Guarantees: nothing is drawn twice (law 10): a stream that was used before goes on where it stopped.
+    Guarantees: nothing is drawn twice (law 10): a stream that was used before continues where it stopped.
     """
 
     def __init__(self, seed: int, incarnation: int = 1, begun: int = 0, stream: int = 0) -> None:
@@ -38,7 +38,7 @@ class Matched(Seeded):
         self._next: list[tuple[str, int]] = []
 
     def expect(self, release: str, parts: Parts) -> None:
-        """What the next noise is for; an array's column x0 is the column 0 of the same records in a frame."""
+        """Say what the next noise is for; an array's column x0 is column 0 of the same records in a frame."""
         self._next = [(f"{release}/{_UNNAMED.sub('', name)}", size) for name, size in parts]
 
     def _normals(self, size: int, std: float) -> NDArray[np.float64]:

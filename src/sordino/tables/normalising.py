@@ -15,20 +15,20 @@ from sordino.noise import Gaussians, add_noise
 
 
 class Charging(Protocol):
-    """What is charged before a release is made."""
+    """Something that is charged before a release is made, such as a ledger."""
 
     def charge(self, event: DpEvent, note: str = "") -> Receipt: ...
 
 
 def group_norm(channels: int, groups: int = 27) -> nn.GroupNorm:
-    """Group normalisation without trained weights: each record by its own mean and deviation, so nothing to charge."""
+    """Normalise groups without trained weights: each record by its own mean and deviation, so it costs nothing."""
     if groups < 1 or channels % groups:
         raise InvalidInput(f"groups={groups} must divide channels={channels}: 27 divides both 81 and 243")
     return nn.GroupNorm(groups, channels, affine=False)
 
 
 class ChannelNorm(nn.Module):
-    """(x - mean) / std per channel of [N, channels, ...], by released statistics; `events` are what they cost."""
+    """(x - mean) / std per channel of [N, channels, ...], by released statistics; `events` are their price."""
 
     mean: Tensor
     std: Tensor
@@ -54,7 +54,7 @@ def private_normalisation(
     ledger: Charging,
     source: Gaussians,
 ) -> ChannelNorm:
-    """Mean and deviation per channel of [N, channels, ...], as two Gaussian releases (Tramer and Boneh 2021, sec. 2).
+    """Release mean and deviation per channel of [N, channels, ...] by two Gaussians (Tramer and Boneh 2021, sec. 2).
 
     Record i gives m_i and s_i, its means over space of the values and of their squares, clipped to norms `clip` and
     `square_clip`. With s = `noise_multiplier` and n = `records`,
@@ -97,7 +97,7 @@ def _clipped_sums(features: Tensor, clip: float, square_clip: float) -> tuple[Te
 
 
 def _clip_rows(rows: Tensor, bound: float) -> Tensor:
-    """Each row shortened to norm `bound`, if it is longer; a row that is not finite becomes zero."""
+    """Shorten each row to norm `bound` if it is longer; a row that is not finite becomes zero."""
     norms = rows.norm(dim=1, keepdim=True)
     shortened = rows * (bound / norms).clamp(max=1.0)
     return torch.where(norms.isfinite(), shortened, 0.0)

@@ -1,4 +1,4 @@
-"""A trained model in use: kept in a run's folder as plain data, loaded again, and asked about new records.
+"""Keeps a trained model in a run's folder as plain data, loads it again, and predicts for new records.
 
 Predicting spends nothing: model and encoder were released and paid for, and the new records never leave the caller.
 """
@@ -32,10 +32,10 @@ from sordino.tables.schema import Schema, Skip
 from sordino.tables.table import Table
 
 MODEL = "model.json"
-"""The model of a run on a table: its kind, encoder, weights and offsets, all of it public."""
+"""The file with the model of a run on a table: its kind, encoder, weights and offsets, all of it public."""
 KIND = "table"
 SHOWN = 5
-"""Missing columns that an error names at most."""
+"""An error names at most this many missing columns."""
 Floats = NDArray[np.float64]
 
 
@@ -52,8 +52,8 @@ class Inputs(Protocol):
 class TableInputs:
     """Tables, data frames and arrays as the inputs of a model: the columns that it was trained with, in any order.
 
-    `header` are the columns of the table that it was trained on, by which an array without names is read. `classes` is
-    empty for a regression, whose values are `center` + `spread` · score, within `low` and `high`.
+    `header` lists the columns of the training table, by which an array without names is read. `classes` is empty for a
+    regression, whose values are `center` + `spread` · score, within `low` and `high`.
     """
 
     columns: tuple[str, ...]
@@ -68,13 +68,13 @@ class TableInputs:
     high: float = math.inf
 
     def __call__(self, data: Any) -> Tensor:
-        """[N, inputs] of every record."""
+        """Return the inputs [N, inputs] of all records."""
         table = self.read(data)
         parts = [self.encode(part) for part in split_rows(table)]
         return torch.from_numpy(np.concatenate(parts) if parts else self.encode(table))
 
     def read(self, data: Any) -> Table:
-        """The records with every column that is needed; an error names those that are missing."""
+        """Read the records with every column that is needed; an error names missing ones."""
         table = derive(to_table(data, columns=self._name(data)), self.columns)
         missing = [name for name in self.columns if name not in table.columns]
         if missing:
@@ -89,7 +89,7 @@ class TableInputs:
         return table.pick(self.columns)
 
     def _name(self, data: Any) -> Sequence[str] | None:
-        """The columns of an array: those of the training, with or without the target."""
+        """Name the columns of an array: those of the training, with or without the target."""
         width = np.shape(data)[1] if isinstance(data, np.ndarray) and np.ndim(data) == 2 else None
         inputs = [name for name in self.header if name != self.target]
         return inputs if width == len(inputs) else list(self.header) if width == len(self.header) else None
@@ -113,7 +113,7 @@ class Trained:
 
     @torch.no_grad()
     def score(self, data: Any) -> Floats:
-        """[N, K]: the model's scores, in float64."""
+        """Return [N, K]: the model's scores, in float64."""
         parts: Iterator[Tensor]
         if isinstance(self.encoder, TableInputs):
             parts = (torch.from_numpy(self.encoder.encode(part)) for part in split_rows(self.encoder.read(data)))
@@ -124,11 +124,11 @@ class Trained:
         return np.concatenate(found) if found else np.zeros((0, max(1, len(self.classes))))
 
     def predict_proba(self, data: Any) -> Floats:
-        """[N, classes]: the probability of every class."""
+        """Return [N, classes]: the probability of every class."""
         return to_chances(self.score(data), self.classes)
 
     def predict(self, data: Any) -> NDArray[Any]:
-        """The likeliest class by name, or the value."""
+        """Predict the likeliest class by name, or the value."""
         scores = self.score(data)
         if self.classes:
             return np.asarray(np.array(self.classes, np.object_)[to_chances(scores, self.classes).argmax(1)])
@@ -136,7 +136,7 @@ class Trained:
         return find_values(scores, self.encoder)
 
     def tabulate(self, data: Any) -> Any:
-        """An arrow table of predictions: the likeliest class and the probability of each, or the value."""
+        """Return an arrow table of predictions: the likeliest class and the probability of each, or the value."""
         scores = self.score(data)
         if not self.classes:
             assert isinstance(self.encoder, TableInputs)
@@ -159,12 +159,12 @@ def to_chances(scores: Floats, classes: Sequence[str]) -> Floats:
 
 
 def find_values(scores: Floats, inputs: TableInputs) -> Floats:
-    """The values of a regression, within the range of its target."""
+    """Return the values of a regression, within the range of its target."""
     return np.asarray(np.clip(inputs.center + inputs.spread * scores[:, 0], inputs.low, inputs.high))
 
 
 def by_schema(schema: Schema, target: str, header: Sequence[str]) -> TableInputs:
-    """The inputs of a network that was trained with a complete schema."""
+    """Return the inputs of a network that was trained with a complete schema."""
     used = {name: column for name, column in schema.columns.items() if not isinstance(column, Skip)}
     kept = Schema(used, schema.classes)
     return TableInputs(
@@ -174,7 +174,7 @@ def by_schema(schema: Schema, target: str, header: Sequence[str]) -> TableInputs
 
 
 def by_encoder(encoder: Encoder, header: Sequence[str]) -> TableInputs:
-    """The inputs of a model that was learnt from a table."""
+    """Return the inputs of a model that was learnt from a table."""
     return TableInputs(
         columns=tuple(encoder.blocks),
         width=encoder.width,
@@ -190,7 +190,7 @@ def by_encoder(encoder: Encoder, header: Sequence[str]) -> TableInputs:
 
 
 def use(learned: Learned, header: Sequence[str]) -> Trained:
-    """What was learnt, as a model that is ready for use."""
+    """Make a learnt model ready for use."""
     return Trained(learned.model, by_encoder(learned.encoder, header))
 
 
@@ -216,7 +216,7 @@ def is_saved(folder: Path) -> bool:
 
 
 def load_model(folder: Path) -> Trained:
-    """The model of a run on a table. The folder may come from anybody: it holds numbers and names, and no code."""
+    """Load the model of a run on a table. The folder may come from anybody: it holds numbers and names, and no code."""
     plain = Folder(folder).json(MODEL)
     if plain is None or plain.get("kind") != KIND:
         raise InvalidInput(f"{folder} holds no {MODEL} of a table: give the folder of a run of `sordino train`")
@@ -248,7 +248,7 @@ def _build(folder: Path, weights: list[Any], offsets: list[Any]) -> nn.Linear:
 
 
 def write_predictions(predictions: Any, path: Path) -> None:
-    """An arrow table as .csv or .parquet, by the ending of the file."""
+    """Write an arrow table as .csv or .parquet, by the ending of the file."""
     writers = {".csv": pa.csv.write_csv, ".parquet": pa.parquet.write_table}
     write = writers.get(path.suffix.lower())
     if write is None:

@@ -36,23 +36,23 @@ _DRAFT = """\
 
 @dataclass(frozen=True)
 class Reserving(Budget):
-    """A budget of which a part is reserved: whatever is calibrated with it leaves that part alone.
+    """A budget with a reserved part, which calibration does not use.
 
-    Everything is priced together with the `reserved` events, so that all of it stays within ε by one composition.
+    Everything is priced together with the `reserved` events, so all of it stays within ε by one composition.
     """
 
     reserved: tuple[tuple[DpEvent, int], ...] = ()
 
     @classmethod
     def beside(cls, budget: Budget, reserved: Events) -> Reserving:
-        """The same budget, with these events to be paid from it too."""
+        """Return the same budget, which must pay for these events too."""
         return cls(budget.epsilon, budget.delta, budget.accountant, budget.adjacency, tuple(reserved))
 
     def price(self, events: Events) -> float:
         return epsilon([*self.reserved, *events], self.delta, self.accountant, self.adjacency)
 
     def calibrate(self, recipe: Recipe, records: int) -> Recipe:
-        """`recipe` with the noise that this budget pays for beside what is reserved."""
+        """Return `recipe` with the noise that this budget pays for beside the reserved part."""
         calibrated = recipe.calibrate(self, records=records)
         plain = Budget(self.epsilon, self.delta, self.accountant, self.adjacency)
         if calibrated.rdp_filter is not None or not self.allows(calibrated.plan()):
@@ -64,7 +64,7 @@ class Reserving(Budget):
 
 
 def draft_schema(table: Table, target: str, path: Path) -> None:
-    """Write a schema to start from: only kinds, guessed for whoever holds the records, and none of their numbers."""
+    """Write a schema to start from: only kinds, guessed for the holder of the records, and none of their numbers."""
     header = describe_header(Schema(), list(table.columns), target, None)
     kinds = {name: column or _guess(table.columns[name]) for name, column in header.columns.items()}
     drafted = Schema(kinds).to_table()
@@ -87,7 +87,7 @@ def _guess(cells: Sequence[str]) -> Column:
 
 
 def invent_records(schema: Schema, records: int) -> Data:
-    """Random records of about the shape of the real ones, to try model and recipe before any record is read."""
+    """Make random records of about the real ones' shape, to try model and recipe before any record is read."""
     columns = {
         name: Number(-1.0, 1.0) if column is None or not column.complete else column
         for name, column in schema.columns.items()
@@ -109,10 +109,10 @@ def complete_schema(
     seed: int | None,
     budget: DatasetBudget | None = None,
 ) -> Schema:
-    """`schema` with everything that the plan releases, paid from the ledger of the run in `directory`.
+    """Complete `schema` with everything that the plan releases, paid from the ledger of the run in `directory`.
 
-    A run that was killed on the way is prepared again: what was released before stays in the ledger, and both together
-    must be within the budget; and what is released and what the training will, within the dataset's `budget`.
+    A run that was killed meanwhile is prepared again. Its earlier releases stay in the ledger, and both together must
+    be within the budget. These releases and those of the training must be within the dataset's `budget`.
     """
     assert recipe.budget is not None
     header = {

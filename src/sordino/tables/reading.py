@@ -1,4 +1,4 @@
-"""A user's own records, from files: a table, arrays or a folder of images, scaled by public numbers alone."""
+"""Reads a user's own records from files: a table, arrays or a folder of images, scaled by public numbers alone."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PillowMissing(SordinoError, ImportError):
 class DataChoice:
     """Which records, and the public numbers that scale them. `records` is the public number of training records.
 
-    `prepare` is the share of ε for what the schema of a table leaves open; `image_size` and `grey` are for folders;
+    `prepare` is the share of ε for whatever the schema of a table leaves open. `image_size` and `grey` are for folders.
     `header` to `missing` say how a table is spelled (`Dialect`). `features` replace the pixels of images.
     """
 
@@ -89,22 +89,22 @@ class Sheet:
 
     @classmethod
     def split(cls, table: Table, target: str, held_out: NDArray[np.bool_]) -> Sheet:
-        """Split by a mask that read no record; held-out records without a class measure nothing and are left out."""
+        """Split by a mask that read no record; leave out held-out records without a class, which measure nothing."""
         held = table.select(held_out)
         return cls(table.select(~held_out), held.select(~find_missing(held.columns[target])), target)
 
     def expand(self, schema: Schema) -> tuple[Sheet, Schema]:
-        """Sheet and schema with every date in parts."""
+        """Return sheet and schema with every date in parts."""
         (train, parts), (held, _) = (expand(part, schema) for part in (self.train, self.held_out))
         return Sheet(train, held, self.target), parts
 
     def take_parts(self, schema: Schema) -> Sheet:
-        """The same with the parts of dates that a schema, which was expanded, names."""
+        """Return the same with the parts of dates that an expanded schema names."""
         train, held = (replace_dates(part, schema.columns) for part in (self.train, self.held_out))
         return Sheet(train, held, self.target)
 
     def check(self, schema: Schema, task: str | None = None) -> None:
-        """Refuse records that contradict what is public, or that leave nothing to learn, before anything is spent."""
+        """Refuse records that contradict public knowledge or leave nothing to learn, before anything is spent."""
         if not len(self.train):
             raise InvalidInput(f"{self.train.name} has 0 records: nothing can be learnt from it")
         for part in (self.train, self.held_out):
@@ -113,7 +113,7 @@ class Sheet:
             require_classes(Cells.of(self.train.columns[self.target]), self.target)
 
     def encode(self, schema: Schema) -> Data:
-        """The records as tensors."""
+        """Encode the records as tensors."""
         assert schema.classes is not None
         train, test = (TensorDataset(*encode(part, schema, self.target)) for part in (self.train, self.held_out))
         held = (HELD_OUT,) if len(self.held_out) else ()
@@ -124,8 +124,8 @@ class Sheet:
 def require_classes(cells: Cells, target: str) -> None:
     """Refuse a target whose values are not classes, before anything is spent on their names.
 
-    The error says only which of these it is, and nothing else about the records. If the names of the classes are
-    public, nothing is looked at.
+    The error says only what is wrong, and nothing else about the records. If the names of the classes are public,
+    nothing is looked at.
     """
     values = cells.values.filter(~find_missing(cells.list_values()))
     if len(values) < 2:
@@ -144,7 +144,7 @@ def require_classes(cells: Cells, target: str) -> None:
 
 
 def list_assumptions(source: str) -> tuple[str, ...]:
-    """What a guarantee about these records takes to be public."""
+    """List what a guarantee about these records takes to be public."""
     if is_table(source):
         return ("the names of the columns, the number of records and what the user gave as public are public",)
     if Path(source).is_dir():
@@ -153,10 +153,10 @@ def list_assumptions(source: str) -> tuple[str, ...]:
 
 
 def read_records(choice: DataChoice, known: Iterable[str] = (), told: Told = lambda done, size: None) -> Data | Sheet:
-    """The records that `choice` describes; those of a table are still text, because its schema may be open.
+    """Read the records that `choice` describes; those of a table are still text, because its schema may be open.
 
-    What the preparation read of them is in `Data.caveats`. `known` are other names that could have been given; `told`
-    hears how much of a table was read.
+    `Data.caveats` says what the preparation read about them. `known` are other names that could have been given; `told`
+    is called with how much of a table was read.
     """
     path = Path(choice.source)
     or_named = f", or one of {', '.join(known)}" if known else ""
@@ -183,7 +183,7 @@ def require_file(source: str, or_named: str = "") -> Path:
 
 
 def require_count(choice: DataChoice, records: Data | Sheet) -> int:
-    """The number of training records: kept with the run, and the only thing about the records that is public."""
+    """Require the number of training records that the run has kept: only this is public about the records."""
     count = len(records.train) if isinstance(records, Sheet) else len(records.train_set)  # type: ignore[arg-type]  # Dataset does not promise a length
     if choice.records not in (None, count):
         raise InvalidInput(
@@ -206,14 +206,14 @@ def _read_sheet(path: Path, choice: DataChoice, told: Told) -> Sheet:
 
 
 def split_table(table: Table, target: str, held_out: float | None) -> Sheet:
-    """Training and held-out records; each is held out or not by its own content alone."""
+    """Split into training and held-out records, each by its own content alone."""
     chosen = choose_by_digest(held_out, len(table), _join_cells(table))
     pa.default_memory_pool().release_unused()
     return Sheet.split(table, target, chosen)
 
 
 def _join_cells(table: Table) -> Iterator[bytes]:
-    """The cells of every record as one text, some thousand records at a time."""
+    """Join the cells of every record into one text, some thousand records at a time."""
     columns = [Cells.of(cells) for cells in table.columns.values()]
     between = pa.scalar("\0", pa.large_string())
     for start in range(0, len(table), _AT_ONCE):
@@ -261,7 +261,7 @@ def _split(
 
 
 def scale_inputs(choice: DataChoice, inputs: Array) -> tuple[Array, list[Preprocessing]]:
-    """Inputs by public numbers, and what was done to them."""
+    """Scale inputs by public numbers, and say what was done to them."""
     if choice.scale is not None and choice.bounds is not None:
         raise InvalidInput("scale and bounds are both given: use one of them")
     if choice.scale is not None:
@@ -295,9 +295,9 @@ def _count_classes(path: Path, choice: DataChoice, labels: Array) -> int:
 
 
 def choose_by_digest(share: float | None, count: int, rows: Iterable[bytes]) -> NDArray[np.bool_]:
-    """About a `share` of the records, each of which decides by its own bytes alone.
+    """Choose about a `share` of the records, each by its own bytes alone.
 
-    If position decided, one record more would move every later one, and the two training sets would not be neighbours.
+    If position decided, one more record would move every later one, and the two training sets would not be neighbours.
     """
     share = HELD_OUT_SHARE if share is None else share
     if not 0 <= share < 1:
@@ -309,7 +309,7 @@ def choose_by_digest(share: float | None, count: int, rows: Iterable[bytes]) -> 
 
 
 def list_classes(root: Path) -> tuple[str, ...]:
-    """The names of the subfolders, in order."""
+    """List the names of the subfolders, in order."""
     names = tuple(sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")))
     if len(names) < 2:
         raise InvalidInput(f"{root} has {len(names)} subfolders, needs one for each of at least 2 classes")
@@ -319,9 +319,9 @@ def list_classes(root: Path) -> tuple[str, ...]:
 
 
 def read_images(root: Path, classes: Sequence[str], size: int, *, grey: bool) -> tuple[Tensor, Tensor]:
-    """Every image as [channels, size, size] in 0..1, and its class: records in the order of their names.
+    """Read every image as [channels, size, size] in 0..1, and its class, in the order of their names.
 
-    Size and channels are public choices, so that an image becomes the same whatever the others are.
+    Size and channels are public choices, so what an image becomes does not depend on the others.
     """
     if not 8 <= size <= 512:
         raise InvalidInput(f"image-size={size} must be in 8..512: images are resized to a square of that many pixels")
@@ -335,7 +335,7 @@ def read_images(root: Path, classes: Sequence[str], size: int, *, grey: bool) ->
 
 
 def read_pixels(paths: Sequence[Path], size: int, *, grey: bool) -> Tensor:
-    """Images as [N, channels, size, size] in 0..1."""
+    """Read images as [N, channels, size, size] in 0..1."""
     pillow = _import_pillow()
     pixels = np.empty((len(paths), size, size, 1 if grey else 3), np.uint8)
     for row, path in zip(pixels, paths, strict=True):

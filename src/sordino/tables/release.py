@@ -9,7 +9,7 @@ All releases together cost a declared share of ε. Each is a sum over records of
    (`sordino.lab.features.private_normalisation`), sensitivity √k each.
 3. **classes**: the labels whose noised count exceeds a threshold (`sordino.tables.labels`).
 
-What comes after them is a function of what was released: it costs nothing more.
+Everything after them is a function of released values, so it costs nothing more.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ DISTINCT_WEIGHT = 0.5
 UNLISTED_SHARE = 0.1
 """The share of δ for a class that only one record has."""
 SHARED_UNLISTED = 0.01
-"""The same if many runs share the δ of a dataset: it hardly takes more noise."""
+"""The same share if many runs share the δ of a dataset: it hardly needs more noise."""
 CERTAIN = 6.0
 """A histogram says nothing about fewer records than this many deviations of a count."""
 RATIO = 4.0
 SMALLEST, LARGEST = -10, 16
 EDGES = RATIO ** np.arange(SMALLEST, LARGEST + 1)
 LINE = np.concatenate([-EDGES[::-1], EDGES])
-"""The edges of the bins of numbers: -4^16 .. -4^-10, 4^-10 .. 4^16. What lies beyond is in the outermost bins."""
+"""The edges of the bins of numbers: -4^16 .. -4^-10, 4^-10 .. 4^16. Numbers beyond are in the outermost bins."""
 NO_VALUE, WORD, TEXT, FIRST_NUMBER = 0, 1, 2, 3
 BINS = FIRST_NUMBER + len(LINE) - 1
 WORDS_OF_A_TEXT = 4
 CLEAR = 4.0
 """A count this many deviations above zero is not an accident, even among thousands of counts."""
 IN_DOUBT = 2.0
-"""A count below that many deviations is more likely noise than records."""
+"""A count below this many deviations is more likely noise than records."""
 
 Counts = NDArray[np.float64]
 
@@ -74,7 +74,7 @@ class ReleasePlan:
     unlisted: float
 
     def events(self) -> list[tuple[DpEvent, int]]:
-        """What it costs at most."""
+        """Return the most that it costs."""
         return _list_events(self.noise_multiplier, bool(self.columns), self.classes, self.unlisted)
 
     @property
@@ -86,9 +86,9 @@ class ReleasePlan:
 def plan_release(
     schema: Schema, records: int, budget: Budget | None, share: float, *, shared: bool = False
 ) -> ReleasePlan | None:
-    """What `schema` leaves open, at the noise that costs `share` of the budget; None if nothing is open.
+    """Plan the release of what `schema` leaves open, at `share` of the budget; None if nothing is open.
 
-    Refuses what would be lost in the noise, before anything is spent. Other runs may have `shared` in the same δ.
+    A release that would be lost in the noise is refused before anything is spent. Other runs may have `shared` in δ.
     """
     if schema.complete:
         return None
@@ -107,13 +107,13 @@ def plan_release(
 
 
 def tell_spent(lost: LostInNoise, ledger: Ledger, budget: Budget) -> LostInNoise:
-    """The same error, with what had been spent before it."""
+    """Return the same error, with what had been spent before it."""
     spent = round_up(epsilon(ledger.events(), budget.delta, budget.accountant, budget.adjacency))
     return LostInNoise(f"{lost}; ε = {spent} of {budget.epsilon:g} was spent on finding this out")
 
 
 def _list_events(noise: float, ranges: bool, classes: bool, unlisted: float) -> list[tuple[DpEvent, int]]:
-    """Kinds, means and deviations are one Gaussian each."""
+    """List the events: kinds, means and deviations are one Gaussian each."""
     events: list[tuple[DpEvent, int]] = [(GaussianDpEvent(noise), 3 * ranges)]
     return [*events, (labels.build_event(noise, unlisted), 1)] if classes else events
 
@@ -135,7 +135,7 @@ def _require_enough(chosen: ReleasePlan, needed: str) -> None:
 
 
 def release(table: Table, target: str, schema: Schema, chosen: ReleasePlan, ledger: Ledger, source: Source) -> Schema:
-    """`schema` with what was open, released from these records. Every event is in the ledger before its noise."""
+    """Complete `schema` by releases about these records. Every event is in the ledger before its noise is drawn."""
     if chosen.columns:
         schema = schema.with_columns(_release_kinds(table, schema, chosen, ledger, source))
         schema = schema.with_columns(_release_scales(table, schema, chosen, ledger, source))
@@ -147,7 +147,7 @@ def release(table: Table, target: str, schema: Schema, chosen: ReleasePlan, ledg
 
 
 def release_counts(table: Table, chosen: ReleasePlan, ledger: Ledger, source: Source) -> Counts:
-    """One row per column: its histogram and half the number of its different values, all with noise."""
+    """Release one row per column: its histogram and half the number of its different values, all with noise."""
     receipt = ledger.charge(GaussianDpEvent(chosen.noise_multiplier), "kinds and ranges of the columns")
     rows = np.stack([count_cells(table.columns[name]) for name in chosen.columns])
     released: Counts = add_noise(source, receipt, torch.from_numpy(rows), chosen.deviation).numpy()
@@ -155,7 +155,7 @@ def release_counts(table: Table, chosen: ReleasePlan, ledger: Ledger, source: So
 
 
 def count_cells(cells: Sequence[str]) -> Counts:
-    """What is released about one column: a record changes it by at most √(1 + `DISTINCT_WEIGHT`²)."""
+    """Count what is released about one column: a record changes it by at most √(1 + `DISTINCT_WEIGHT`²)."""
     return np.append(count_bins(cells), DISTINCT_WEIGHT * count_different(cells))
 
 
@@ -172,7 +172,7 @@ def _release_kinds(
 def _release_scales(
     table: Table, schema: Schema, chosen: ReleasePlan, ledger: Ledger, source: Source
 ) -> dict[str, Column]:
-    """Centre and spread of the numbers whose ranges were released; what is missing counts as the middle."""
+    """Release centre and spread of the numbers whose ranges were released; missing numbers count as the middle."""
     found = {name: schema.columns[name] for name in chosen.columns}
     columns = {name: column for name, column in found.items() if isinstance(column, Number)}
     if not columns:
@@ -200,7 +200,7 @@ def _with_scale(column: Number, mean: float, deviation: float) -> Number:
 
 
 def count_bins(cells: Sequence[str]) -> Counts:
-    """How many cells fall into each bin."""
+    """Count how many cells fall into each bin."""
     known = Cells.of(cells)
     values = parse_values(known.values)
     bins = FIRST_NUMBER + np.clip(np.searchsorted(LINE, values, side="right") - 1, 0, len(LINE) - 2)
@@ -216,15 +216,15 @@ def _find_bin_of_words(cell: str) -> int:
 
 
 def count_different(cells: Sequence[str]) -> int:
-    """How many different values there are: adding or removing one record changes it by at most one."""
+    """Count the different values: adding or removing one record changes this by at most one."""
     values = Cells.of(cells).values
     return len(pc.utf8_trim_whitespace(values.filter(pa.array(~find_missing_values(values)))).unique())
 
 
 def infer_column(counts: Counts, different: float, deviation: float, records: int, given: Column | None) -> Column:
-    """The kind that most cells have by the noised `counts`, and for numbers the range in which they lie.
+    """Infer the kind that most cells have by the noised `counts`, and for numbers the range in which they lie.
 
-    A pure function of released values, the public number of records and what was `given`: it costs nothing.
+    This is a pure function of released values, the public number of records and what was `given`: it costs nothing.
     """
     low, high, mass = find_range(counts[FIRST_NUMBER:], deviation)
     if max(mass, counts[WORD], counts[TEXT]) < CLEAR * deviation and counts[NO_VALUE] > records / 2:
@@ -244,10 +244,10 @@ def infer_column(counts: Counts, different: float, deviation: float, records: in
 
 
 def find_range(counts: Counts, deviation: float) -> tuple[float, float, float]:
-    """Where the numbers are, and how many there are: (low, high, count).
+    """Find where the numbers are, and how many there are: (low, high, count).
 
-    The stretch of bins with the largest sum of count - 2 deviations, widened to every bin that is clearly not empty.
-    A tail of few records stays outside; the encoding clips it.
+    This is the stretch of bins with the largest sum of count - 2 deviations, widened to every bin that is clearly not
+    empty. A tail of few records stays outside; the encoding clips it.
     """
     start, stop = find_heaviest_stretch(counts - IN_DOUBT * deviation)
     mass = float(counts[start:stop].sum())
@@ -257,7 +257,7 @@ def find_range(counts: Counts, deviation: float) -> tuple[float, float, float]:
 
 
 def find_heaviest_stretch(scores: Counts) -> tuple[int, int]:
-    """(start, stop) of the contiguous stretch with the largest sum (Kadane's algorithm); never empty."""
+    """Find (start, stop) of the contiguous stretch with the largest sum (Kadane's algorithm); it is never empty."""
     best, start, stop = -np.inf, 0, 1
     total, begin = 0.0, 0
     for place, score in enumerate(scores.tolist()):

@@ -37,7 +37,7 @@ from sordino.tables.table import suggest_name
 
 FEWEST_BUCKETS, MOST_BUCKETS = 16, 64
 MOST_CODES = 100
-"""The most values of a column of codes; of more of them, the size may mean something."""
+"""The most values of a column of codes; if there are more, their size may mean something."""
 _PEOPLE = (
     "patient|person|people|user|customer|client|member|employee|student|subject|account|record|row|case|encounter|"
     "visit|order|transaction|invoice|session|participant|household|respondent|passenger|applicant|borrower|policy|"
@@ -52,7 +52,7 @@ _IDENTIFIES = re.compile(
     rf"|(^|[_\W])({_WHOSE})[_\W]*names?$"
 )
 _CODES = re.compile(r"(^|[_\W])(id|nbr|nr|no|key|uid|code)$")
-"""Somebody's identifiers, or codes for kinds of things: the released number of different values decides."""
+"""Somebody's identifiers, or codes for kinds of things? The released number of different values decides."""
 _DATES = re.compile(
     r"(^|[_\W])(date|datetime|timestamp|dob|birthday|birth_?date)($|[_\W](?!(num|number|numeric|count|days)$))|_at$"
 )
@@ -60,7 +60,7 @@ _DATES = re.compile(
 
 @dataclass(frozen=True)
 class Number:
-    """A number, clipped to `low`..`high`, then (x - center) / spread; `missing` adds a mark for records without it."""
+    """A number, clipped to `low`..`high`, then (x - center) / spread; `missing` marks records without it."""
 
     low: float | None = None
     high: float | None = None
@@ -122,7 +122,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Date:
-    """A date, of which the year, the month and the day of the week are used (`sordino.tables.dates`)."""
+    """A date; its year, month and day of the week are used (`sordino.tables.dates`)."""
 
     complete = True
     width = 0
@@ -160,7 +160,7 @@ class Schema:
 
     @property
     def open(self) -> list[str]:
-        """The columns that need a release."""
+        """Return the columns that need a release."""
         return [name for name, column in self.columns.items() if column is None or not column.complete]
 
     @property
@@ -169,11 +169,11 @@ class Schema:
 
     @property
     def width(self) -> int:
-        """How many inputs the encoded columns make."""
+        """Return how many inputs the encoded columns make."""
         return sum(column.width for column in self.columns.values() if column is not None)
 
     def with_columns(self, known: Mapping[str, Column]) -> Schema:
-        """The same with more of the columns known."""
+        """Return the same with more columns known."""
         return replace(self, columns={**self.columns, **known})
 
     def to_table(self) -> dict[str, Any]:
@@ -186,10 +186,10 @@ class Schema:
 def describe_header(
     given: Schema, header: Sequence[str], target: str | None, bounds: tuple[float, float] | None
 ) -> Schema:
-    """`given` for the columns of a table besides its target, with what public conventions say about the others.
+    """Describe the columns of a table besides its target: as `given`, or by public conventions.
 
-    A column whose name says that it identifies somebody is left out; the others are numbers within `bounds`, if there
-    are any. Nothing but the header is read.
+    A column whose name says that it identifies somebody is left out. The others are numbers within `bounds`, if there
+    are any. Only the header is read.
     """
     named = ", ".join(header)
     if target is None:
@@ -218,10 +218,10 @@ def _split_words(name: str) -> str:
 
 
 def settle_codes(name: str, found: Column, different: float, records: int) -> Column:
-    """The kind of a column whose name may be an identifier's or a code's, by its noised number of values.
+    """Decide by its noised number of values whether a column holds identifiers or codes, if its name may mean either.
 
-    A pure function of released values: most records with a value of their own are identified by it, and few values are
-    codes, whose size means nothing.
+    This is a pure function of released values. If most records have a value of their own, it identifies them. Few
+    values are codes, and their size means nothing.
     """
     if not isinstance(found, Number) or not _CODES.search(_split_words(name)):
         return found
@@ -231,12 +231,12 @@ def settle_codes(name: str, found: Column, different: float, records: int) -> Co
 
 
 def read_schema(path: Path) -> Schema:
-    """The schema in a TOML file."""
+    """Read the schema in a TOML file."""
     return parse_schema(read_toml(path, "schema"))
 
 
 def parse_schema(table: Mapping[str, Any]) -> Schema:
-    """Read what `Schema.to_table` wrote, or a user by hand; every mistake is one line."""
+    """Read what `Schema.to_table` or a user wrote; an error is one line."""
     if unknown := sorted(set(table) - {"classes", "columns"}):
         raise InvalidInput(f"a schema has no key {unknown[0]!r}: it has classes and columns")
     columns, classes = table.get("columns", {}), table.get("classes")

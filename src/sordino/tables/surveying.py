@@ -2,17 +2,17 @@
 
 1. **kinds and ranges** (`sordino.tables.release`): a coarse histogram of every column whose kind is open, of every
    number and of the target of a regression, with half the number of its different values.
-2. **bins and names**: of every number a histogram over some dozen cells, laid where the first release found records;
-   of every category, and of the classes of the target, the count of every value. A record has one cell in each of the m
-   columns, and that of the target counts w-fold, w² = max(1, (m - 1)/6), because a class that is not found is not
-   learnt: so the counts of all of them together move by at most √(m - 1 + w²) in length. A value that nobody gave as
-   public is named only if its noised count exceeds 1 + σ√m·z, which the single record of a value of its own passes with
-   probability δ'/m; a record may bring one such value to every column, so that δ' is what the event `Unlisted` charges
+2. **bins and names**: for every number, a histogram over some dozen cells, laid where the first release found records;
+   for every category and for the classes of the target, the count of every value. A record has one cell in each of the
+   m columns. The target's cell counts w-fold, w² = max(1, (m - 1)/6), because a class that is not found is not learnt.
+   So the counts of all columns together move by at most √(m - 1 + w²) in length. A value that nobody gave as public is
+   named only if its noised count exceeds 1 + σ√m·z. A value that only one record has passes this with probability
+   δ'/m. A record may bring one such value to every column, so the event `Unlisted` charges δ'
    (`sordino.accounting.unlisted`).
 
 Bins, centres, deviations and shares are functions of these: they cost nothing more. Public bounds, kinds and values
-spare a release or sharpen it; they never replace what the records themselves say with noise, because bounds are
-mostly far wider than the records.
+save a release or sharpen it. They never replace what the records themselves say with noise, because bounds are mostly
+far wider than the records.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from sordino.tables.schema import Category, Column, Number, Skip, Text, settle_c
 from sordino.tables.table import Cells, Table, parse_numbers, parse_values
 
 CELLS = 64
-"""Cells of the second histogram of a number, if the noise allows for that many."""
+"""Cells of the second histogram of a number, if the noise allows so many."""
 FEWEST_BINS, BINS_IN_ALL = 8, 200
-"""With many numbers each has fewer bins: all of them are learnt from the same records."""
+"""With many numbers, each has fewer bins, because all of them are learnt from the same records."""
 LEAST_SIGNAL = 60.0
-"""Where the steps say less of each column, a number has a slope alone: bins would make rows long for nothing."""
+"""If the steps say less than this about each column, a number has only a slope: bins would only make rows longer."""
 MOST_CODES = 16
-"""A public category of no more values, all of them numbers, is learnt as a number within them."""
+"""A public category with at most this many values, all of them numbers, is learnt as a number within them."""
 MOST_VALUES = 200
 """The most names of a category that are kept, by their noised counts."""
 CLEAR = 3.0
 """A coarse count this many deviations above zero is inside the range of a number."""
 LEAST_SHARE = 0.005
-"""The number of records in a bin."""
+"""How many records are in a bin."""
 SMALLEST_SPREAD = 1e-9
 
 Floats = NDArray[np.float64]
@@ -61,9 +61,9 @@ Floats = NDArray[np.float64]
 class Survey:
     """What will be released about a table, with how much noise; public, and known before anything is read.
 
-    `coarse` are the columns of the first release. `noise` are the multipliers of both. `unlisted` is δ' of the second.
-    `rows` is how many records one unit has at most: all sums are that much more sensitive. `reach` is the number
-    of records over the noise that a count would have if nothing else were released.
+    `coarse` are the columns of the first release. `noise` are the multipliers of both releases. `unlisted` is δ' of the
+    second. `rows` is how many records one unit has at most: all sums are that much more sensitive. `reach` is the
+    number of records over the noise that a count would have if nothing else were released.
     """
 
     target: str
@@ -104,25 +104,25 @@ class Survey:
         return self.fine_deviation / find_weight(self.fine)
 
     def find_threshold(self, deviation: float) -> float:
-        """The noised count above which a value is named, at that deviation of the noise."""
+        """Find the noised count above which a value is named, at this deviation of the noise."""
         return self.rows + deviation * float(norm.isf(self.unlisted / (self.fine * self.rows)))
 
     def events(self) -> list[tuple[DpEvent, int]]:
-        """What it costs."""
+        """Return what it costs."""
         return list_events(self.noise, self.unlisted, first=bool(self.coarse))
 
 
 def list_coarse(columns: Mapping[str, Column | None], target: str, task: str) -> tuple[str, ...]:
-    """The columns of the first release: open kinds, all numbers, and the target of a regression."""
+    """List the columns of the first release: open kinds, all numbers, and the target of a regression."""
     found = [name for name, column in columns.items() if column is None or isinstance(column, Number)]
     return (*found, target) if task == "regression" else tuple(found)
 
 
 def read_codes(columns: Mapping[str, Column | None]) -> dict[str, Column | None]:
-    """`columns` with few public codes as numbers within their bounds, as they would be without a schema.
+    """Read columns of few public codes as numbers within their bounds, as they would be without a schema.
 
-    Near codes are often alike, and bins keep apart what enough records have: to take them for words would make public
-    knowledge worse than none.
+    Near codes are often alike, and bins separate codes that enough records have. If codes were taken for words, public
+    knowledge would be worse than none.
     """
     found = dict(columns)
     for name, column in columns.items():
@@ -134,22 +134,22 @@ def read_codes(columns: Mapping[str, Column | None]) -> dict[str, Column | None]
 
 
 def count_fine(columns: Mapping[str, Column | None]) -> int:
-    """How many columns may have cells in the second release, the target among them."""
+    """Count the columns that may have cells in the second release, including the target."""
     return 1 + sum(not isinstance(column, Skip | Text) for column in columns.values())
 
 
 def find_weight(fine: int) -> float:
-    """How often the target of m = `fine` columns counts."""
+    """Find how often the target of m = `fine` columns counts."""
     return math.sqrt(max(1.0, (fine - 1) / 6))
 
 
 def find_fine_reach(fine: int) -> float:
-    """How far one record moves the counts of m = `fine` columns."""
+    """Find how far one record moves the counts of m = `fine` columns."""
     return math.sqrt(fine - 1 + find_weight(fine) ** 2)
 
 
 def list_events(noise: tuple[float, float], unlisted: float, *, first: bool) -> list[tuple[DpEvent, int]]:
-    """What both releases cost, in their order."""
+    """List the events of both releases, in order."""
     second = ComposedDpEvent([GaussianDpEvent(noise[1]), Unlisted(unlisted)])
     return [*([(GaussianDpEvent(noise[0]), 1)] if first else []), (second, 1)]
 
@@ -167,7 +167,7 @@ class _Column:
 
 
 def survey(table: Table, plan: Survey, ledger: Ledger, source: Source) -> Encoder:
-    """The encoder of `table`. Every event is in the ledger before its noise is drawn (law 5)."""
+    """Survey `table` and return its encoder. Every event is in the ledger before its noise is drawn (law 5)."""
     columns, ranges = _find_kinds(table, plan, ledger, source)
     parts = [_count(table, name, column, plan, ranges) for name, column in columns.items()]
     counted = [part for part in parts if part is not None]
@@ -196,17 +196,17 @@ def survey(table: Table, plan: Survey, ledger: Ledger, source: Source) -> Encode
 
 
 def require_classes_in_sight(table: Table, plan: Survey) -> None:
-    """Refuse, before anything is spent, a target of which two classes are hardly ever told from the noise.
+    """Refuse, before anything is spent, a target without two classes that clearly stand out of the noise.
 
-    An error is for whoever holds the records: it says that they have too few of a class, and names none.
+    An error is for the holder of the records: it says that they have too few of a class, and names none.
     """
     if plan.task != "classification" or plan.classes is not None:
         return
     part, least = _count_target(table, plan, {}), plan.find_threshold(plan.target_deviation)
     if np.sum(part.counts[: len(part.values)] > least - 2.0 * plan.target_deviation) < 2:
         raise InvalidInput(
-            f"target {plan.target!r} has fewer than 2 classes of more than {least:.0f} records, which it takes to find "
-            "them at this epsilon: give the classes if their names are public, or a larger epsilon"
+            f"target {plan.target!r} has fewer than 2 classes of more than {least:.0f} records, the fewest that can be "
+            "found at this epsilon: give the classes if their names are public, or a larger epsilon"
         )
 
 
@@ -216,7 +216,7 @@ def require_classes_in_sight(table: Table, plan: Survey) -> None:
 def _find_kinds(
     table: Table, plan: Survey, ledger: Ledger, source: Source
 ) -> tuple[dict[str, Column], dict[str, Floats]]:
-    """The kind of every column, and the noised coarse histogram of those that are numbers."""
+    """Find the kind of every column, and the noised coarse histogram of every number."""
     columns = {name: column for name, column in plan.columns.items() if column is not None}
     if not plan.coarse:
         return columns, {}
@@ -237,11 +237,11 @@ def _find_kinds(
 
 
 def lay_cells(counts: Floats, deviation: float, bounds: tuple[float, float] | None, cells: int) -> Floats:
-    """Edges of about `cells` cells where the noised coarse `counts` say that numbers are.
+    """Lay the edges of about `cells` cells where the noised coarse `counts` say that numbers are.
 
-    A coarse bin is cut into equal pieces, in proportion to the root of its count: a rare but wide range keeps some.
-    Public bounds move no edge: cells beyond them are taken away once they were counted (`_drop_outside`), so that bins
-    are as good as without bounds.
+    A coarse bin is cut into equal pieces, in proportion to the root of its count, so that a rare but wide range keeps
+    some. Public bounds move no edge: cells beyond them are removed after they are counted (`_drop_outside`), so that
+    bins are as good as without bounds.
     """
     line = release.LINE
     start, stop = release.find_heaviest_stretch(counts - release.IN_DOUBT * deviation)
@@ -255,12 +255,12 @@ def lay_cells(counts: Floats, deviation: float, bounds: tuple[float, float] | No
     parts = [np.linspace(line[i], line[i + 1], pieces[i], endpoint=False) for i in np.flatnonzero(pieces)]
     edges = np.append(np.concatenate(parts), high)
     if bounds is not None and find_outside(edges, bounds).all():
-        return np.array(bounds)  # by the noise, all numbers are outside the public bounds
+        return np.array(bounds)  # the noise put all numbers outside the public bounds
     return edges
 
 
 def find_outside(edges: Floats, bounds: tuple[float, float]) -> NDArray[np.bool_]:
-    """Which cells lie beyond public bounds, so that all they hold is noise."""
+    """Find the cells beyond public bounds, which hold only noise."""
     return np.asarray((edges[1:] <= bounds[0]) | (edges[:-1] > bounds[1]))
 
 
@@ -280,14 +280,14 @@ def _count(table: Table, name: str, column: Column, plan: Survey, ranges: Mappin
 
 
 def _choose_cells(plan: Survey) -> int:
-    """As many cells as can each hold more records than noise, within limits."""
+    """Choose as many cells as can each hold more records than noise, within limits."""
     return max(plan.bins, min(CELLS, int(plan.records / max(plan.fine_deviation, 1e-9))))
 
 
 def count_in_cells(cells: Sequence[str], edges: Floats, bounds: tuple[float, float] | None = None) -> Floats:
-    """How many numbers fall into each cell, those beyond the ends into the outermost; last, how many there are not.
+    """Count the numbers in each cell, with those beyond the ends in the outermost; last, count the missing ones.
 
-    Numbers beyond public bounds count as the nearest of them.
+    Numbers beyond public bounds count as the nearest bound.
     """
     held = Cells.of(cells)
     values, counts = parse_values(held.values), held.count_values()
@@ -300,7 +300,7 @@ def count_in_cells(cells: Sequence[str], edges: Floats, bounds: tuple[float, flo
 
 
 def _count_values(name: str, cells: Sequence[str], public: tuple[str, ...] | None) -> _Column:
-    """Counts of the public values, or of all that there are; then missing ones, and with public values the others."""
+    """Count the public values, or all values; then the missing ones and, with public values, the others."""
     names: dict[str | None, int] = {None: -1}
     if public is None:  # in the order of their names, not of the records
         words = {spell(value) for value in Cells.of(cells).list_values()}
@@ -323,7 +323,7 @@ def _count_target(table: Table, plan: Survey, ranges: Mapping[str, Floats]) -> _
 
 
 def _release_counts(parts: Sequence[_Column], plan: Survey, ledger: Ledger, source: Source) -> list[Floats]:
-    """The counts of all parts with noise, in one release; the last is the target's."""
+    """Release the counts of all parts with noise, at once; the last part is the target."""
     assert len(parts) <= plan.fine
     receipt = ledger.charge(list_events(plan.noise, plan.unlisted, first=False)[0][0], "bins and names")
     weight = find_weight(plan.fine)
@@ -336,9 +336,9 @@ def _release_counts(parts: Sequence[_Column], plan: Survey, ledger: Ledger, sour
 
 
 def _drop_outside(part: _Column, counts: Floats) -> Floats:
-    """Remove the cells beyond public bounds, which hold nothing but noise: a function of what was released.
+    """Remove the cells beyond public bounds, which hold only noise; this is a function of released values.
 
-    They are counted like the others, so that within the bounds everything is as it is without them.
+    They are counted like the others, so that everything within the bounds is as it would be without bounds.
     """
     if part.edges is None or part.bounds is None:
         return counts
@@ -348,19 +348,19 @@ def _drop_outside(part: _Column, counts: Floats) -> Floats:
     return np.append(counts[start:stop], counts[-1])
 
 
-# -- what they make ---------------------------------------------------------------------------------------------------
+# -- bins, names and scales--------------------------------------------------------------------------------------------
 
 
 def find_signal(reach: float, columns: int, shares: Sequence[float]) -> float:
-    """How loud the steps can be about one of so many columns: less of it where many classes share the records."""
+    """Find how much the steps can say about one of so many columns; less if many classes share the records."""
     flat = math.sqrt(8.0) * float(np.mean([share * (1.0 - share) for share in shares])) if len(shares) > 2 else 1.0
     return flat * reach / math.sqrt(columns)
 
 
 def choose_bins(most: int, numbers: int, signal: float) -> int:
-    """Bins of each of so many numbers: `most` of them, or their share of `BINS_IN_ALL`, and `FEWEST_BINS` at least.
+    """Choose the bins of each of so many numbers: `most`, or a share of `BINS_IN_ALL`, but at least `FEWEST_BINS`.
 
-    One, which is none, where the steps say too little of each.
+    It is one, which means none, if the steps say too little about each.
     """
     if signal < LEAST_SIGNAL:
         return 1
@@ -378,22 +378,22 @@ def _make_block(part: _Column, counts: Floats, plan: Survey, bins: int) -> Block
 def name_values(
     values: Sequence[str], counts: Floats, records: int, least: float, *, public: bool
 ) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """The values that may be named, in order, and the shares of their places: each, missing, all others."""
+    """Name the values that may be named, in order, and the shares of their places: each, missing, all others."""
     known = np.arange(len(values)) if public else np.flatnonzero(counts[: len(values)] > least)
     if not public and len(known) > MOST_VALUES:
         known = known[np.argsort(-counts[known])[:MOST_VALUES]]
     chosen = sorted(known.tolist(), key=lambda place: rank(values[place])) if not public else known.tolist()
-    kept = np.append(counts[chosen], counts[len(values)])  # never the sum over values that were not named
+    kept = np.append(counts[chosen], counts[len(values)])  # never the sum over unnamed values
     shares = np.maximum(kept, 0.0) / max(records, 1)
     shares = np.append(shares, max(0.0, 1.0 - shares.sum()))
     return tuple(values[place] for place in chosen), tuple((shares / max(shares.sum(), 1.0)).tolist())
 
 
 def make_bins(edges: Floats, counts: Floats, deviation: float, bins: int) -> Binned:
-    """At most `bins` bins, a cell with more than its share of the records by itself; and the centre and spread.
+    """Make at most `bins` bins, and find centre and spread; a cell with more than its share of records is a bin alone.
 
-    A bin is closed when it holds its part of what the heavy cells leave, and at least what stands out of the noise.
-    With one bin the slope stands alone, and missing cells have a place where they stand out of the noise.
+    A bin is closed when it holds its part of what the heavy cells leave, and stands out of the noise. With one bin
+    there is only the slope, and missing cells have a place if they stand out of the noise.
     """
     inside, missing = np.maximum(counts[:-1], 0.0), max(0.0, float(counts[-1]))
     total = max(float(inside.sum()), 1.0)
@@ -424,9 +424,9 @@ def make_bins(edges: Floats, counts: Floats, deviation: float, bins: int) -> Bin
 
 
 def find_scale(edges: Floats, counts: Floats) -> tuple[float, float]:
-    """Median and deviation of a histogram, by its quantiles: the noise on the counts of a long tail moves these little.
+    """Find median and deviation of a histogram by its quantiles, which the noise in a long tail hardly moves.
 
-    The deviation is that of a normal law with the same quartiles, or the same 5 and 95 % where that is more.
+    The deviation is that of a normal law with the same quartiles, or with the same 5 and 95 % if that is more.
     """
     reached = np.concatenate([[0.0], np.cumsum(counts)])
     at = np.interp(np.array([0.05, 0.25, 0.5, 0.75, 0.95]) * max(reached[-1], 1e-12), reached, edges)
@@ -436,7 +436,7 @@ def find_scale(edges: Floats, counts: Floats) -> tuple[float, float]:
 def _describe_range(
     part: _Column, counts: Floats, plan: Survey, blocks: Mapping[str, Block], left_out: Mapping[str, str]
 ) -> Encoder:
-    """The encoder of a regression, whose target has a center, a spread and a range."""
+    """Make the encoder of a regression, whose target has a center, a spread and a range."""
     assert part.edges is not None
     found = make_bins(part.edges, counts, plan.target_deviation, plan.bins)
     low, high = np.clip(part.edges[[0, -1]], *(plan.bounds or (-math.inf, math.inf))).tolist()
@@ -444,7 +444,7 @@ def _describe_range(
 
 
 def _name_classes(part: _Column, counts: Floats, plan: Survey) -> tuple[tuple[str, ...], tuple[float, ...], float]:
-    """The classes, their shares of the records that have one of them, and the share of those that have none."""
+    """Name the classes, with their shares of the records that have one, and the share of records that have none."""
     least = plan.find_threshold(plan.target_deviation)
     classes, shares = name_values(part.values, counts, plan.records, least, public=part.public)
     if len(classes) < 2:
@@ -456,6 +456,6 @@ def _name_classes(part: _Column, counts: Floats, plan: Survey) -> tuple[tuple[st
 
 
 def _balance(shares: Sequence[float]) -> tuple[float, ...]:
-    """Shares of the classes; they add up to one, and none is zero."""
+    """Balance the shares of the classes: they add up to one, and none is zero."""
     kept = np.maximum(np.array(shares), 1e-3)
     return tuple((kept / kept.sum()).tolist())

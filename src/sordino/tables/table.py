@@ -1,8 +1,8 @@
 """A table of records: the names of its columns, which are public, and its cells, which are not.
 
-A cell is text, whatever file or object it came from, and what it becomes (a number, no value, a class) depends on that
-cell alone. A column holds each different text once and a number for every record, so that a million cells are parsed as
-fast as their different texts.
+A cell is text, whatever file or object it came from. What it becomes (a number, no value, a class) depends on that cell
+alone. A column holds each different text once and a number for every record, so a million cells are parsed as fast as
+their different texts.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from numpy.typing import NDArray
 from sordino.errors import InvalidInput
 
 MISSING = frozenset({"", "?", "-", ".", "na", "n/a", "nan", "null", "none", "missing", "<na>", "nat", "#n/a"})
-"""What stands for no value, in any case and with spaces around it: a public convention."""
+"""The texts that mean no value, in any case and with spaces around them: a public convention."""
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _MANY = 20
 _LARGE = 10_000
-"""More texts than this leave behind enough memory to be worth giving back."""
+"""More texts than this free enough memory to be worth giving back."""
 
 Codes = NDArray[np.integer[Any]]
 
 
 class Cells(Sequence[str]):
-    """One column: `values`, its different texts in an arrow array, and for every record the place of its own there.
+    """One column: `values`, its different texts in an arrow array, and for every record the place of its text there.
 
-    Every value occurs: a text that only other records had is not kept. A place takes one, two or four bytes, as
-    many as the number of values needs.
+    Every value occurs: a text that only other records had is not kept. A place takes one, two or four bytes, as the
+    number of values needs.
     """
 
     __slots__ = ("codes", "values")
@@ -48,7 +48,7 @@ class Cells(Sequence[str]):
 
     @classmethod
     def of(cls, cells: Sequence[str] | Any) -> Cells:
-        """From texts, or from an arrow array of them; none of them is null."""
+        """Make a column from texts, or from an arrow array of texts; none is null."""
         if isinstance(cells, Cells):
             return cells
         array = cells if isinstance(cells, pa.Array | pa.ChunkedArray) else pa.array(cells, pa.large_string())
@@ -78,12 +78,12 @@ class Cells(Sequence[str]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     def list_values(self) -> list[str]:
-        """The different texts."""
+        """List the different texts."""
         found: list[str] = self.values.to_pylist()
         return found
 
     def take(self, codes: Codes) -> Cells:
-        """Some of the records, by their codes; values that none of them has are dropped."""
+        """Take some of the records, by their codes; values that none of them has are dropped."""
         used = np.zeros(len(self.values), np.bool_)
         used[codes] = True
         if used.all():
@@ -92,22 +92,22 @@ class Cells(Sequence[str]):
         return Cells(self.values.filter(pa.array(used)), places[codes])
 
     def change(self, values: Any) -> Cells:
-        """The same with other texts in place of `values`; some may now be equal."""
+        """Return the same with other texts in place of `values`; some may now be equal."""
         again = Cells.of(values)
         return Cells(again.values, again.codes[self.codes])
 
     def spread(self, of_values: NDArray[Any]) -> NDArray[Any]:
-        """What was computed for each value, for each record."""
+        """Spread a result for each value to each record."""
         found: NDArray[Any] = of_values[self.codes]
         return found
 
     def map(self, function: Callable[[str], Any], kind: Any) -> NDArray[Any]:
-        """`function` of every cell, computed once for each different text."""
+        """Apply `function` to every cell, once for each different text."""
         values = self.list_values()
         return self.spread(np.fromiter(map(function, values), kind, len(values)))
 
     def count_values(self) -> NDArray[np.int64]:
-        """How many records have each value."""
+        """Count how many records have each value."""
         return np.bincount(self.codes, minlength=len(self.values))
 
 
@@ -115,8 +115,8 @@ class Cells(Sequence[str]):
 class Table:
     """Named columns of cells as text, all of one length. The names are public, the cells are private.
 
-    `numbers` are those of its records in the file, from 1, if it is a part of one. `named` says that the names are
-    known to be names; if they may be the cells of a record, no error lists them.
+    `numbers` are the numbers of its records in the file, from 1, if it is a part of one. `named` says that the names
+    are known to be names; if they may be the cells of a record, no error lists them.
     """
 
     name: str
@@ -128,7 +128,7 @@ class Table:
         return len(next(iter(self.columns.values()), ()))
 
     def select(self, mask: NDArray[np.bool_]) -> Table:
-        """The records that `mask` marks."""
+        """Select the records that `mask` marks."""
         if mask.all():
             return self
         columns = {name: (found := Cells.of(cells)).take(found.codes[mask]) for name, cells in self.columns.items()}
@@ -136,21 +136,21 @@ class Table:
         return Table(self.name, columns, array("q", numbers.tobytes()), self.named)
 
     def pick(self, names: Sequence[str]) -> Table:
-        """Some of the columns."""
+        """Pick some of the columns."""
         return Table(self.name, {name: self.columns[name] for name in names}, self.numbers, self.named)
 
     def require_column(self, name: str, what: str = "column") -> str:
-        """The name of an existing column; else an error that offers the nearest one."""
+        """Return the name of an existing column, or raise an error that offers the nearest one."""
         if name in self.columns:
             return name
         raise InvalidInput(f"{self.name} has no {what} {name!r}: {self.suggest(name)}")
 
     def suggest(self, name: str) -> str:
-        """The column that may have been meant, or the existing ones; none of them if they may be cells."""
+        """Suggest the column that may have been meant, or the existing ones; none if names may be cells."""
         return suggest_name(name, list(self.columns)) if self.named else self.describe()
 
     def describe(self) -> str:
-        """The existing columns, as far as an error may name them."""
+        """List the existing columns, as far as an error may name them."""
         if self.named:
             return suggest_name("", list(self.columns))
         return (
@@ -160,7 +160,7 @@ class Table:
 
 
 def suggest_name(wrong: str, names: Sequence[str]) -> str:
-    """What a message says after a name that is none of `names`."""
+    """Return what a message says after a name that is not in `names`."""
     spelled = {name.casefold(): name for name in names}
     if near := get_close_matches(wrong.casefold(), list(spelled), n=1, cutoff=0.7):
         return f"did you mean {spelled[near[0]]!r}?"
@@ -174,13 +174,13 @@ def is_missing(cell: str) -> bool:
 
 
 def find_missing(cells: Sequence[str]) -> NDArray[np.bool_]:
-    """Which cells hold no value."""
+    """Find the cells that hold no value."""
     known = Cells.of(cells)
     return known.spread(find_missing_values(known.values))
 
 
 def find_missing_values(texts: Any) -> NDArray[np.bool_]:
-    """Which texts in an arrow array stand for no value. Numbers never do, so few texts are looked at."""
+    """Find the texts in an arrow array that mean no value. Numbers never do, so few texts are looked at."""
     missing = np.zeros(len(texts), np.bool_)
     words = np.flatnonzero(np.isnan(parse_values(texts)))
     missing[words] = [is_missing(text) for text in texts.take(pa.array(words)).to_pylist()]
@@ -188,14 +188,14 @@ def find_missing_values(texts: Any) -> NDArray[np.bool_]:
 
 
 def parse_numbers(cells: Sequence[str]) -> NDArray[np.float64]:
-    """Each cell as a finite number, or NaN; what one cell becomes depends on no other."""
+    """Parse each cell as a finite number, or NaN; what one cell becomes depends on no other."""
     known = Cells.of(cells)
     found: NDArray[np.float64] = known.spread(parse_values(known.values))
     return found
 
 
 def parse_values(texts: Any) -> NDArray[np.float64]:
-    """An arrow array of texts as finite numbers, NaN for those that are none."""
+    """Parse an arrow array of texts as finite numbers, NaN for any other text."""
     trimmed = pc.utf8_trim_whitespace(texts)
     numeric = pc.match_substring_regex(trimmed, _NUMBER)
     unsigned = pc.utf8_ltrim(pc.if_else(numeric, trimmed, None), "+")

@@ -1,7 +1,8 @@
-"""From a table to a trained model, for both faces: `sordino train` and the scikit-learn estimators call `train_table`.
+"""From a table to a trained model: `sordino train` and the scikit-learn estimators both call `train_table`.
 
-In this order, and nothing is spent before the last line: what is public about the columns (`describe_header`), dates in
-parts, whole units to train on or to hold out, what contradicts the public knowledge or makes no sense; then `learn`.
+It describes what is public about the columns (`describe_header`), splits dates into parts, chooses whole units to train
+on or to hold out, and refuses what contradicts public knowledge or makes no sense. Nothing is spent until then. The
+last step is `learn`.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from sordino.tables.table import Cells, Table, find_missing, parse_values
 from sordino.vault.claims import DatasetBudget
 
 PER_UNIT = 3
-"""The most records of one unit that are used, unless another number is asked for."""
+"""The most records of one unit that are used, unless the user gives another number."""
 
 Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a user asks of training on a table, all of it public.
+    """What a user wants from training on a table; all of it is public.
 
     `epsilon` may be spent at `delta` (by default at most a tenth of one over the records). `held_out` is the share of
     records to measure on; `metrics_epsilon` of ε releases the figures with noise, so that they are protected too.
@@ -100,7 +101,7 @@ def prepare_table(table: Table, wishes: Wishes) -> Ready:
         raise InvalidInput("classes and task=regression contradict each other: give one of them")
     if wishes.metrics_epsilon is not None and not wishes.held_out:
         raise InvalidInput(
-            f"metrics-epsilon={wishes.metrics_epsilon} has nothing to measure on: hold records out, or leave it away"
+            f"metrics-epsilon={wishes.metrics_epsilon} has nothing to measure on: hold records out, or leave it out"
         )
     rows = 1
     if wishes.unit is not None:
@@ -132,10 +133,10 @@ def train_table(
     resumed: bool = False,
     vault: DatasetBudget | None = None,
 ) -> Fitted:
-    """Learn within the budget; with a `folder` its ledger and the model are kept there. `vault` is the dataset's own.
+    """Learn within the budget; a `folder` keeps the ledger and the model. `vault` is the dataset's own budget.
 
-    A run that was killed in its `folder` is `resumed`: it learns anew with what the budget has left beside what it
-    spent, and is refused where that is too little.
+    A run that was killed in its `folder` is `resumed`: it learns again with what the budget has left after what it
+    spent, and is refused if that is too little.
     """
     wishes, sheet = ready.wishes, ready.sheet
     ledger = reopen(folder) if resumed and folder is not None else None
@@ -145,7 +146,7 @@ def train_table(
         ledger.close()
         raise BudgetExhausted(
             f"{folder} spent {spent} releases, and epsilon={ready.budget.epsilon:g} leaves too little beside them to "
-            "learn anew: start a new run; what was spent adds to what it costs"
+            "learn again: start a new run; what was spent adds to what it costs"
         )
     try:
         learned = learn(
@@ -175,7 +176,7 @@ def train_table(
 
 
 def choose_delta(delta: float | None, records: int) -> float:
-    """The δ asked for, which must be below 1 / records; or a power of ten at most a tenth of 1 / records."""
+    """Return the δ asked for, which must be below 1 / records; or a power of ten, at most a tenth of 1 / records."""
     if delta is None:
         return min(1e-5, 10.0 ** math.floor(math.log10(0.1 / records) + 1e-9))
     if delta >= 1 / records:
@@ -186,7 +187,7 @@ def choose_delta(delta: float | None, records: int) -> float:
 
 
 def _split(table: Table, wishes: Wishes, rows: int) -> Sheet:
-    """Training and held-out records; with units, of whole units, and no more than `rows` of each."""
+    """Split into training and held-out records; with units, whole units, and no more than `rows` of each."""
     if wishes.unit is None:
         return split_table(table, wishes.target, wishes.held_out)
     owners = name_owners(table, wishes.unit)
@@ -197,7 +198,7 @@ def _split(table: Table, wishes: Wishes, rows: int) -> Sheet:
 
 
 def name_owners(table: Table, unit: str) -> Cells:
-    """Whose record each one is, each name in one spelling; a record without an owner has no bound and is refused."""
+    """Return each record's owner, each name in one spelling; refuse a record without one, as nothing would bound it."""
     owners = Cells.of(table.columns[unit])
     if find_missing(owners).any():
         raise InvalidInput(
@@ -208,9 +209,9 @@ def name_owners(table: Table, unit: str) -> Cells:
 
 
 def keep_few(owners: Cells, rows: int) -> NDArray[np.bool_]:
-    """Which records are used: the first `rows` of every owner.
+    """Keep the first `rows` records of every owner.
 
-    What is kept of one owner depends on that owner's records alone, so that neighbours stay neighbours.
+    What is kept of one owner depends on that owner's records alone, so neighbours stay neighbours.
     """
     order = np.argsort(owners.codes, kind="stable")
     sorted_codes = owners.codes[order]
@@ -222,7 +223,7 @@ def keep_few(owners: Cells, rows: int) -> NDArray[np.bool_]:
 
 
 def plan_table(ready: Ready, *, shared: bool = False) -> LearningPlan:
-    """How the budget will be spent; refuses what would be lost in the noise. The dataset's δ may be `shared`."""
+    """Plan how the budget will be spent; refuse what would be lost in the noise. Others may have `shared` in δ."""
     wishes, sheet = ready.wishes, ready.sheet
     task = require_task(sheet.train, sheet.target, wishes.task, ready.schema)
     columns = {name: column for name, column in ready.schema.columns.items() if name != sheet.target}
@@ -243,7 +244,7 @@ def plan_table(ready: Ready, *, shared: bool = False) -> LearningPlan:
 
 
 def build_program(ready: Ready, plan: LearningPlan | None = None) -> Callable[[Table, Any], Any]:
-    """The learning of `ready` as a program for `sordino.audit.conformance.replay`: from records to what is released."""
+    """Make the learning of `ready` a program for `sordino.audit.conformance.replay`: from records to releases."""
     plan = plan or plan_table(ready)
 
     def program(records: Table, tape: Any) -> Any:
@@ -257,7 +258,7 @@ def build_program(ready: Ready, plan: LearningPlan | None = None) -> Callable[[T
 
 
 def choose_records(table: Table, count: int = 4) -> list[int]:
-    """Some records spread over the table, all of whose values others have too: only those replays can compare."""
+    """Choose some records over the whole table whose values all occur elsewhere: replays can compare only those."""
     alone = np.zeros(len(table), np.bool_)
     for cells in map(Cells.of, table.columns.values()):
         if np.isnan(parse_values(cells.values)).any() and len(cells.values) <= len(table) // 2:

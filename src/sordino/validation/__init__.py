@@ -1,12 +1,12 @@
-"""What is wrong with this model, loss or dataset, found by behaviour before anything is spent.
+"""Finds out, before anything is spent and by behaviour, what is wrong with a model, loss or dataset.
 
 Per-example privacy needs every example's loss, and so its gradient, to be a function of that example, the parameters
 and public state alone. No list of layer types decides this: the probe changes one example and watches the others.
 
-Guarantees: before the first draw at most four records are looked at; the model, its buffers, gradients and flags and
-all generators of random numbers are afterwards bit for bit what they were. A finding is about model and loss, never
+Guarantees: before the first draw, at most four records are looked at. Afterwards the model, its buffers, gradients and
+flags and all generators of random numbers are bit for bit what they were. A finding is about model and loss, never
 about one bad record. Limits: the probe misses mixing that shows on none of the probed records, and state outside the
-model; real draws are checked, too (`sordino.validation.watching`). The model is probed with its current train/eval
+model; real draws are checked too (`sordino.validation.watching`). The model is probed with its current train/eval
 flags: check again after changing them.
 """
 
@@ -35,7 +35,7 @@ __all__ = ["CROWD", "Finding", "check", "check_ledger", "check_length", "check_o
 
 
 SLOW = 3.0
-"""Seconds after which whoever waits for the probe is told so."""
+"""After this many seconds, a user who waits for the probe is told so."""
 
 WAITING = (
     "sordino: probing whether model and loss mix examples, before the first step and briefly at steps 1, 2, 4, 8, ...; "
@@ -58,7 +58,7 @@ def check(
 def _examine(
     objective: Objective, parameters: list[nn.Parameter], fetch: Fetch, records: int, crowd: int
 ) -> tuple[list[Finding], Randomness | None]:
-    """The findings, and which random numbers the loss drew for the few records."""
+    """Return the findings, and which random numbers the loss drew for the few records."""
     names = {id(p): name for name, p in objective.named_parameters()}
     if not parameters:
         return [
@@ -85,10 +85,10 @@ def _examine(
 def require_valid(
     objective: Objective, parameters: list[nn.Parameter], fetch: Fetch, records: int, crowd: int = CROWD
 ) -> Randomness:
-    """Refuse a model, loss or collate function that `check` objects to; whoever waits long is told what for.
+    """Refuse a model, loss or collate function that `check` objects to; tell a user who waits long why.
 
-    Returns which random numbers the loss drew. What follows from them has to be said before the first draw: said after
-    one, it could tell something about who was in it.
+    Returns which random numbers the loss drew. What follows from them must be said before the first draw: if it were
+    said after a draw, it could tell something about who was in it.
     """
     with tell_if_slow():
         findings, randomness = _examine(objective, parameters, fetch, records, crowd)
@@ -100,7 +100,7 @@ def require_valid(
 
 @contextmanager
 def tell_if_slow(seconds: float = SLOW) -> Iterator[None]:
-    """One line for whoever looks at a terminal or a notebook, if what is inside takes longer than so many seconds."""
+    """Print one line to a terminal or a notebook if the block takes longer than so many seconds."""
     looked_at = sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
     timer = Timer(seconds, lambda: sys.stderr.write(WAITING))
     timer.daemon = True
@@ -122,9 +122,9 @@ def check_length(count: int, declared: int | None, unit: str = "record") -> None
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, selection: Selector | None = None) -> None:
-    """The optimizer must hold trainable parameters of this model, and ask for one gradient per step.
+    """Require an optimizer that holds trainable parameters of this model and asks for one gradient per step.
 
-    A `selection` that compares models must be shown the one to be given out.
+    A `selection` that compares models must see the one to be returned.
     """
     keeps = selection is None or isinstance(selection, Always)
     if not keeps and isinstance(optimizer, Proposer) and optimizer.holds_two:

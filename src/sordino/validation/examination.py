@@ -1,4 +1,4 @@
-"""The probes themselves: change one example, its neighbours, the batch size or the past, and watch the others."""
+"""The probes: change one example, its neighbours, the batch size or the past, and watch the others."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ PROBED = 4
 """How many records a probe looks at."""
 
 CROWD = 32
-"""How many places the same records take where a crowd is needed, as by experts that take so many and no more."""
+"""How many places the same records take if a crowd is needed, as for experts that accept only so many examples."""
 
 COSTLY = 2**19
-"""A model is costly if an example's forward pass makes more entries than so many: not all is tried in a crowd then."""
+"""A model is costly if an example's forward pass makes more entries than this: not everything is tried in a crowd."""
 
 LARGE = 2**22
-"""So is one with more parameters than that: their gradients take long, however few examples there are."""
+"""A model with more parameters than this is costly too: gradients take long, however few examples there are."""
 
 SUMMED = 2
 """How many examples' gradients are compared in another order; all losses are."""
 
 FEW_SEEDS = 2
-"""Seeds for a costly model whose coins are masks, which choose nothing: it does the same with all of them."""
+"""How many seeds a costly model gets whose coins are masks, which choose nothing: it does the same with any."""
 
 
 class Examination(Trial):
@@ -56,7 +56,7 @@ class Examination(Trial):
             self._references.clear()
 
     def find(self) -> Iterator[Finding]:
-        """Everything that is wrong, the most basic first; later probes trust what the earlier ones established."""
+        """Find everything that is wrong, the most basic first; later probes trust the results of earlier ones."""
         for probe in (
             self.probe_basics,
             self.probe_seeding,
@@ -74,7 +74,7 @@ class Examination(Trial):
                 return
 
     def collate(self, indices: Sequence[int]) -> Rows:
-        """Records through the user's collate function, with random augmentations repeated."""
+        """Collate records by the user's function, with random augmentations repeated."""
         batch = self._batch(indices)
         return Rows(batch.data, batch.size)
 
@@ -83,7 +83,7 @@ class Examination(Trial):
         self.prober.seed(FIRST_SEED)
         try:
             batch = self._fetch(indices)
-        except Exception as error:  # the user's dataset may raise anything; it stays the cause
+        except Exception as error:  # the user's dataset may raise any error; it stays the cause
             message = f"dataset or collate function failed on {len(indices)} records ({locate_error(error)}; {WORDS})"
             raise ProbeFailed("data", "dataset", f"{message}; every record must load and collate") from error
         if torch.default_generator.initial_seed() != FIRST_SEED:
@@ -92,39 +92,39 @@ class Examination(Trial):
 
     @cached_property
     def costly(self) -> bool:
-        """Whether a run takes so long that eight crowds would take a minute; by shapes alone."""
+        """Whether eight crowds would take about a minute; judged by shapes alone."""
         parameters = sum(p.numel() for p in self.prober.pristine.parameters())
         return self.first.randomness.entries > COSTLY * self.size or parameters > LARGE
 
     @property
     def seeds(self) -> range:
-        """As many as may make a difference; a costly model that only has masks is tried with few."""
+        """The seeds to try: as many as may make a difference, but few for a costly model that only has masks."""
         masked = self.costly and self.first.randomness.masks
         return super().seeds[:FEW_SEEDS] if masked else super().seeds
 
     @cached_property
     def repeatable(self) -> bool:
-        """Whether the dataset gives the same record twice when generators are seeded alike."""
+        """Whether the dataset gives the same record twice if generators are seeded alike."""
         return are_same(self.fetched.data, self.collate(self.indices).data)
 
     def arrange(self, order: Sequence[int]) -> Rows:
-        """The probed examples in another order, some of them several times."""
+        """Arrange the probed examples in another order, some of them several times."""
         return self.rows.take(order) if self.sliceable else self.collate([self.indices[i] for i in order])
 
     def probe_basics(self) -> Iterator[Finding]:
-        """The loss runs, is a vector, is finite for some record, and reaches a parameter."""
+        """Check that the loss runs, is a vector, is finite for some record, and reaches a parameter."""
         if all(gradient is None for gradient in self.first.gradient):
             advice = "compute it from the model it is given, without detach() or no_grad()"
             yield Finding("detached", "loss", f"loss reaches no trainable parameter: {advice}")
         elif self.distinct > 1 and not self.first.losses.isfinite().any():
-            # Alone, because one bad record must not be reported, not even through layers that spread it.
+            # One by one, because one bad record must not be reported, not even through layers that spread it.
             alone = [self.run(self.collate([i]), how=How("eval")).losses.isfinite().all() for i in self.indices]
             if not any(alone):
                 advice = "check the scale of the inputs, the initial weights and logarithms or divisions by zero"
                 yield Finding("non-finite", "loss", f"loss is not finite for any of {self.distinct} records: {advice}")
 
     def probe_seeding(self) -> Iterator[Finding]:
-        """Refuse a loss that leaves a generator seeded: whatever is drawn from it then is known to all."""
+        """Refuse a loss that leaves a generator seeded: everybody knows what is drawn from it later."""
         first = self.first.randomness
         another = How(seed=FIRST_SEED + 1)
         if first.reseeds or (first.outside_used and self.run(self.rows, how=another).randomness.is_fixed(first)):
@@ -138,9 +138,9 @@ class Examination(Trial):
             yield UNREPEATABLE
 
     def swaps(self) -> Iterator[Swap]:
-        """The first example, then the last, becomes another record, then a rescaled version of itself.
+        """Swap the first example, then the last, for another record and for a rescaled version of itself.
 
-        Where that is costly the first one becomes another record and the last one is rescaled.
+        If that is costly, the first becomes another record and the last is rescaled.
         """
         last = self.size - 1
         rescales = self.sliceable and self.rows.can_shift
@@ -154,18 +154,18 @@ class Examination(Trial):
                 yield Swap(self.rows.shift(row, scale, offset), watched, summed, optional=True)
 
     def probe_mixing(self) -> Iterator[Finding]:
-        """One example changes: the others' losses and gradients, and all parameters and buffers, must not."""
+        """Change one example: the others' losses and gradients, and all parameters and buffers, must not change."""
         for swap in self.swaps():
             if found := list(self.judge(swap)):
                 yield from found
                 return
 
     def probe_crowd(self) -> Iterator[Finding]:
-        """Many examples, of which the first half becomes one record, or goes away: the last half must not notice.
+        """Turn the first half of many examples into one record, or remove it: the last half must not notice.
 
         A model with randomness is tried with several seeds, as it may mix examples by the toss of a coin. A costly one
-        is asked once whether the few records notice a crowd. If they do not, its other seeds see the few alone: real
-        draws are looked at with fresh seeds (`watching`).
+        is tried once to see whether the few records notice a crowd. If they do not, its other seeds see only the few:
+        real draws are checked with fresh seeds (`watching`).
         """
         crowd, few = self.place_crowd(self._crowd // 2 if self.costly else self._crowd), self.place_crowd(self.size)
         tried = [(few if self.costly and seed != FIRST_SEED else crowd, How(seed=seed)) for seed in self.seeds]
@@ -186,29 +186,29 @@ class Examination(Trial):
                 return
 
     def notices_crowd(self) -> bool:
-        """Whether the few records may have other losses at the end of a crowd, behind many copies of the first one."""
+        """Whether the few records may get other losses at the end of a crowd, behind many copies of the first one."""
         others = max(self.size, self._crowd // 2) - self.size
         crowd = self.arrange([*[0] * others, *range(self.size)])
         return not self.agrees(crowd, [(i, others + i) for i in range(self.size)], How(shared=self.random))
 
     def place_crowd(self, size: int) -> tuple[Trial, list[int], Watched]:
-        """A trial of the probed examples in so many places, which of them is in each, and the places of the last half.
+        """Make a trial of the probed examples in so many places; say which is in each, and where the last half is.
 
-        The model was seen to be random or not on the few: it is not asked again.
+        The few records have shown whether the model is random: this is not tried again.
         """
         size = max(self.size, size)
         places = [i % self.size for i in range(size)]
         return Trial(self.prober, self.arrange(places)), places, tuple(range(size // 2, size))
 
     def pick(self, places: Sequence[int], some: Sequence[int]) -> Rows:
-        """The examples at `some` of the `places`, as a batch of their own."""
+        """Pick the examples at `some` of the `places` as a separate batch."""
         return self.arrange([places[i] for i in some])
 
     def probe_sizes(self) -> Iterator[Finding]:
-        """The same examples in a smaller batch: same losses, and nothing that counted the examples."""
+        """Check that the same examples in a smaller batch have the same losses, and that nothing counted them."""
         if not self.sliceable:  # the next probe collates smaller batches
             return
-        for seed in self.seeds[: 1 if self.costly else 2]:  # a crowd, or the few, were split with all of them
+        for seed in self.seeds[: 1 if self.costly else 2]:  # a crowd, or the few, were already split with all of them
             for size in {min(2, self.size - 1), 1}:
                 try:
                     found = list(
@@ -222,7 +222,7 @@ class Examination(Trial):
                     return
 
     def probe_company(self) -> Iterator[Finding]:
-        """The same records collated with fewer others: same losses."""
+        """Check that the same records, collated with fewer others, have the same losses."""
         if not self.repeatable:
             yield UNREPEATABLE
             return
@@ -232,16 +232,16 @@ class Examination(Trial):
         for size in {min(2, len(self.indices) - 1), 1}:
             few, _ = self._collate_alike(self.indices[:size])
             if same and self.sliceable and are_same(few.data, forth.take(range(size)).data):
-                continue  # the very batch that was just tried
+                continue  # the same batch that was just tried
             if found := list(whole.judge_smaller(few, range(size), How(shared=True), COMPANY)):
                 yield from found
                 return
 
     def probe_places(self) -> Iterator[Finding]:
-        """The records collated in reverse: same losses, unless its numbers come from where a step keeps secrets.
+        """Check that records collated in reverse have the same losses, except for numbers that a step keeps secret.
 
         A collate function that draws from its own or a seeded generator gives a record the numbers of its place in the
-        batch, and one record more moves all after it.
+        batch, and one more record moves all places after it.
         """
         back = range(len(self.indices))[::-1]
         reverse = [self.indices[i] for i in back]
@@ -259,14 +259,14 @@ class Examination(Trial):
             yield PLACED
 
     def _collate_alike(self, indices: Sequence[int]) -> tuple[Rows, Randomness]:
-        """Records collated once more, all with the same coins, of those that a step keeps secret: torch's."""
+        """Collate records again, with equal coins for all, of the kind that a step keeps secret: torch's."""
         rows, coins = self._watch_collation(indices)
         return self._watch_collation(indices, shared=True) if coins.drawn and not coins.known else (rows, coins)
 
     def _watch_collation(
         self, indices: Sequence[int], seed: int = FIRST_SEED, *, shared: bool = False
     ) -> tuple[Rows, Randomness]:
-        """Records that were loaded already, collated once more, and what was drawn for it."""
+        """Collate loaded records again, and note what was drawn for it."""
         coins = Randomness(seed, shared)
         self.prober.seed(seed)
         with coins:
@@ -274,7 +274,7 @@ class Examination(Trial):
         return Rows(batch.data, batch.size), coins
 
     def probe_memory(self) -> Iterator[Finding]:
-        """The same batch after different pasts: same losses, or something unregistered remembers data."""
+        """Check that a batch has the same losses after different pasts; otherwise something hidden remembers data."""
         if self.sliceable:
             rows, past = self.rows.take([0, 1]), self.rows.take([self.size - 1] * 2)
         else:

@@ -1,8 +1,8 @@
-"""Does training reach what it should? Asked before every step by name, and after the first one by what it did.
+"""Does training reach what it should? This is checked before every step by name, and after the first by its effect.
 
 If an adapter is wrapped around the model after the optimizer was built, nothing trains it: the run costs its privacy
-and its hours, and the model stays as it was. Nothing here looks at a record: which tensors are trainable, held by the
-optimizer, given noise or changed is public.
+and its hours, and the model stays as it was. Nothing here looks at a record. It is public which tensors are trainable,
+held by the optimizer, given noise or changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMED = 4
 
 
 def require_held(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that lacks a trainable parameter of the model, as one built before adapters were added."""
+    """Refuse an optimizer that lacks a trainable parameter of the model, as if built before adapters were added."""
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if missing := [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]:
         raise InvalidInput(
@@ -34,10 +34,10 @@ def require_held(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 @contextmanager
 def watch_first_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Around the first step: every trainable tensor must receive noise, and no frozen one may change.
+    """Watch the first step: every trainable tensor must receive noise, and no frozen one may change.
 
-    Noise has no exact zeros, so a gradient of zeros was not released by the step. Whether the gradient moves its tensor
-    depends on the learning rate, which a warm-up starts at zero. Nothing is kept of the trainable tensors.
+    Noise has no exact zeros, so the step did not release a gradient of zeros. Whether a gradient moves its tensor
+    depends on the learning rate, which a warm-up starts at zero. No copy of the trainable tensors is kept.
     """
     require_held(model, optimizer)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -64,13 +64,13 @@ def watch_first_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iter
 
 
 def _sample(parameter: nn.Parameter) -> Tensor:
-    """Entries spread over the tensor, as bytes, so that a NaN equals itself."""
+    """Sample entries over the whole tensor, as bytes, so that a NaN equals itself."""
     flat = _local(parameter.detach()).reshape(-1)
     return flat[:: max(1, len(flat) // SAMPLE)].clone().view(torch.uint8)
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """This process's part of a sharded tensor."""
+    """Return this process's part of a sharded tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 

@@ -21,7 +21,7 @@ MAX_GROUPS = 32
 """Wu & He 2018, Sec. 4.1: 32 groups do well over a wide range of widths."""
 
 CHANNELS_WITHOUT_SPACE = 8
-"""Least channels per group where a group may hold nothing but its channels: one value alone normalises to zero."""
+"""The least channels per group if a group may hold only its channels: a single value normalises to zero."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _breaks_privacy(layer: _BatchNorm | _InstanceNorm, model: nn.Module) -> bool
 
 
 def choose_groups(layer: _BatchNorm) -> int:
-    """The largest divisor of the channels up to 32, with enough channels per group where there may be no space."""
+    """Choose the largest divisor of the channels up to 32, with enough channels per group if there may be no space."""
     channels = layer.num_features
     spatial = isinstance(layer, nn.BatchNorm2d | nn.BatchNorm3d)
     most = min(MAX_GROUPS, channels if spatial else max(1, channels // CHANNELS_WITHOUT_SPACE))
@@ -103,20 +103,20 @@ def _make_group_norm(name: str, layer: _BatchNorm) -> nn.GroupNorm:
 
 
 def _runs_alone(layer: _BatchNorm) -> bool:
-    """Whether a layer has the forward pass of torch's own, and not an activation after it, as fused layers have."""
+    """Whether a layer has torch's own forward pass, without an activation after it as in fused layers."""
     return type(layer).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
 def _count_space(layer: _BatchNorm) -> int:
-    """Dimensions besides examples and channels."""
+    """Count the dimensions besides examples and channels."""
     return 2 if isinstance(layer, nn.BatchNorm2d) else 3 if isinstance(layer, nn.BatchNorm3d) else 1
 
 
 class GroupNormThen(nn.GroupNorm):
-    """GroupNorm and what a fused layer did after its BatchNorm: the modules that it held, one after the other."""
+    """GroupNorm, then what a fused layer did after its BatchNorm: the modules that it held, one after the other."""
 
     def follow(self, name: str, layer: _BatchNorm) -> None:
-        """Take over the layer's modules, if they and nothing else are what it does to what it has normalised."""
+        """Take over the layer's modules, if it applies them and nothing else after normalising."""
         for child_name, child in layer.named_children():
             self.add_module(child_name, child)
         trial = copy.deepcopy(layer).eval()

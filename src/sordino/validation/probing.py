@@ -29,7 +29,7 @@ from sordino.gradients.projected import use_plain_attention
 from sordino.validation.randomness import FIRST_SEED, Randomness
 
 Mode = Literal["given", "without dropout", "eval"]
-"""The flags of a copy: those of the user, with dropout alone switched off, or of evaluation."""
+"""The flags of a copy: those of the user, the same without dropout, or those of evaluation."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ProbeFailed(UnsupportedModel):
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call of a module: the watched examples' rows of what went in and of what came out."""
+    """One call of a module: the watched examples' rows of its inputs and outputs."""
 
     name: str
     inputs: list[Tensor]
@@ -69,7 +69,7 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class ProbeRun:
-    """What a run left: one loss per example, the gradient of the watched losses, and all parameters and buffers.
+    """The result of a run: one loss per example, the gradient of the watched losses, and all parameters and buffers.
 
     `randomness` says which random numbers it drew.
     """
@@ -84,11 +84,11 @@ class ProbeRun:
 
 @contextmanager
 def preserve_randomness(module: nn.Module) -> Iterator[Callable[[int], None]]:
-    """Hand out a function that seeds torch, NumPy and Python alike; put their generators back at the end."""
+    """Yield a function that seeds torch, NumPy and Python; restore their generators at the end."""
     accelerators = {p.device.type for p in module.parameters()} - {"cpu", "meta"}
 
     def seed(value: int) -> None:
-        # torch.manual_seed would also reach accelerators that this model does not use and nobody saved.
+        # torch.manual_seed would also reach accelerators that this model does not use and that nobody saved.
         (torch.manual_seed if accelerators else torch.default_generator.manual_seed)(value)
         random.seed(value)
         np.random.seed(value)  # noqa: NPY002 - users draw from it, so it has to repeat and to be put back
@@ -105,7 +105,7 @@ def preserve_randomness(module: nn.Module) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def preserve_model(objective: Objective) -> Iterator[Objective]:
-    """Hand out a pristine copy; at the end undo what a loss that ignores the model it is given did to the original."""
+    """Yield a pristine copy; at the end, undo what a loss that ignores its model argument did to the original."""
     pristine = _copy_sharing(objective)
     flags = [(module, module.training) for module in objective.modules()]
     plain = [module for module in objective.modules() if not isinstance(module, torch.jit.ScriptModule)]
@@ -128,7 +128,7 @@ def preserve_model(objective: Objective) -> Iterator[Objective]:
 
 
 def _copy_sharing(objective: Objective, shared: dict[int, Any] | None = None) -> Objective:
-    """A deep copy that has the `shared` tensors, by identity, in common with the original."""
+    """Make a deep copy that shares the tensors `shared`, by identity, with the original."""
     try:
         return copy_module(objective, shared)
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
@@ -139,24 +139,24 @@ COPY_ADVICE = "keep no open files, locks or generators on modules"
 
 
 def copy_module(module: Module, shared: dict[int, Any] | None = None) -> Module:
-    """A deep copy; what a module has computed from its parameters, as pruning and old weight norms do, has no graph."""
+    """Make a deep copy; tensors computed from parameters, as by pruning and old weight norms, lose their graph."""
     made = {id(tensor): tensor.detach().clone() for tensor in list_made(module)}
     return copy.deepcopy(module, {**made, **(shared or {})})
 
 
 def list_made(module: nn.Module) -> list[Tensor]:
-    """Tensors with a graph that modules keep: made from parameters, or activations."""
+    """List tensors with a graph that modules keep: made from parameters, or activations."""
     held = tree_leaves([vars(part) for part in module.modules()])
     return [x for x in held if isinstance(x, Tensor) and x.grad_fn is not None]
 
 
 def list_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers by name."""
+    """List all parameters and buffers by name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def list_saved_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers that belong to a model's state: others, such as tables of positions, may grow with a batch."""
+    """List the buffers that belong to a model's state; others, such as tables of positions, may grow with a batch."""
     plain = ((name, part) for name, part in module.named_modules() if not isinstance(part, torch.jit.ScriptModule))
     return {
         f"{name}.{own}": buffer
@@ -189,7 +189,7 @@ class Tracer:
     open: list[tuple[str, list[Tensor]]] = field(default_factory=list)
 
     def rows(self, values: Any) -> list[Tensor]:
-        """The watched rows of every floating tensor that has a row per example."""
+        """Return the watched rows of every floating tensor that has a row per example."""
         found = [x for x in tree_leaves(values) if isinstance(x, Tensor) and x.is_floating_point()]
         self.dtypes.update(x.dtype for x in found)
         if not self.record:
@@ -219,9 +219,9 @@ class Tracer:
 class Prober:
     """Runs fresh copies of `pristine` on data; `trained` names the parameters whose gradient is watched.
 
-    Copies that are `light` share their parameters with it, and of their state only the buffers that would be saved are
-    looked at. Otherwise they do so only where the loss has been seen to leave them alone, and the values of `spare`, of
-    which it is a copy, are at hand should that change.
+    Copies that are `light` share their parameters with it, and only the buffers that would be saved are checked. Other
+    copies share parameters only after the loss has been seen to leave them alone; `spare`, the model that it was copied
+    from, has their values in case that changes.
     """
 
     pristine: Objective
@@ -241,7 +241,7 @@ class Prober:
         record: bool = False,
         after: tuple[Any, int] | None = None,
     ) -> ProbeRun:
-        """One run; with `watched` also the gradient of those losses; with `after` on a model that saw other data."""
+        """Run once, with the gradient of the `watched` losses, if any; with `after` the model saw other data before."""
         before = self._versions()
         found = self._run(data, size, watched, how, record, after)
         if self.light or self.spare is None:
@@ -295,20 +295,20 @@ class Prober:
     def _losses(self, objective: Objective, data: Any, size: int, tracer: Tracer, randomness: Randomness) -> Tensor:
         self.seed(randomness.seed)
         try:
-            # One way for attention, the one whose random numbers can be seen; and no compiled code, which hides them.
+            # Only the kind of attention whose random numbers can be seen, and no compiled code, which hides them.
             with disable_compilation(), use_plain_attention(), randomness:
                 return objective.losses(copy.deepcopy(data), size)
         except UnsupportedModel as error:
             raise ProbeFailed("shape", "loss", str(error)) from error
         except (MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # the user's model and loss may raise anything; it stays the cause
+        except Exception as error:  # the user's model and loss may raise any error; it stays the cause
             raise translate(error, objective, data, tracer.open[-1][0] if tracer.open else "") from error
 
     def _gradient(
         self, objective: Objective, losses: Tensor, watched: Sequence[int], randomness: Randomness
     ) -> list[Tensor | None]:
-        """Under what the losses were computed under, and with their coins: checkpointed parts run a second time."""
+        """Differentiate in the context of the losses and with their coins, because checkpointed parts run again."""
         if not losses.requires_grad:
             return [None] * len(self.trained)
         named = dict(objective.named_parameters())
@@ -327,7 +327,7 @@ class Prober:
 
 
 def translate(error: Exception, objective: Objective, data: Any, name: str) -> ProbeFailed:
-    """One line for what torch or the user's code said, without its words: they may name labels, values and sizes."""
+    """Turn an error of torch or the user's code into one line without its words, which may name labels or values."""
     where = describe(objective, name)
     text = str(error)
     model_types = list_dtypes(objective.model.parameters())
@@ -346,7 +346,7 @@ def translate(error: Exception, objective: Objective, data: Any, name: str) -> P
 
 
 def describe(objective: Objective, name: str) -> str:
-    """A module by type and by the name it has in the user's model; what is outside the model is the loss."""
+    """Describe a module by its type and its name in the user's model; anything outside the model is the loss."""
     if name == "" or name.split(".")[0] != "model":
         return "loss"
     kind = type(objective.get_submodule(name)).__name__
@@ -354,6 +354,6 @@ def describe(objective: Objective, name: str) -> str:
 
 
 def list_dtypes(values: Any) -> str:
-    """The dtypes of the tensors among `values`, e.g. ``float32 and int64``."""
+    """List the dtypes of the tensors among `values`, e.g. ``float32 and int64``."""
     names = {str(x.dtype).removeprefix("torch.") for x in values if isinstance(x, Tensor)}
     return " and ".join(sorted(names)) or "without tensors"

@@ -4,10 +4,10 @@ Only what torch's default generator gives is repeated and shared: a step seeds i
 a generator that it seeded or holds itself stays as it is. If it differs from place to place in a batch, the probe sees
 an example change when it moves, and refuses.
 
-Two runs can only be compared if an example has the same coins in both. With equal seeds that is so while batches have
-equal shapes. In a smaller batch, or where a router sends an example to another place of a smaller part, the numbers
-that torch's generators give move from one example to another. *Shared* coins do not: they depend on the last dimension
-of what is drawn and on nothing else, so that all examples have the same, whatever the size of the batch.
+Two runs can only be compared if an example has the same coins in both. Equal seeds do this as long as batches have
+equal shapes. In a smaller batch, or if a router sends an example to another place of a smaller part, the numbers of
+torch's generators move from one example to another. *Shared* coins do not move: they depend only on the last dimension
+of what is drawn, so all examples have the same coins, whatever the size of the batch.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from torch.utils._pytree import tree_leaves
 from sordino.gradients.engine import HALVES
 
 FIRST_SEED = 2_718_281_828
-"""Of the probe: the seeds from this one on, because nobody seeds a loss with them."""
+"""The probe uses the seeds from this one on, because nobody seeds a loss with them."""
 
 WIDTH = 1024
 """How many different shared coins there are; wider rows repeat them."""
 
 MASKS = ("bernoulli_", "native_dropout")
-"""What torch draws the masks of dropout with."""
+"""The operations with which torch draws dropout's masks."""
 
 COARSE = 64
-"""A mask has so many coins for an example, at least: fewer may be what decides about it as a whole."""
+"""A mask has at least this many coins for an example: fewer may decide about the example as a whole."""
 
 DECISIVE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 """Operations that hand a value to Python, or to the shape of a result."""
@@ -43,12 +43,12 @@ DECISIVE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 class Randomness(TorchDispatchMode):
     """Notes what is drawn inside it; if `shared`, replaces it by coins that are the same for all rows.
 
-    `drawn` lists torch's operations with the shapes of their results, `unshared` those of them that have no rule.
-    `known` says whether the loss drew from a torch.Generator of its own or after it seeded torch itself, and `reseeds`
-    whether it left torch so; `replays` whether it drew the same numbers twice, having put torch back.
-    Python's and NumPy's generators are seeded too; `outside` is where they stand in the end.
-    It sees every operation, and also says whether any was `halved`: had a result in half precision, how many
-    `entries` they made, and whether coins were `decisive`: may have chosen what was computed.
+    `drawn` lists torch's operations with the shapes of their results, `unshared` those without a rule. `known` says
+    whether the loss drew from its own torch.Generator or after it seeded torch itself, `reseeds` whether it left torch
+    seeded, and `replays` whether it drew the same numbers twice by putting torch back. Python's and NumPy's generators
+    are seeded too; `outside` is their state at the end.
+    It sees every operation. It also says whether any was `halved` (had a result in half precision), how many `entries`
+    the operations made, and whether coins were `decisive` (may have chosen what was computed).
     """
 
     def __init__(self, seed: int, shared: bool) -> None:
@@ -85,9 +85,9 @@ class Randomness(TorchDispatchMode):
 
     @property
     def common(self) -> bool:
-        """Whether all examples share a coin: a single number, or one of Python's or NumPy's, as LayerDrop draws it.
+        """Whether all examples share a coin: a single number, or one from Python or NumPy, as LayerDrop draws it.
 
-        Or all passes share theirs, as within ``torch.random.fork_rng``.
+        The same holds if all passes share their coins, as within ``torch.random.fork_rng``.
         """
         single = any(math.prod(shape) == 1 for _, shape in self.drawn)
         return single or self.outside_used or self.repeated
@@ -98,16 +98,16 @@ class Randomness(TorchDispatchMode):
         return self.outside != self._start
 
     def is_fixed(self, other: Randomness) -> bool:
-        """Whether Python or NumPy stand where they stand after a run from `other` seeds: then the loss seeded them."""
+        """Whether Python or NumPy end in the same state after a run from `other` seeds: then the loss seeded them."""
         mine, theirs = ((run.outside[:1], run.outside[1:]) for run in (self, other))
         return any(one == another for one, another in zip(mine, theirs, strict=True))
 
     @property
     def masks(self) -> bool:
-        """Whether all that is random are masks like dropout's: they drop single entries, and choose nothing.
+        """Whether all randomness is in masks like dropout's, which drop single entries and choose nothing.
 
-        Whatever the coins, such a loss does the same operations on the same examples. Where masks touched an operation
-        that compares, sorts, counts or hands a value to Python, they may choose, and this is not said.
+        Whatever the coins, such a loss does the same operations on the same examples. If masks touched an operation
+        that compares, sorts, counts or hands a value to Python, they may choose, and the answer is no.
         """
         fine = all(name in MASKS and math.prod(shape[1:]) >= COARSE for name, shape in self.drawn)
         return bool(self.drawn) and fine and not (self.decisive or self.known or self.outside_used)
@@ -117,7 +117,7 @@ class Randomness(TorchDispatchMode):
         return self.drawn == other.drawn and self.outside == other.outside
 
     def comparable(self, other: Randomness) -> bool:
-        """Whether, with shared coins, an example had the same ones in both runs."""
+        """Whether, with shared coins, an example had the same coins in both runs."""
         return not self.unshared and not other.unshared and self.outside == other.outside
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -136,29 +136,29 @@ class Randomness(TorchDispatchMode):
             return func(*args, **kwargs)
         start = b"" if self.shared else _read_state()
         if self.shared:
-            torch.default_generator.manual_seed(self.seed)  # what cannot be shared at least begins anew
+            torch.default_generator.manual_seed(self.seed)  # coins that cannot be shared at least start over
         result = func(*args, **kwargs)
-        if start and _read_state() != start:  # it took some
+        if start and _read_state() != start:  # it took some numbers
             self.replays |= start in self._starts
             self._starts.add(start)
         name = func.overloadpacket.__name__
         first = result if isinstance(result, Tensor) else result[0]
         self.drawn.append((name, tuple(first.shape)))
         self._follow(func, first, first)
-        self.decisive |= sum(isinstance(x, Tensor) for x in args) > 1  # chances that something computed
-        if self.shared and name != "randperm":  # a permutation of equal coins would be none
+        self.decisive |= sum(isinstance(x, Tensor) for x in args) > 1  # probabilities that were computed
+        if self.shared and name != "randperm":  # equal coins would make no permutation
             self._share(name, _name_arguments(func, args, kwargs), result)
         return result
 
     def _follow(self, func: Any, given: Any, result: Any) -> None:
-        """Note which memory depends on coins, from the draw on, and whether what it holds may choose something."""
+        """Note which memory depends on coins, from the draw on, and whether its values may choose something."""
         made = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
         drawn = torch.Tag.nondeterministic_seeded in func.tags
         try:
             touched = drawn or any(
                 x.untyped_storage()._cdata in self._touched for x in tree_leaves(given) if isinstance(x, Tensor)
             )
-            for x in made:  # memory that something else was in before does not depend on it any more
+            for x in made:  # reused memory no longer depends on what it held before
                 change = self._touched.add if touched else self._touched.discard
                 change(x.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):  # it has no memory of the usual kind
@@ -184,7 +184,7 @@ class Randomness(TorchDispatchMode):
             result.copy_(values)
 
     def _values(self, name: str, given: dict[str, Any], result: Tensor) -> Any:
-        """What an operation draws with shared coins; nothing where it has no rule."""
+        """Return what an operation draws with shared coins; nothing if it has no rule."""
         uniform = self._uniform(result)
         match name.removesuffix("_").removesuffix("_like"):
             case "rand":
@@ -205,25 +205,25 @@ class Randomness(TorchDispatchMode):
         return None
 
     def _uniform(self, like: Tensor) -> Tensor:
-        """One row for all, as wide as the last dimension; a vector has one number per row, so one for all."""
+        """Draw one row for all, as wide as the last dimension; a vector has one number per row, so one for all."""
         width = like.shape[-1] if like.dim() > 1 else 1
         row = self._row.repeat(-(-width // WIDTH))[:width].clamp(1e-6, 1 - 1e-6)
         return (row if like.dim() else row[0]).to(like.device).expand(like.shape)
 
 
 def _name_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What an operation was given, by the names of its schema."""
+    """Name the arguments of an operation as its schema does."""
     wanted = func._schema.arguments
     defaults = {argument.name: argument.default_value for argument in wanted if argument.has_default_value()}
     return {**defaults, **{argument.name: value for argument, value in zip(wanted, args, strict=False)}, **kwargs}
 
 
 def _read_state() -> bytes:
-    """Where torch's generator stands."""
+    """Read the state of torch's generator."""
     return torch.default_generator.get_state().numpy().tobytes()
 
 
 def _read_generators() -> tuple[Any, ...]:
-    """Where Python's and NumPy's generators stand."""
+    """Read the states of Python's and NumPy's generators."""
     state: Any = np.random.get_state()  # noqa: NPY002 - users draw from it
     return hash(random.getstate()), state[1].tobytes(), *state[2:]

@@ -1,4 +1,4 @@
-"""One batch, run repeatedly by the same objective: do other neighbours change the examples that stay?"""
+"""Runs one batch repeatedly by the same loss: do other neighbours change the examples that stay?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sordino.validation.probing import AS_GIVEN, How, ProbeFailed, Prober, Probe
 from sordino.validation.randomness import FIRST_SEED
 
 SEEDS = 8
-"""How many seeds a model with randomness is tried with: what it does every other time is missed once in 256."""
+"""How many seeds a model with randomness is tried with: mixing that happens every other time is missed once in 256."""
 
 Watched = tuple[int, ...]
 
@@ -40,7 +40,7 @@ class Finding:
         return cls(failure.kind, failure.where, str(failure), failure.__cause__)
 
     def to_dict(self) -> dict[str, str]:
-        """What may be shown."""
+        """Return what may be shown."""
         return {"kind": self.kind, "where": self.where, "message": self.message}
 
 
@@ -57,11 +57,11 @@ class Rows:
 
     @property
     def can_shift(self) -> bool:
-        """Whether there is anything to rescale: tokens are not."""
+        """Whether there is anything to rescale; tokens cannot be."""
         return any(isinstance(x, Tensor) and x.is_floating_point() for x in tree_leaves(self.data))
 
     def shift(self, row: int, scale: float, offset: float) -> Rows:
-        """The same examples, with the floating inputs of one of them rescaled."""
+        """Return the same examples, with the floating inputs of one of them rescaled."""
 
         def shifted(x: Tensor) -> Tensor:
             if not x.is_floating_point():
@@ -77,7 +77,7 @@ class Rows:
 class Swap:
     """Another batch of the same size with the `watched` examples in their places.
 
-    `summed` are those of them whose gradient is compared. An `optional` change may be one that the loss cannot take.
+    The gradients of the `summed` ones are compared. The loss may be unable to take an `optional` change.
     """
 
     after: Rows
@@ -100,7 +100,7 @@ class Trial:
 
     @property
     def inner(self) -> Watched:
-        """Examples that are watched whichever end of the batch changes, so that one reference serves both."""
+        """Examples that are watched whichever end of the batch changes, so one reference serves both ends."""
         return tuple(range(1, self.size - 1)) or tuple(range(self.size))
 
     def run(
@@ -115,11 +115,11 @@ class Trial:
         return self.prober.run(rows.data, rows.size, watched=watched, how=how, record=record, after=past)
 
     def reference(self, how: How = AS_GIVEN, watched: Watched | None = None) -> ProbeRun:
-        """The unchanged examples, run once; with the gradient of the `watched` ones, or of any or none."""
+        """Run the unchanged examples once; with the gradient of the `watched` ones, or of any or none."""
         return self._once(self._references, how, watched)
 
     def again(self, how: How = AS_GIVEN, watched: Watched | None = None) -> ProbeRun:
-        """The unchanged examples once more, once something differs: what differs here too is noise of the kernels."""
+        """Run the unchanged examples again when something differs: what differs here too is noise of the kernels."""
         return self._once(self._repeats, how, watched)
 
     def _once(self, runs: dict[tuple[How, Watched], ProbeRun], how: How, watched: Watched | None) -> ProbeRun:
@@ -132,7 +132,7 @@ class Trial:
     @cached_property
     def relative(self) -> float:
         weights = (p.dtype for p in self.prober.pristine.parameters())
-        first = next(iter(self._references.values()), None) or self.reference()  # dtypes are the same in all of them
+        first = next(iter(self._references.values()), None) or self.reference()  # dtypes are the same in all runs
         return relative_tolerance({first.losses.dtype, *first.dtypes, *weights})
 
     @property
@@ -173,8 +173,8 @@ class Trial:
     ) -> bool:
         """Whether examples are the same in `other` company: their losses, the gradient of `summed`, all state.
 
-        `pairs` are their places here and there. Nothing is wrong then. Otherwise something may be, or something else
-        that has to be told from it: all of the other comparisons say what.
+        `pairs` are their places here and there. If they are the same, nothing is wrong. Otherwise something may be
+        wrong, or there may be a harmless reason: the other comparisons tell which.
         """
         here, there = ([pair[side] for pair in pairs] for side in (0, 1))
         before = self.reference(how, summed)
@@ -190,11 +190,11 @@ class Trial:
         return gap <= self.relative * (length + 0.01)
 
     def judge(self, swap: Swap, how: How = AS_GIVEN) -> Iterator[Finding]:
-        """What a change of the others shows: nothing, if the watched examples and all state stay as they were.
+        """Judge a change of the other examples: nothing is wrong if the watched ones and all state stay as they were.
 
-        Where they do not, their random numbers may have moved from one example to another, as they do behind a router
-        that sends different numbers of examples to an expert. They did not if both runs drew alike; otherwise coins
-        that all examples share decide.
+        If they do not, their random numbers may have moved from one example to another, as they do behind a router
+        that sends different numbers of examples to an expert. They did not move if both runs drew alike; otherwise
+        coins that all examples share decide.
         """
         try:
             before, after = self.reference(how, swap.summed), self.run(swap.after, swap.summed, how)
@@ -218,9 +218,9 @@ class Trial:
         yield from found
 
     def judge_alone(self, pick: Callable[[Sequence[int]], Rows], watched: Watched, how: How) -> Iterator[Finding]:
-        """The watched examples by themselves, as `pick` makes a batch of them: same losses.
+        """Judge the watched examples by themselves, in the batch that `pick` makes: their losses must be the same.
 
-        All examples share their coins. Where that cannot be, as many examples from the beginning are taken instead:
+        All examples share their coins. If that is impossible, as many examples from the beginning are taken instead:
         numbers that are drawn for one example after another are the same for them.
         """
         shared = replace(how, shared=self.reference(how).randomness.used)
@@ -231,9 +231,9 @@ class Trial:
         yield from found
 
     def judge_smaller(self, few: Rows, places: Sequence[int], how: How, finding: Finding) -> Iterator[Finding]:
-        """The examples at `places` as a batch of their own: same losses, and nothing that counted the examples.
+        """Judge the examples at `places` as a separate batch: same losses, and nothing that counted the examples.
 
-        `finding` is what a difference means. Where examples cannot have the same coins in both, dropout goes off.
+        `finding` is what a difference means. If examples cannot have the same coins in both, dropout is switched off.
         """
         whole, part = self.reference(how), self.run(few, how=how)
         yield from self.judge_state(whole, part)
@@ -251,11 +251,11 @@ class Trial:
             yield UNDECIDED
 
     def is_restless(self, how: How) -> bool:
-        """Whether the same examples with the same seeds have clearly other losses: then nothing can be compared."""
+        """Whether the same examples with the same seeds get clearly different losses: then nothing can be compared."""
         return differs(self.reference(how).losses, self.again(how).losses, 10 * self.relative, 0.0)
 
     def judge_state(self, before: ProbeRun, after: ProbeRun) -> Iterator[Finding]:
-        """Parameters and buffers that remember data; a step counter changes too, but always in the same way."""
+        """Find parameters and buffers that remember data; a step counter changes too, but always in the same way."""
         owners: dict[str, list[str]] = {}
         for name in before.state.keys() | after.state.keys():
             if self._remembers(name, before.state, after.state):
@@ -277,7 +277,7 @@ class Trial:
         return differs(before[name], after[name], 0.0, noise)
 
     def blame(self, swap: Swap, how: How) -> Finding:
-        """The first module whose output changed although its input did not; else the loss or the collate function."""
+        """Blame the first module whose output changed although its input did not; else the loss or collate function."""
         before, after = (self.run(r, swap.watched, how, record=True) for r in (self.rows, swap.after))
         untouched: dict[str, bool] = {}
         culprit = ""
@@ -299,7 +299,7 @@ class Trial:
 
 
 def list_seeds() -> range:
-    """The seeds that a model with randomness is tried with."""
+    """List the seeds that a model with randomness is tried with."""
     return range(FIRST_SEED, FIRST_SEED + SEEDS)
 
 
@@ -346,7 +346,7 @@ UNDECIDED = Finding(
 
 
 def advise(module: nn.Module) -> str:
-    """The way out for the module that broke the rule."""
+    """Advise a way out for the module that broke the rule."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm):
         return "call sordino.fix(model), or put the layer in eval() mode"
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -355,7 +355,7 @@ def advise(module: nn.Module) -> str:
 
 
 def relative_tolerance(dtypes: Iterable[torch.dtype]) -> float:
-    """1e-4 in float32, and scaled by the root of the machine epsilon for the coarsest of the dtypes."""
+    """Return 1e-4 for float32, scaled by the root of the machine epsilon for the coarsest of the dtypes."""
     coarsest = max((torch.finfo(d).eps for d in dtypes if d.is_floating_point), default=0.0)
     single = torch.finfo(torch.float32).eps
     return 1e-4 * math.sqrt((coarsest or single) / single)
@@ -373,7 +373,7 @@ def differs(a: Tensor, b: Tensor, relative: float, noise: float) -> bool:
 
 
 def noise_floor(a: Tensor, b: Tensor) -> float:
-    """Ten times the largest difference of two runs that should be equal: what kernels that vary may do to others."""
+    """Return ten times the largest difference of two runs that should be equal: how far varying kernels may differ."""
     if a.shape != b.shape or a.numel() == 0 or a.is_complex():
         return 0.0
     gap = (widen(a) - widen(b)).abs()
@@ -381,14 +381,14 @@ def noise_floor(a: Tensor, b: Tensor) -> float:
 
 
 def distance(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> tuple[float, float]:
-    """Euclidean distance of two gradients and the length of the first; both 0 where they agree or are not finite.
+    """Return the distance of two gradients and the length of the first; both 0 where they agree or are not finite.
 
     A bad example with weight 0 still makes ``0 * inf`` in a shared parameter, so bad values here say nothing.
     """
     gap = length = 0.0
     pairs = list(zip(a, b, strict=True))
     if all(x is y or (x is not None and y is not None and _equal(x, y)) for x, y in pairs):
-        return 0.0, 0.0  # as most are: to add up what is equal would take longer than to compute it
+        return 0.0, 0.0  # most are equal, and adding them up would take longer than computing them
     for x, y in pairs:
         left, right = (torch.zeros(()) if g is None else widen(g.to_dense()).cpu() for g in (x, y))
         gap += float((left - right).square().sum())

@@ -1,4 +1,4 @@
-"""The probe on real draws: now and then, a step's own examples are compared with themselves beside other examples.
+"""Probes real draws: now and then, a step's own examples are compared with themselves beside other examples.
 
 The probe at the start sees a few records. A model may mix examples only in a batch as large as a draw, only for some
 records or only by the toss of a coin. So at attempts 1, 2, 4, 8, ... of every opening of a run, before the noise is
@@ -12,9 +12,9 @@ there is never a refusal, whatever the records, except for rounding beyond what 
 reveals nothing about them. For any other loss no guarantee holds. That it was refused at this step, and not at another,
 may then depend on the draw, but the run has ended.
 
-What a guarantee rests on is said before the first draw, from the few records of the probe. A line that followed later
-would tell which draw first held a record of some kind. So a loss that draws other kinds of numbers for some records
-than for those, or works in another precision, is refused like one that mixes them.
+What a guarantee rests on is said before the first draw, from the few records of the probe. A later line would tell
+which draw first held a record of some kind. So a loss is refused like one that mixes records if, for some records, it
+draws other kinds of numbers than for the probed ones, or works in another precision.
 
 Limits: the check misses mixing that shows at none of the checked attempts. The schedule is public and does not depend
 on the records.
@@ -41,10 +41,10 @@ SUMMED = 4
 """How many examples' gradients are compared; losses are compared for all that are watched."""
 
 THOROUGH = 2
-"""At so many attempts everything is compared: the second one too, as a head of zeros gives equal losses at first."""
+"""At this many attempts everything is compared: also at the second, as a head of zeros gives equal losses at first."""
 
 UNSLICEABLE = "no examples mix in the batches of your loader, which cannot be taken apart"
-"""What must hold where it could not be checked: the guarantee says so in its headline."""
+"""What must hold if it could not be checked: the guarantee says so in its headline."""
 
 SEEN = "seen in a draw, which is paid for and was not released"
 
@@ -54,25 +54,25 @@ OTHERWISE = (
 )
 
 IN_ANY_COMPANY = "in half precision, what is computed for a record does not depend in any digit on those beside it"
-"""What a guarantee rests on where half precision was seen, or nobody looked: docs/proofs/rounding.md."""
+"""What a guarantee rests on if half precision was seen, or nobody looked: docs/proofs/rounding.md."""
 
 HALF_IN_LOOP = f"where a loop of your own works {IN_ANY_COMPANY}"
-"""What it rests on in such a loop, whose losses nobody sees before the first draw: autocast may be around them."""
+"""What it rests on in a user's loop, whose losses nobody sees before the first draw: autocast may be around them."""
 
 ONE_COIN = "a coin that all records of one pass share, as LayerDrop's, falls the same way however a draw is split"
-"""What a guarantee rests on where such a coin was seen: one record more may move others into the next microbatch."""
+"""What a guarantee rests on if such a coin was seen: one more record may move others into the next microbatch."""
 
 
 def list_assumptions(randomness: Randomness) -> tuple[str, ...]:
-    """What a guarantee rests on where a loss was seen to draw such numbers and to work in such precision."""
+    """List what a guarantee rests on if a loss was seen to draw such numbers and to work in such precision."""
     seen = ((randomness.halved, IN_ANY_COMPANY), (randomness.common, ONE_COIN))
     return tuple(line for was, line in seen if was)
 
 
 class Watch:
-    """Counts attempts, looks at some of their batches, and lets all processes refuse together.
+    """Counts attempts, checks some of their batches, and lets all processes refuse together.
 
-    Where a selector `evaluates` the model in eval mode, and its price counts on that, that mode is looked at too.
+    If a selector `evaluates` the model in eval mode, and its price relies on that, this mode is checked too.
     """
 
     def __init__(self, evaluates: bool = False) -> None:
@@ -86,16 +86,16 @@ class Watch:
 
     @property
     def due(self) -> bool:
-        """Whether this attempt is looked at: a power of two."""
+        """Whether this attempt is checked: those with powers of two are."""
         return self.attempts > 0 and self.attempts & (self.attempts - 1) == 0
 
     def begin(self) -> None:
-        """Another attempt."""
+        """Begin another attempt."""
         self.attempts += 1
         self._waiting, self._finding = self.due, None
 
     def look(self, objective: Objective, parameters: list[nn.Parameter], batch: Batch) -> None:
-        """Examine the first part of a draw, if it is due; what is found waits for `settle`."""
+        """Examine the first part of a draw, if it is due; a finding waits for `settle`."""
         if not self._waiting or batch.size < 2:
             return
         self._waiting = False
@@ -112,10 +112,10 @@ class Watch:
                 found = (self._examine(prober, batch, how) for how in hows)
                 self._finding = next(filter(None, found), None)
         except ProbeFailed as failure:
-            self._finding = replace(Finding.of(failure), cause=None)  # it goes to other processes, as words alone
+            self._finding = replace(Finding.of(failure), cause=None)  # only its words go to other processes
 
     def _examine(self, prober: Prober, batch: Batch, how: How) -> Finding | None:
-        """Half of the examples, chosen at random, by themselves and, unless that says enough, among copies of one."""
+        """Examine a random half of the examples by themselves and, unless that is enough, among copies of one."""
         thorough = self.attempts <= THOROUGH
         order = torch.randperm(batch.size)
         watched: list[int] = order[: (batch.size + 1) // 2].sort().values.tolist()
@@ -138,10 +138,10 @@ class Watch:
         return found
 
     def settle(self, team: Team, ledger: Ledger) -> None:
-        """Refuse, on every process alike, what any of them found: once an attempt, before anything is released.
+        """Refuse on all processes what any of them found: once per attempt, before anything is released.
 
-        What could not be checked is written into the ledger, so that every guarantee about it says so: it depends on
-        the loader and the form of its batches alone.
+        If something could not be checked, this is written into the ledger, so that every guarantee about it says so.
+        It depends only on the loader and the form of its batches.
         """
         if not self.due:
             return
@@ -151,7 +151,7 @@ class Watch:
                 raise UnsupportedModel(f"{finding.message} ({SEEN})")
         for line in dict.fromkeys(line for _, unchecked, _ in everybody for line in unchecked):
             ledger.declare(CONDITION, line)
-            ledger.declare(ASSUMPTION, IN_ANY_COMPANY)  # nothing was seen that would say otherwise
+            ledger.declare(ASSUMPTION, IN_ANY_COMPANY)  # nothing says otherwise
         said = ledger.declared(ASSUMPTION)
         if any(line not in said for *_, assumed in everybody for line in assumed):
             raise UnsupportedModel(f"{OTHERWISE} ({SEEN})")

@@ -37,8 +37,7 @@ DEFAULT = Path(".sordino") / "vault.sqlite"
 
 
 def open_vault(place: str | Path | None = None, *, create: bool = False) -> Vault:
-    """Open the vault at `place`: a file, or ``postgresql://...``; by default what SORDINO_VAULT names, or your own
-    file.
+    """Open the vault at `place`, a file or ``postgresql://...``; by default what SORDINO_VAULT names, or your own file.
 
     `create` makes it if there is none.
     """
@@ -55,6 +54,6 @@ def open_vault(place: str | Path | None = None, *, create: bool = False) -> Vaul
 def open_budget(name: str, place: str | Path | None = None) -> DatasetBudget:
     """Return the budget of the dataset `name`, for `Private(..., vault=...)`."""
     vault = open_vault(place)
-    vault.state(name)  # refuses a name that there is not
+    vault.state(name)  # refuses an unknown name
     vault.store.release()
     return DatasetBudget(vault, name)

@@ -1,7 +1,7 @@
 """A run's claim on a dataset's budget: everything that its ledger may come to hold is reserved before the first event.
 
-The plan of a run is in its ledger before anything is charged. The claim reserves what all plans of the ledger have
-planned, or what was charged if that is more; for a run that chooses its noise as it goes, everything that its filter
+The plan of a run is in its ledger before anything is charged. The claim reserves everything in the ledger's plans, or
+what was charged if that is more. For a run that chooses its noise as it goes, it reserves everything that the filter
 allows. From then on the run draws without asking the vault, and nothing passes that is not reserved.
 
 The reservation and the ledger refer to each other. A line with a random number is added to the ledger first; the vault
@@ -51,7 +51,7 @@ class DatasetBudget:
     form: str = "records"
 
     def over(self, digest: Callable[[], str], form: str = "records") -> DatasetBudget:
-        """The same for these records."""
+        """Return the same budget for these records."""
         return replace(self, digest=digest, form=form)
 
     def claim(
@@ -62,7 +62,7 @@ class DatasetBudget:
         rdp_filter: Filter | None = None,
         repeatable: bool = False,
     ) -> RunClaim:
-        """The claim of one run, which reserves nothing yet; one whose noise is `repeatable` is refused."""
+        """Make the claim of one run, which reserves nothing yet; refuse a run whose noise is `repeatable`."""
         if repeatable:
             raise InvalidInput(
                 f"seed: noise that can be repeated protects no one, and is not part of what dataset {self.name!r} "
@@ -75,7 +75,7 @@ class DatasetBudget:
         return RunClaim(self, unit, rdp_filter)
 
     def reserve(self, ledger: Ledger, *, unit: str = "record") -> BookedEvents:
-        """`ledger` for releases that no plan names: each event is reserved before it is charged."""
+        """Wrap `ledger` for releases that no plan names: each event is reserved before it is charged."""
         return BookedEvents(self.claim(unit=unit), ledger)
 
     def fingerprint(self) -> str:
@@ -88,7 +88,7 @@ class DatasetBudget:
 
 
 class RunClaim:
-    """What one run may draw of a dataset's budget."""
+    """What one run may draw from a dataset's budget."""
 
     def __init__(self, budget: DatasetBudget, unit: str, rdp_filter: Filter | None) -> None:
         self.budget, self._unit, self._filter = budget, unit, rdp_filter
@@ -110,8 +110,8 @@ class RunClaim:
     def cover(self, ledger: Ledger, *, partly: bool = False) -> None:
         """Reserve what this ledger may still come to hold; raises `BudgetExhausted` before anything is released.
 
-        With `partly` a run that goes on and is refused more keeps what it holds, and is to ask `require` before each
-        release: so it ends with that.
+        With `partly`, a resumed run that is refused more keeps what it holds and ends with that: it must ask `require`
+        before each release.
         """
         said = read_ties(ledger)
         name = self.budget.name
@@ -143,7 +143,7 @@ class RunClaim:
     def _ask(
         self, ledger: Ledger, more: dict[str, Any], need: Callable[[Holding | None], Counts], fingerprint: str = ""
     ) -> Ask:
-        """The ledger's own words, after a line in it that no copy has."""
+        """Return what the ledger says about itself, after adding a line to it that no copy has."""
         line = {"dataset": self.budget.name, "nonce": uuid.uuid4().hex, **more}
         ledger.declare(KIND, json.dumps(line, sort_keys=True))
         head = ledger.head()
@@ -157,7 +157,7 @@ class RunClaim:
         return Ask(ledger.run_id, need, seen, passed, unit, adjacency, fingerprint)
 
     def _tie(self, ledger: Ledger, entry: Entry) -> None:
-        """Write the receipt into the ledger, with where the dataset stands: for the run's report."""
+        """Write the receipt into the ledger, with the state of the dataset's budget, for the run's report."""
         state = self.budget.vault.state(self.budget.name)
         rule = state.rule
         line = {
@@ -172,7 +172,7 @@ class RunClaim:
         ledger.declare(KIND, json.dumps(line, sort_keys=True))
 
     def _list_missing(self, ledger: Ledger, before: Holding | None) -> Counts:
-        """What the ledger may come to hold beyond what is held for it."""
+        """List what the ledger may come to hold beyond what is held for it."""
         held = {} if before is None else before.held
         wanted = foresee(ledger)
         missing = {text: count - held.get(text, 0) for text, count in wanted.items() if count > held.get(text, 0)}
@@ -189,7 +189,7 @@ class RunClaim:
     # -- before each release ------------------------------------------------------------------------------------
 
     def require(self, ledger: Ledger, event: DpEvent) -> None:
-        """Return if `event` is reserved, else raise `BudgetExhausted`; the first question reserves the whole plan."""
+        """Return if `event` is reserved, else raise `BudgetExhausted`; the first call reserves the whole plan."""
         if self._covered is not ledger:
             self._follow(ledger)
         if ledger.version != self._version:
@@ -202,17 +202,17 @@ class RunClaim:
             )
 
     def note(self, ledger: Ledger, event: DpEvent) -> None:
-        """`event` was charged."""
+        """Note that `event` was charged."""
         text = to_json(event)
         self._drawn[text] = self._drawn.get(text, 0) + 1
         self._version = ledger.version
 
     def covers(self, events: Sequence[DpEvent]) -> int:
-        """How many of `events`, taken in order, are reserved beside what was drawn and the one that is being drawn."""
+        """Count how many of `events`, in order, are reserved in addition to those drawn and the one being drawn."""
         left = {text: count - self._drawn.get(text, 0) for text, count in self._held.items()}
         for number, event in enumerate(events):
             text = to_json(event)
-            if left.get(text, 0) < 2:  # one is for the event that is charged at this moment
+            if left.get(text, 0) < 2:  # one is for the event that is being charged now
                 return number
             left[text] -= 1
         return len(events)
@@ -223,7 +223,7 @@ class RunClaim:
         return self._drawn.get(text, 0) < self._held.get(text, 0)
 
     def _follow(self, ledger: Ledger) -> None:
-        """Another ledger than the one that was covered: the same run's, moved to a file, or one to be covered."""
+        """Follow another ledger: that of the same run, moved to a file, or a new one that must be covered."""
         if self._covered is not None and self._covered.run_id == ledger.run_id:
             self._covered = ledger
             self._recount(ledger)
@@ -231,7 +231,7 @@ class RunClaim:
             self.cover(ledger, partly=True)
 
     def _look_again(self, event: DpEvent, text: str, ledger: Ledger) -> bool:
-        """Another run on the same ledger may have reserved more since."""
+        """Look again, because another run on the same ledger may have reserved more meanwhile."""
         held = self.budget.vault.state(self.budget.name).runs.get(ledger.run_id)
         self.budget.vault.store.release()
         self._held = {} if held is None else dict(held.held)
@@ -311,10 +311,10 @@ class BookedEvents:
 
 
 def settle(budget: DatasetBudget, ledger: Ledger, unit: str = "record") -> Holding:
-    """Present a ledger to the vault: what it holds was drawn, and the rest of what its run reserved is returned.
+    """Present a ledger to the vault: its events were drawn, and the rest of its run's reservation is returned.
 
     The ledger must be open for writing, so that no one draws on it meanwhile. If the vault was set back to an earlier
-    state and does not know the run, it counts what the run drew from now on.
+    state and does not know the run, from now on it counts everything that the run drew.
     """
     claim = RunClaim(budget, unit, None)
     if not any(line["dataset"] == budget.name for line in read_ties(ledger)):
@@ -328,9 +328,9 @@ def settle(budget: DatasetBudget, ledger: Ledger, unit: str = "record") -> Holdi
 
 
 def foresee(ledger: Ledger) -> Counts:
-    """Everything that a ledger holds or has planned: what came before its first plan, the plans, and what exceeds them.
+    """List everything that a ledger holds or has planned: events before its first plan, the plans, and any excess.
 
-    What is reserved in the ledger itself, and no receipt was given for, is in its plan.
+    Events that are reserved in the ledger itself, without a receipt, are in its plan.
     """
     planned = plans.declared(ledger)
     before = count_alike(plans.list_unplanned(ledger, planned))
@@ -343,12 +343,12 @@ def foresee(ledger: Ledger) -> Counts:
 
 
 def _name_unit(unit: str) -> str:
-    """What is protected; how many of its records are used, which some ledgers say in brackets, is not part of that."""
+    """Name what is protected, without the number of its records that some ledgers add in brackets."""
     return unit.partition(" (")[0]
 
 
 def read_ties(ledger: Ledger) -> list[dict[str, Any]]:
-    """What a ledger says of the dataset's budget that it draws on, in order."""
+    """Read what a ledger says about the dataset's budget that it draws on, in order."""
     found = []
     for line in ledger.declared(KIND):
         try:
@@ -362,7 +362,7 @@ def read_ties(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def require_untied(ledger: Ledger) -> None:
-    """Refuse to spend on a ledger that draws on a dataset's budget, without that budget."""
+    """Refuse to spend on a ledger that draws on a dataset's budget without giving that budget."""
     if said := read_ties(ledger):
         raise LedgerError(
             f"ledger {ledger.path} draws on the budget of dataset {said[-1]['dataset']!r}: give that vault to go on "

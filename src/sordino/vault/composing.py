@@ -1,4 +1,4 @@
-"""How the runs on a dataset add up: the rule that decides whether another reservation fits, and what it all costs.
+"""How the runs on a dataset add up: the rule that decides whether another reservation fits, and what all runs cost.
 
 ``adaptive`` is the default: one Rényi filter over the whole dataset. Its order is fixed when the budget is created, and
 the divergences of all events at that order add up to at most its limit. That holds however each run was chosen after
@@ -36,21 +36,21 @@ from sordino.errors import InvalidInput
 
 Composition = Literal["adaptive", "planned"]
 LOOKED = "nobody chose a run on this dataset, or when it ended, because of what an earlier one had released"
-"""What a total by the planned rule rests on."""
+"""The assumption of a total by the planned rule."""
 LEAST_ORDER = 2.0
-"""Below it the divergence of sampled events with little noise cannot be computed to the end, and counts as infinite."""
+"""Below this, the divergence of sampled events with little noise cannot be computed, and counts as infinite."""
 FAILING = 0.25
 """The part of δ that is set aside for releases that may fail; it costs log(4/3)/(α-1) of ε."""
 ROUNDING = 1e-9
-"""Sums in another order differ by less."""
+"""Summing in another order changes less than this."""
 
 
 @dataclass(frozen=True)
 class BudgetRule:
-    """The budget of a dataset and the composition that it is kept by; `order` is None where that is planned.
+    """The budget of a dataset and its rule of composition; `order` is None for the planned rule.
 
-    `failing` is how much of the budget's δ is set aside for releases that may fail; 0 where the composition is planned,
-    which has one distribution for everything.
+    `failing` is how much of the budget's δ is set aside for releases that may fail; it is 0 for the planned rule, which
+    has one distribution for everything.
     """
 
     budget: Budget
@@ -60,7 +60,7 @@ class BudgetRule:
 
     @classmethod
     def choose(cls, budget: Budget, composition: str = "adaptive", order: float | None = None) -> BudgetRule:
-        """The rule for a new budget; the order is the one at which a Gaussian release needs the least noise."""
+        """Choose the rule for a new budget; its order is the one at which a Gaussian release needs the least noise."""
         if composition not in get_args(Composition):
             raise InvalidInput(f"composition={composition!r} is unknown: use 'adaptive' or 'planned'")
         if composition == "planned":
@@ -72,7 +72,7 @@ class BudgetRule:
             rest = replace(budget, delta=budget.delta - failing)
             suited = Filter.for_plan(rest, lambda noise: [(GaussianDpEvent(noise), 1)]).order
             order = max(suited, LEAST_ORDER)
-        Filter(order, 1.0)  # refuses what is not an order
+        Filter(order, 1.0)  # refuses a number that is no order
         chosen = cls(budget, "adaptive", float(order), failing)
         assert chosen.filter is not None  # refuses an order at which nothing could be released
         return chosen
@@ -86,11 +86,11 @@ class BudgetRule:
 
     @property
     def limit(self) -> float | None:
-        """How much Rényi divergence the dataset may give away in all; None where that is not what is counted."""
+        """How much Rényi divergence the dataset may spend in all; None if the rule does not count it."""
         return None if self.filter is None else self.filter.limit
 
     def cost(self, held: Mapping[str, int]) -> float:
-        """What these events, by their text, add to the sum that the filter limits; 0 where there is no filter."""
+        """Return what these events, by their text, add to the sum that the filter limits; 0 if there is no filter."""
         return 0.0 if self.order is None else math.fsum(n * self._cost(text) for text, n in held.items() if n)
 
     def _cost(self, text: str) -> float:
@@ -98,7 +98,7 @@ class BudgetRule:
         return _divergence(text, self.order, self.budget.adjacency)
 
     def add_failures(self, held: Mapping[str, int]) -> float:
-        """The probability that any of these events fails, at most."""
+        """Bound the probability that any of these events fails."""
         return math.fsum(n * _find_failure(text, self.budget.adjacency) for text, n in held.items() if n)
 
     def allows(self, held: Mapping[str, int]) -> bool:
@@ -112,16 +112,16 @@ class BudgetRule:
         return self.order is None or self.add_failures(held) <= self.failing
 
     def measure(self, held: Mapping[str, int]) -> float:
-        """How much of the whole these events use, 1 being all: of the limit, of what is set aside, or of ε."""
+        """Return the share of the whole that these events use: of the limit, of what is set aside, or of ε."""
         if self.limit is None:
             return self.price(held) / self.budget.epsilon
         failed = self.add_failures(held)
         return max(self.cost(held) / self.limit, failed / self.failing if failed else 0.0)
 
     def price(self, held: Mapping[str, int]) -> float:
-        """The ε of all these events at the budget's δ, by this rule; of nothing 0.
+        """Return the ε of all these events at the budget's δ, by this rule; 0 for no event.
 
-        Under the filter it is the divergence and what the conversion at its order adds, which is ε less the limit.
+        Under the filter it is the divergence plus what the conversion at its order adds, which is ε minus the limit.
         """
         if not any(held.values()):
             return 0.0
@@ -132,7 +132,7 @@ class BudgetRule:
     def price_if_planned(self, held: Mapping[str, int]) -> float:
         """Return the same as one privacy loss distribution, which holds if no one looked; infinite if there is none.
 
-        A run that chose its noise as it went has no such price, and is not among them.
+        A run that chose its noise as it went has no such price, and is left out.
         """
         events: Events = [(from_json(text), count) for text, count in held.items() if count]
         if any(isinstance(event, Filtered) for event, _ in events):
@@ -140,10 +140,10 @@ class BudgetRule:
         return epsilon(events, self.budget.delta, "pld", self.budget.adjacency)
 
     def price_alone(self, held: Mapping[str, int]) -> float:
-        """What a part, a run's or a person's, would cost without the others: to compare parts, and no promise.
+        """Return what a run's or a person's part would cost without the others: to compare parts, not as a promise.
 
-        At one order fixed for the whole even a small part has the price of the conversion, so that the smaller of both
-        prices tells more.
+        At one order fixed for the whole, even a small part pays for the conversion, so the smaller of both prices says
+        more.
         """
         return min(self.price(held), self.price_if_planned(held))
 
@@ -166,7 +166,7 @@ class BudgetRule:
 
 
 def whole_filter(order: float, limit: float, adjacency: str) -> Filtered:
-    """One event that stands for all that a filter lets pass: what a run reserves that chooses its noise as it goes."""
+    """Return one event for everything that a filter lets pass, for runs that choose their noise as they go."""
     return Filtered(NoOpDpEvent(), order, limit, adjacency)
 
 
@@ -176,7 +176,7 @@ def is_whole_filter(event: DpEvent) -> bool:
 
 
 def _has_divergence(event: DpEvent, adjacency: str) -> bool:
-    """Whether an event has a curve of Rényi divergences, apart from the chance that it fails."""
+    """Whether an event has a curve of Rényi divergences, apart from its chance to fail."""
     if isinstance(event, Filtered):
         return True
     try:
@@ -190,7 +190,7 @@ def _has_divergence(event: DpEvent, adjacency: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _divergence(text: str, order: float, adjacency: str) -> float:
-    """The Rényi divergence of one event at `order`.
+    """Return the Rényi divergence of one event at `order`.
 
     An event that passed another filter costs its own divergence; a whole filter costs its limit, if its order is no
     smaller than ours, because the divergence grows with the order.
@@ -213,7 +213,7 @@ def _divergence(text: str, order: float, adjacency: str) -> float:
 
 @lru_cache(maxsize=4096)
 def _find_failure(text: str, adjacency: str) -> float:
-    """The probability with which one event fails; under replace-one, a record goes and another comes."""
+    """Find the probability that one event fails; under replace-one, one record leaves and another joins."""
     event = from_json(text)
     inner = event.event if isinstance(event, Filtered) else event
     times = 1 if adjacency == "add-or-remove-one" else 2

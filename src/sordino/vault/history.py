@@ -1,4 +1,4 @@
-"""An entry of the vault's history: one line about one dataset, linked to the one before, signed where there is a key.
+"""An entry of the vault's history: one line about one dataset, linked to the one before, and signed if there is a key.
 
 ``chain_n = SHA-256(chain_(n-1) + text_n)``, where the text is everything else in the entry, one field on each line, and
 ``chain_0`` the digest of the dataset's name. PostgreSQL computes the same in the database, so people who may add
@@ -22,7 +22,7 @@ from sordino.errors import InvalidInput, VaultForged
 CREATE, RAISE, GRANT, REVOKE, CLOSE = "create", "raise", "grant", "revoke", "close"
 RESERVE, SETTLE, WRITE_OFF = "reserve", "settle", "write-off"
 OWNERS = (RAISE, GRANT, REVOKE, CLOSE, WRITE_OFF)
-"""What the owner of a dataset alone may do."""
+"""What only the owner of a dataset may do."""
 RECEIPT = "sordino-vault-receipt-1"
 _NAME = re.compile(r"(?!-)[\w.@+-]+( [\w.@+-]+)*")
 _MOST_LETTERS = 100
@@ -64,7 +64,7 @@ class Entry:
 
     @property
     def said(self) -> dict[str, Any]:
-        """The content as plain data."""
+        """Return the content as plain data."""
         try:
             said = json.loads(self.content)
         except (ValueError, RecursionError):
@@ -74,25 +74,25 @@ class Entry:
         return said
 
     def link(self, before: bytes) -> bytes:
-        """What its chain must be, after one that stood at `before`."""
+        """Compute the chain of this entry, after one whose chain was `before`."""
         fields = (self.dataset, self.number, self.kind, self.run, self.person, self.at, self.cost, self.nonce)
         return hashlib.sha256(before + "\n".join(map(str, (*fields, self.content))).encode()).digest()
 
     @property
     def receipt(self) -> str:
-        """What its author keeps: number and chain, signed; it says nothing about the records."""
+        """The receipt that the entry's author keeps: number and chain, signed; it says nothing about the records."""
         return f"{RECEIPT} {self.dataset.replace(' ', '%20')} {self.number} {self.chain.hex()} " + (
             self.signature.hex() or "-"
         )
 
 
 def root(dataset: str) -> bytes:
-    """Where the chain of a dataset begins."""
+    """Return the beginning of a dataset's chain."""
     return hashlib.sha256(f"sordino-vault-1\n{dataset}".encode()).digest()
 
 
 def parse_receipt(text: str) -> tuple[str, int, bytes, bytes]:
-    """Dataset, number, chain and signature of what `Entry.receipt` wrote."""
+    """Read dataset, number, chain and signature from what `Entry.receipt` wrote."""
     said = _FORM.fullmatch(text.strip())
     if said is None:
         raise InvalidInput(f"receipt={text[:40]!r} is not a receipt: give the line `{RECEIPT} ...` of a reservation")
@@ -101,7 +101,7 @@ def parse_receipt(text: str) -> tuple[str, int, bytes, bytes]:
 
 
 def require_name(name: str, what: str) -> str:
-    """`name` itself if it is one: a line of text that every store and page can hold, spelled in one way.
+    """Return `name` if it is a valid name: a line of text that every store and page can hold, spelled in one way.
 
     Names that look alike would be two budgets for the same records: blanks are single and inside, letters composed.
     """
@@ -113,5 +113,5 @@ def require_name(name: str, what: str) -> str:
 
 
 def now() -> str:
-    """The time to the minute, for people: the order of entries is that of their numbers, whatever a clock says."""
+    """Return the time to the minute, for people; the entries' numbers give their order, whatever a clock says."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")

@@ -1,4 +1,4 @@
-"""A vault in PostgreSQL, for a team: who is at work is who logged in, and the database itself keeps the rules.
+"""A vault in PostgreSQL, for a team: the login says who is at work, and the database itself keeps the rules.
 
 `postgres.sql` holds them. One function adds entries: it checks the caller's role, adds up what the dataset's filter
 limits, computes the chain and signs with a key that only it can read. Rows are visible only to people involved with a
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 FORMAT = "sordino-vault-1"
 REFUSED, EXHAUSTED = "SV002", "SV003"
-"""How the database says that a person may not do something, and that there is not enough left."""
+"""The database's codes for "this person may not do this" and "there is not enough left"."""
 CONNECT = 10
-"""Seconds to wait for the server."""
+"""How many seconds to wait for the server."""
 _BLOCK = 64
 _COLUMNS = "dataset, number, kind, run, person, at, cost, nonce, content, chain, signature"
 
@@ -104,7 +104,7 @@ class PostgresStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[psycopg.Connection[Any]]:
-        """One transaction, or, inside one, the same; what the server objects to is one line."""
+        """Open a transaction, or continue the open one; an objection of the server is one line."""
         driver = self._driver
         try:
             connection = self._connect()
@@ -139,7 +139,7 @@ class PostgresStore:
             return bool(_ask(connection, "SELECT sordino.is_signed(%s, %s)", chain, signature))
 
     def find_loss(self) -> str:
-        return ""  # numbers of rows that were rolled back are missing too: the chain and the receipts tell
+        return ""  # row numbers can also be missing after a rollback, so the chain and the receipts decide
 
     def release(self) -> None:
         if (found := self._own.find()) is not None:
@@ -178,7 +178,7 @@ def _read(row: tuple[Any, ...]) -> Entry:
 
 
 def _ask(connection: psycopg.Connection[Any], query: LiteralString, *values: Any) -> Any:
-    """The one value of the one row."""
+    """Return the one value of the one row."""
     row = connection.execute(query, values).fetchone()
     assert row is not None
     return row[0]

@@ -1,4 +1,4 @@
-"""Review a history: was its author allowed to make every entry, at this price, and did it fit at the time?"""
+"""Reviews a history: was every entry's author allowed to make it, at this price, and did it fit at the time?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sordino.vault.state import WRITTEN_OFF, Counts, DatasetState
 
 
 def check_links(entries: list[Entry], chain: bytes) -> None:
-    """That each entry follows the one before, from where the chain stood at `chain`."""
+    """Check that each entry follows the one before, starting from `chain`."""
     for entry in entries:
         if entry.link(chain) != entry.chain:
             raise VaultForged(f"entry {entry.number} of {entry.dataset!r} was changed: restore the vault from a copy")
@@ -21,7 +21,7 @@ def check_links(entries: list[Entry], chain: bytes) -> None:
 
 
 def check_entry(state: DatasetState, entry: Entry) -> None:
-    """That an entry was allowed when the dataset stood at `state`, at the price that it says."""
+    """Check that an entry was allowed when the dataset was in `state`, at the price that it says."""
     who = f"entry {entry.number} of {entry.dataset!r} ({entry.kind} by {entry.person})"
     if entry.kind in kinds.OWNERS and entry.person != state.owner:
         raise VaultForged(f"{who} is the owner's to make")

@@ -25,7 +25,7 @@ from sordino.vault.storing import Own
 FORMAT = "sordino-vault-1"
 PERSON = "SORDINO_PERSON"
 PATIENCE = 60.0
-"""Seconds to wait for others who are at the same file."""
+"""How many seconds to wait for others who use the same file."""
 _COLUMNS = "dataset, number, kind, run, person, at, cost, nonce, content, chain, signature"
 _STATEMENTS = (
     "CREATE TABLE header(key TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -43,7 +43,7 @@ _STATEMENTS = (
 
 
 class SqliteStore:
-    """The entries in one file; `create` makes it where there is none."""
+    """The entries in one file; `create` makes it if there is none."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self.path, self.place, self._key = path, str(path), find_key()
@@ -113,7 +113,7 @@ class SqliteStore:
         connection.executemany("INSERT INTO header VALUES (?, ?)", sorted(header.items()))
 
     def _check_file(self, connection: sqlite3.Connection) -> str:
-        """Refuse a file that is not a vault, or has anything in it that we did not define; the name of its key."""
+        """Refuse a file that is no vault, or has anything in it that we did not define; return the name of its key."""
         if schema_of(connection) != _wanted():
             raise VaultForged(f"{self.path} is not a vault as Sordino makes it, or was changed: restore a copy")
         header = dict(connection.execute("SELECT key, value FROM header"))

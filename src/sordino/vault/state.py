@@ -1,4 +1,4 @@
-"""What a dataset's history amounts to: its budget and rules, who may draw on it, and what each run holds of it.
+"""The state that a dataset's history leads to: its budget and rules, who may draw on it, and what each run holds.
 
 A run *holds* the events that it may draw. Reserving adds to what it holds; settling replaces that by what its ledger
 says was drawn. Everything that is held counts as spent, drawn or not. So a run has nothing to report while it is in
@@ -24,7 +24,7 @@ Counts = dict[str, int]
 
 @dataclass(frozen=True)
 class LedgerSight:
-    """How a run's ledger stood when the vault last saw it: so many events, that head, in that file."""
+    """The state of a run's ledger when the vault last saw it: how many events, which head, in which file."""
 
     events: int
     head: str
@@ -37,7 +37,7 @@ class LedgerSight:
 
 @dataclass(frozen=True)
 class Holding:
-    """What one run holds of a dataset's budget."""
+    """The part of a dataset's budget that one run holds."""
 
     run: str
     person: str
@@ -73,11 +73,11 @@ class DatasetState:
 
     @property
     def total(self) -> float:
-        """The ε of everything that is spent or reserved, by the dataset's rule."""
+        """Return the ε of everything that is spent or reserved, by the dataset's rule."""
         return self.rule.price(self.held)
 
     def held_by(self, *, person: str | None = None, status: tuple[str, ...] | None = None) -> Counts:
-        """What the runs of a person, or those that stand so, hold together."""
+        """Return what the runs of a person, or all runs in some state, hold together."""
         found: Counts = {}
         for run in self.runs.values():
             if (person is None or run.person == person) and (status is None or run.status in status):
@@ -88,7 +88,7 @@ class DatasetState:
         return person == self.owner or person in self.granted
 
     def fold(self, entries: Iterable[Entry]) -> DatasetState:
-        """Add what happened since; an entry that is unreadable is an error."""
+        """Add the next entries; an unreadable one is an error."""
         for entry in entries:
             try:
                 self._add(entry, entry.said)
@@ -116,7 +116,7 @@ class DatasetState:
                 self.closed = True
             case kinds.RESERVE:
                 self._reserve(entry, said)
-            case kinds.SETTLE:  # of a run that is unknown, too: the vault was put back to a state before it
+            case kinds.SETTLE:  # also for an unknown run: the vault was set back to a state before it
                 new = Holding(entry.run, entry.person, {}, _see(said), began=entry.at, receipt=entry.receipt)
                 before = self.runs.get(entry.run, new)
                 self._hold(replace(before, held=_parse(said), status=SETTLED, last=entry.at, seen=_see(said)))
@@ -149,7 +149,7 @@ class DatasetState:
 
 
 def start(first: Entry) -> DatasetState:
-    """The state after the entry that created the dataset."""
+    """Return the state after the entry that created the dataset."""
     try:
         said = first.said
         if first.kind != kinds.CREATE or first.number != 1:
@@ -166,7 +166,7 @@ def start(first: Entry) -> DatasetState:
 
 
 def _parse(said: Mapping[str, Any]) -> Counts:
-    """The events of an entry with how often each."""
+    """Read the events of an entry and how often each occurs."""
     found: Counts = {}
     for text, count in said["events"]:
         if not isinstance(text, str) or type(count) is not int or count < 0:

@@ -1,4 +1,4 @@
-"""Where a vault is kept: one protocol, whatever is behind it. A store keeps entries; what they mean is the vault's."""
+"""Where a vault is kept: one protocol for every kind of store. A store keeps entries, and the vault interprets them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sordino.vault.history import Draft, Entry
 
 
 class ConnectionLost(VaultError):
-    """The store went away in the middle of something: whether that happened is to be looked up."""
+    """The store went away in the middle of a change: look up whether the change happened."""
 
 
 class Own(threading.local):
@@ -22,24 +22,24 @@ class Own(threading.local):
         self._process, self._connection = 0, None
 
     def find(self) -> Any:
-        """The connection, if there is one."""
+        """Return the connection, if there is one."""
         return self._connection if self._process == os.getpid() else None
 
     def keep(self, connection: Any) -> None:
-        """Use this one from now on; one that another process opened stays theirs, and open."""
+        """Use this connection from now on; one that another process opened stays with that process, and open."""
         self._inherited = None if self._process == os.getpid() else self._connection
         self._process, self._connection = os.getpid(), connection
 
 
 class Transaction(Protocol):
-    """One look at the store, or one change of it: all of it or nothing."""
+    """One look at the store, or one change of it, which happens as a whole or not at all."""
 
     def datasets(self) -> list[str]:
-        """The names of the datasets that this person may see, sorted."""
+        """Return the names of the datasets that this person may see, sorted."""
         ...
 
     def entries(self, dataset: str, since: int = 1) -> list[Entry]:
-        """The entries of a dataset from number `since` on, in order."""
+        """Return the entries of a dataset from number `since` on, in order."""
         ...
 
     def append(self, draft: Draft) -> Entry:
@@ -51,7 +51,7 @@ class Store(Protocol):
     """A place for entries that only ever grow."""
 
     place: str
-    """What people call it; never with a password."""
+    """The store's name for people; never with a password."""
 
     @property
     def person(self) -> str:
@@ -71,7 +71,7 @@ class Store(Protocol):
         ...
 
     def find_loss(self) -> str:
-        """What the store itself knows to be missing, as a sentence; empty if nothing."""
+        """Say in a sentence what the store itself knows to be missing; empty if nothing is."""
         ...
 
     def release(self) -> None:

@@ -21,7 +21,7 @@ ADAPTIVE = (
 
 @dataclass(frozen=True)
 class Share:
-    """What one run, or one person, holds; `epsilon` is its price without the others', which add up to no total."""
+    """What one run, or one person, holds; `epsilon` is its price alone, and such prices add up to no total."""
 
     name: str
     person: str
@@ -64,12 +64,12 @@ class BudgetSummary:
 
     @property
     def left(self) -> float:
-        """What part of the whole may still be reserved."""
+        """The part of the whole that may still be reserved."""
         return 0.0 if self.closed else max(0.0, 1.0 - self.part)
 
     @property
     def basis(self) -> str:
-        """What the total rests on, as a sentence."""
+        """The assumption of the total, as a sentence."""
         return ADAPTIVE if self.composition == "adaptive" else f"it holds if {LOOKED}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class BudgetSummary:
 
 
 def sum_up(state: DatasetState, *, brief: bool = False) -> BudgetSummary:
-    """The figures of a dataset; a `brief` summary leaves out what single runs and people would cost by themselves."""
+    """Sum up a dataset in figures; a `brief` summary leaves out the prices of single runs and people."""
     rule, spent = state.rule, state.held_by(status=SPENT)
     runs, people = [], []
     for run in [] if brief else state.runs.values():
@@ -117,7 +117,7 @@ def sum_up(state: DatasetState, *, brief: bool = False) -> BudgetSummary:
 
 
 def describe_entry(entry: Entry) -> str:
-    """One line of the history in words."""
+    """Describe one line of the history in words."""
     said, run = entry.said, entry.run[:8]
     match entry.kind:
         case kinds.CREATE:

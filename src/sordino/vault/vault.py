@@ -1,8 +1,8 @@
 """The vault: budgets of datasets, and the reservations of all runs on them, by anyone and anywhere.
 
-Every change is one entry, decided and written in one transaction in which no one else changes the same dataset: two
+Every change is one entry, decided and written in one transaction in which no one else changes the same dataset. So two
 clients who race for the last ε are served one after the other. A client that loses its connection checks whether its
-entry, which has its own number, was written, and writes it if not: nothing is counted twice or lost.
+entry, which has its own number, was written, and writes it if not. So nothing is counted twice or lost.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from sordino.vault.storing import ConnectionLost, Store, Transaction
 T = TypeVar("T")
 
 PAUSES = (0.1, 0.5, 2.0)
-"""Seconds before another attempt when the store went away."""
+"""How many seconds to wait before another attempt if the store went away."""
 
 
 @dataclass(frozen=True)
 class Ask:
     """What a run wants: to hold what `need` says, given what it holds already.
 
-    `seen` is its ledger as it stands, and `passed` tells whether that ledger once stood as an earlier sight says.
+    `seen` is the present state of its ledger, and `passed` tells whether the ledger once was in an earlier state.
     """
 
     run: str
@@ -58,7 +58,7 @@ class Vault:
         self._known: dict[str, DatasetState] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Vault, (self.store,)  # a copy, or another process, opens it anew
+        return Vault, (self.store,)  # a copy, or another process, opens it again
 
     # -- what the owner does ------------------------------------------------------------------------------------
 
@@ -107,10 +107,10 @@ class Vault:
         return self._as_owner(name, decide)
 
     def grant(self, name: str, person: str, epsilon: float | None = None) -> DatasetState:
-        """Let a person reserve; with `epsilon`, runs of theirs that together, without others', cost at most so much."""
+        """Let a person reserve; with `epsilon`, their runs together, without others', may cost at most so much."""
         require_name(person, "person")
         if epsilon is not None:
-            Budget(epsilon, 0.5)  # refuses what is no ε
+            Budget(epsilon, 0.5)  # refuses a number that is no ε
         said = {"person": person, "epsilon": epsilon}
         return self._as_owner(name, lambda _: Draft.write(name, kinds.GRANT, said))
 
@@ -189,7 +189,7 @@ class Vault:
                 raise BudgetExhausted(f"run {ask.run} was written off by {state.owner}: start a new one")
 
     def require_room(self, name: str, more: Counts, unit: str, adjacency: str) -> None:
-        """Raise what `reserve` would, as far as that is known without a ledger; nothing changes by asking."""
+        """Raise what `reserve` would, as far as that is known without a ledger; asking changes nothing."""
         state = self.state(name)
         self._require_granted(state)
         _require_same_unit(state, unit, adjacency)
@@ -222,7 +222,7 @@ class Vault:
     def settle(self, name: str, ask: Ask) -> tuple[Holding, Entry]:
         """Replace what a run holds by what its ledger says was drawn, which `ask.need` gives; the rest is returned.
 
-        If more was drawn than reserved, it is counted, too, whatever the budget. So is a whole run that the vault does
+        If more was drawn than reserved, it is counted too, whatever the budget. So is a whole run that the vault does
         not know because the vault was set back to an earlier state: anyone who may reserve can present its ledger.
         """
 
@@ -252,7 +252,7 @@ class Vault:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """The datasets that this person may see."""
+        """List the datasets that this person may see."""
 
         def ask() -> list[str]:
             with self.store.reading() as transaction:
@@ -261,7 +261,7 @@ class Vault:
         return _insist(ask)
 
     def state(self, name: str) -> DatasetState:
-        """Where a dataset stands now."""
+        """Return the present state of a dataset."""
 
         def ask() -> DatasetState:
             with self.store.reading() as transaction:
@@ -271,7 +271,7 @@ class Vault:
 
     def history(self, name: str) -> list[Entry]:
         """Everything that happened to a dataset's budget, in order."""
-        self.state(name)  # refuses a name that there is not
+        self.state(name)  # refuses an unknown name
 
         def ask() -> list[Entry]:
             with self.store.reading() as transaction:
@@ -280,8 +280,8 @@ class Vault:
         return _insist(ask)
 
     def _read(self, transaction: Transaction, name: str) -> DatasetState | None:
-        """The state by what is known and what came since, every link of which is checked."""
-        known = self._known.pop(name, None)  # if anything fails, it is read anew
+        """Read the state from what is known and the entries since, and check every link."""
+        known = self._known.pop(name, None)  # if anything fails, it is read again from the start
         if known is None:
             found = transaction.entries(name)
             if not found:
@@ -297,7 +297,7 @@ class Vault:
         return self._known[name]
 
     def _append(self, name: str, decide: Callable[[DatasetState | None], Draft]) -> Entry:
-        """Write one entry, once: the same one, by its nonce, however often the connection breaks."""
+        """Write one entry exactly once, by its nonce, however often the connection breaks."""
         nonce = uuid.uuid4().hex
 
         def write() -> Entry:
@@ -314,8 +314,8 @@ class Vault:
     def verify(self, name: str, receipts: Mapping[str, str] | None = None) -> str:
         """Check the whole history again; return what was checked, or raise `VaultForged`.
 
-        Checked are the chain, the signatures, that each reservation cost what it says and fitted when it was made, and
-        that every receipt of `receipts`, by who keeps it, is of this history.
+        It checks the chain, the signatures, that each reservation cost what it says and fitted when it was made, and
+        that every receipt in `receipts`, by its keeper, belongs to this history.
         """
         entries = self.history(name)
         check_links(entries, root(name))
@@ -332,7 +332,7 @@ class Vault:
             self.require_receipt(name, text, keeper)
         words = "every signature is right" if signed == {True} else "signatures not checked: there is no key here"
         kept = f", {len(receipts)} receipts are in it" if receipts else ""
-        return f"{len(entries):,} entries; the chain is whole, {words}, every price was computed anew{kept}"
+        return f"{len(entries):,} entries; the chain is whole, {words}, every price was computed again{kept}"
 
     def require_receipt(self, name: str, text: str, keeper: str) -> None:
         """Refuse a receipt that does not belong to this dataset: forged, from another vault, or for lost entries."""
@@ -350,7 +350,7 @@ class Vault:
 
 
 def _insist(action: Callable[[], T]) -> T:
-    """Do it, again after a while if the store went away; it must be something that may be done twice."""
+    """Do something, and again after a while if the store went away; it must be safe to do twice."""
     for pause in (*PAUSES, None):
         try:
             return action()
@@ -370,7 +370,7 @@ def _require_state(state: DatasetState | None, name: str) -> DatasetState:
 
 
 def _find_run(state: DatasetState, run: str) -> Holding:
-    """The run by its name, or by the beginning of it."""
+    """Find the run by its name, or by the beginning of it."""
     found = [holding for holding in state.runs.values() if holding.run.startswith(run)] if run else []
     if len(found) != 1:
         words = "is not a run" if not found else "could be several runs"

@@ -1,6 +1,6 @@
-"""The conformance of a recipe, whose own parts take the real private step on small neighbouring datasets.
+"""Checks the conformance of a recipe: its own parts take the real private step on small neighbouring datasets.
 
-And that of a source of noise: large keys, fresh noise, normal, of the deviation that was asked for.
+It also checks a source of noise: its keys are large, its noise is fresh and normal and has the requested deviation.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from sordino.records import Collate
 Columns = tuple[Tensor, ...]
 STEPS = 6
 LOUD = 1e3
-"""How much longer than others the loud record is."""
+"""How many times longer the loud record is than the others."""
 AMBIGUOUS = (17, 16)
-"""Projections are keyed by 16 coins: with as many records a coin of a record could not be told from one of these."""
+"""Projections are keyed by 16 coins: with 16 records, a record's coin could not be told from one of these."""
 SOURCES = 4096
-"""Made to see whether any two are alike: for keys of b bits about 2^(23−b) pairs are."""
+"""How many sources are made to see whether any two are alike: for keys of b bits, about 2^(23−b) pairs are."""
 NUMBERS = 20_000
 RECORDS, RATE = 10**7, 1e-3
 CERTAIN = 1e-9
@@ -73,8 +73,7 @@ def check(
     add schedulers, say. The neighbours are those of `choose_neighbours` unless given; `price=False` leaves prices alone
     and `thorough=False` stops at the first finding.
 
-    Guarantees: everything that is released, saved, printed or logged is compared. Limits: to find nothing is not a
-    proof.
+    Guarantees: everything that is released, saved, printed or logged is compared. Limits: finding nothing is no proof.
     """
     given = (model, data, loss)
     if any(part is None for part in given) and any(part is not None for part in given):
@@ -99,7 +98,7 @@ def check(
 
 
 def build_examples() -> dict[str, Recipe]:
-    """A small recipe of every mechanism of the library by its name, to be checked and audited.
+    """Build a small recipe of every mechanism of the library, by name, to check and audit it.
 
     A mechanism that is added to `sordino.mechanisms` is among them, with the options that its `example` names.
     """
@@ -117,7 +116,7 @@ def make_program(
     collate: Collate | None = None,
     arrange: Callable[[Private], None] | None = None,
 ) -> Program:
-    """Training by `recipe` as a program to replay: what is public is what a checkpoint would hold after every step."""
+    """Make training by `recipe` a program to replay; its public state is what a checkpoint holds after every step."""
 
     def run(data: Columns, tape: Tape) -> list[Any]:
         trained = copy.deepcopy(model)
@@ -139,7 +138,7 @@ def make_program(
 
 
 def _check_erased(before: dict[str, Any], after: dict[str, Any], tape: Tape) -> None:
-    """A proposal that was rolled back and is paid for as erased leaves nothing in the optimizer either."""
+    """Check that a proposal that is paid for as erased leaves nothing in the optimizer when it is rolled back."""
     erases = bool(tape.charges) and isinstance(tape.charges[-1], Erasure | AnnealedErasure)
     saved, now = before["saved"], after["saved"]
     if (
@@ -151,7 +150,7 @@ def _check_erased(before: dict[str, Any], after: dict[str, Any], tape: Tape) -> 
 
 
 def _read_public(private: Private) -> dict[str, Any]:
-    """What a checkpoint holds, and the learning rates and schedules that the next step will use."""
+    """Read what a checkpoint holds, and the learning rates and schedules that the next step will use."""
     bench = private.bench
     groups = [{key: value for key, value in group.items() if key != "params"} for group in bench.optimizer.param_groups]
     schedules = [scheduler.state_dict() for scheduler in bench.schedulers]
@@ -163,9 +162,9 @@ def _read_public(private: Private) -> dict[str, Any]:
 
 
 def choose_neighbours(data: Columns, remembers: bool = False) -> list[Neighbours]:
-    """A record added and removed, far out, not a number, alone in its class, alone in its draw, and not drawn.
+    """Choose neighbours: a record that is ordinary, far out, not a number, alone in its class or draw, or not drawn.
 
-    Where draws depend on what a sampler `remembers` of earlier ones, also a record that is drawn once.
+    If draws depend on what a sampler `remembers` from earlier ones, also a record that is drawn once.
     """
     while len(data[0]) in AMBIGUOUS:
         data = tuple(column[1:] for column in data)
@@ -195,7 +194,7 @@ def _scale(record: Columns, factor: float) -> Columns:
 
 
 def _split_last_class(data: Columns) -> Iterator[tuple[Columns, Columns]]:
-    """The records without those of the last one's class, and one of these; for data with one column of labels."""
+    """Return the records without the last one's class, and one record of that class; for data with one label column."""
     labels = [column for column in data if column.dim() == 1 and not column.is_floating_point()]
     if not labels:
         return
@@ -205,7 +204,7 @@ def _split_last_class(data: Columns) -> Iterator[tuple[Columns, Columns]]:
 
 
 def fit(recipe: Recipe, count: int, steps: int) -> Recipe:
-    """`recipe` for about `count` records, half of them in a draw: its noise is its own, or 1."""
+    """Fit `recipe` to about `count` records, half of them in a draw, with its own noise, or 1 if it has none."""
     noisy = replace(recipe, noise_multiplier=recipe.noise_multiplier or 1.0)
     return shrink(noisy, count, max(1, count // 2), steps, tested=max(1, count // 3))
 
@@ -219,7 +218,7 @@ def _find_decision(recipe: Recipe) -> Passes | None:
 
 
 def linear_loss(model: nn.Module, batch: Any) -> Tensor:
-    """The output of the record's class: its gradient is the record itself, wherever the model stands."""
+    """Return the output for the record's class: its gradient is the record itself, whatever the weights."""
     outputs: Tensor = model(batch[0])
     return outputs.gather(1, batch[1].unsqueeze(1)).squeeze(1)
 
@@ -232,7 +231,7 @@ def make_linear_model() -> nn.Module:
 
 
 def make_few_records(count: int = 14) -> Columns:
-    """Records of three classes, short and long ones; the last class is that of the last three alone."""
+    """Make short and long records of three classes; only the last three records are in the last class."""
     generator = torch.Generator().manual_seed(7)
     inputs = torch.randn(count, 3, generator=generator) * torch.linspace(0.3, 4.0, count).unsqueeze(1)
     labels = torch.arange(count) % 2
@@ -241,7 +240,7 @@ def make_few_records(count: int = 14) -> Columns:
 
 
 def _replace_public(recipe: Recipe) -> Recipe:
-    """Public records of the shape that the suite's own model takes."""
+    """Replace public records by ones with the shape that the suite's own model takes."""
     selection: Any = recipe.selection
     public = getattr(selection, "public", None)
     if public is None:
@@ -255,10 +254,10 @@ def _replace_public(recipe: Recipe) -> Recipe:
 
 
 def check_source(make: Callable[[], Source], *, sources: int = SOURCES) -> Conformance:
-    """Check what `make` makes, such as `sordino.noise.Secure`: every call must give a source of its own.
+    """Check the sources that `make` makes, such as `sordino.noise.Secure`: every call must return a new source.
 
-    Guarantees: a true source fails with probability below 1e-7. Keys of 16 bits pass with probability below 1e-50 and
-    of 20 bits with 3e-4; whether the operating system's randomness is any good cannot be seen from outside.
+    Guarantees: a true source fails with probability below 1e-7. Keys of 16 bits pass with probability below 1e-50, keys
+    of 20 bits with 3e-4. Whether the operating system's randomness is any good cannot be seen from outside.
     """
     findings = [*_check_keys(make, sources), *_check_distribution(make())]
     return Conformance("source", 1, 0, tuple(findings))
@@ -290,7 +289,7 @@ def _check_distribution(made: Source) -> list[str]:
 
 
 def _check_draw(made: Source) -> list[str]:
-    """Who joins of many: as many as coins would have it, in all parts of the records alike, each once."""
+    """Check who joins a large draw: as many as coins would choose, equally in all parts of the records, each once."""
     joined = made.toss(RECORDS, RATE)
     where, expected = np.asarray(joined.indices), RECORDS * RATE
     if len(where) and not (where.min() >= 0 and where.max() < RECORDS and (np.diff(where) > 0).all()):

@@ -1,4 +1,4 @@
-"""Two tapes of one program on neighbouring datasets: does control flow agree, did values move within their price?
+"""Compare two tapes of one program on neighbouring datasets: does control flow agree, is every movement paid for?
 
 All releases are the same on both tapes, so anything else that differs depends on the records and was not paid for.
 """
@@ -25,20 +25,20 @@ from sordino.audit.conformance.tape import Happening, Release, Tape
 from sordino.errors import InvalidInput
 
 TOLERANCE = 1e-4
-"""Of a sensitivity: what rounding in float32 sums may add to a movement."""
+"""The share of a sensitivity that rounding in float32 sums may add to a movement."""
 CLOSE = 1e-9
 STRETCHED = 1e-4
 """A random sensitivity may exceed its bound this rarely before it is called too large."""
 QUANTILES: NDArray[np.float64] = ndtri((np.arange(20_000) + 0.5) / 20_000)
 UNSURE = 5e-4
-"""The error of a probability that is computed on these quantiles, generously."""
+"""A generous bound on the error of a probability that is computed on these quantiles."""
 
 Passes = Callable[[NDArray[np.float64]], NDArray[np.bool_]]
 """Whether a test passes, for noisy values."""
 
 
 def find_divergence(first: Sequence[Happening], second: Sequence[Happening]) -> list[str]:
-    """The first thing that happened on one tape and not on the other, or with other numbers."""
+    """Find the first thing that happened on only one tape, or with other numbers on the other."""
     for place, (one, other) in enumerate(zip_longest(first, second)):
         if one is None or other is None:
             said = (one or other).what
@@ -57,7 +57,7 @@ def _are_close(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
 
 
 def find_difference(first: Any, second: Any, name: str = "state") -> str | None:
-    """Where two public states are not the same, bit for bit; None if they are."""
+    """Find where two public states differ in any bit; None if they do not."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         same = first.shape == second.shape and torch.equal(torch.nan_to_num(first), torch.nan_to_num(second))
         return None if same else name
@@ -75,7 +75,7 @@ def find_difference(first: Any, second: Any, name: str = "state") -> str | None:
 
 
 def find_unpaid(tape: Tape) -> list[str]:
-    """What is wrong with the books of one run alone: order, missing events, noise that was not added, draws."""
+    """Find what is wrong with the books of a single run: order, missing events, noise that was not added, draws."""
     found = list(tape.findings)
     for noise in tape.noises:
         sequence, event = noise.receipt.sequence, noise.receipt.event
@@ -101,7 +101,7 @@ def _group_by_receipt(releases: Sequence[Release]) -> Iterator[tuple[int, list[R
 
 
 def _count_draws(event: DpEvent) -> int:
-    """How many draws of its own an event claims."""
+    """Count how many separate draws an event claims."""
     found = 0
     for leaf, times in unroll(event):
         if isinstance(leaf, Filtered):
@@ -115,7 +115,7 @@ def _count_draws(event: DpEvent) -> int:
 
 
 def find_overmoved(first: Tape, second: Tape, passes: Passes | None) -> list[str]:
-    """Which values moved by more than their receipts pay for; where the record was not drawn, by anything at all."""
+    """Find values that moved by more than their receipts pay for, or at all if the record was not drawn."""
     found: list[str] = []
     missed, never = first.missed | second.missed, "stays out" in (first.extra, second.extra)
     for sequence, pairs in _group_by_payment(list(zip(first.releases, second.releases, strict=False))):
@@ -123,7 +123,7 @@ def find_overmoved(first: Tape, second: Tape, passes: Passes | None) -> list[str
         try:
             paid = answers(event)
         except InvalidInput:
-            continue  # the tape said so already
+            continue  # the tape has reported this already
         kinds = assign(paid, len(pairs))
         where, out = f"on receipt {sequence}, {type(event).__name__}", never or sequence in missed
         if not kinds:
@@ -140,9 +140,9 @@ Pair = tuple[Release, Release]
 
 
 def _group_by_payment(releases: Sequence[Pair]) -> Iterator[tuple[int, list[Pair]]]:
-    """Releases by the receipt that pays for them: further batches of an epoch are paid for by the one that opened it.
+    """Group releases by the receipt that pays for them; an epoch's first receipt pays for all of its batches.
 
-    So they are worth Σ (Δ/σ)² together, as if they were on one receipt, and a record in two batches shows.
+    So these are worth Σ (Δ/σ)² together, as if they were on one receipt, and a record in two batches is noticed.
     """
     opened: dict[int, int] = {}
     for (release, _), before in zip(releases, [None, *releases], strict=False):
@@ -201,7 +201,7 @@ def _check_choice(pair: Pair, kind: Choice, where: str, out: bool) -> list[str]:
 
 
 def _find_scale(release: Release) -> float | None:
-    """The scale of exponential noise that was subtracted, if that is what was done."""
+    """Find the scale of the exponential noise that was subtracted, if any was."""
     if len(release.noises) != 1 or release.noises[0].drawn.numel() != 2 * release.value.numel():
         return None
     normals = release.noises[0].drawn.double().reshape(2, -1) / release.noises[0].std
@@ -225,7 +225,7 @@ def _check_gaussian(
         stds = [noise.std for noise in pair[0].noises] or [0.0]
         moved = float((after - before).norm())
         if not math.isfinite(moved):
-            continue  # said already
+            continue  # reported already
         largest = max(largest, moved)
         worth += (moved / min(stds)) ** 2 if min(stds) > 0 else (math.inf if moved else 0.0)
     allowed = math.fsum(answer.multiplier**-2 for answer in paid)
@@ -242,12 +242,12 @@ def _check_gaussian(
 
 
 def _find_stretch(projections: int) -> float:
-    """√r/χ_r, by which r projections seldom lengthen a contribution more."""
+    """Return a value that the factor √r/χ_r, by which r projections lengthen a contribution, rarely exceeds."""
     return max(1.0, math.sqrt(projections / (2 * float(gammaincinv(projections / 2, STRETCHED)))))
 
 
 def _align(before: Tensor, after: Tensor, paid: Sequence[Answer]) -> tuple[Tensor, Tensor, bool]:
-    """The common part of two lists of counts; whether what is left over is more than a new count of one."""
+    """Return the common part of two lists of counts, and whether the rest is more than one new count of one."""
     common = min(len(before), len(after))
     rest = torch.cat([before[common:], after[common:]])
     unpaid_for = not any(isinstance(answer, Unseen) for answer in paid) or len(rest) > 1 or bool((rest > 1).any())
@@ -255,7 +255,7 @@ def _align(before: Tensor, after: Tensor, paid: Sequence[Answer]) -> tuple[Tenso
 
 
 def _check_added(release: Release, where: str) -> list[str]:
-    """The noise that was drawn is the noise that was added, to every number."""
+    """Check that the drawn noise is what was added to every number."""
     if not release.noises:
         return [f"a value was released without noise {where}"]
     if not bool(torch.isfinite(release.value).all()):

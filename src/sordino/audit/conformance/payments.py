@@ -46,20 +46,20 @@ from sordino.recipe import Recipe
 
 Array = NDArray[np.float64]
 MOST = 64
-"""Equal answers beyond so many are not listed one by one."""
+"""More equal answers than this are not listed one by one."""
 EPSILONS = (0.0, 0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 20.0, 60.0)
 SLACK = 2e-3
-"""Of a δ: what the grids of both sides may differ by."""
+"""How much the grids of both sides may differ, as a share of δ."""
 LEAST = 1e-14
 """Smaller values of δ are not compared."""
 INTERVAL = 1e-3
-"""The grid of losses that prices are computed on here, which rounds them up by as much."""
+"""The grid of losses for prices here; it rounds them up by as much."""
 MOST_EVENTS = 4
-"""Different events of a plan that are looked at: the first, the last and some between."""
+"""How many different events of a plan are checked: the first, the last and some between."""
 GRID: Array = np.linspace(-14.0, 14.0, 8_001)
 """Standard deviations at which densities are added up."""
 PIECES = 240
-"""Of a random length."""
+"""How many pieces a random length is cut into."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Unseen(Answer):
 
 @singledispatch
 def answers(event: DpEvent) -> list[Answer]:
-    """The answers that `event` pays for, in the order in which they are made."""
+    """Return the answers that `event` pays for, in the order in which they are made."""
     raise InvalidInput(
         f"event {type(event).__name__} is unknown to the conformance suite: say what it pays for with "
         "sordino.audit.conformance.answers.register"
@@ -178,7 +178,7 @@ def _(event: Unlisted) -> list[Answer]:
 
 
 def assign(paid: Sequence[Answer], made: int) -> list[Answer]:
-    """Which answer each of `made` releases on one receipt is: in order, then the last kind again."""
+    """Assign an answer to each of `made` releases on one receipt: in order, then the last kind again."""
     kinds = [answer for answer in paid if not isinstance(answer, Unseen)]
     return [kinds[min(place, len(kinds) - 1)] for place in range(made)] if kinds else []
 
@@ -187,19 +187,19 @@ def assign(paid: Sequence[Answer], made: int) -> list[Answer]:
 
 
 class Outputs:
-    """Two measures on the same points: what is seen with the record, and without it."""
+    """Two measures on the same points: the output with the record, and without it."""
 
     def __init__(self, present: Array, without: Array) -> None:
         self.present, self.without = present, without
 
     def delta(self, epsilon: float) -> float:
-        """The larger of ∫(P − e^ε·Q)₊ for a record that is removed and for one that is added."""
+        """Return the larger of ∫(P − e^ε·Q)₊ for a record that is removed and for one that is added."""
         grown = math.exp(epsilon)
         removed = np.maximum(self.present - grown * self.without, 0.0).sum()
         return float(max(removed, np.maximum(self.without - grown * self.present, 0.0).sum()))
 
     def renyi(self, order: float) -> float:
-        """The larger of the two Rényi divergences of this order."""
+        """Return the larger of the two Rényi divergences of this order."""
         both = [(p, q) for p, q in ((self.present, self.without), (self.without, self.present))]
         sums = [float(np.sum(p[q > 0] ** order * q[q > 0] ** (1 - order))) for p, q in both]
         return max(math.log(total) / (order - 1) for total in sums)
@@ -217,7 +217,7 @@ def _sample_gaussian(noise: float, rate: float, shift: float = 1.0, grid: Array 
 
 @singledispatch
 def list_worst(event: DpEvent, rate: float = 1.0) -> Iterator[Outputs]:
-    """Pairs of outputs that a mechanism of this event, on a draw at `rate`, can have; none where none is known."""
+    """List pairs of outputs that a mechanism of this event can have on a draw at `rate`; empty if none is known."""
     yield from ()
 
 
@@ -233,7 +233,7 @@ def _(event: PoissonSampledDpEvent, rate: float = 1.0) -> Iterator[Outputs]:
 
 @list_worst.register
 def _(event: RandomAllocation, rate: float = 1.0) -> Iterator[Outputs]:
-    """Epochs of which only the first step is looked at, or the sums over its halves: of two steps, all there is."""
+    """An epoch whose first step alone is checked, or the sums over its halves: for two steps, that is everything."""
     yield _sample_gaussian(event.noise_multiplier, rate / event.steps)
     present, without = np.zeros((1, 1)), np.ones((1, 1))
     for half in (event.steps // 2, event.steps - event.steps // 2):
@@ -247,11 +247,11 @@ def _(event: RandomAllocation, rate: float = 1.0) -> Iterator[Outputs]:
 
 @list_worst.register
 def _(event: ProjectedGaussian, rate: float = 1.0) -> Iterator[Outputs]:
-    """A mixture over the known length Z = √r/χ_r, among which also lengths without any noise to speak of."""
+    """Yield a mixture over the known length Z = √r/χ_r, including lengths with practically no noise."""
     half = event.projections / 2
     edges = stats.gamma.ppf(np.concatenate([[0.0], np.geomspace(1e-15, 1 - 1e-6, PIECES)]), half)
     masses = np.diff(stats.gamma.cdf(edges, half))
-    # The shortest length of every piece; rare ones, which may be long beyond any noise, are pieces of their own.
+    # The shortest length of every piece; rare lengths, which may be beyond any noise, are separate pieces.
     parts = [_sample_gaussian(event.noise_multiplier, rate, math.sqrt(half / edge), GRID[::8]) for edge in edges[1:]]
     present = [mass * part.present for mass, part in zip(masses, parts, strict=True)]
     without = [mass * part.without for mass, part in zip(masses, parts, strict=True)]
@@ -294,7 +294,7 @@ def _(event: Erasure | AnnealedErasure, rate: float = 1.0) -> Iterator[Outputs]:
 
 
 def _move(shown: Array, low: float, high: float, move: float) -> Array:
-    """The probabilities of acceptance with a record that moves the test value by so many deviations of its noise."""
+    """Return the acceptance probabilities with a record that moves the test by so many deviations of its noise."""
     if math.isinf(move):
         return np.full_like(shown, low if move < 0 else high)
     moved: Array = np.clip(special.ndtr(special.ndtri(shown) + move), low, high)
@@ -302,7 +302,7 @@ def _move(shown: Array, low: float, high: float, move: float) -> Array:
 
 
 def check_prices(recipe: Recipe) -> list[str]:
-    """Where the recipe's plan costs less than a mechanism that it covers."""
+    """Find where the recipe's plan costs less than a mechanism that it covers."""
     events: dict[str, DpEvent] = {
         to_json(leaf): leaf for event, times in recipe.plan() for leaf, _ in unroll(event, times)
     }
@@ -312,7 +312,7 @@ def check_prices(recipe: Recipe) -> list[str]:
 
 
 def check_event(event: DpEvent) -> list[str]:
-    """Where one event costs less than a mechanism that it covers."""
+    """Find where one event costs less than a mechanism that it covers."""
     if isinstance(event, Filtered):
         return _check_filtered(event)
     charged = pld(event, "add-or-remove-one", INTERVAL)
@@ -333,7 +333,7 @@ def _check_filtered(event: Filtered) -> list[str]:
 
 
 def _check_composed(recipe: Recipe) -> list[str]:
-    """The price of all steps together against dp_accounting's lower estimate, where all are sampled Gaussians."""
+    """Compare the price of all steps with dp_accounting's lower estimate, if all are sampled Gaussians."""
     plan = [(leaf, count) for event, times in recipe.plan() for leaf, count in unroll(event, times)]
     total = None
     for event, count in plan:

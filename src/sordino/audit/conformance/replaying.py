@@ -1,7 +1,7 @@
-"""Record a program on one dataset, replay it on its neighbour, and say what depends on the one record between them.
+"""Record a program on one dataset, replay it on its neighbour, and say what depends on the record that differs.
 
-The program is any function that makes releases: it takes a dataset and a source of randomness, tells the source which
-ledger it charges, and returns everything that it lets out beside its releases.
+The program is any function that makes releases. It takes a dataset and a source of randomness, tells the source which
+ledger it charges, and returns everything that it lets out in addition to its releases.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ at every call.
 
 @dataclass(frozen=True)
 class Conformance:
-    """What was replayed, and every way in which something depended on a record and was not paid for."""
+    """What was replayed, and everything that depended on a record without being paid for."""
 
     name: str
     replays: int
@@ -43,13 +43,13 @@ class Conformance:
         return not self.findings
 
     def require_passed(self) -> Conformance:
-        """This result, or `ConformanceFailed`."""
+        """Return this result, or raise `ConformanceFailed`."""
         if not self.passed:
             raise ConformanceFailed(self)
         return self
 
     def __add__(self, other: Conformance) -> Conformance:
-        """Both results as one, under this one's name."""
+        """Join both results under this one's name."""
         findings = tuple(dict.fromkeys([*self.findings, *other.findings]))
         return Conformance(self.name, self.replays + other.replays, self.releases + other.releases, findings)
 
@@ -88,7 +88,7 @@ class Neighbours:
 
 @dataclass
 class _Played:
-    """One run: its tape, what it let out, what it printed and logged, and the error that ended it."""
+    """One run: its tape, its public results, its prints and logs, and the error that ended it."""
 
     tape: Tape
     public: Any = None
@@ -107,16 +107,16 @@ def replay(
     """Record `program` on either dataset and replay it on the other: a record that is added, and one that is removed.
 
     Guarantees: a finding is a difference between the two runs that their releases do not explain, or a value that moved
-    by more than its receipt pays for. Limits: to find nothing is not a proof, and says something
-    about these records, seeds and steps alone.
-    `passes` decides a noisy test, where the program has one; `source` makes the noise of a number.
+    by more than its receipt pays for. Limits: finding nothing is no proof, and it only says something about these
+    records, seeds and steps.
+    `passes` decides a noisy test, if the program has one; `source` makes a noise source from a number.
     """
     findings: list[str] = []
     releases = 0
     for added in (True, False):
         datasets = [neighbours.without, neighbours.present]
         first, second = datasets if added else datasets[::-1]
-        for _ in range(2):  # what is said at the first use of something is not said again
+        for _ in range(2):  # some messages appear only at the first use of something
             recorded = _play(program, first, _make_tape(neighbours, first, source(seed), None))
             replayed = _play(program, second, _make_tape(neighbours, second, source(seed + 1), recorded.tape))
             if recorded.said == replayed.said:
@@ -174,7 +174,7 @@ class _Collecting(logging.Handler):
 
 @contextmanager
 def _overhear(said: list[str]) -> Iterator[None]:
-    """Collect what is logged, printed and warned of; `sordino` at every level, others as soon as they inform."""
+    """Collect all logs, prints and warnings: `sordino` at every level, others from the level INFO on."""
     loggers = [logging.getLogger(), *_list_loggers()]
     handler, printed = _Collecting(said), io.StringIO()
     levels = [(logger, logger.level) for logger in loggers]
@@ -193,7 +193,7 @@ def _overhear(said: list[str]) -> Iterator[None]:
 
 
 def _list_loggers() -> list[logging.Logger]:
-    """Our own logger, and those that do not pass their messages on to the root; torch's are about its compiler."""
+    """List our own logger, and those that do not pass messages on to the root; torch's are about its compiler."""
     known = [logging.getLogger("sordino"), *logging.Logger.manager.loggerDict.values()]
     loggers = [logger for logger in dict.fromkeys(known) if isinstance(logger, logging.Logger)]
     apart = [logger for logger in loggers if logger.name == "sordino" or not logger.propagate]

@@ -1,8 +1,8 @@
 """A noise source that records everything a run asks of it, and plays the releases of an earlier run back to another.
 
 On the first run it notes every coin, every projection, every noise with its receipt, and every value before and after
-its noise. On the second, about a neighbouring dataset, records that both have toss the same coins, and what leaves is
-what left the first time: all that may still differ are the values before the noise.
+its noise. The second run is on a neighbouring dataset. There, records that both have toss the same coins, and the
+releases are those of the first run. So only the values before the noise may still differ.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Extra = Literal["joins", "joins once", "stays out"]
 
 @dataclass(frozen=True)
 class Happening:
-    """One thing that happened, in the words of a finding, and the numbers of it that must be public.
+    """One thing that happened, in the words of a finding, and its numbers, which must be public.
 
-    A release may be of a sum clipped by projections, and coins may have been tossed for those since the last one.
+    A release may be a sum clipped by projections, and coins may have been tossed for these since the last release.
     """
 
     what: str
@@ -44,7 +44,7 @@ class Happening:
 
 @dataclass(frozen=True)
 class DrawnNoise:
-    """One request for noise: how much of which deviation, and how many events the ledger held by then."""
+    """One request for noise: how many numbers, of which deviation, and how many events the ledger held then."""
 
     receipt: Receipt
     std: float
@@ -95,7 +95,7 @@ class Tape(Settling):
         return "releases are RECORDED or replayed by the conformance suite: a rehearsal, no protection"
 
     def watch(self, ledger: Ledger) -> None:
-        """From now on what this ledger is charged belongs to the run."""
+        """Count everything that this ledger is charged from now on as part of the run."""
         self.ledger = ledger
         self._charges = [event for _, event, *_ in ledger.history()]
 
@@ -105,7 +105,7 @@ class Tape(Settling):
         return self._charges
 
     def draws(self, sequence: int) -> int:
-        """How often every record tossed a coin after event `sequence` was charged and before the next."""
+        """Count how often every record tossed a coin between event `sequence` and the next."""
         return self._draws.get(sequence, 0)
 
     # -- what a source does -------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class Tape(Settling):
         return coins.copy()
 
     def toss(self, records: int, rate: float) -> Tossed:
-        """Every coin is tossed, so that neighbours can toss the same ones."""
+        """Toss every coin, so that neighbours can toss the same ones."""
         coins = self.uniform(records)
         return Tossed(np.flatnonzero(coins < rate), coins[coins < rate])
 
@@ -149,7 +149,7 @@ class Tape(Settling):
         return drawn
 
     def settle(self, receipt: Receipt, value: Tensor, released: Tensor) -> Tensor:
-        """What leaves: what left the first time, where this is the second."""
+        """Return the release; on the second run, that of the first."""
         noises, self._pending = tuple(self._pending), []
         place = len(self.releases)
         self.releases.append(Release(receipt, value.clone(), released.clone(), noises))
@@ -167,7 +167,7 @@ class Tape(Settling):
     # -- details ------------------------------------------------------------------------------------------------
 
     def _note_charges(self) -> None:
-        """Every event that the ledger was charged since, in the log before what it paid for."""
+        """Note every event that the ledger was charged since, in the log before the releases that it paid for."""
         if self.ledger is None:
             raise InvalidInput("the run has no ledger: call tape.watch(ledger) before its first release")
         if len(self.ledger) > len(self._charges):
@@ -185,7 +185,7 @@ class Tape(Settling):
         self._pending = []
 
     def close(self) -> None:
-        """Note what came last; before the ledger is closed, or else the suite does it at the end of the run."""
+        """Note the last charges. Call it before the ledger is closed; otherwise the suite does it after the run."""
         if not self._closed and self.ledger is not None:
             self._closed = True
             self._note_charges()
@@ -210,7 +210,7 @@ class Tape(Settling):
         return coins
 
     def _decide(self, draw: int) -> float:
-        """The coin of the extra record."""
+        """Toss the coin of the extra record."""
         if self.extra == "joins" or (self.extra == "joins once" and not self._joined):
             self._joined = True
             return 0.0
@@ -218,13 +218,13 @@ class Tape(Settling):
         return self._miss(draw)
 
     def _miss(self, draw: int) -> float:
-        """A coin beyond the rate of the event that was charged last, for this draw on its receipt."""
+        """Return a coin beyond the rate of the event that was charged last, for this draw on its receipt."""
         paid = self._find_paid(self._charges[-1]) if self._charges else []
         rates = list(dict.fromkeys(answer.rate for answer in paid)) or [1.0]
         return min(rates[min(draw, len(rates) - 1)] * (1 + BESIDE), ABSENT)
 
     def _lengthen(self, receipt: Receipt, before: Tensor, value: Tensor, released: Tensor) -> Tensor:
-        """A list that one record made longer, where its event pays for that: the new entry is nearly seen."""
+        """Lengthen a list as one record did, if its event pays for that: the new entry is nearly visible."""
         paid = [answer for answer in self._find_paid(receipt.event) if isinstance(answer, Unseen)]
         noises = self.releases[-1].noises
         if not paid or not noises or value.dim() != 1:
@@ -237,7 +237,7 @@ class Tape(Settling):
 
 
 def _list_numbers(event: Any) -> tuple[float, ...]:
-    """Every number of an event, however deep."""
+    """List every number of an event, however deep."""
     if isinstance(event, bool | str) or event is None:
         return ()
     if isinstance(event, int | float):

@@ -84,7 +84,7 @@ def loss_threshold(target: nn.Module, examples: Examples, partition: Partition) 
 
 
 def _query_each(model: nn.Module, examples: Examples, *parts: Tensor) -> list[Signals]:
-    """What `model` shows of each of these parts of the examples."""
+    """Return what `model` shows of each of these parts of the examples."""
     return [query(model, (examples[0][part], examples[1][part])) for part in parts]
 
 
@@ -139,7 +139,7 @@ class Signals:
 
 @torch.no_grad()
 def query(model: nn.Module, examples: Examples) -> Signals:
-    """Query `model`, in eval mode meanwhile, about every example."""
+    """Query `model`, in eval mode, about every example."""
     inputs, labels = examples
     seen: list[Tensor] = []
     handle = _find_last_linear(model).register_forward_pre_hook(
@@ -156,7 +156,7 @@ def query(model: nn.Module, examples: Examples) -> Signals:
 
 
 def _find_last_linear(model: nn.Module) -> nn.Linear:
-    """The layer whose gradient and whose inputs a white-box attacker looks at."""
+    """Return the layer whose gradient and whose inputs a white-box attacker looks at."""
     found = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not found:
         raise InvalidInput(f"model {type(model).__name__} has no linear layer, which the white-box attack looks at")
@@ -210,7 +210,7 @@ def _list_white_box_features(seen: Signals) -> Features:
 
 
 class Attacker:
-    """Learns from features of known members and others to score those of others still."""
+    """Learns from features of known members and non-members to score further records."""
 
     def __init__(self, *, epochs: int = 50, lr: float = 1e-3, batch: int = 128, dropout: float = 0.2, seed: int = 0):
         self.epochs, self.lr, self.batch, self.dropout, self.seed = epochs, lr, batch, dropout, seed
@@ -218,7 +218,7 @@ class Attacker:
         self._net: AttackNet | None = None
 
     def fit(self, members: Features, others: Features) -> Attacker:
-        """Train on as many of the ones as of the others; features are standardised by what the attacker knows."""
+        """Train on equally many of both; features are standardised by what the attacker knows."""
         size = min(len(members[0]), len(others[0]))
         known = [torch.cat([one[:size], other[:size]]) for one, other in zip(members, others, strict=True)]
         self._scales = [(feature.mean(0), feature.std(0) + 1e-6) for feature in known]

@@ -1,4 +1,4 @@
-"""How well scores tell members from others: AUC, true positives at few false ones, each with its uncertainty.
+"""How well scores tell members from others: AUC, and true positives at few false positives, with their uncertainty.
 
 Nothing here imports torch.
 """
@@ -76,7 +76,7 @@ def measure_auc(members: Array, others: Array, confidence: float = 0.95) -> Esti
 
 
 def measure_caught(rate: float, members: Array, others: Array, confidence: float = 0.95) -> Estimate:
-    """The share of members above the lowest threshold that at most `rate` of the others exceed.
+    """Return the share of members above the lowest threshold that at most `rate` of the others exceed.
 
     The interval accounts for `others` being a sample: the threshold that k of n of them exceed has a true false
     positive rate distributed as Beta(k + 1, n − k), so a strict and a lax threshold enclose the right one.
@@ -125,7 +125,7 @@ def plot_roc(path: str | Path, attacks: Mapping[str, tuple[Array, Array]], lowes
 
 
 def _measure_accuracy(members: Array, others: Array, confidence: float) -> Estimate:
-    """Choose the threshold on one half, judge it on the other: choosing and judging on the same scores flatters."""
+    """Choose the threshold on one half and judge it on the other; using the same scores for both would flatter it."""
     false, true = trace_curve(members[::2], others[::2])
     thresholds = np.unique(np.concatenate([members[::2], others[::2]]))[::-1]
     best = int(np.argmax(true - false))

@@ -22,9 +22,9 @@ from sordino.errors import InvalidInput
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 FEW = 16
-"""Fewer models than this do not tell the spread of one example: all examples then share one."""
+"""With fewer models than this, the spread of one example is unknown, so all examples share one spread."""
 Train = Callable[[Examples, int], nn.Module]
-"""Trains a model on these examples; the number is a seed of its own for each."""
+"""Trains a model on these examples; the number is a seed, different for each model."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def train_references(
 
 
 def draw_halves(records: int, models: int, seed: int = 0) -> Tensor:
-    """Which model trains on which record: every record is in half of the models, up to one, at random."""
+    """Draw which model trains on which record: every record is in half of the models, up to one, at random."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.rand(models, records, generator=generator).argsort(0)
     return order < models // 2
@@ -110,7 +110,7 @@ def rmia(
     gamma: float = 2.0,
     offline_slope: float = 0.3,
 ) -> Membership:
-    """How many others z does x beat by γ in p(·|target)/p(·)? (Zarifzadeh et al. 2024, robust attack).
+    """Count how many others z the record x beats by γ in p(·|target)/p(·) (Zarifzadeh et al. 2024, robust attack).
 
     `population` holds confidences in examples that no model was trained on: the target's, and those of the references
     as a matrix. Offline p(x) is extrapolated from models without x: ((1 + a)·p_out + 1 − a)/2.

@@ -178,7 +178,7 @@ def differentiate(reader: FormulaReader, made: Tensor, parameters: Sequence[Tens
     entries = made.numel() // rows
 
     def flat(values: Tensor) -> Tensor:
-        """[rows, entries]."""
+        """Return [rows, entries]."""
         return values.detach().reshape(rows, -1)
 
     with torch.enable_grad():

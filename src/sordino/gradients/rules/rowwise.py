@@ -64,11 +64,11 @@ class RowMap:
             way.pull_part(g[:, part], part, [each[:, part] for each in results])
 
     def to(self, gradients: Tensor) -> RowMap:
-        """The same in the precision of these gradients, and where they are."""
+        """Return the same map in the precision of these gradients, and on their device."""
         return self.change(lambda factor: factor.to(gradients))
 
     def shorten(self) -> RowMap:
-        """The same, with [rows, 1] for rows of one value; a device is asked twice, about everything at once."""
+        """Return the same map, with [rows, 1] for rows of one value; a device is asked twice, about all at once."""
         factors = [each for each in (*self.scales, *self.taken, *chain(*self.given)) if each is not None]
         for columns in (slice(-1, None), slice(None)):  # most differ in the last
             alike = [(each[:, columns] == each[:, :1]).all() for each in factors]
@@ -78,7 +78,7 @@ class RowMap:
         return self.change(lambda factor: short.get(id(factor), factor))
 
     def change(self, how: Callable[[Tensor], Tensor]) -> RowMap:
-        """The same way with all its factors changed alike."""
+        """Return the same map with all its factors changed alike."""
         scales = [None if each is None else how(each) for each in self.scales]
         given = [[None if by is None else how(by) for by in each] for each in self.given]
         return replace(self, scales=scales, taken=[how(each) for each in self.taken], given=given)

@@ -34,7 +34,7 @@ LOADERS: Mapping[str, Callable[..., Data]] = MappingProxyType(
 
 
 def load(name: str, **options: Any) -> Data:
-    """The dataset called `name`; the options are those of its own loader."""
+    """Return the dataset called `name`; the options are those of its own loader."""
     loader = LOADERS.get(name.replace("_", "-"))
     if loader is None:
         raise InvalidInput(f"data={name!r} is not known: choose one of {', '.join(LOADERS)}")

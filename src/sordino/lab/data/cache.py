@@ -1,6 +1,6 @@
 """Where datasets and features are on this machine: the folder SORDINO_DATA, then the user's cache, then the download.
 
-What takes long to make is made once and kept in the cache, named by a checksum of everything that decides it.
+Features that take long to compute are computed once and kept in the cache, named by a checksum of their inputs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def cache_folder() -> Path:
 
 
 def find_given(dataset: str, *files: str) -> Path | None:
-    """The first of the files that is in SORDINO_DATA."""
+    """Find the first of the files that is in SORDINO_DATA."""
     folder = os.environ.get("SORDINO_DATA")
     if not folder:
         return None
@@ -52,7 +52,7 @@ def find_given(dataset: str, *files: str) -> Path | None:
 
 
 def find_file(dataset: str, *files: str) -> Path | None:
-    """The first of the files that is in SORDINO_DATA, or else in the cache."""
+    """Find the first of the files that is in SORDINO_DATA, or else in the cache."""
     return find_given(dataset, *files) or _find_first(cache_folder() / dataset, files)
 
 
@@ -61,7 +61,7 @@ def _find_first(folder: Path, files: tuple[str, ...]) -> Path | None:
 
 
 def obtain(dataset: str, remote: Remote, *instead: str, quiet: bool = False) -> Path:
-    """The official file, or one of those that may be there `instead`: where it lies, or downloaded into the cache.
+    """Find the official file, or one that may be used `instead`, on this machine, or download it into the cache.
 
     The official file is verified wherever it is.
     """
@@ -76,13 +76,13 @@ def obtain(dataset: str, remote: Remote, *instead: str, quiet: bool = False) -> 
 def remember_arrays(
     dataset: str, key: str, make: Callable[[], dict[str, NDArray[np.generic]]]
 ) -> dict[str, NDArray[np.generic]]:
-    """Arrays that take long to make, made once and kept in the cache; `key` names all that they depend on."""
+    """Make arrays that take long to compute once, and keep them in the cache; `key` names everything they depend on."""
     path = cache_folder() / dataset / f"{key}.npz"
     if not path.exists():  # a whole file needs no lock, and may lie where nothing can be written
         with ExitStack() as held:
             try:
                 held.enter_context(hold_lock(path.with_suffix(".lock")))
-            except OSError:  # no place to keep them: make them each time
+            except OSError:  # there is no room to keep them: make them each time
                 return make()
             if not path.exists() and not _write_arrays(path, made := make()):
                 return made
@@ -94,7 +94,7 @@ def remember_arrays(
 
 
 def _write_arrays(path: Path, arrays: dict[str, NDArray[np.generic]]) -> bool:
-    """Whether there was room for the file; it takes its name only when it is whole."""
+    """Write the file and say whether there was room; it gets its name only when it is complete."""
     part = path.with_suffix(".part")
     try:
         with part.open("wb") as file:
@@ -109,9 +109,9 @@ def _write_arrays(path: Path, arrays: dict[str, NDArray[np.generic]]) -> bool:
 def remember_tensor(
     folder: Path, what: object, inputs: tuple[Tensor, ...], make: Callable[[Path], None], *, title: str
 ) -> Tensor:
-    """What ``make(path)`` wrote as .npy the first time; `what` (by its repr) and `inputs` name the file in `folder`.
+    """Return what ``make(path)`` wrote as .npy the first time; `what` (by its repr) and `inputs` name the file.
 
-    `title` is for people alone, such as "scattering features".
+    `title` is only for people to read, such as "scattering features".
     """
     digest = hashlib.sha256(repr((what, [(tuple(x.shape), str(x.dtype)) for x in inputs])).encode())
     for tensor in inputs:
@@ -122,9 +122,9 @@ def remember_tensor(
 
 
 def make_once(path: Path, make: Callable[[Path], None], doing: str) -> None:
-    """Have ``make(part)`` write the file at `path`, unless it is there, and log what is being done.
+    """Have ``make(part)`` write the file at `path`, unless it exists, and log what is being done.
 
-    Of two processes one computes and the other waits; a file takes its name only when it is whole.
+    If two processes need it, one computes and the other waits. The file gets its name only when it is complete.
     """
     if path.exists():  # a whole file needs no lock, and may lie where nothing can be written
         return
@@ -142,13 +142,13 @@ def make_once(path: Path, make: Callable[[Path], None], doing: str) -> None:
 
 
 def map_tensor(path: Path) -> Tensor:
-    """The array in a file, read when it is looked at."""
-    # Copy on write: torch wants writable memory, and nobody's writes may reach the file.
+    """Map the array in a file: it is read when it is used."""
+    # Copy on write: torch wants writable memory, and no write may reach the file.
     return torch.from_numpy(np.load(path, mmap_mode="c"))
 
 
 def allocate(path: Path, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> np.memmap[Any, Any]:
-    """A new .npy file that is filled by writing into the array.
+    """Make a new .npy file that is filled by writing into the array.
 
     Its space on the disk is reserved now: if the disk became full later, writing into the array would kill the process.
     """

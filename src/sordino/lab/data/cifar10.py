@@ -33,7 +33,7 @@ MD5 = {
 
 
 def load_cifar10(normalise: str = "imagenet") -> Data:
-    """Images [N, 3, 32, 32]; Tramer and Boneh and DPSUR standardise by ImageNet's constants, which are public."""
+    """Load images [N, 3, 32, 32]. Tramer and Boneh and DPSUR standardise by ImageNet's constants, which are public."""
     step, constants = choose_normalisation(normalise, {"imagenet": IMAGENET, "dataset": PUBLISHED})
     stored = _decode_once()
     pixels, classes = torch.from_numpy(stored["pixels"]), torch.from_numpy(stored["classes"]).long()
@@ -43,7 +43,7 @@ def load_cifar10(normalise: str = "imagenet") -> Data:
 
 
 def _decode_once() -> dict[str, NDArray[np.generic]]:
-    """What was decoded before; for SORDINO_DATA, only if it was decoded from the files that are there now."""
+    """Return what was decoded before; for SORDINO_DATA, only if it came from the files that are there now."""
     given = cache.find_given("cifar10", MOSAICS, OFFICIAL.name)
     if given is None:
         return cache.remember_arrays("cifar10", "batches", _read_batches)
@@ -53,7 +53,7 @@ def _decode_once() -> dict[str, NDArray[np.generic]]:
 
 
 def _read_batches() -> dict[str, NDArray[np.generic]]:
-    """All six batches in the official order, whatever the layout, checked against the official bytes."""
+    """Read all six batches in the official order, from any layout, and check them against the official bytes."""
     source = cache.obtain("cifar10", OFFICIAL, MOSAICS)
     batches = _read_archive(source) if source.name == OFFICIAL.name else _read_mosaics(source.parent)
     for name, batch in batches.items():

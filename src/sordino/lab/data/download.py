@@ -155,7 +155,7 @@ def _continue(url: str, part: Path, timeout: float, advance: Advance) -> None:
 
 
 def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """The bytes that arrive. A broken connection is no OSError here, so that it is not mistaken for a full disk."""
+    """Yield the bytes that arrive. A broken connection raises no OSError, so that it is not taken for a full disk."""
     try:
         while chunk := response.read1(CHUNK):
             yield chunk

@@ -103,7 +103,7 @@ def _read_table(path: Path) -> Reviews:
 
 
 def _read_archive(path: Path, split: str) -> Reviews:
-    """The official archive: aclImdb/<split>/<neg or pos>/<id>_<rating>.txt, here in the order class, id."""
+    """Read the official archive: aclImdb/<split>/<neg or pos>/<id>_<rating>.txt, here in the order class, id."""
     pattern = re.compile(rf"aclImdb/{split}/(neg|pos)/(\d+)_\d+\.txt")
     reviews = {}
     with tarfile.open(path) as archive:

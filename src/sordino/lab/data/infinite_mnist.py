@@ -1,4 +1,4 @@
-"""Infinite MNIST: digits deformed by random affine maps and elastic fields, any number of them, made on the fly."""
+"""Infinite MNIST: any number of digits, deformed by random affine maps and elastic fields, made when asked for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Deformation:
 class InfiniteMnist(Dataset[tuple[Tensor, ...]]):
     """Record i is digit ``i % len(images)``, deformed by the i-th stream of `seed`; the first round is left as it is.
 
-    Guarantees: record i depends on nothing but (images, deformation, seed, i), whatever is asked before or with it.
+    Guarantees: record i depends only on (images, deformation, seed, i), not on records asked for before or with it.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class InfiniteMnist(Dataset[tuple[Tensor, ...]]):
         return list(zip(images, classes, strict=True))
 
     def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The records at `indices` as (images, classes)."""
+        """Return the records at `indices` as (images, classes)."""
         wanted = np.asarray(indices, dtype=np.int64)
         if outside := [i for i in wanted.tolist() if not 0 <= i < self.records]:
             raise IndexError(f"record {outside[0]} must be in 0..{self.records - 1}")

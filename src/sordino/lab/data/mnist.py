@@ -112,7 +112,7 @@ def load_idx(
 
 
 def choose_normalisation(choice: str, further: dict[str, Constants]) -> tuple[Preprocessing, Constants | None]:
-    """What is done to the pixels, and whether it read private records.
+    """Choose what is done to the pixels, and say whether that reads private records.
 
     ``"unit"`` leaves them in [0, 1], ``"centred"`` maps them to [-1, 1]; ``"dataset"`` uses the mean and deviation
     that are published for the training images, which therefore depend on private records.

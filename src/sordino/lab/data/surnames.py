@@ -28,9 +28,9 @@ HELD_OUT = Preprocessing(
 def load_names(length: int = 24) -> Data:
     """Token ids [N, length]: start, bytes + 3, end, padded with 0 on the left so that the last step has read the name.
 
-    A fixed fifth of each language is held out. Which names those are depends on how many names the language has: one
-    private name more moves others, which no guarantee covers. No checksum is published for the archive, so the number
-    of names and languages is checked instead.
+    A fixed fifth of each language is held out. Which names these are depends on how many names the language has: one
+    more private name moves others, and no guarantee covers that. No checksum is published for the archive, so the
+    number of names and languages is checked instead.
     """
     if length < SHORTEST:
         raise InvalidInput(f"length={length} must be >= {SHORTEST}: start, a byte and end; try 24")

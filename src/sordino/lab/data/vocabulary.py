@@ -48,7 +48,7 @@ Vector = NDArray[np.float32]
 
 
 def make_coder(vocabulary: str) -> Callable[[str], list[int]]:
-    """Text to word codes: ranks from 1 with 0 for unknown words, or 32-bit hashes."""
+    """Make a function from text to word codes: ranks from 1 with 0 for unknown words, or 32-bit hashes."""
     if vocabulary == "hashed":
         return lambda text: [zlib.crc32(word.encode()) for word in tokenise(text)]
     if vocabulary == "glove":
@@ -61,14 +61,14 @@ def make_coder(vocabulary: str) -> Callable[[str], list[int]]:
 
 
 def encode_all(texts: Iterable[str], vocabulary: str) -> dict[str, NDArray[np.generic]]:
-    """The codes of all texts end to end, and where each text ends."""
+    """Return the codes of all texts end to end, and where each text ends."""
     code = make_coder(vocabulary)
     rows = [np.array(code(text), dtype=np.uint32) for text in texts]
     return {"codes": np.concatenate(rows), "ends": np.cumsum([len(row) for row in rows])}
 
 
 def keras_words() -> list[str]:
-    """The words of the training reviews, the most frequent first (rank 1)."""
+    """Return the words of the training reviews, the most frequent first (rank 1)."""
     path = cache.obtain("imdb", WORD_INDEX, "vocab.txt.xz")
     if path.name != WORD_INDEX.name:
         return lzma.decompress(path.read_bytes()).decode().split("\n")
@@ -108,7 +108,7 @@ def split_word(word: str) -> list[str]:
 
 
 def public_words(count: int = 50_000) -> list[str]:
-    """GloVe's most frequent words; needs the whole official file, which alone is free of the reviews' counts."""
+    """Return GloVe's most frequent words; only the whole official file is free of the reviews' counts."""
     return [line[0] for line in islice(_read_lines(), count)]
 
 
@@ -128,7 +128,7 @@ def embed(words: Sequence[str], *, excerpt: bool = False) -> Tensor:
 
 
 def _read_vectors(words: set[str], excerpt: bool) -> dict[str, Vector]:
-    """The vectors of `words` and of their parts, from the small excerpt if it may be and is there."""
+    """Read the vectors of `words` and of their parts, from the small excerpt if that is allowed and exists."""
     wanted = words | {part for word in words for part in split_word(word)}
     if excerpt and (path := cache.find_file("glove", EXCERPT, GLOVE.name)) is not None and path.name == EXCERPT:
         with np.load(path) as stored:
@@ -140,7 +140,7 @@ def _read_vectors(words: set[str], excerpt: bool) -> dict[str, Vector]:
 
 
 def _read_lines() -> Iterator[list[str]]:
-    """The lines of the official file: a word and its 100 numbers."""
+    """Yield the lines of the official file: a word and its 100 numbers."""
     with zipfile.ZipFile(cache.obtain("glove", GLOVE)) as archive, archive.open(MEMBER) as member:
         for line in io.TextIOWrapper(member, encoding="utf-8", newline="\n"):
             yield line.rstrip("\n").split(" ")

@@ -1,4 +1,4 @@
-"""Experiments: the one place that runs a method on a dataset at an ε with a seed, and keeps what came out.
+"""Experiments: the one place that runs a method on a dataset at an ε with a seed, and keeps the result.
 
 ::
 
@@ -17,7 +17,7 @@
 
     cases = read(Path("mine.toml")).cases(epsilons=[1, 3], seeds=range(3))
 
-A case is plain data (`sordino.lab.experiments.cases`); what its tables may hold is told in docs/experiments.md.
+A case is plain data (`sordino.lab.experiments.cases`); docs/experiments.md says what its tables may hold.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ configuration is a TOML file: a method on a dataset with the settings of every �
 
     method = "dpsur"
     provenance = "DPSUR, table 2; noise by ε from its repository"     # one line; the story is in docs/provenance.md
-    footing = "linear"                  # optional: what the methods that it is compared with share with it
+    footing = "linear"                  # optional: what it shares with the methods that it is compared with
     epsilons = [1.0, 2.0, 3.0, 4.0]
     average = 0.4                       # optional
     delta = 1e-5                        # optional
@@ -34,8 +34,8 @@ configuration is a TOML file: a method on a dataset with the settings of every �
     [epsilon.1]                         # what is different at this ε; "0.5" needs quotes
     recipe = {noise_multiplier = 4.0, validation_noise = 1.3}
 
-Methods that share most of their settings may share a file: instead of ``method`` it has a table for each of them with
-what is different, ``[methods.linear-dpsur]``, and ``[methods.linear-dpsur.epsilon.1]``.
+Methods that share most of their settings may share a file. Instead of ``method`` it has a table for each method with
+its differences: ``[methods.linear-dpsur]``, and ``[methods.linear-dpsur.epsilon.1]``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ACCOUNTINGS = ("proven", "published")
 SHORT_TEST_NOISE = 5.0
 SPARSE = 20
 EVALUATIONS = 60
-"""How often, at most, a run is evaluated on the test set and saved; it decides nothing, so it is in no case."""
+"""How often, at most, a run is evaluated on the test set and saved; it changes no result, so no case has it."""
 Options = Mapping[str, Any]
 Table = dict[str, Any]
 _TABLES = ("data", "features", "model", "optimizer", "recipe")
@@ -67,13 +67,13 @@ _VALUES = ("method", "methods", "footing", *_OF_A_METHOD)
 
 @dataclass(frozen=True)
 class Case:
-    """One run. `method` is the name in the tables; what it does is in the tables below it, as in a configuration.
+    """One run. `method` is the name in the tables; the other fields say what it does, as in a configuration.
 
     `data` are options of `sordino.lab.data.load`, and ``public``: how many held-out records the mechanism may look at
     (they are then not evaluated on). `features` is empty for raw inputs (see `sordino.lab.experiments.problem`).
     `model`, `optimizer` and `recipe` have a ``name`` or ``kind`` and its options. `average` is the share of the last
-    iterates whose mean is evaluated: post-processing, hence free. `records` keeps the first so many training records.
-    With accounting="published", `published` names the accountant of the paper where the recipe's own is another.
+    iterates whose mean is evaluated, which is post-processing and so is free. `records` keeps only the first so many
+    training records. With accounting="published", `published` names the paper's accountant if the recipe has another.
     `seed` decides how the model starts; the noise is secure, and never repeats.
     """
 
@@ -92,7 +92,7 @@ class Case:
     optimizer: Options = field(default_factory=dict)
     recipe: Options = field(default_factory=dict)
     short: bool = False
-    """Whether it was made smaller for a trial; such a run says nothing about its method."""
+    """Whether the case was made smaller to try it out; such a run says nothing about its method."""
 
     def __post_init__(self) -> None:
         if self.accounting not in ACCOUNTINGS:
@@ -112,9 +112,9 @@ class Case:
         return f"{self.dataset}-{self.method}{basis}-eps{self.epsilon:g}-seed{self.seed}-{digest}"
 
     def shortened(self, records: int | None = None, steps: int | None = None) -> Case:
-        """A small case of the same kind, for a try: fewer records, smaller draws, few steps and noise to match."""
+        """Return a small case of the same kind, to try it out: fewer records, smaller draws, few steps, other noise."""
         recipe = dict(self.recipe)
-        share = SPARSE if self.published == "tcdp" else 4  # whose theorem about sampling is for rates below a tenth
+        share = SPARSE if self.published == "tcdp" else 4  # its theorem about sampling is for rates below a tenth
         if records is not None:
             for key in ("batch_size", "validation_size"):
                 if key in recipe:
@@ -152,7 +152,7 @@ class Settings:
     by_epsilon: dict[float, Table]
 
     def case(self, epsilon: float, seed: int = 0, accounting: str = "proven") -> Case:
-        """The run at one ε; with the general settings if the file says nothing about this ε."""
+        """Return the run at one ε; with the general settings if the file says nothing about this ε."""
         merged = _merge(self.base, self.by_epsilon.get(float(epsilon), {}))
         return Case(
             dataset=self.dataset, method=self.method, epsilon=float(epsilon), seed=seed, accounting=accounting, **merged
@@ -167,7 +167,7 @@ class Settings:
 
 
 def read(path: Path) -> Settings:
-    """The configuration in a file of one method; every mistake is named in one line."""
+    """Read the configuration in a file of one method; an error names the mistake in one line."""
     found = read_methods(path)
     if len(found) != 1:
         raise InvalidInput(f"configuration {path} has {len(found)} methods, must have 1: keep one of its [methods]")
@@ -209,7 +209,7 @@ def _read_method(path: Path, tables: Table) -> Settings:
 
 
 def _vary(path: Path, shared: Table, method: str, changes: Table) -> Table:
-    """The tables of one of several methods: what all share, with its own changes on top, ε by ε."""
+    """Make the tables of one of several methods: the shared tables with its own changes on top, ε by ε."""
     if unknown := sorted(set(changes) - {*_TABLES, *_OF_A_METHOD}):
         raise InvalidInput(f"configuration {path}: [methods.{method}] has no key {unknown[0]!r}")
     by_epsilon, own = dict(shared.get("epsilon", {})), changes.get("epsilon", {})
@@ -234,7 +234,7 @@ def catalogue(folder: Path | None = None) -> dict[tuple[str, str], Settings]:
 
 
 def default_folder() -> Path:
-    """The folder SORDINO_CONFIGS, else the configurations of the laboratory."""
+    """Return the folder SORDINO_CONFIGS, else the configurations of the laboratory."""
     named = os.environ.get("SORDINO_CONFIGS")
     return Path(named) if named else Path(__file__).parents[1] / "configs"
 

@@ -1,4 +1,4 @@
-"""About how long a run takes, by the runs that came with Sordino: on one core of the machine that they were made on."""
+"""Estimates how long a run takes from the runs that came with Sordino, for one core of the machine that made them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ START = 5.0
 
 
 def estimate_seconds(case: Case, shipped: Sequence[Row] | None = None) -> float | None:
-    """The mean of the shipped runs of its method, at its ε if there are any; None if there are none at all.
+    """Return the mean time of the shipped runs of its method, at its ε if there are any; None if there are none.
 
-    A shortened run takes as much less as it draws fewer records.
+    The time of a shortened run shrinks with the number of records that it draws.
     """
     rows = [row for row in (read_shipped() if shipped is None else shipped) if row["dataset"] == case.dataset]
     rows = [row for row in rows if row["method"] == case.method and row.get("seconds")]
@@ -28,7 +28,7 @@ def estimate_seconds(case: Case, shipped: Sequence[Row] | None = None) -> float 
 
 
 def _find_share(case: Case, whole: Row) -> float:
-    """How many examples a shortened run sees, of those of a whole one."""
+    """Return the share of a whole run's examples that a shortened run sees."""
     if not case.short:
         return 1.0
     ours, theirs = _count_examples(case.recipe), _count_examples({**whole["case"]["recipe"], "steps": whole["steps"]})

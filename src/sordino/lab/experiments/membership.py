@@ -1,8 +1,8 @@
 """Membership attacks on the papers' models (DPSUR, tables 3 and 4): share of right guesses, beside the printed ones.
 
-Targets are trained with privacy, each on a third of all records. The attacker's shadow model, with the same
-architecture and another third, is not, as in the paper's code (docs/papers.md), whose plain training is followed here.
-The rows without privacy, of which neither paper nor code says more, are of DPSGD's network, trained as a shadow is.
+Targets are trained with privacy, each on a third of all records. The attacker's shadow model has the same architecture
+and another third, but is trained without privacy, as in the paper's code (docs/papers.md). Neither paper nor code says
+more about the rows without privacy; here they are DPSGD's network, trained like a shadow model.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Known = Mapping[tuple[str, str], Settings]
 ATTACKS = ("black box", "white box")
 SHADOW = "trained without privacy"
 EPOCHS, BATCH, RATE, MOMENTUM, DECAY = 100, 128, 0.01, 0.9, 5e-4
-"""The rate of plain training; after half of the epochs it is a tenth of this."""
+"""The learning rate of plain training; after half of the epochs it falls to a tenth."""
 
 
 @dataclass(frozen=True)
 class Attacks:
-    """Where attacks are kept, how many seeds there are, and how short a try is; with `show` nothing is trained."""
+    """Where attacks are kept, how many seeds there are, how short a trial run is; with `show` nothing is trained."""
 
     folder: Path
     seeds: int = 1
@@ -48,7 +48,7 @@ class Attacks:
     show: bool = False
 
     def find(self, case: Case) -> dict[str, Any] | None:
-        """Both attacks on the target of a case, made once and kept in ``<folder>/attacks``."""
+        """Find both attacks on the target of a case, made once and kept in ``<folder>/attacks``."""
         path = self.folder / "attacks" / f"{case.label}.json"
         if not self.show and not _read(path):
             shares = self._attack(case)
@@ -87,7 +87,7 @@ class Attacks:
         return model
 
     def _train_plainly(self, case: Case, examples: Split) -> nn.Module:
-        """The network of a case, trained without privacy for `EPOCHS` epochs or `steps` steps."""
+        """Train the network of a case without privacy for `EPOCHS` epochs or `steps` steps."""
         model = model_of(case, tuple(examples[0].shape[1:]))
         per_epoch = math.ceil(len(examples[1]) / BATCH)
         total = self.steps or EPOCHS * per_epoch
@@ -102,7 +102,7 @@ class Attacks:
 
 
 def compare_attacks(table: PaperTable, cells: Sequence[Cell], known: Known, attacks: Attacks) -> str:
-    """A line per figure; a model without privacy has one for both accountings."""
+    """Write a line per figure; a model without privacy has one for both accountings."""
     lines = []
     for cell in cells:
         ours = {}
@@ -131,7 +131,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _case_of(cell: Cell, seed: int, accounting: str, known: Known, attacks: Attacks) -> Case:
-    """The paper attacks networks on pixels: DPSGD's own, and that of DPSGD-TS trained by DPSUR."""
+    """Make the case of a target. The paper attacks networks on pixels: DPSGD's own, and DPSGD-TS's trained by DPSUR."""
     method = cell.label.partition(", ")[2].lower()
     if method == NON_PRIVATE:
         case = replace(known[cell.dataset, "dpsgd"].case(math.inf, seed), method=NON_PRIVATE)
@@ -163,6 +163,6 @@ def _shuffle_batches(count: int, total: int, seed: int) -> Iterator[torch.Tensor
 
 
 def _take_at_most(count: int, private: Private) -> Iterator[object]:
-    """The steps of a run; the papers' accounting alone allows attempts without end."""
+    """Return the steps of a run; only the papers' accounting allows endless attempts."""
     for _, step in zip(range(count), private.steps(), strict=False):
         yield step

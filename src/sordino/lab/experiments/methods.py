@@ -1,4 +1,4 @@
-"""The recipe of a case, calibrated to its ε by what is proven or by what its paper charges."""
+"""Makes the recipe of a case, calibrated to its ε by a proven price or by what its paper charges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sordino.recipe import Optimizer, Recipe
 
 MOST_STEPS = 100_000
 SELECTIVE = ("dpsur", "screening")
-"""Recipes whose papers count accepted updates alone."""
+"""Recipes whose papers count only accepted updates."""
 _ACCOUNTANTS = {
     "dpis": "rdp-filter",
     "dynamic": "gdp",
@@ -32,15 +32,16 @@ _ACCOUNTANTS = {
 }
 """Which accountant prices a recipe in its own paper; all others use RDP."""
 _BASELINES = dict.fromkeys(("tb-cnn", "tb-linear", "tb-relu", "tb-scatter-cnn"), "rdp-classic")
-"""Which accountant prices plain DP-SGD in Tramèr and Boneh's runs, and in the table of noise screening that repeats
-them. It is not in their configurations: another key there would rename their proven results.
+"""The accountant of plain DP-SGD in Tramèr and Boneh's runs, and in the table of noise screening that repeats them.
+
+It is not in their configurations: another key there would rename their proven results.
 """
 _PARTS = {"clip_schedule": Constant, "noise_schedule": Constant, "validation_schedule": Constant, "weighing": Flat}
 Runs = list[tuple[DpEvent, int]]
 
 
 def accountant_of(case: Case) -> str:
-    """Which accountant prices the case: PLD (the filter for DPIS) if a proof is asked for, else the paper's."""
+    """Name the accountant of the case: PLD (the filter for DPIS) if a proof is asked for, else the paper's."""
     name = str(case.recipe["name"])
     if case.accounting == "proven":
         return "rdp-filter" if name == "dpis" else "pld"
@@ -48,10 +49,10 @@ def accountant_of(case: Case) -> str:
 
 
 def is_priced_alike(case: Case) -> bool:
-    """Whether the paper's accounting gives the very recipe that the proven one gives, so that one run stands for both.
+    """Whether the paper's accounting gives the same recipe as the proven one, so that one run stands for both.
 
-    So it is for DPIS (the filter) and DP-SGD-JL: the theorem of the latter holds, and composing its trade-off functions
-    is what PLD does; only the ε that it prints for few projections is not a bound.
+    This holds for DPIS (the filter) and for DP-SGD-JL: its theorem holds, and PLD does the same as composing its
+    trade-off functions. Only the ε that the paper prints for few projections is not a bound.
     """
     if case.recipe["name"] in SELECTIVE:
         return False
@@ -60,10 +61,10 @@ def is_priced_alike(case: Case) -> bool:
 
 
 def recipe_of(case: Case, records: int, public: Split | None = None) -> Recipe:
-    """The calibrated recipe of a case on `records` records; `public` are those that it may look at.
+    """Make the calibrated recipe of a case on `records` records; `public` are those that it may look at.
 
-    Where neither steps nor epochs are given, as many steps as the budget pays for at the given noise; else the least
-    noise. What is released before training, such as statistics for normalising, is paid from the same budget.
+    If neither steps nor epochs are given, it has as many steps as the budget pays for at the given noise; otherwise the
+    least noise. Releases before training, such as statistics for normalising, are paid from the same budget.
     """
     recipe = build_recipe(case, case.recipe, records, public)
     budget = Budget(case.epsilon, case.delta, accountant=accountant_of(case))
@@ -91,7 +92,7 @@ def _find_noise(recipe: Recipe, budget: Budget, spent: Runs) -> Recipe:
 
 
 def _find_length(recipe: Recipe, budget: Budget, spent: Runs) -> Recipe:
-    """As many attempts as the budget pays for when attempts differ in price, by bisection."""
+    """Find by bisection how many attempts the budget pays for if attempts differ in price."""
     low, high = 1, MOST_STEPS
     while low < high:
         middle = (low + high + 1) // 2
@@ -102,7 +103,7 @@ def _find_length(recipe: Recipe, budget: Budget, spent: Runs) -> Recipe:
 
 
 def build_recipe(case: Case, table: Options, records: int, public: Split | None = None) -> Recipe:
-    """The recipe that `table` describes, with the case's optimizer, before anything is known of its price."""
+    """Build the recipe that `table` describes, with the case's optimizer, before it is priced."""
     options = dict(table)
     name = str(options.pop("name"))
     if ":" in name:
@@ -129,7 +130,7 @@ def build_recipe(case: Case, table: Options, records: int, public: Split | None 
 
 
 def _call_own(case: Case, code: str, options: dict[str, Any], records: int) -> Recipe:
-    """The recipe that a function of the user's makes; its own optimizer counts, where it chooses one."""
+    """Call a user's function for its recipe; if it chooses an optimizer, that one counts."""
     if "steps" in options and "epochs" not in options:
         options["epochs"] = options.pop("steps") * options["batch_size"] / records
     made = call_recipe(code, **options)
@@ -137,7 +138,7 @@ def _call_own(case: Case, code: str, options: dict[str, Any], records: int) -> R
 
 
 def optimizer_of(case: Case) -> Optimizer:
-    """The optimizer of a case; ``decay`` is not its business but the runner's."""
+    """Make the optimizer of a case; the runner takes care of ``decay``."""
     options = {key: value for key, value in case.optimizer.items() if key != "decay"}
     try:
         return Optimizer(**options)
@@ -146,5 +147,5 @@ def optimizer_of(case: Case) -> Optimizer:
 
 
 def _read_part(table: Any, default: type) -> Any:
-    """A part that a configuration describes as a table, such as ``{part = "growing-mu", ratio = 2.0}``."""
+    """Read a part that a configuration describes as a table, such as ``{part = "growing-mu", ratio = 2.0}``."""
     return from_toml(tomli_w.dumps(table), default)

@@ -1,4 +1,4 @@
-"""The papers' tables: what is printed (papers.toml) and the cases that rerun each cell."""
+"""The papers' tables: the printed figures (papers.toml), and the cases that rerun each cell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NON_PRIVATE = "non-private"
 
 @dataclass(frozen=True)
 class Cell:
-    """One printed figure: of a dataset, the label of a row, and an ε (or, in a table of ε, an accuracy)."""
+    """One printed figure: its dataset, the label of its row, and its ε (or, in a table of ε, an accuracy)."""
 
     dataset: str
     label: str
@@ -45,7 +45,7 @@ class PaperTable:
         return any(label.endswith(NON_PRIVATE) for figures in self.printed.values() for label in figures)
 
     def non_private(self, datasets: Iterable[str]) -> list[Cell]:
-        """The figures of models that are not private: at ε = ∞."""
+        """Return the figures of models that are not private: at ε = ∞."""
         return [
             Cell(dataset, label, math.inf, figure)
             for dataset in datasets
@@ -55,7 +55,7 @@ class PaperTable:
         ]
 
     def cells(self, datasets: Iterable[str]) -> list[Cell]:
-        """The figures of `datasets`, without those of models that are not private."""
+        """Return the figures of `datasets`, without those of models that are not private."""
         return [
             Cell(dataset, label, column, figure)
             for dataset in datasets
@@ -65,13 +65,13 @@ class PaperTable:
         ]
 
     def epsilon_of(self, cell: Cell) -> float:
-        """The ε of the runs behind a cell."""
+        """Return the ε of the runs behind a cell."""
         return self.epsilons[0] if self.kind == "epsilon" else cell.column
 
     def case(self, cell: Cell, seed: int, accounting: str, known: Mapping[tuple[str, str], Settings]) -> Case:
-        """The run behind a cell: the configured method with the changes of the row.
+        """Return the run behind a cell: the configured method with the changes of the row.
 
-        Its ``published``, the accountant of this paper, is for published accounting alone: proven runs are the same in
+        Its ``published``, the accountant of this paper, is only for published accounting: proven runs are the same in
         every table.
         """
         changes = dict(self.variants[cell.label])
@@ -83,10 +83,10 @@ class PaperTable:
         base = known[cell.dataset, method].case(self.epsilon_of(cell), seed, accounting)
         tables = {key: value for key, value in changes.items() if isinstance(value, dict) and key != "model"}
         merged: dict[str, Any] = {key: {**getattr(base, key), **value} for key, value in tables.items()}
-        return replace(base, **{**changes, **merged})  # another model has options of its own: it is not merged
+        return replace(base, **{**changes, **merged})  # another model has its own options, so they are not merged
 
     def require(self, dataset: str | None) -> list[str]:
-        """The datasets to run: all, or the one that is asked for."""
+        """Return the datasets to run: all, or the requested one."""
         if dataset is not None and dataset not in self.printed:
             raise InvalidInput(f"dataset={dataset!r} is not in {self.name}: it has {', '.join(self.printed)}")
         return list(self.printed) if dataset is None else [dataset]
@@ -117,7 +117,7 @@ def paper_tables() -> dict[str, PaperTable]:
 
 
 def paper_table(name: str) -> PaperTable:
-    """The table called `name`."""
+    """Return the table called `name`."""
     tables = paper_tables()
     if name not in tables:
         raise InvalidInput(f"table={name!r} is not known: choose one of {', '.join(tables)}")
@@ -125,7 +125,7 @@ def paper_table(name: str) -> PaperTable:
 
 
 def best_printed(dataset: str, epsilon: float) -> tuple[float, str] | None:
-    """The best accuracy that any paper prints for private training on a dataset at an ε, and in which table."""
+    """Return the best accuracy that any paper prints for private training on a dataset at an ε, and in which table."""
     found = [
         (cell.printed, table.name)
         for table in paper_tables().values()

@@ -2,7 +2,7 @@
 
 If a process dies, only its run is affected: it is tried once more, from its last checkpoint. A run that fails would
 fail again, so it is not repeated, and says why in one line. If this process dies, its workers notice and stop, so that
-nobody works on a run that somebody else may take up.
+no run is worked on twice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TRIES = 2
 
 @dataclass(frozen=True)
 class Told:
-    """What is known of a run: "waiting", "running", "finished" or "failed", and how far it is."""
+    """What is known about a run: "waiting", "running", "finished" or "failed", and how far it is."""
 
     case: Case
     state: str
@@ -118,7 +118,7 @@ def _list_unfinished(cases: Sequence[Case], folder: Path, ended: dict[str, Told]
 
 
 def _find_free(idle: list[_Worker]) -> _Worker | None:
-    """A worker that is idle and alive."""
+    """Return a worker that is idle and alive."""
     while idle:
         worker = idle.pop()
         if worker.process.is_alive():
@@ -137,7 +137,7 @@ def _start(case: Case, folder: Path, evaluations: int, keep: bool) -> _Worker:
 
 
 def _hear(worker: _Worker, tell: Listener) -> Told | None:
-    """Pass on what a worker said; return how its run ended, if it has."""
+    """Pass on a worker's message; return how its run ended, if it has."""
     alive = worker.process.is_alive()
     try:
         while worker.pipe.poll():
@@ -162,7 +162,7 @@ def _serve(folder: Path, pipe: Connection, evaluations: int, keep: bool) -> None
 
     torch.set_num_threads(1)
     machine.keep()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal asks everybody; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent decides
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     _pass_on(pipe)
     while True:
@@ -176,7 +176,7 @@ def _serve(folder: Path, pipe: Connection, evaluations: int, keep: bool) -> None
 
 
 def _pass_on(pipe: Connection) -> None:
-    """In a worker: the parent, which has the screen, says what takes long before a run begins."""
+    """In a worker: let the parent, which has the screen, say what takes long before a run begins."""
 
     class Channel(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -189,9 +189,9 @@ def _pass_on(pipe: Connection) -> None:
 
 
 def explain(error: Exception) -> str:
-    """One line. Refusals and the system's errors speak for themselves; of others it says what, where, and what to do.
+    """Explain an error in one line. Refusals and system errors speak for themselves; for others, say what and where.
 
-    The words of other errors are kept back: shapes and sizes in them would tell how many records a draw had (law 7).
+    Messages of other errors are not shown: shapes and sizes in them would tell how many records a draw had (law 7).
     """
     said = " ".join(str(error).split())
     if isinstance(error, SordinoError):

@@ -1,7 +1,6 @@
 """What a case trains on: records, features, held-out records, and the network.
 
-Of the kinds of features, all but the last two treat each record alone, which is free; their options are those of the
-function:
+These kinds of features treat each record by itself, which is free; their options are those of the function:
 
 - ``{kind = "scatter", groups = 27}``: `sordino.lab.features.scatter`;
 - ``{kind = "white-scatter", ridge = 0.03}``: the same, whitened, with the options of `WhiteScattering`;
@@ -55,7 +54,7 @@ _SCATTER = {"groups", "dtype", "noise", "clip", "square_clip"}
 
 @dataclass(frozen=True)
 class Problem:
-    """Training records, held-out records to evaluate on, public ones to look at, and what the preparation read."""
+    """Training records, held-out records to evaluate on, public records to look at, and what preparing them read."""
 
     train: Split
     test: Split
@@ -80,12 +79,12 @@ def problem_of(case: Case) -> Problem:
 
 
 def features_of(case: Case, inputs: Tensor) -> Tensor:
-    """The features of other records than the case's own: those that its model was trained on the like of."""
+    """Make the same features of new records, for the model that the case trained."""
     return _make_features(inputs, case)
 
 
 def normalise(problem: Problem, norm: ChannelNorm) -> Problem:
-    """The same records by released statistics, a chunk at a time."""
+    """Normalise the records by released statistics, a chunk at a time."""
 
     def by_norm(records: Split) -> Split:
         inputs, classes = records
@@ -96,7 +95,7 @@ def normalise(problem: Problem, norm: ChannelNorm) -> Problem:
 
 
 def released_first(case: Case) -> list[tuple[DpEvent, int]]:
-    """What the case's normalisation costs before training begins."""
+    """Return the events of the case's normalisation, which come before training."""
     noise = case.features.get("noise")
     return [] if noise is None else [(GaussianDpEvent(float(noise)), 1 if is_counted(case) else 2)]
 
@@ -107,7 +106,7 @@ def is_counted(case: Case) -> bool:
 
 
 def counted_words(case: Case) -> CountedWords:
-    """How the words of a case are counted."""
+    """Return how the words of a case are counted."""
     if case.data.get("vocabulary") != "hashed":
         raise InvalidInput(f'features kind={COUNTED} need [data] vocabulary = "hashed": other lists of words are known')
     try:
@@ -117,7 +116,7 @@ def counted_words(case: Case) -> CountedWords:
 
 
 def describe_by(problem: Problem, shares: Tensor, choice: CountedWords) -> Problem:
-    """The same texts by the released shares of their words."""
+    """Describe the texts by the released shares of their words."""
     train, test, public = (
         (describe_counted(tokens, shares, choice), classes)
         for tokens, classes in (problem.train, problem.test, problem.public)
@@ -126,7 +125,7 @@ def describe_by(problem: Problem, shares: Tensor, choice: CountedWords) -> Probl
 
 
 def model_of(case: Case, shape: tuple[int, ...] = ()) -> nn.Module:
-    """The network of a case, started from its seed; the caller's random state is left alone."""
+    """Build the network of a case from its seed; the caller's random state does not change."""
     options = dict(case.model)
     name = str(options.pop("name"))
     if options.get("embedding") == "glove":
@@ -144,7 +143,7 @@ def model_of(case: Case, shape: tuple[int, ...] = ()) -> nn.Module:
 
 
 def _load_training(records: Pairs, count: int | None) -> Split:
-    """The training records, as many as are asked for: a try must not wait for the features of all of them.
+    """Load only as many training records as requested: a short trial must not wait for the features of all.
 
     Deformed digits are made once and kept on disk.
     """
@@ -170,7 +169,7 @@ def _make_features(inputs: Tensor, case: Case) -> Tensor:
 
 
 def _make_kind(inputs: Tensor, options: dict[str, Any], case: Case) -> Tensor:
-    """The features that one table of options describes."""
+    """Make the features that one table of options describes."""
     kind = options.pop("kind", None)
     makers: dict[Any, Callable[..., Tensor]] = {
         "scatter": lambda x, **chosen: _scatter(x, case, **chosen),
@@ -181,7 +180,7 @@ def _make_kind(inputs: Tensor, options: dict[str, Any], case: Case) -> Tensor:
         "joined": lambda x, parts, shares=None: _join(x, parts, shares, case),
         "words": lambda x, **chosen: describe_words(x, glove_embedding(**_vocabulary_of(case)), **chosen),
         "letters": describe_letters,
-        COUNTED: lambda x, **_: x,  # they are described when the counts are released
+        COUNTED: lambda x, **_: x,  # they are computed once the counts are released
     }
     if kind not in makers:
         raise InvalidInput(f"features kind={kind!r} must be one of {', '.join(makers)}, or leave the table out")
@@ -243,7 +242,7 @@ def _scatter(inputs: Tensor, case: Case, **options: Any) -> Tensor:
 
 
 def _vocabulary_of(case: Case) -> dict[str, Any]:
-    """The options of the vocabulary, which decide the word vectors too."""
+    """Return the options of the vocabulary, which decide the word vectors too."""
     return {key: case.data[key] for key in ("vocabulary", "words") if key in case.data}
 
 

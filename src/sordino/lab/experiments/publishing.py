@@ -1,4 +1,4 @@
-"""What is made of finished runs: tables, exports, the HTML page, and figures if matplotlib is installed."""
+"""Publishes finished runs: tables, exports, the HTML page, and figures if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def draw_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def plot_against_epsilon(axes: Any, rows: Sequence[Row]) -> None:
-    """Accuracy against ε; the bar is the deviation over seeds, and what is not proven is dashed."""
+    """Plot accuracy against ε; the bar is the deviation over seeds, and unproven ε are dashed."""
     lines: dict[str, list[Summary]] = defaultdict(list)
     for each in summarise(rows):
         lines[label_method(each.method, each.basis, each.accounting)].append(each)
@@ -85,7 +85,7 @@ def plot_against_epsilon(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def plot_against_steps(axes: Any, rows: Sequence[Row]) -> None:
-    """Accuracy against steps at the largest ε, one line per method: its first seed."""
+    """Plot accuracy against steps at the largest ε, one line per method: its first seed."""
     for row in _choose_runs(rows):
         steps = [point["step"] for point in row["curve"]]
         line = "-" if row["basis"] == "proven" else "--"
@@ -95,7 +95,7 @@ def plot_against_steps(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def plot_to_reach(axes: Any, rows: Sequence[Row]) -> None:
-    """The ε that each method had spent when it reached an accuracy (noise screening, table 3)."""
+    """Plot the ε that each method had spent when it reached an accuracy (noise screening, table 3)."""
     levels = levels_for(rows)
     found = [epsilon_to_reach(rows, level) for level in levels]
     keys = sorted({key for column in found for key in column})
@@ -108,12 +108,12 @@ def plot_to_reach(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def plot_noise_and_clip(axes: Any, rows: Sequence[Row]) -> None:
-    """Noise multiplier (lines) and clipping bound over its first (dotted) against steps."""
+    """Plot the noise multiplier (lines) and the clipping bound relative to its first value (dotted) against steps."""
     for row in _choose_runs(rows):
         label = _name_run(row)
         steps = [point["step"] for point in row["curve"]]
         if not row["noise"] or not row["clip"]:
-            continue  # of a table, whose runs have no schedule
+            continue  # runs on a table have no schedule
         (line,) = axes.plot(steps, row["noise"], label=label)
         axes.plot(steps, [bound / row["clip"][0] for bound in row["clip"]], ":", color=line.get_color())
     axes.set(xlabel="step", ylabel="σ (lines), C_t / C_0 (dotted)", yscale="log")

@@ -43,9 +43,9 @@ def plan(
     records: int | None = None,
     steps: int | None = None,
 ) -> list[Planned]:
-    """Every cell with its runs; `quick` keeps one seed and `quick_cells`, `records` and `steps` shorten each run.
+    """Plan every cell with its runs. `quick` keeps one seed and `quick_cells`; `records` and `steps` shorten each run.
 
-    Where the paper prices as we do, the proven runs stand for both.
+    If the paper prices as we do, the proven runs stand for both.
     """
     cells = table.cells(datasets)
     if quick:
@@ -63,8 +63,9 @@ def plan(
 
 
 def quick_cells(table: PaperTable, cells: Sequence[Cell]) -> list[Cell]:
-    """The column nearest to ε = 3 of every row; of seconds, the rows with at most one projection, which are quick to
-    time. Columns that are accuracies are all kept: one run reaches them all.
+    """Return the column nearest to ε = 3 of every row; for seconds, the rows with at most one projection: fast ones.
+
+    Columns that are accuracies are all kept, because one run reaches them all.
     """
     if table.kind == "epsilon":
         return list(cells)
@@ -81,7 +82,7 @@ def cases_of(planned: Sequence[Planned]) -> list[Case]:
 
 
 def compare_side_by_side(table: PaperTable, planned: Sequence[Planned], find: Callable[[str], Row | None]) -> str:
-    """A line per figure: the paper's, ours (seeds) at the same published ε, ours at the same proven ε."""
+    """Return a line per figure: the paper's, ours (seeds) at the same published ε, ours at the same proven ε."""
     column = {"accuracy": "ε", "epsilon": "accuracy"}[table.kind]
     lines = []
     for each in planned:
@@ -108,7 +109,7 @@ def _write_figure(table: PaperTable, cell: Cell, rows: Sequence[Row]) -> str:
 
 
 def _spent_at(row: Row, level: float) -> float:
-    """The ε a run had spent when it first reached an accuracy."""
+    """Return the ε a run had spent when it first reached an accuracy."""
     reached = (point["epsilon"] for point in row["curve"] if point["accuracy"] >= level and "epsilon" in point)
     return float(next(reached, math.inf))
 
@@ -124,7 +125,7 @@ def _find_nearest(cells: Sequence[Cell], like: Cell) -> float:
 
 
 def time_epoch(case: Case, steps: int = STEPS) -> float:
-    """The mean of `steps` steps after one to warm up, times the steps of an epoch. Nothing is priced."""
+    """Return the mean of `steps` steps after one to warm up, times the steps of an epoch. Nothing is priced."""
     problem = problem_of(case)
     records = len(problem.train[1])
     options = {key: value for key, value in case.recipe.items() if key != "epochs"}
@@ -148,7 +149,7 @@ def compare_times(
     records: int | None = None,
     show: bool = False,
 ) -> str:
-    """A line per method: the paper's seconds on its GPU beside ours on this machine's processor.
+    """Return a line per method: the paper's seconds on its GPU beside ours on this machine's processor.
 
     Each cell is measured once and kept in ``<folder>/timings``; with `show` none is.
     """

@@ -1,7 +1,7 @@
-"""Results on disk, written whole or not at all.
+"""Results on disk, written completely or not at all.
 
-A folder of runs has one JSON file per finished run, so that parallel processes need no lock. What is kept for
-good, such as the results that documentation is written from, is one JSON-lines file per dataset, a line per run.
+A folder of runs has one JSON file per finished run, so that parallel processes need no lock. Results that are kept for
+good, such as those in the documentation, are in one JSON-lines file per dataset, one line per run.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ def claim(folder: Path, label: str) -> Iterator[None]:
 
 
 def find(folder: Path, label: str) -> Row | None:
-    """The row of a finished run."""
+    """Return the row of a finished run."""
     path = folder / "results" / f"{label}.json"
     return _read(path) if path.exists() else None
 
 
 def find_shipped(label: str) -> Row | None:
-    """The row of a run that was made for the documentation, which came with the installation or the repository."""
+    """Find the row of a run that was made for the documentation and came with the installation or the repository."""
     return next((row for row in read_shipped() if row["label"] == label), None)
 
 
 @cache
 def read_shipped() -> tuple[Row, ...]:
-    """Every run that was made for the documentation; none where neither the package nor a clone holds them."""
+    """Read every run that was made for the documentation; empty if neither the package nor a clone holds them."""
     here = Path(__file__).resolve()
     places = (here.parents[1] / "shipped", here.parents[4] / "benchmarks" / "results" / "experiments")
     folder = next((place for place in places if place.is_dir()), None)
@@ -67,7 +67,7 @@ def read_all(*folders: Path) -> list[Row]:
 
 
 def read_lines(path: Path) -> list[Row]:
-    """The rows that `keep_lines` wrote, in the order of their labels; none where there is no file."""
+    """Return the rows that `keep_lines` wrote, in the order of their labels; none where there is no file."""
     if not path.exists():
         return []
     try:
@@ -77,20 +77,20 @@ def read_lines(path: Path) -> list[Row]:
 
 
 def keep_lines(path: Path, *rows: Row) -> None:
-    """Put `rows` among the lines of `path`, each replacing the one with its label; for one process at a time."""
+    """Put `rows` among the lines of `path`, each in place of the line with its label; for one process at a time."""
     lines = {row["label"]: row for row in (*read_lines(path), *rows)}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, "".join(json.dumps(row) + "\n" for _, row in sorted(lines.items())).encode())
 
 
 def drop_checkpoints(place: Path) -> None:
-    """A finished run keeps its ledger; its checkpoints are large."""
+    """Drop the checkpoints of a finished run, which are large; it keeps its ledger."""
     for path in place.glob("checkpoint-*.pt"):
         path.unlink()
 
 
 def export(rows: Iterable[Row], path: Path) -> None:
-    """The rows as one table, CSV or (with pyarrow) Parquet by the suffix; what is nested becomes JSON text."""
+    """Write the rows as one table, CSV or (with pyarrow) Parquet by the suffix; nested values become JSON text."""
     flat = [{key: json.dumps(v) if key in _NESTED else v for key, v in row.items()} for row in rows]
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".csv":

@@ -1,4 +1,4 @@
-"""Run a case: train, keep a checkpoint per epoch, go on after a kill, evaluate, and store one durable row."""
+"""Run a case: train, keep a checkpoint per epoch, continue after a kill, evaluate, and store one durable row."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ from sordino.run import FIXED_IN_ADVANCE, announce_together
 STATISTICS, AVERAGED, APART = "statistics.pt", "averaged.pt", "statistics.sqlite"
 TOGETHER = "epsilon includes statistics of the features, which stand in a ledger of their own"
 WORDS = 20_000
-"""How many token ids texts have where a configuration does not say."""
+"""How many token ids texts have if a configuration does not say."""
 CHOSEN = "hyperparameters are those of a configuration: what choosing them on these records may have cost is not in ε"
 """Said instead of `FIXED_IN_ADVANCE`, because the configurations were tuned on the benchmarks that they run on."""
 Report = Callable[[int, int, float], None]
-"""Told after every epoch: step, steps, held-out accuracy."""
+"""Called after every epoch with step, steps and held-out accuracy."""
 
 
 @dataclass
 class Progress:
-    """What a run holds besides its model; every checkpoint has all of it."""
+    """The state of a run besides its model; every checkpoint has all of it."""
 
     seconds: float = 0.0
     processor_seconds: float = 0.0
@@ -75,12 +75,12 @@ def run(
     most: int | None = None,
     evaluations: int = EVALUATIONS,
 ) -> dict[str, Any]:
-    """The row of a case: the stored one, or that of the run, which starts or goes on where it was killed.
+    """Return the stored row of a case, or run it, from the start or from where it was killed.
 
     `folder` holds ``results/<label>.json`` and ``runs/<label>/`` with the ledger and, until the row is written, the
-    checkpoints; `keep` keeps these too. Two processes may be given the same case: one waits and finds it done. A run
-    that stops after `most` attempts leaves no result. It is evaluated and saved at most `evaluations` times, at ends of
-    epochs: fewer are faster, and a kill then costs more.
+    checkpoints; `keep` keeps these too. Two processes may get the same case: one waits and finds it done. A run that
+    stops after `most` attempts leaves no result. It is evaluated and saved at most `evaluations` times, at ends of
+    epochs: fewer are faster, but a kill then costs more.
     """
     if evaluations < 1:
         raise InvalidInput(f"evaluations={evaluations} must be >= 1: the last model is always evaluated")
@@ -105,9 +105,9 @@ def run_in(
     evaluations: int = EVALUATIONS,
     begun: Callable[[Private], None] = lambda private: None,
 ) -> dict[str, Any]:
-    """Train a case in a folder of its own, or go on there: ledger from the first step on, checkpoints, and the model.
+    """Train a case in its own folder, or continue there: with a ledger from the first step, checkpoints, and the model.
 
-    The kept model is the one whose accuracy the row states; that may be the mean of the last iterates (`AVERAGED`).
+    The kept model is the one whose accuracy the row states; it may be the mean of the last iterates (`AVERAGED`).
     `begun` is called with the run before its first step.
     """
     problem = problem_of(case)
@@ -115,7 +115,7 @@ def run_in(
 
 
 def load_averaged(case: Case, place: Path) -> nn.Module:
-    """The model that `run_in` kept, in eval mode."""
+    """Return the model that `run_in` kept, in eval mode."""
     model = model_of(case)
     path = place / AVERAGED
     if not is_regular(path):
@@ -126,7 +126,7 @@ def load_averaged(case: Case, place: Path) -> nn.Module:
 
 
 def load_released(case: Case, place: Path) -> dict[str, Tensor]:
-    """The statistics that a run of `run_in` released for its features; none where it needed none."""
+    """Load the statistics that a run of `run_in` released for its features; none if it needed none."""
     if "noise" not in case.features:
         return {}
     path = place / STATISTICS
@@ -143,7 +143,7 @@ def load_released(case: Case, place: Path) -> dict[str, Tensor]:
 
 
 def describe_new(case: Case, inputs: Tensor, released: Mapping[str, Tensor]) -> Tensor:
-    """The features of other records, by the statistics that the case's run released."""
+    """Make the features of new records, by the statistics that the case's run released."""
     made = features_of(case, inputs)
     if not released:
         return made
@@ -154,7 +154,7 @@ def describe_new(case: Case, inputs: Tensor, released: Mapping[str, Tensor]) -> 
 
 
 def compute_losses(model: nn.Module, batch: Split) -> Tensor:
-    """Cross-entropy of each example; features that are stored in half precision become float32 here."""
+    """Compute the cross-entropy of each example; features stored in half precision become float32 here."""
     inputs, classes = batch
     inputs = inputs.float() if inputs.dtype == torch.float16 else inputs
     return F.cross_entropy(model(inputs), classes, reduction="none")
@@ -162,7 +162,7 @@ def compute_losses(model: nn.Module, batch: Split) -> Tensor:
 
 @torch.no_grad()
 def measure_accuracy(model: nn.Module, records: Split) -> float:
-    """The share of `records` that the model classifies correctly; it is in eval mode meanwhile."""
+    """Return the share of `records` that the model, in eval mode, classifies correctly."""
     training = model.training
     model.eval()
     pairs = zip(records[0].split(500), records[1].split(500), strict=True)
@@ -182,7 +182,7 @@ def train_case(
     *,
     alone: bool = False,
 ) -> dict[str, Any]:
-    """The row of a case on the records of `problem`, which are its own or a part of them; its run is in `place`."""
+    """Train a case on the records of `problem`, its own or a part of them, in `place`; return its row."""
     problem, ledger = _prepare(case, place, problem)
     records = len(problem.train[1])
     model = model_of(case, tuple(problem.train[0].shape[1:]))
@@ -221,14 +221,14 @@ def _go_on_counting(private: Private, counted: dict[str, int]) -> None:
 
 
 def _prepare(case: Case, place: Path, problem: Problem) -> tuple[Problem, Ledger | None]:
-    """Make features by released statistics where the case asks for it: once per run, charged to the run's ledger."""
+    """Make features by released statistics if the case asks for it: once per run, charged to the run's ledger."""
     if "noise" not in case.features:
         return problem, None
     if (place / books.LEDGER).exists() or (place / APART).exists():
         return _apply(case, problem, torch.load(place / STATISTICS, weights_only=True)), None
     ledger = Ledger.in_memory()
     recipe = recipe_of(case, len(problem.train[1]), problem.public)
-    apart = recipe.basis == "published"  # whose ledger may hold nothing else: it leaves out what it rejects
+    apart = recipe.basis == "published"  # its ledger may hold nothing else, because it leaves out what it rejects
     if not apart:
         announce_together(ledger, recipe, released_first(case))
     released = _release(case, problem, ledger)
@@ -243,7 +243,7 @@ def _prepare(case: Case, place: Path, problem: Problem) -> tuple[Problem, Ledger
 
 
 def _release(case: Case, problem: Problem, ledger: Ledger) -> dict[str, Tensor]:
-    """The statistics that a case's features need, with noise."""
+    """Release the statistics that a case's features need, with noise."""
     options, (inputs, classes) = case.features, problem.train
     records, source = len(classes), Secure()
     if is_counted(case):
@@ -265,9 +265,9 @@ def _apply(case: Case, problem: Problem, released: dict[str, Tensor]) -> Problem
 def _train_epochs(
     case: Case, private: Private, progress: Progress, average: Average, test: Split, most: int, evaluations: int
 ) -> Iterator[float]:
-    """Train an epoch or more at a time until the steps, the budget or `most` attempts end; the accuracy after each.
+    """Train an epoch or more at a time until steps, budget or `most` attempts end; yield the accuracy each time.
 
-    What a killed run had paid for and lost stays paid, so that a resumed run may end a little earlier.
+    Work that a killed run had paid for and lost stays paid for, so a resumed run may end a little earlier.
     """
     model = private.bench.objective.model
     per_epoch = max(1, round(private.bench.records.count / private.bench.recipe.batch_size))
@@ -288,7 +288,7 @@ def _train_epochs(
 
 
 def _take_steps(case: Case, private: Private, progress: Progress, average: Average, count: int) -> bool:
-    """Up to `count` attempts; whether there may be more. An accepted one shows in the model, and is paid for."""
+    """Take up to `count` attempts; say whether more may follow. An accepted one shows in the model, and is paid for."""
     bench = private.bench
     watched = bench.parameters()[-1]
     for _ in range(count):
@@ -309,7 +309,7 @@ def _take_steps(case: Case, private: Private, progress: Progress, average: Avera
 
 
 def _set_rate(case: Case, private: Private) -> None:
-    """The learning rate of the next step: a function of its position alone, so that there is nothing to resume."""
+    """Set the learning rate of the next step: it depends only on the position, so there is nothing to resume."""
     decay = case.optimizer.get("decay")
     if decay is None:
         return
@@ -322,7 +322,7 @@ def _set_rate(case: Case, private: Private) -> None:
 
 
 def _read_public_terms(private: Private) -> dict[str, float]:
-    """Noise multiplier and bound of the step just taken; DPIS chooses them from K̃, whose `share` of ÑC it released."""
+    """Return the last step's noise multiplier and bound; DPIS chooses them from K̃, whose `share` of ÑC it released."""
     recipe, states = private.bench.recipe, private.bench.states
     if released := states.save():
         share = released["total"] / released["records"] / released["clip"]
@@ -332,7 +332,7 @@ def _read_public_terms(private: Private) -> dict[str, float]:
 
 
 def _price_so_far(case: Case, private: Private) -> dict[str, float]:
-    """ε so far, where every step costs the same and it is cheap to know; a filter only knows its whole budget."""
+    """Return ε so far if all steps cost the same, so that it is cheap to find; a filter only knows its whole budget."""
     recipe = private.bench.recipe
     if isinstance(recipe.sampler, Importance) or not (
         isinstance(recipe.noise_schedule, Constant) and recipe.selection.constant
@@ -372,7 +372,7 @@ def _make_row(case: Case, private: Private, progress: Progress, average: Average
 
 
 def _include_apart(case: Case, private: Private) -> Guarantee:
-    """The run's guarantee, priced with the statistics that were released into a ledger of their own, if they were."""
+    """Return the run's guarantee, priced with any statistics that were released into a separate ledger."""
     spent, found = released_first(case), private.guarantee(case.delta)
     if not spent or private.bench.recipe.basis != "published":
         return found
@@ -386,7 +386,7 @@ def _say_nothing(step: int, steps: int, reached: float) -> None:
 
 
 class Average:
-    """The running mean of a model's parameters over the last `share` of `total` steps; nothing where share is 0."""
+    """The running mean of a model's parameters over the last `share` of `total` steps; nothing if share is 0."""
 
     def __init__(self, share: float, total: int) -> None:
         self.first = total - max(1, round(share * total)) if share > 0 else total
@@ -407,7 +407,7 @@ class Average:
 
     @contextmanager
     def installed(self, model: nn.Module) -> Iterator[None]:
-        """The model with its mean parameters, until the block ends; as it is where there is no mean yet."""
+        """Give the model its mean parameters until the block ends; if there is no mean yet, change nothing."""
         held = {name: p for name, p in model.named_parameters() if name in self.mean}
         kept = {name: p.detach().clone() for name, p in held.items()}
         try:
@@ -427,5 +427,5 @@ class Average:
         return {"count": self.count, "mean": self.mean}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Continue from what `state` returned."""
         self.count, self.mean = state["count"], dict(state["mean"])

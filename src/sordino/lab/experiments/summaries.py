@@ -44,7 +44,7 @@ class Reached:
 
     epsilon: float | None
     at_once: bool
-    """A seed was there at its first evaluation; it may have been there earlier."""
+    """A seed had reached it at its first evaluation, and maybe earlier."""
     seeds: int
     evaluations: int
 
@@ -68,15 +68,15 @@ def summarise(rows: Iterable[Row]) -> list[Summary]:
 
 
 def write_markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Write a Markdown table."""
     rows = [header, ["---"] * len(header), *lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
 def accuracy_table(rows: Sequence[Row], *, settings: bool = False) -> str:
-    """Accuracy in per cent: a line per dataset, method and basis, a column per ε.
+    """Make a table of accuracy in per cent: a line per dataset, method and basis, a column per ε.
 
-    With `settings` each line says what stands behind it: which model, on which features, how long it trained.
+    With `settings` each line also says which model it is, on which features, and how long it trained.
     """
     found = summarise(rows)
     told = {key: describe_settings(group) for key, group in _group_lines(rows).items()} if settings else {}
@@ -99,7 +99,7 @@ def accuracy_table(rows: Sequence[Row], *, settings: bool = False) -> str:
 
 
 def describe_settings(rows: Sequence[Row]) -> tuple[str, str, str]:
-    """Model, features and length of the runs of one line; one that was shortened for a try says so."""
+    """Describe model, features and length of the runs of one line; a shortened run says so."""
     cases = [row.get("case", {}) for row in rows]
     models = dict.fromkeys(str(case.get("model", {}).get("name", "not recorded")) for case in cases)
     features = dict.fromkeys(describe_features(case.get("features", {})) for case in cases)
@@ -112,7 +112,7 @@ def describe_settings(rows: Sequence[Row]) -> tuple[str, str, str]:
 
 
 def describe_features(features: Mapping[str, Any]) -> str:
-    """What a model sees, in a word or two."""
+    """Say what a model sees, in a word or two."""
     if not features:
         return "none: the raw inputs"
     parts = features.get("parts")
@@ -128,9 +128,9 @@ def _group_lines(rows: Iterable[Row]) -> dict[tuple[str, str, str], list[Row]]:
 
 
 def epsilon_to_reach(rows: Iterable[Row], level: float) -> dict[tuple[str, str, str], Reached]:
-    """The ε spent when a run first reaches accuracy `level`, by dataset, method and basis (noise screening, table 3).
+    """Find the ε spent when a run first reaches accuracy `level`, by dataset, method and basis (screening, table 3).
 
-    Taken from the runs with the largest ε, if they say what they had spent on the way; a filter, as in DPIS, does not.
+    It comes from the runs with the largest ε, if they say what they had spent along the way; a filter (DPIS) does not.
     """
     longest = {
         key: [row for row in group if row["epsilon"] == _largest_epsilon(group)]
@@ -140,16 +140,16 @@ def epsilon_to_reach(rows: Iterable[Row], level: float) -> dict[tuple[str, str, 
 
 
 def levels_for(rows: Sequence[Row], count: int = 3) -> list[float]:
-    """Accuracies worth asking for: evenly up to the best that any run reached, rounded to whole per cents."""
+    """Choose accuracies worth asking for: evenly up to the best that any run reached, in whole per cents."""
     best = max((row["accuracy"] for row in rows), default=0.0)
     return sorted({round(best * share, 2) for share in (0.9, 0.95, 0.98)[:count]})
 
 
 def epsilon_table(rows: Sequence[Row], levels: Sequence[float], least: int = 1) -> str:
-    """ε to reach each accuracy of `levels`, a line per method with at least so many evaluations of each seed.
+    """Make a table of the ε to reach each accuracy of `levels`, with a line per method that was evaluated often enough.
 
-    "-" stands where a seed does not get there, "≤" where one is there at its first evaluation. A run that is seldom
-    evaluated seems late: the last column has the fewest evaluations of a seed.
+    "-" means that a seed does not get there, "≤" that one is there at its first evaluation. A run that is seldom
+    evaluated seems to be late, so the last column has the fewest evaluations of a seed.
     """
     columns = [epsilon_to_reach(rows, level) for level in levels]
     keys = sorted({key for column in columns for key, found in column.items() if found.evaluations >= least})
@@ -178,7 +178,7 @@ def _largest_epsilon(group: Iterable[Row]) -> float:
 
 
 def _is_followed(row: Row) -> bool:
-    """Whether its curve says what was spent on the way: the ε of a filter is its whole budget from the beginning."""
+    """Whether its curve says what was spent along the way: a filter's ε is its whole budget from the beginning."""
     curve = row["curve"]
     return len(curve) > 1 and "epsilon" in curve[-1] and bool(curve[0]["epsilon"] < curve[-1]["epsilon"])
 

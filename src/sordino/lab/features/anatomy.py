@@ -2,8 +2,8 @@
 
 Tang et al. (2023) learn features from random processes before they train privately. Here the process draws solid
 objects (`sordino.lab.features.objects`), and everything about them is known: which object it is, where its parts are in
-the picture, how large and round they are, what colours they have, which way it faces. A network that can tell has what
-photographs of things need.
+the picture, how large and round they are, what colours they have, which way it faces. A network that can tell all this
+has the features that photographs of things need.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ VERSION = 1
 SIDE, CHANNELS, GRID = 32, (64, 128, 192, 384), 4
 """The pictures' side, the channels after each halving, and the cells on which the last two maps are pooled."""
 ZOOMS = (1.0, 0.8)
-"""The shares of a side that are looked at: a picture's features are the mean over them, and over its mirror images."""
+"""The shares of a side that are viewed; a picture's features are the mean over these views and their mirror images."""
 CHUNK = 250
 _MARGIN = 40
-"""The side of the pictures that are drawn; what is learned from is a part of them, scaled to SIDE."""
+"""The side of the drawn pictures; the network learns from a part of each, scaled to SIDE."""
 _WIDE, _SHARE = 48, 0.4
 """The side of scenes, and their share of a batch."""
 _BATCH, _RATE, _HIDDEN, _EXAMPLES = 128, 0.2, 512, 1500
@@ -38,10 +38,10 @@ _BATCH, _RATE, _HIDDEN, _EXAMPLES = 128, 0.2, 512, 1500
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What the network learned from, and what is kept of its maps.
+    """What the network learned from, and how much of its maps is kept.
 
-    It saw so many `pictures` of so many `objects`, and parts of so many `scenes`, in `steps` of 128. Of each of its
-    last two maps so many channels are `kept`, and whitened as far as `tilt` says (`fit_cells`).
+    It saw so many `pictures` of so many `objects`, and parts of so many `scenes`, in `steps` of 128. So many channels
+    of each of its last two maps are `kept`, and whitened as far as `tilt` says (`fit_cells`).
     """
 
     objects: int = 2000
@@ -94,7 +94,7 @@ def describe_anatomy(
 
 
 def load_network(choice: Anatomy, folder: Path, *, quiet: bool = False) -> Eye:
-    """The network in eval mode: the one in `folder`, or a new one, which is then kept there."""
+    """Return the network in eval mode: the one in `folder`, or a new one, which is then kept there."""
     learned = (choice.objects, choice.pictures, choice.scenes, choice.steps)
     doing = f"learning what {choice.objects:,} invented objects are made of in {choice.steps:,} steps"
     return keep_network((VERSION, *learned), folder, Eye, lambda: _learn(choice, quiet), doing)
@@ -152,7 +152,7 @@ class Glimpses:
 
 
 class _Gallery:
-    """Pictures of objects and of scenes, drawn once and seen again and again: in part, mirrored, in another light."""
+    """Pictures of objects and scenes, drawn once and seen again and again: cropped, mirrored, in another light."""
 
     def __init__(self, choice: Anatomy) -> None:
         objects = invent(choice.objects, seed=0)
@@ -169,7 +169,7 @@ class _Gallery:
         self.scenes = (255 * draw_scenes(choice.scenes, _WIDE, 3, 7)).round().byte()
 
     def take(self, count: int) -> Glimpses:
-        """A batch of so many, two fifths of which are scenes."""
+        """Return a batch of so many, two fifths of which are scenes."""
         random, others = self.generator, round(_SHARE * count)
         count -= others
         which = torch.randint(len(self.objects), (count,), generator=random)
@@ -300,7 +300,7 @@ def _draw_others(choice: Anatomy) -> Tensor:
 
 @torch.no_grad()
 def _fit_description(choice: Anatomy, eye: Eye) -> Map:
-    """The map from pictures to features, by the statistics of pictures that were not learned."""
+    """Return the map from pictures to features, by the statistics of pictures that were not learned."""
     others = zip(*(_look(part, eye) for part in _draw_others(choice).split(CHUNK)), strict=True)
     maps = [fit_cells(torch.cat(each), choice.kept, choice.tilt) for each in others]
 

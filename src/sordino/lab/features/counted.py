@@ -1,9 +1,9 @@
-"""Bags of words that were counted privately: the only vocabulary is what a noisy release says.
+"""Bags of words that were counted privately: the vocabulary comes only from a noisy release.
 
-A linear classifier on the words of a text needs to know which words are frequent: those say little, and rare ones are
-lost in the noise. Whoever counts them on the records has to pay. Here words are hashed, so that no list of words is
-needed; how many texts have each bucket is released once, with noise, and decides which buckets count and how much. It
-is the diagonal of the second moments of the bag, by which the features are preconditioned.
+A linear classifier on the words of a text must know which words are frequent: these say little, and rare ones are lost
+in the noise. Counting them on the records costs privacy. Here words are hashed, so no list of words is needed. How many
+texts have each bucket is released once, with noise, and decides which buckets count and how much. These numbers are the
+diagonal of the bag's second moments, and the features are preconditioned by them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CountedWords:
 def count_words(
     tokens: Tensor, buckets: int, choice: CountedWords, *, records: int, ledger: Charging, source: Gaussians
 ) -> Tensor:
-    """The share of texts with each of `buckets` token ids, with noise: one Gaussian release.
+    """Return the share of texts with each of `buckets` token ids, with noise: one Gaussian release.
 
     With a_i the zeros and ones of record i, shortened to the norm sqrt(most), and n = `records`, a public number,
 

@@ -1,8 +1,8 @@
 """Features of handwriting: a network that learned to tell invented characters apart, and has seen no record.
 
 Tang et al. (2023) learn features from random processes before they train privately. Here the process is a pen
-(`sordino.lab.features.pen`): whoever can tell thousands of scribbles apart, whatever hand wrote them, has what digits
-need. Each picture is first made upright by its own moments, so that nothing else is read.
+(`sordino.lab.features.pen`): a network that can tell thousands of scribbles apart, in any hand, has the features that
+digits need. Each picture is first made upright by its own moments, so nothing else is read.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _draw_others(choice: Handwriting, count: int) -> Tensor:
 
 @torch.no_grad()
 def _describe(images: Tensor, network: nn.Module) -> Tensor:
-    """The network's answer to each picture, averaged over its views."""
+    """Return the network's answer to each picture, averaged over its views."""
     return torch.cat([_see_views(make_upright(part), network) for part in images.split(CHUNK)])
 
 

@@ -1,8 +1,8 @@
 """Invented objects: things of a few solid parts that nobody ever made, seen from anywhere. No data is read.
 
-An object is what photographs are usually of: parts that hang together, many of them twice because things that move are
-symmetric, with colours of its own. Whoever can tell thousands of them apart, from any side and before any background,
-has learned to see shapes.
+An object is like the things in photographs. It has connected parts, many of them twice because things that move are
+symmetric, and its own colours. A network that can tell thousands of objects apart, from any side and in front of any
+background, has learned to see shapes.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class _Inventor:
         return centre + out * (radius + (0.8 * self._chance(1) - 0.1) * size), size
 
     def _grow_limbs(self, body: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The kind of limbs, where they are, and their radius: long legs, wide wings, or flat wheels."""
+        """Return the kind of limbs, where they are, and their radius: long legs, wide wings, or flat wheels."""
         kind = torch.bucketize(self._chance(1), torch.tensor([0.45, 0.7]))
         long, wide, thin = self._between(0.2, 0.7, 1), self._between(0.3, 1.0, 1), self._between(0.06, 0.2, 2)
         leg = torch.cat([thin[:, :1], long, thin[:, 1:]], 1)
@@ -148,10 +148,10 @@ class _Inventor:
 
 
 def draw(objects: Objects, generator: torch.Generator, side: int = 32) -> tuple[Tensor, Tensor, Tensor]:
-    """Pictures [count, 3, side, side] in 0..1, one of each object, seen from anywhere; and what is to be seen there.
+    """Draw pictures [count, 3, side, side] in 0..1, one of each object, seen from anywhere; and say what they show.
 
     That is the kind of part [count, side, side] at each pixel, from 1, or 0 for the background; and where the object's
-    front is [count, 3]: to the right, above, and towards whoever looks.
+    front points [count, 3]: to the right, up, and towards the viewer.
     """
     painter = Painter(len(objects), side, 3, generator)
     parts = _arrange(objects, painter)
@@ -184,7 +184,7 @@ class _Parts:
 
 
 def _arrange(objects: Objects, painter: Painter) -> _Parts:
-    """The parts of each object this time: a little other proportions, and another pose."""
+    """Return the parts of each object this time: a little other proportions, and another pose."""
     owner, front, side = torch.tensor(_OWNER), torch.tensor(_FRONT), torch.tensor(_SIDE)
     radius = objects.radius * (0.13 * painter.normal(GROUPS, 3)).exp()
     centre = (objects.centre + 0.05 * painter.normal(GROUPS, 3))[:, owner]
@@ -246,7 +246,7 @@ def _turn(axis: int, angle: Tensor) -> Tensor:
 
 
 def _cast(local: Tensor, origin: Tensor, rounds: Tensor, used: Tensor, plane: Tensor) -> tuple[Tensor, ...]:
-    """The part that each ray meets first, where on it, the normal there, and whether any.
+    """Return the part that each ray meets first, where on it, the normal there, and whether any.
 
     In its own coordinates q = local v - origin, a part is the box |q_k| <= 1 cut by the ellipsoid sum r_k q_k^2 <= 1.
     """

@@ -108,7 +108,7 @@ def describe_patches(images: Tensor, choice: Patches | None = None, *, folder: P
 
 @torch.no_grad()
 def fit_description(choice: Patches, height: int, width: int, channels: int) -> Map:
-    """The map from images of this size to their features, fitted to synthetic pictures alone."""
+    """Return the map from images of this size to their features, fitted to synthetic pictures alone."""
     if choice.kept:
         return _fit_to_scenes(choice, height, width, channels)
     kernels = make_filters(choice.filters, choice.side, draw_dead_leaves(_PICTURES, 32, channels, 1))
@@ -121,7 +121,7 @@ def fit_description(choice: Patches, height: int, width: int, channels: int) -> 
 
 
 def _fit_to_scenes(choice: Patches, height: int, width: int, channels: int) -> Map:
-    """The same, fitted to scenes."""
+    """Return the same, fitted to scenes."""
     side = max(height, width)
     half = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # elsewhere it is emulated, which is slower
     respond = _make_sphere(choice, draw_scenes(_SCENES, side, channels, 1), half=half)
@@ -164,7 +164,7 @@ def make_filters(count: int, side: int, pictures: Tensor) -> Tensor:
 
 
 def _make_sphere(choice: Patches, pictures: Tensor, *, half: bool = False) -> Map:
-    """The map from images to cosines [N, filters, H', W'] between their whitened patches and those of pictures.
+    """Return the map from images to cosines [N, filters, H', W'] between their whitened patches and those of pictures.
 
     With `half` the cosines are products in bfloat16, which many filters need twice as fast.
     """
@@ -212,7 +212,7 @@ def _pool(images: Tensor, kernels: Tensor, choice: Patches) -> Tensor:
 
 
 def _measure_contrast(images: Tensor, kernels: Tensor) -> Tensor:
-    """The deviation [N, 1, H', W'] of each patch under a kernel, and a little more."""
+    """Return the deviation [N, 1, H', W'] of each patch under a kernel, and a little more."""
     even = torch.full_like(kernels[:1], 1 / kernels[0].numel())
     mean, square = F.conv2d(images, even), F.conv2d(images * images, even)
     return ((square - mean * mean).clamp(min=0) + CONTRAST).sqrt()

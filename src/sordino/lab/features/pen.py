@@ -82,7 +82,7 @@ def draw(characters: Characters, generator: torch.Generator, side: int = 28) -> 
 
 
 def _shake(planned: Characters, generator: torch.Generator) -> Characters:
-    """The same characters, with every movement a little off."""
+    """Draw the same characters, with every movement a little off."""
 
     def off(tensor: Tensor, size: float) -> Tensor:
         return size * torch.randn(tensor.shape, generator=generator)

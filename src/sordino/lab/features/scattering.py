@@ -130,7 +130,7 @@ def _fill_scattering(
 
 
 def _name_file(images: Tensor, groups: int | None, dtype: torch.dtype, channels_last: bool) -> str:
-    """A checksum of the images and of everything that decides the features and their layout."""
+    """Return a checksum of the images and of everything that decides the features and their layout."""
     layout = ("channels last",) if channels_last else ()
     digest = hashlib.sha256(repr((VERSION, SCALES, tuple(images.shape), groups, str(dtype), *layout)).encode())
     digest.update(images.numpy().data)
@@ -138,7 +138,7 @@ def _name_file(images: Tensor, groups: int | None, dtype: torch.dtype, channels_
 
 
 def progress_bar(quiet: bool) -> Progress:
-    """A bar on standard error for long work, or none."""
+    """Return a bar on standard error for long work, or none."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True)
 
@@ -209,7 +209,7 @@ def _fill_whitened(images: Tensor, choice: WhiteScattering, path: Path, folder: 
 def fit_white_scattering(
     choice: WhiteScattering, channels: int, height: int, width: int, folder: Path | None = None
 ) -> Map:
-    """The whitening for images of this size, fitted to synthetic pictures alone."""
+    """Return the whitening for images of this size, fitted to synthetic pictures alone."""
     if choice.kept:
         return _fit_white_cells(choice, channels, height, width, folder)
     pictures = draw_centred_leaves if choice.objects else draw_dead_leaves
@@ -218,7 +218,7 @@ def fit_white_scattering(
 
 
 def _fit_white_cells(choice: WhiteScattering, channels: int, height: int, width: int, folder: Path | None) -> Map:
-    """The whitening by scenes, over channels and over cells."""
+    """Return the whitening by scenes, over channels and over cells."""
     if choice.kept > 81 * channels:
         raise InvalidInput(f"kept={choice.kept} must be <= {81 * channels}, the channels there are")
     scenes = draw_scenes(_EXAMPLES, max(height, width), channels, 5)[:, :, :height, :width]
@@ -231,7 +231,7 @@ def _fit_white_cells(choice: WhiteScattering, channels: int, height: int, width:
 
 
 def _scatter_views(images: Tensor, choice: WhiteScattering, folder: Path | None) -> list[Tensor]:
-    """The scattering of the images, averaged with that of their mirror images if those count."""
+    """Return the scattering of the images, averaged with that of their mirror images if those count."""
     seen = [images, images.flip(3)] if choice.mirror else [images]
     return [scatter(each, groups=choice.groups, folder=folder, quiet=True) for each in seen]
 

@@ -1,7 +1,7 @@
 """Invented scenes: leaves with texture and light, and an object in the middle. No data is read.
 
-Dead leaves have the edges of photographs, but no surfaces, no light, and nothing that the picture is of. The statistics
-of scenes are closer to those of photographs, and so are features that are whitened by them.
+Dead leaves have the edges of photographs, but no surfaces, no light and no subject. The statistics of scenes are closer
+to those of photographs, and whitening by them fits photographs better.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEAVES, PARTS, DETAILS = 30, 3, 4
 """Leaves of the background, parts of the object, and small shapes on it."""
 _CHUNK = 500
 _TEXTURE = 0.24
-"""Most of the standard deviation of a texture."""
+"""The largest standard deviation of a texture."""
 
 
 def draw_scenes(count: int, side: int, channels: int, seed: int) -> Tensor:
@@ -69,7 +69,7 @@ class Painter:
         return mixed[:, :, None, None].expand(-1, -1, self.side, self.side)
 
     def surface(self, colour: Tensor | None = None) -> Tensor:
-        """A colour, drawn unless it is given, with texture and a gradient of light."""
+        """Return a colour, drawn unless it is given, with texture and a gradient of light."""
         strength = self.draw_strength()
         line, turn = torch.linspace(-0.5, 0.5, self.side), 2 * math.pi * self.uniform(1, 1, 1)
         slope = line * turn.cos() + line[:, None] * turn.sin()
@@ -77,7 +77,7 @@ class Painter:
         return plain + strength * self.draw_texture() + 0.5 * self.uniform(1, 1, 1) * slope
 
     def draw_strength(self) -> Tensor:
-        """The deviation [count, channels, 1, 1] of a texture, almost the same in all channels."""
+        """Return the deviation [count, channels, 1, 1] of a texture, almost the same in all channels."""
         return _TEXTURE * self.uniform(1, 1, 1) * (1 + 0.3 * self.normal(self.channels, 1, 1))
 
     def draw_texture(self) -> Tensor:
@@ -95,7 +95,7 @@ class Painter:
         return result
 
     def _cover_part(self) -> Tensor:
-        """A large ellipse or box about the centre."""
+        """Return a large ellipse or box about the centre."""
         drawn = self.uniform(6)
         drawn[:, 1:3] = 0.5 + 0.18 * self.normal(2)
         return cover_ellipses(drawn, self.side * (0.08 + 0.25 * self.uniform()), self.side)[:, None]

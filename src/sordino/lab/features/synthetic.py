@@ -51,7 +51,7 @@ def cover_pixels(drawn: Tensor, side: int) -> Tensor:
 
 
 def cover_ellipses(drawn: Tensor, radius: Tensor, side: int) -> Tensor:
-    """The same for ellipses and boxes of given `radius`; the first of the numbers `drawn` is not used."""
+    """Return the same for ellipses and boxes of given `radius`; the first of the numbers `drawn` is not used."""
     line, turn = torch.arange(side).float(), drawn[:, 3, None, None] * math.pi
     right = line[None, None, :] - drawn[:, 1, None, None] * side
     down = line[None, :, None] - drawn[:, 2, None, None] * side
@@ -122,6 +122,6 @@ def fit_cells(examples: Tensor, kept: int, tilt: float = 1.0) -> Map:
 
 
 def _find_directions(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The eigenvalues of the rows' second moments, which grow, and their eigenvectors in columns."""
+    """Return the eigenvalues of the rows' second moments, which grow, and their eigenvectors in columns."""
     variances, directions = torch.linalg.eigh((rows.T @ rows / len(rows)).double())
     return variances.clamp(min=0).float(), directions.float()

@@ -1,4 +1,4 @@
-"""A text as one vector, each record alone: a review by its words, a name by its short runs of letters."""
+"""Turns a text into one vector, from that record alone: a review by its words, a name by its short runs of letters."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def anchor_words(embedding: Tensor, *, anchors: int, threshold: float, among: in
 
 
 def _bag(tokens: Tensor, words: Tensor) -> Tensor:
-    """The features of a chunk of records, through a sparse matrix of counts."""
+    """Return the features of a chunk of records, through a sparse matrix of counts."""
     records = torch.arange(len(tokens))[:, None].expand_as(tokens)
     places = torch.stack([records.reshape(-1), tokens.reshape(-1)])
     ones = torch.ones(tokens.numel())
@@ -105,7 +105,7 @@ def describe_letters(tokens: Tensor, *, runs: Sequence[int] = (2,), buckets: int
     """Features [N, len(runs) * buckets] of norm 1 of the token ids [N, length] of `sordino.lab.data.surnames`.
 
     For every n in `runs`: the roots of the counts of all n letters in a row, hashed to `buckets` numbers, brought to
-    norm 1. Capitals count as small letters; the beginning and the end of a name count as letters, so that endings tell.
+    norm 1. Capitals count as small letters; the beginning and the end of a name count as letters, so endings show.
     Guarantees: a record's features depend on that record alone, so they are free of charge.
     Edge cases: a name with no n letters in a row is zero there.
     """
@@ -122,7 +122,7 @@ def describe_letters(tokens: Tensor, *, runs: Sequence[int] = (2,), buckets: int
 
 
 def _fold_capitals(tokens: Tensor) -> Tensor:
-    """The ids with A to Z written as a to z."""
+    """Return the ids with A to Z written as a to z."""
     capital = (tokens >= ord("A") + OFFSET) & (tokens <= ord("Z") + OFFSET)
     return torch.where(capital, tokens + ord("a") - ord("A"), tokens)
 

@@ -92,8 +92,8 @@ def alexnet(activation: Activation = "relu", channels: int = 3, classes: int = 1
 def linear(features: int = 64, classes: int = 10, bias: bool = True) -> nn.Sequential:
     """Multinomial logistic regression on flattened inputs; the default fits the 8x8 digits (650 parameters).
 
-    On features of norm 1 a bias makes every record's gradient sqrt(2) times as long, so that half of what the clipping
-    leaves of it is the bias's: without one the same noise costs less.
+    On features of norm 1 a bias makes every record's gradient sqrt(2) times as long. Half of the clipped gradient's
+    square then belongs to the bias, so without one the same noise costs less.
     """
     return nn.Sequential(nn.Flatten(), nn.Linear(features, classes, bias=bias))
 
