@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sordino import Budget, InvalidInput, Private, Recipe, SordinoError, recipes
 from sordino.accounting.ledger import Ledger
 from sordino.parts import Foreign
+from sordino.recipe import LEAST_CLIP
 from tests.helpers import calibrated, classification, cross_entropy, mlp, private
 
 X, Y = classification()
@@ -199,7 +200,7 @@ def test_numeric_edges_give_a_finite_recipe_or_one_line(
         recipe = recipes.dpsgd(batch_size=batch_size, steps=steps, clip=clip, noise_multiplier=sigma)
         return recipe.for_records(records)
 
-    possible = 1 <= batch_size <= records and 0 < clip < math.inf and 0 < sigma < math.inf and steps >= 1
+    possible = 1 <= batch_size <= records and LEAST_CLIP <= clip < math.inf and 0 < sigma < math.inf and steps >= 1
     if possible:
         terms = build().terms(0)
         assert (terms.clip, terms.noise_multiplier, terms.divisor) == (clip, sigma, batch_size)

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sordino.chance import set_numpy_aside
+from sordino.chance import in_turn, set_numpy_aside
 from sordino.errors import InvalidInput, SordinoError, locate_error
 from sordino.gradients.engine import Groups
 from sordino.noise import Source
@@ -143,19 +143,20 @@ def require_views(augment: int | None, augmentation: Augmentation | None, plain:
 @contextmanager
 def seeded_randomness() -> Iterator[Callable[[int], None]]:
     """Yield a function that seeds torch, NumPy and Python; restore their generators at the end."""
-    ours, python = torch.get_rng_state(), random.getstate()
 
     def seed(value: int) -> None:
         torch.default_generator.manual_seed(value)
         np.random.seed(value & 0xFFFFFFFF)  # noqa: NPY002 - users draw from it
         random.seed(value)
 
-    try:
-        with set_numpy_aside():
-            yield seed
-    finally:
-        torch.set_rng_state(ours)
-        random.setstate(python)
+    with in_turn():
+        ours, python = torch.get_rng_state(), random.getstate()
+        try:
+            with set_numpy_aside():
+                yield seed
+        finally:
+            torch.set_rng_state(ours)
+            random.setstate(python)
 
 
 def _copy(record: Any) -> Any:

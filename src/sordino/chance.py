@@ -4,12 +4,17 @@ Dropout takes the masks of a batch from one stream, row after row. Anyone who kn
 ``torch.manual_seed(0)``, or in a new process, where torch's seed is a constant) knows the masks of all records. One
 extra record then gives every record after it another mask, and the sum moves by far more than one clipped gradient.
 With a secret seed all masks are equally likely with and without the record, and the sum moves by one record again.
+
+These generators belong to the whole process. So only one thread at a time may seed them: a model that is probed in
+another thread, with seeds that everybody knows, would give its numbers to a step that is taken meanwhile.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -17,7 +22,69 @@ import numpy as np
 import torch
 from numpy.random.mtrand import get_bit_generator, set_bit_generator
 
-from sordino.errors import UnsupportedModel
+from sordino.errors import SordinoError, UnsupportedModel
+
+PATIENCE = 600.0
+"""Seconds that a thread waits for another one; a loop that was given up may hold the generators for longer."""
+
+
+class _Turns:
+    """Whose the generators are: one thread's at a time, which may take them again and again."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._owner: threading.Thread | None = None
+        self._taken: set[object] = set()
+
+    def take(self) -> object:
+        """Wait for the other threads, or for them to end; what is returned is to be given back."""
+        me = threading.current_thread()
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._is_free(me), PATIENCE):
+                raise SordinoError(
+                    f"another thread has been within a step or a loop for {PATIENCE:g} seconds, and random generators "
+                    "belong to the whole process: end its loop, or train in processes of their own"
+                )
+            if self._owner is not me:
+                self._owner, self._taken = me, set()
+            self._taken.add(turn := object())
+        return turn
+
+    def _is_free(self, me: threading.Thread) -> bool:
+        return self._owner is None or self._owner is me or not self._owner.is_alive()
+
+    def give_back(self, turn: object) -> None:
+        """From any thread: a loop that was given up may be closed by another one."""
+        with self._changed:
+            if turn in self._taken:
+                self._taken.remove(turn)
+                if not self._taken:
+                    self._owner = None
+                    self._changed.notify_all()
+
+
+_turns = _Turns()
+
+
+def _forget_turns() -> None:
+    """In a forked process, which has the forking thread alone."""
+    global _turns  # noqa: PLW0603
+    _turns = _Turns()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_turns)
+
+
+@contextmanager
+def in_turn() -> Iterator[None]:
+    """A block in which no other thread is in such a block, to seed the generators of torch, NumPy and Python."""
+    turns = _turns
+    turn = turns.take()
+    try:
+        yield
+    finally:
+        turns.give_back(turn)
 
 
 @contextmanager
@@ -28,22 +95,26 @@ def shield_chance(seed: int | None) -> Iterator[None]:
     many trials came before it. CUDA's generators are restored if CUDA was in use before.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
     start = secrets.randbits(63) if seed is None else seed % 2**63
-    try:
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(start)
-            np.random.seed(secrets.randbits(32) if seed is None else seed % 2**32)  # noqa: NPY002
-            random.seed(secrets.randbits(256) if seed is None else seed)
-            yield
-    finally:
-        np.random.set_state(of_numpy)  # noqa: NPY002
-        random.setstate(of_python)
+    with in_turn():
+        of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
+        try:
+            with torch.random.fork_rng(devices):
+                torch.manual_seed(start)
+                np.random.seed(secrets.randbits(32) if seed is None else seed % 2**32)  # noqa: NPY002
+                random.seed(secrets.randbits(256) if seed is None else seed)
+                yield
+        finally:
+            np.random.set_state(of_numpy)  # noqa: NPY002
+            random.setstate(of_python)
 
 
 @contextmanager
 def set_numpy_aside() -> Iterator[None]:
-    """A block with another NumPy generator, which may be seeded freely; afterwards the old one is back."""
+    """A block with another NumPy generator, which may be seeded freely; afterwards the old one is back.
+
+    Use it within a block that is `in_turn`.
+    """
     ours, state = get_bit_generator(), np.random.get_state()  # noqa: NPY002
     set_bit_generator(np.random.MT19937(0))
     try:
@@ -101,6 +172,7 @@ class SecretChance:
         """Note where the generators stand, once for the whole block."""
         if self._seed is not None:
             return
+        self._back.enter_context(in_turn())
         self._back.callback(random.setstate, random.getstate())
         self._back.callback(set_bit_generator, get_bit_generator())
         self._back.callback(torch.default_generator.set_state, torch.default_generator.get_state())

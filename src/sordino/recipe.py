@@ -139,6 +139,10 @@ class States:
                 state.restore(given[slot])
 
 
+LEAST_CLIP = 1e-15
+"""Squares of entries below 10⁻²³ are zero in float32, so that gradients up to 10⁻¹⁸ may seem to have no length."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A choice of parts, made complete by `calibrate` or `for_records`.
@@ -172,9 +176,9 @@ class Recipe:
     def __post_init__(self) -> None:
         _require(self.batch_size >= 1, f"batch_size={self.batch_size} must be >= 1: it is the expected size of a draw")
         _require(
-            self.clip > 0 and math.isfinite(self.clip),
-            f"clip={self.clip} must be > 0: a zero bound removes every gradient; "
-            "start with 1.0 or use automatic clipping",
+            self.clip >= LEAST_CLIP and math.isfinite(self.clip),
+            f"clip={self.clip} must be > 0, and at least {LEAST_CLIP:g}: a zero bound removes every gradient, and "
+            "float32 cannot measure shorter ones; start with 1.0 or use automatic clipping",
         )
         _require(self.steps is None or self.steps >= 1, f"steps={self.steps} must be >= 1")
         _require(self.epochs is None or self.epochs > 0, f"epochs={self.epochs} must be > 0")
@@ -291,7 +295,7 @@ class Recipe:
     def _find_terms(self, step: int, states: States | None) -> Terms:
         assert self.steps is not None
         assert self.sampler is not None
-        clip = self.clip * factor_at(self.clip_schedule, step, self.steps)
+        clip = max(LEAST_CLIP, self.clip * factor_at(self.clip_schedule, step, self.steps))
         least = min(map(self._noise, self._find_covered(step)))
         event = self.noise.event(self.norms.event(least))
         terms = Terms(step, clip, self._noise(step), self.batch_size, event)

@@ -12,6 +12,7 @@ schedules behind ``recipe.terms``, noise from a source (`sordino.noise`) and a s
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -229,7 +230,8 @@ def take(bench: Bench, step: int) -> bool:
     Edge cases: an empty draw releases noise alone; an example that is not finite contributes zero; a frozen or unused
     parameter has a zero gradient.
     """
-    with bench.shielded():
+    with bench.shielded(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch or the loss, which the probe let speak: they may name a draw's size
         attempt = begin(bench, step)
         before = bench.recipe.selection.snapshot(attempt)
         with unshard(bench.objective, attempt.parameters) as parameters:

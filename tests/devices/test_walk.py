@@ -41,8 +41,8 @@ OTHER_ENGINES = {
     # The engine of estimated norms checks every parameter's sum, and holds the sum against one projection.
     "gradients/projected.py:Estimated.weighted_sum": 1,
     "gradients/projected.py:Estimated._sum.<locals>.<genexpr>": 12,
-    "gradients/projected.py:Estimated.require_agreement": 2,
-    "gradients/projected.py:Estimated.require_agreement.<locals>.<genexpr>": 12,
+    "gradients/projected.py:Estimated.agrees": 2,
+    "gradients/projected.py:Estimated.agrees.<locals>.<genexpr>": 12,
 }
 TRIED_ON_RECORDS = ("dpagd", "dpsur", "screening")
 """Mechanisms that look at losses of other records after the proposal."""

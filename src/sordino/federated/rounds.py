@@ -24,7 +24,7 @@ from sordino.federated.work import find_trainable, measure
 from sordino.noise import add_noise
 from sordino.parts import Constant, Draw, Terms
 from sordino.proposals import tell_noise
-from sordino.recipe import Recipe
+from sordino.recipe import LEAST_CLIP, Recipe
 from sordino.run import FIXED_IN_ADVANCE, FLOATING_POINT, Run
 
 ASSUMPTIONS = (
@@ -214,8 +214,11 @@ class Quantile:
         return min(1.0, max(0.0, 0.5 + votes / divisor))
 
     def follow(self, clip: float, fraction: float) -> float:
-        """Return the bound of the next round: geometric steps find its scale quickly (Andrew et al. 2021, Alg. 1)."""
-        return clip * math.exp(-self.rate * (fraction - self.target))
+        """Return the bound of the next round: geometric steps find its scale quickly (Andrew et al. 2021, Alg. 1).
+
+        It stays where numbers have all their digits, however many rounds go one way.
+        """
+        return min(max(clip * math.exp(-self.rate * (fraction - self.target)), LEAST_CLIP), 1 / LEAST_CLIP)
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a recipe whose bound moves by itself, or whose noise is too much for the votes in any round."""

@@ -9,8 +9,10 @@ The norms are estimates, so clipping by them costs more: see `sordino.accounting
 - the v_j are fresh for every draw, independent of the data, and the same for all of its microbatches: otherwise one
   record more would move others to other projections (`renew`);
 - norm and sum are of the same gradient: dropout repeats its masks in every pass, and every sum is compared with the
-  first projection (`Estimated.require_agreement`). Forward mode goes through ``torch.no_grad()`` and past backward
-  hooks, and a model may draw random numbers that are not torch's: then a record would count more than its norm says.
+  first projection (`Estimated.agrees`). Forward mode goes through ``torch.no_grad()`` and past backward hooks, and a
+  model may draw random numbers that are not torch's: then a record would count more than its norm says. Terms of one
+  record that cancel may also swallow the others in rounding. A record that does not agree by itself counts as zero;
+  to refuse the draw would tell that it held this record. A model is refused if most records of a draw do not agree.
 """
 
 from __future__ import annotations
@@ -48,13 +50,24 @@ TOLERANCE = 1e-4
 class Directions:
     """The projections of one draw: `count` standard normal vectors over all parameters, remade from a 128-bit key.
 
-    They are kept only where they are small, so that many projections of a large model need no memory.
+    They are kept only where they are small, so that many projections of a large model need no memory. Of all records of
+    the draw that were summed so far, `odd` had norms that are not those of their gradients.
     """
 
     def __init__(self, key: int, count: int) -> None:
         self._key = key
         self._count = count
         self._kept: list[list[Tensor]] | None = None
+        self.summed = self.odd = 0
+
+    def note_odd(self) -> None:
+        """One more of them; a single record never ends a run."""
+        self.odd += 1
+        if self.odd > max(1, self.summed // 2):
+            raise UnsupportedModel(
+                "estimated norms are not those of the summed gradients: torch.no_grad, backward hooks or random "
+                "numbers of its own in the model or its loss, or TF32; take them out, or use exact norms (not jl)"
+            )
 
     def over(self, parameters: list[nn.Parameter]) -> Iterable[list[Tensor]]:
         """One list of tensors, shaped like the parameters, per projection; the same ones at every call."""
@@ -147,33 +160,33 @@ class Estimated:
     directions: Directions
 
     def weighted_sum(self, weights: Tensor) -> list[Tensor]:
-        return self._sum(weights, weights.nonzero().flatten())
+        rows = weights.nonzero().flatten()
+        self.directions.summed += len(rows)
+        return self._sum(weights, rows)
 
     def _sum(self, weights: Tensor, rows: Tensor) -> list[Tensor]:
-        """The sum over `rows`; one whose gradient is not finite, though its projections are, counts as zero (law 6)."""
+        """The sum over `rows`; one whose gradient is not finite, or not the one that was projected, is zero (law 6)."""
         if not len(rows):
             return [torch.zeros_like(p, dtype=accumulation_dtype(p)) for p in self.task.parameters]
         total = self._backward(weights, rows)
-        if all(bool(torch.isfinite(g).all()) for g in total):
-            self.require_agreement(total, weights, rows)
+        finite = all(bool(torch.isfinite(g).all()) for g in total)
+        if finite and self.agrees(total, weights, rows):
             return total
         if len(rows) == 1:
+            if finite:
+                self.directions.note_odd()
             return self._sum(weights, rows[:0])
         halves = (self._sum(weights, half) for half in rows.tensor_split(2))
         return [one + other for one, other in zip(*halves, strict=True)]
 
-    def require_agreement(self, total: list[Tensor], weights: Tensor, rows: Tensor) -> None:
+    def agrees(self, total: list[Tensor], weights: Tensor, rows: Tensor) -> bool:
         """<sum_i w_i ∇L_i, v_1> = sum_i w_i <∇L_i, v_1>: v_1 is a fresh normal, so that another gradient would show."""
         first = next(iter(self.directions.over(self.task.parameters)))
         found = sum(float((g.to(total_dtype(g)) * v).sum()) for g, v in zip(total, first, strict=True))
         shares = weights[rows].to(total_dtype(weights))
         wanted = float((shares * self.along[rows]).sum())
         lengths = float((shares * self.norms[rows].to(shares.dtype)).sum())
-        if not abs(found - wanted) <= TOLERANCE * lengths:
-            raise UnsupportedModel(
-                "estimated norms are not those of the summed gradients: torch.no_grad, backward hooks or random "
-                "numbers of its own in the model or its loss, or TF32; take them out, or use exact norms (not jl)"
-            )
+        return abs(found - wanted) <= TOLERANCE * lengths
 
     def _backward(self, weights: Tensor, rows: Tensor) -> list[Tensor]:
         """One backward pass. Rows that are left out are replaced by one that is kept, so that all shapes, and with them
@@ -222,6 +235,7 @@ class ProjectedEngine:
         self._projections = projections
         self._source = source
         self._ways = list(WAYS) if way == "auto" else [way]
+        self._worked = False
         self._directions: Directions | None = None
 
     def renew(self) -> None:
@@ -247,7 +261,9 @@ class ProjectedEngine:
         task = _Pass(objective, parameters, batch, Coins(parameters[0].device))
         while True:
             try:
-                return Estimated(task, *self._norms(task, directions), directions)
+                found = Estimated(task, *self._norms(task, directions), directions)
+                self._worked = True
+                return found
             except (RuntimeError, NotImplementedError, TypeError) as error:
                 self._give_up_on(
                     self._ways[0], locate_error(error), error
@@ -272,7 +288,8 @@ class ProjectedEngine:
                 f"{way} cannot project this model ({reason}): leave engine at 'auto', or use exact norms"
             ) from error
         self._ways.remove(way)
-        _log.info("%s cannot project this model (%s): using %s", way, reason, self._ways[0])
+        if not self._worked:  # later it is because of a record, and the line's place in the log would tell of it
+            _log.info("%s cannot project this model (%s): using %s", way, reason, self._ways[0])
 
 
 def use_plain_attention() -> AbstractContextManager[None]:

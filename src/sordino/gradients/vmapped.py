@@ -78,7 +78,9 @@ class InChunks:
     """Per-example gradients that `compute` makes for a range of examples, kept only if all of them are one chunk.
 
     Otherwise they are computed once more for the sum. A backward pass of the weighted losses would be cheaper, but it
-    adds up in the precision of the model, and that one record moves by more than its clipped gradient.
+    adds up in the precision of the model, and that one record moves by more than its clipped gradient. If the second
+    time gives another gradient (a backward pass of the user's own may draw random numbers), it is made no longer than
+    the one that was measured.
     """
 
     def __init__(self, size: int, chunk: int, compute: Callable[[range], list[Tensor]]) -> None:
@@ -93,7 +95,9 @@ class InChunks:
     def weighted_sum(self, weights: Tensor) -> list[Tensor]:
         total: list[Tensor] = []
         for chunk in self._chunks:
-            sums = self._measure(chunk).weighted_sum(weights[chunk.start : chunk.stop])
+            places, again = slice(chunk.start, chunk.stop), self._measure(chunk)
+            shorter = (self.norms[places] / again.norms).clamp(max=1.0).nan_to_num(nan=0.0)
+            sums = again.weighted_sum(weights[places] * shorter)
             total = [add_widely(*pair) for pair in zip(total, sums, strict=True)] if total else sums
         return total
 

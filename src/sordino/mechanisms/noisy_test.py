@@ -31,6 +31,8 @@ LEVELS = 16
 SINGLE = 4
 ROUNDING = 1.01
 """A margin: in float32, the last digits of other records' losses depend on the batch they are computed in."""
+DIGITS = 3200
+"""Losses count up to so many last digits below a record's bound: sixteen that flip in both losses are within it."""
 
 Array = NDArray[np.float64]
 
@@ -105,6 +107,11 @@ class NoisyTest:
         """c, the bound of one record's own difference."""
         return math.inf if self.share is None else self.share * self.size * self.clip
 
+    def largest_loss(self, bench: Bench) -> float:
+        """How far a loss counts: the last digits of a longer one, which other records move, may exceed the bound."""
+        kinds = {p.dtype for p in bench.objective.parameters() if p.is_floating_point()}
+        return self.record_clip / (DIGITS * max((torch.finfo(kind).eps for kind in kinds), default=1.0))
+
     def gaussian(self, step: int, recipe: Recipe) -> PoissonSampledDpEvent:
         """Return the event of the noisy value itself, which the paper charges."""
         noise = GaussianDpEvent(self.noise_at(step, _steps(recipe)))
@@ -114,7 +121,10 @@ class NoisyTest:
         """Return the noisy ΔE of the current model: both losses on one fresh draw, divided by a public constant."""
         bench = attempt.bench
         draw = validation_draw(attempt, validation_rate(self.size, bench.recipe))
-        mean = difference(before, bench, bench.records, draw.indices, self.record_clip) / self.size
+        found = difference(
+            before, bench, bench.records, draw.indices, self.record_clip, largest=self.largest_loss(bench)
+        )
+        mean = found / self.size
         std = self.noise_at(attempt.terms.step, _steps(bench.recipe)) * 2 * self.clip
         noise = bench.source.gaussian(attempt.receipt, 1, std)
         exact, released = (self.add_noise(np.array([mean]), drawn) for drawn in (np.zeros(1), noise.numpy()))
@@ -171,18 +181,25 @@ def losses(bench: Bench, records: Records, indices: Tensor) -> Tensor:
 
 
 def difference(
-    before: Rollback, bench: Bench, records: Records, indices: Tensor, record_clip: float = math.inf
+    before: Rollback,
+    bench: Bench,
+    records: Records,
+    indices: Tensor,
+    record_clip: float = math.inf,
+    largest: float = math.inf,
 ) -> float:
     """Return the sum of loss(proposed) − loss(before), both on the same records (DPSUR, Alg. 2, lines 10-11).
 
-    Each record's own difference is clipped to ±`record_clip`, so one record moves the sum by no more.
+    Each record's own difference is clipped to ±`record_clip`, so one record moves the sum by no more. A loss counts as
+    at most `largest`.
     Edge cases: without records the sum is 0; a record whose loss was not finite before counts 0; if the proposal makes
     a loss NaN, the difference is +∞.
     """
     proposed = losses(bench, records, indices)
     with before.in_place():
         current = losses(bench, records, indices)
-    worse = torch.nan_to_num(proposed, nan=torch.inf, posinf=torch.inf, neginf=-torch.inf) - current
+    proposed = torch.nan_to_num(proposed, nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    worse = proposed.clamp(-largest, largest) - current.clamp(-largest, largest)
     each = torch.where(torch.isfinite(current), worse, torch.zeros_like(worse)).clamp(-record_clip, record_clip)
     total = float(each.sum())
     return total if total == total else float("inf")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from sordino.chance import set_numpy_aside
+from sordino.chance import in_turn, set_numpy_aside
 from sordino.errors import UnsupportedModel, locate_error
 from sordino.gradients.bookkeeping.keeper import disable_compilation
 from sordino.gradients.engine import Objective
@@ -94,6 +94,7 @@ def preserve_randomness(module: nn.Module) -> Iterator[Callable[[int], None]]:
         np.random.seed(value)  # noqa: NPY002 - users draw from it, so it has to repeat and to be put back
 
     with ExitStack() as stack:
+        stack.enter_context(in_turn())
         stack.callback(random.setstate, random.getstate())
         stack.enter_context(set_numpy_aside())
         stack.enter_context(torch.random.fork_rng(devices=[]))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.gradients.bookkeeping.recording import Recording, Tracked, Use
-from sordino.gradients.bookkeeping.unseen import UNSEEN
+from sordino.gradients.bookkeeping.unseen import UNSEEN, sum_all
 from sordino.gradients.engine import FullPrecision, accumulation_dtype, choose_weights
 from sordino.gradients.looped import refuse_reentrant
 from sordino.gradients.rules.base import Examples, Kind, Layout, NoRule, PerExample
@@ -102,7 +102,7 @@ class Book:
                 self.watch(use, share.parameter, kept)
                 self.kept[id(share.parameter)].append(kept)
                 if unseen:
-                    whole = kept.weighted_sum(torch.ones_like(self.squares))
+                    whole = sum_all(kept, torch.ones_like(self.squares))
                     self.unseen[id(share.parameter)] = self.unseen[id(share.parameter)] + whole
                 if id(share.parameter) in self.single:
                     if (by := self.maps.get(id(share.parameter))) is not None:

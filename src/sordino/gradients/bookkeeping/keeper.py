@@ -23,6 +23,7 @@ from sordino.errors import UnsupportedModel
 from sordino.gradients.bookkeeping.book import Book, OneByOne
 from sordino.gradients.bookkeeping.proof import Knowledge, SharedCalls, arrange, regroup
 from sordino.gradients.bookkeeping.recording import Recording, Use
+from sordino.gradients.bookkeeping.slopes import Differentiates
 from sordino.gradients.bookkeeping.unseen import Bypassed, compare_sums
 from sordino.gradients.engine import Batch, Blocked, Differentiated, Groups, Objective
 from sordino.gradients.looped import Looped
@@ -118,6 +119,11 @@ class BookKeeping:
         try:
             with torch.enable_grad(), disable_compilation(), recording:
                 losses = objective.losses(batch.data, batch.size)
+        except Differentiates:
+            if knowledge.differentiates:
+                raise
+            knowledge.differentiates = True
+            return self._keep(objective, parameters, batch, knowledge, watch, blocks)
         finally:
             recording.leave()  # also where an interrupt came in between
         try:
@@ -200,7 +206,15 @@ def prepare_recording(objective: Objective, batch: Batch, knowledge: Knowledge, 
     trainable = [p for p in parameters if p.requires_grad]
     constants = [*(p for p in parameters if not p.requires_grad), *buffers]
     return Recording(
-        trainable, constants, batch.data, batch.size, knowledge.shared, lenient, knowledge.traced, knowledge.bypassed
+        trainable,
+        constants,
+        batch.data,
+        batch.size,
+        knowledge.shared,
+        lenient,
+        knowledge.traced,
+        knowledge.bypassed,
+        knowledge.differentiates and not lenient,
     )
 
 

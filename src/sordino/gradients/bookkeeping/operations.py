@@ -108,6 +108,12 @@ def refuse_statistics(func: Any, args: Any, kwargs: Any, shared: Callable[[Tenso
         )
 
 
+def asks_slopes(func: Any, tracked: list[Tensor], kwargs: dict[str, Any]) -> bool:
+    """Whether this takes gradients by activations, with their graph."""
+    plain = torch._C._functorch.peek_interpreter_stack() is None
+    return func is torch.autograd.grad and bool(kwargs.get("create_graph")) and not tracked and plain
+
+
 def refuse_derivatives(func: Any, tracked: list[Tensor], kwargs: dict[str, Any], lenient: bool) -> None:
     """Refuse gradients inside the loss that depend on parameters: a recording has them detached."""
     asks = func is Tensor.backward or (func is torch.autograd.grad and (kwargs.get("create_graph") or tracked))

@@ -49,6 +49,7 @@ class Knowledge:
     refused: str = ""
     traced: bool = False
     bypassed: bool = False
+    differentiates: bool = False
     kept: bool = False
 
     def tell(self, warning: str) -> None:

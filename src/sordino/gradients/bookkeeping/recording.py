@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from sordino.gradients.bookkeeping.operations import (
     REARRANGE,
     Trace,
     accepts,
+    asks_slopes,
     find_tensors,
     is_metadata,
     keeps_lengths,
@@ -35,11 +37,13 @@ from sordino.gradients.bookkeeping.operations import (
     refuse_statistics,
 )
 from sordino.gradients.bookkeeping.places import Place
-from sordino.gradients.bookkeeping.unseen import UNSEEN, Bypassed, Sightings, settle_unseen
+from sordino.gradients.bookkeeping.slopes import Differentiates, Slopes, WithWayBack
+from sordino.gradients.bookkeeping.unseen import UNSEEN, Bypassed, Sightings, share_unseen
 from sordino.gradients.rules import RULES, generic
 from sordino.gradients.rules.base import Call, Layout, NoRule, ParameterShare, is_in_place, name_of
 from sordino.gradients.rules.elementwise import EXPANSIONS, expands_examples, find_spread
 from sordino.gradients.rules.formulas import Formula
+from sordino.gradients.rules.slopes import SLOPES, Back, find_way
 
 
 @contextmanager
@@ -119,6 +123,7 @@ class Recording(TorchFunctionMode):
         lenient: bool = False,
         traced: bool = False,
         bypassed: bool = False,
+        differentiates: bool = False,
     ) -> None:
         super().__init__()
         self.unseen = Sightings() if bypassed else None
@@ -128,6 +133,7 @@ class Recording(TorchFunctionMode):
         self.constants = {id(constant): constant for constant in constants}
         self.trace = Trace([*parameters, *self.constants.values()]) if traced else None
         self.follower = Follower(size, data, self.tracked) if size > 1 else None
+        self.slopes = Slopes(self) if differentiates else None
         self.size = size
         self.uses: list[Use] = []
         self.calls = 0
@@ -177,6 +183,8 @@ class Recording(TorchFunctionMode):
             self.look_for_unseen(self.unseen, tensors)
         tracked = [tensor for tensor in tensors if id(tensor) in self.tracked]
         refuse_statistics(func, args, kwargs, self.is_shared, self.size)
+        if asks_slopes(func, tracked, kwargs) and not self.lenient:
+            return self.find_slopes(args[0], args[1], kwargs)
         refuse_derivatives(func, tracked, kwargs, self.lenient)
         if self.repeating:
             return self.run(func, args, kwargs, tensors, tracked)
@@ -187,11 +195,23 @@ class Recording(TorchFunctionMode):
         result = self.run(func, args, kwargs, tensors, tracked)
         if follower is not None:
             self.follow(follower, sight, func, result, args, kwargs, self.uses[before:])
+        self.note(func, args, kwargs, result)
+        return result
+
+    def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Write down what has run, for those who ask for it later."""
+        if self.slopes is not None:
+            self.slopes.note(func, args, kwargs, result)
         if self.trace is not None:
             self.trace.note(func, args, kwargs, result, self.is_shared)
         if self.unseen is not None:
             self.unseen.note(find_tensors((result,), {}))
-        return result
+
+    def find_slopes(self, outputs: Any, inputs: Any, given: dict[str, Any]) -> tuple[Tensor | None, ...]:
+        """Gradients by activations within the loss."""
+        if self.slopes is None:
+            raise Differentiates("the loss differentiates the model")
+        return self.slopes.differentiate(outputs, inputs, given)
 
     def follow(
         self, follower: Follower, sight: Sight | None, func: Any, result: Any, args: Any, kwargs: Any, uses: list[Use]
@@ -227,7 +247,9 @@ class Recording(TorchFunctionMode):
                     raise Bypassed(f"{name}: made from a tensor that was made from parameters")
                 self.tracked[id(tensor)] = Tracked(tensor, tensor, tuple(roots), None)
                 continue
-            shares = [ParameterShare(root, settle_unseen(tensor, root, self.quietly)) for root in roots]
+            # What a checkpoint saved is computed again when it is asked for, once.
+            known = (lambda node: False) if self.recomputes else unseen.nodes.__contains__
+            shares = share_unseen(tensor, roots, self.quietly, self.is_shared, known)
             use = Use(name, tensor.shape, shares, tensor.dim(), [], self.calls, closed=not activations)
             self.uses.append(use)
             self.roots.update({id(root): root for root in roots})
@@ -308,6 +330,8 @@ class Recording(TorchFunctionMode):
         if (known and not over_examples) or (closed and (self.calls, name) in self.shared):
             return self.derive(func, args, kwargs, tracked)
         call = Recorded(self, func, self.calls, tracked, closed)
+        if self.slopes is not None and not closed:
+            return self.use_with_way_back(call, args, kwargs, tensors)
         rule = RULES.get(func)
         if rule is not None and accepts(rule, kwargs):
             try:
@@ -316,6 +340,17 @@ class Recording(TorchFunctionMode):
                 self.replayed[name] = str(reason)
         self.replayed.setdefault(name, f"{name}: has no rule")
         return generic.replay(call, *args, **kwargs)
+
+    def use_with_way_back(self, call: Recorded, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        """Run an operation through which the loss may differentiate."""
+        call.way = find_way(call.function, args, kwargs)
+        rule = (SLOPES if call.way is None else RULES).get(call.function)
+        # The way back is that of one activation; the others' gradients would be lost.
+        activations = {id(each) for each in tensors if each.requires_grad and id(each) not in self.tracked}
+        lost = call.way is not None and activations != {id(call.way[0])}
+        if rule is None or lost or self.recomputes or not accepts(rule, kwargs):
+            raise NoRule(f"{name_of(call.function)}: gradients within the loss go back by it and have no rule")
+        return rule(call, *args, **kwargs)
 
     def is_being_made(self, tensor: Tensor) -> bool:
         """Whether a tracked tensor was a constant until parameters were written into it, and was not used since."""
@@ -431,6 +466,7 @@ class Recorded(Call):
     ) -> None:
         self.recording, self.function, self.index, self.closed = recording, function, index, closed
         self.anchor = recording.anchor
+        self.way: tuple[Tensor, Back] | None = None
         self._tracked = tracked
 
     def tracks(self, value: object) -> bool:
@@ -447,7 +483,13 @@ class Recorded(Call):
     ) -> Tensor:
         if output.is_complex():
             raise NoRule(f"{name_of(self.function)}: complex numbers have no rule")
-        return self.recording.tap(output, self.receive(output.shape, inputs, shares, batch_dims))
+        receive = self.receive(output.shape, inputs, shares, batch_dims)
+        slopes = self.recording.slopes
+        if slopes is not None and self.way is not None:
+            (given, back), use = self.way, self.recording.uses[-1]
+            # torch has no types for functions
+            output = WithWayBack.apply(output, partial(slopes.run_back, use, back), given)  # type: ignore[no-untyped-call]
+        return self.recording.tap(output, receive)
 
     def receive(
         self, shape: tuple[int, ...], inputs: Sequence[Tensor], shares: Sequence[ParameterShare], batch_dims: int

@@ -102,7 +102,7 @@ class Operation:
         return [i for i in self.data if self.leaves[i].dim() > 0 and len(self.leaves[i]) == size]
 
 
-class _Formed(PerExample):
+class FormedInBlocks(PerExample):
     """Gradients that are formed a block of examples at a time, for norms and again for the sum."""
 
     def squared_norms(self) -> Tensor:
@@ -112,7 +112,7 @@ class _Formed(PerExample):
         return self.sum_formed(weights)
 
 
-class Masked(_Formed):
+class Masked(FormedInBlocks):
     """gradient_i by one vector-Jacobian product of the whole operation; `owner` says whose every entry of g is.
 
     The operation runs once: norms and sum are of the same Jacobian, also if it draws random numbers.
@@ -161,7 +161,7 @@ class Masked(_Formed):
         return other
 
 
-class Replayed(_Formed):
+class Replayed(FormedInBlocks):
     """gradient_i by a vector-Jacobian product of the operation on example i alone, for many i at once by vmap.
 
     `batched` are the arguments that carry examples, [size, rows, ...] each; `run` maps (parameter, one example's rows)

@@ -10,11 +10,13 @@ where what was made was made row by row (`rowwise`).
 from __future__ import annotations
 
 import math
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sordino.gradients.rules.base import BLOCK_BYTES, Formed, PerExample, squares, zero_rows
+from sordino.gradients.rules.base import BLOCK_BYTES, Formed, NoRule, PerExample, squares, zero_rows
 from sordino.gradients.rules.linear import FORM_BYTES, round_up
 from sordino.gradients.rules.rowwise import Returning, RowMap, Rowwise
 
@@ -48,6 +50,20 @@ class WayBack:
             self.squares[id(parameter)] = torch.cat(found)
             if whole:
                 self.formed[id(parameter)] = Formed(whole[0] if len(whole) == 1 else torch.cat(whole))
+
+    @cached_property
+    def is_written(self) -> bool:
+        """Whether functions written in Python are on the way, which may go back otherwise every time."""
+        seen = set[Any]()
+        ahead: list[Any] = [self.made.grad_fn]
+        while ahead:
+            node = ahead.pop()
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                return True
+            if node is not None and node not in seen:
+                seen.add(node)
+                ahead += [each for each, _ in node.next_functions]
+        return False
 
     def pull_all(self, cotangents: Tensor) -> list[Tensor]:
         """Jᵀ g for each of [n, *made]: at once, or one after the other where an operation has no rule for that."""
@@ -164,7 +180,27 @@ class Pulled(PerExample):
             return self.pull(self.inner.weighted_sum(weights))
         return self.formed.weighted_sum(weights) if self.formed else self.sum_formed(weights)
 
+    def sum_formed(self, weights: Tensor) -> Tensor:
+        """As ever, but a gradient that comes back differently the second time is no longer than the measured one."""
+        squared = self.way.squares.get(id(self.parameter))
+        if squared is None:  # one of several uses, measured together; `form` refuses there what may differ
+            return super().sum_formed(weights)
+        total, lengths = weights.new_zeros(self.shape), squared.sqrt()
+        for start, stop in self.blocks():
+            again = self._form(start, stop)
+            longer = squares(again.reshape(stop - start, -1)).sqrt()
+            shorter = (lengths[start:stop] / longer).clamp(max=1.0).nan_to_num(nan=0.0)
+            total = total + torch.tensordot((weights[start:stop] * shorter).to(again.dtype), again, 1)
+        return total
+
     def form(self, start: int, stop: int) -> Tensor:
+        if self.formed is None and not self.isometric and self.way.is_written:
+            self.way.measure(self.inner)
+            if self.formed is None:
+                raise NoRule("autograd.Function: its backward pass, which may be random, would have to run twice")
+        return self._form(start, stop)
+
+    def _form(self, start: int, stop: int) -> Tensor:
         if self.formed is not None:
             return self.formed.form(start, stop)
         gradients, made = self.inner.form(start, stop), self.way.made
@@ -195,7 +231,7 @@ class Pulled(PerExample):
         if self.formed is not None:
             return self.formed.without(bad)
         way = WayBack(self.way.made, [self.parameter])
-        way.singly = self.way.singly
+        way.singly, way.squares = self.way.singly, self.way.squares
         return Pulled(self.inner.without(bad), way, self.parameter, self.isometric)
 
 
