@@ -83,7 +83,15 @@ def attend(m: Any, x: Tensor) -> Tensor:
     return m.a(x, x, x, need_weights=False)[0]
 
 
+def penalise(m: Any, x: Tensor) -> Tensor:
+    """Scores and their slopes, as of a critic."""
+    x = x.detach().requires_grad_()
+    scores = m.b(m.a(x).tanh())
+    return torch.cat([scores, torch.autograd.grad(scores.sum(), x, create_graph=True)[0]], 1)
+
+
 MORE: list[Case] = [
+    ("slopes", lambda: Apply(penalise, a=nn.Linear(4, 3), b=nn.Linear(3, 2)), lambda n: torch.randn(n, 4)),
     ("lstm", lambda: Recurrent(nn.LSTM), lambda n: torch.randn(n, 6, 3)),
     ("gru", lambda: Recurrent(nn.GRU), lambda n: torch.randn(n, 6, 3)),
     ("rnn", lambda: Recurrent(nn.RNN), lambda n: torch.randn(n, 6, 3)),
