@@ -1,9 +1,10 @@
 """A private step in half precision beside an ordinary one in the same precision: `python -m benchmarks.precision`.
 
 Each network is trained in float32, as a bfloat16 model, in float32 under autocast, and, where it has blocks, with
-activation checkpoints. All loops are those of `benchmarks.speed`, through the public API; they take their steps in
-turns, and processor time is counted. Times are per example, as draws differ in size. Nothing is stored: the table is
-printed, and docs/precision.md was written from it.
+activation checkpoints. All loops are those of `benchmarks.speed`, through the public API; those of one network take
+their steps in turns, and processor time is counted. A third loop takes private steps as on a processor without
+instructions for bfloat16 (`sordino/gradients/rules/halves.py`). Times are per example, as draws differ in size. Nothing
+is stored: the table is printed, and docs/precision.md was written from it.
 
 python -m benchmarks.precision                 # all networks
 python -m benchmarks.precision --only Llama    # those whose name contains this
@@ -14,20 +15,24 @@ from __future__ import annotations
 import statistics
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import torch
 import typer
 from torch import Tensor, nn
 
 from benchmarks.speed import hugging
+from benchmarks.speed.cases import CASES as KNOWN
 from benchmarks.speed.cases import Batch, Case, images
-from benchmarks.speed.methods import Taken, by_steps, ordinary
+from benchmarks.speed.methods import by_steps, ordinary
 from benchmarks.speed.networks import mnist_cnn
 from benchmarks.speed.starts import Runner
+from sordino.gradients.rules import halves
 
 LENGTH, WORDS, BATCH = 64, 1_000, 16
 HALF = torch.bfloat16
@@ -57,6 +62,10 @@ CASES = (
     Case("Llama 2x128", "transformer", BATCH, LLAMA, CONTINUED, READ, hugging.score_tokens),
     Case("BERT 2x128", "transformer", BATCH, BERT, hugging.padded(WORDS, LENGTH), READ),
     Case("MNIST CNN 26k", "CNN", 64, mnist_cnn, images(1, 28)),
+    KNOWN["BERT-mini 4x256"],
+    KNOWN["GPT-2 2x256, tied"],
+    KNOWN["ResNet-18 GroupNorm at 32x32"],
+    KNOWN["BiLSTM64 trained embedding, 64x150"],
 )
 
 
@@ -101,6 +110,10 @@ def checkpointed(case: Case) -> Case:
     return replace(case, build=build)
 
 
+OURS, WITHOUT = "private", "private, without instructions"
+LOOPS = {"ordinary": ordinary, OURS: by_steps(), WITHOUT: by_steps()}
+CHECKPOINTED = ("Llama 2x128", "BERT 2x128")
+HALVED = ("bfloat16 model", "autocast")
 WAYS: dict[str, Change] = {
     "float32": as_it_is,
     "bfloat16 model": as_model,
@@ -109,37 +122,41 @@ WAYS: dict[str, Change] = {
 }
 
 
-def time_steps(case: Case, seconds: float, turns: int = 3) -> tuple[float, float]:
-    """Processor seconds of an example of an ordinary step and of a private one, medians of steps taken in turns."""
+def take_turns(case: Case, seconds: float, turns: int = 3) -> dict[tuple[str, str], float]:
+    """Processor seconds of an example for each precision and loop, medians of steps that all take in turns."""
+    ways = [way for way in WAYS if way != "checkpoints" or case.name in CHECKPOINTED]
     with tempfile.TemporaryDirectory() as folder:
-        loops: list[Iterator[Taken]] = [make(case, Path(folder), False) for make in (ordinary, by_steps())]
-        runners = [Runner(loop, "cpu") for loop in loops]
-        for runner in runners:
-            runner.take()
-        found: list[list[float]] = [[], []]
-        for _ in range(turns):
-            for runner, times in zip(runners, found, strict=True):
-                times += [taken / examples for taken, examples in runner.turn(seconds)]
-        ordinarily, privately = map(statistics.median, found)
-        return ordinarily, privately
+        runners = {
+            (way, name): Runner(loop(WAYS[way](case), Path(folder), False), "cpu")
+            for way in ways
+            for name, loop in LOOPS.items()
+            if name != WITHOUT or way in HALVED
+        }
+        found: dict[tuple[str, str], list[float]] = {key: [] for key in runners}
+        for number in range(turns + 1):
+            for key, runner in runners.items():
+                with patch.object(halves, "has_instructions", lambda: False) if key[1] == WITHOUT else nullcontext():
+                    steps = runner.turn(seconds if number else 0.0)  # the first one warms up
+                found[key] += [taken / examples for taken, examples in steps if number]
+    return {key: statistics.median(each) for key, each in found.items()}
 
 
 def main(
     only: Annotated[str, typer.Option(help="networks whose name contains this")] = "",
-    seconds: Annotated[float, typer.Option(help="processor time of a turn of each method")] = 1.0,
+    seconds: Annotated[float, typer.Option(help="processor time of a turn of each method")] = 0.5,
 ) -> None:
     """Print one line for each network and precision."""
     warnings.filterwarnings("ignore", category=FutureWarning)
     torch.set_num_threads(1)
-    print("| network | precision | private / ordinary | private / private in float32 |\n|---|---|---:|---:|")
+    print("| network | precision | private / ordinary | without instructions | private / private in float32 |")
+    print("|---|---|---:|---:|---:|", flush=True)
     for case in (case for case in CASES if only in case.name):
-        single = 0.0
-        for name, change in WAYS.items():
-            if name == "checkpoints" and case.kind != "transformer":
-                continue
-            ordinarily, privately = time_steps(change(case), seconds)
-            single = single or privately
-            print(f"| {case.name} | {name} | {privately / ordinarily:.2f} | {privately / single:.2f} |", flush=True)
+        times = take_turns(case, seconds)
+        for way in (way for way, name in times if name == OURS):
+            plain, ours = times[way, "ordinary"], times[way, OURS]
+            without = f"{times[way, WITHOUT] / plain:.2f}" if way in HALVED else "–"
+            single = times["float32", OURS]
+            print(f"| {case.name} | {way} | {ours / plain:.2f} | {without} | {ours / single:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -70,5 +70,6 @@ def test_the_step_after_an_interrupt_runs(engine: str) -> None:
 @pytest.mark.slow
 def test_the_step_after_an_interrupt_before_any_line_runs() -> None:
     run = private(Recipe(batch_size=8, steps=50_000, noise_multiplier=1.0).for_records(64))
-    run.step()
+    for _ in range(8):  # steps 1, 2, 4 and 8 probe the model, in eight times as many lines
+        run.step()
     check(run, range(1, interrupt_at(0, run.step)))

@@ -300,9 +300,14 @@ class Independent(Noise):
         perturb(source, receipt, sums, std)
 
 
+def widen(value: Tensor) -> Tensor:
+    """Return the value in double precision; on the host where the device has none."""
+    return (value.cpu() if value.device.type in WITHOUT_DOUBLES else value).double()
+
+
 def add_noise(source: Gaussians, receipt: Receipt, value: Tensor, std: float) -> Tensor:
     """Add one independent normal of deviation `std` to every entry of `value`, in float64; on the host if necessary."""
-    exact = (value.cpu() if value.device.type in WITHOUT_DOUBLES else value).double()
+    exact = widen(value)
     noise = source.gaussian(receipt, value.numel(), std).to(exact.device)
     return settle(source, receipt, exact, exact + noise.view(value.shape))
 
@@ -414,7 +419,7 @@ def settle(source: Gaussians, receipt: Receipt, value: Tensor, released: Tensor)
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.reshape(-1).double() for tensor in tensors]) if tensors else torch.zeros(0).double()
+    return torch.cat([widen(tensor.reshape(-1)) for tensor in tensors]) if tensors else torch.zeros(0).double()
 
 
 def _groups(flats: Iterable[Flat]) -> Iterator[list[Flat]]:

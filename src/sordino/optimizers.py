@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sordino.noise import widen
+
 FIRST = 1e-2
 """How far the first step goes, as a share of 1 + ‖x₀‖."""
 
@@ -64,5 +66,5 @@ class DistanceOverGradients(torch.optim.Optimizer):
 
 def _square(values: Tensor) -> float:
     """Return ‖values‖², over all parts if the tensor is spread over several processes."""
-    total: Any = values.double().square().sum()
+    total: Any = widen(values).square().sum()
     return float(total.full_tensor() if hasattr(total, "full_tensor") else total)

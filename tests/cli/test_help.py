@@ -17,6 +17,12 @@ def test_help_documents_exit_codes_and_commands(sordino):
         assert all(name in words for name in ("train", "resume", "account", "calibrate", "check", "demo"))
 
 
+def test_a_group_alone_shows_its_commands(sordino):
+    result = sordino("budget")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert all(name in result.stdout for name in ("create", "grant", "write-off", "sordino budget create patients"))
+
+
 @pytest.mark.parametrize("command", ["train", "resume", "account", "calibrate", "check"])
 def test_every_command_shows_an_example(sordino, command):
     result = sordino(command, "--help")

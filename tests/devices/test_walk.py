@@ -29,9 +29,10 @@ BY_USE = {
     "gradients/rules/linear.py:remeasure_cancelled": 3,  # which examples' rows cancel
     "gradients/rules/embedding.py:Looked.squared_norms": 6,  # how many tokens are repeated
     "gradients/rules/embedding.py:Looked.repetitions": 6,
-    "gradients/rules/embedding.py:embedding_bag": 3,  # how long the bags are
+    "gradients/rules/embedding.py:split_bags": 3,  # how long the bags are
+    "gradients/rules/rowwise.py:RowMap.shorten": 6,  # which rows of a weight that was made by rows have one value
     "gradients/rules/base.py:Owners.__init__": 3,  # how many entries the largest example has
-    "gradients/rules/indexing.py:get_item": 3,
+    "gradients/rules/indexing.py:get_item.<locals>.<genexpr>": 3,  # a number in a tensor, for which torch waits too
 }
 PROOFS = ("gradients/bookkeeping/proof.py", "gradients/rules/generic.py", "gradients/bookkeeping/places.py")
 """Where an operation has no rule, or examples cannot be followed, backward passes prove what belongs to whom."""
@@ -62,10 +63,10 @@ def walk(*arguments: str) -> list[dict[str, Any]]:
 
 def judge_rules(lines: list[dict[str, Any]]) -> list[str]:
     """What is wrong with a walk over the rules or the engines."""
-    ended = [line["case"] for line in lines if "ended" in line]
-    wrong = [f"torch ended the process: {ended}"] if len(ended) > len(lines) // 10 else []
+    wrong = []
     for line in lines:
         if "ended" in line:
+            wrong.append(f"{line['case']}: torch ended the process")
             continue
         if "error" in line:
             wrong.append(f"{line['case']}: {line['error']}")
@@ -87,8 +88,8 @@ def is_projection(kind: str, place: str) -> bool:
 
 def judge_step(line: dict[str, Any]) -> list[str]:
     """What is wrong with one step of a mechanism."""
-    if "error" in line:
-        return [f"{line['case']}: {line['error']}"]
+    if "error" in line or "ended" in line:
+        return [f"{line['case']}: {line.get('error', 'torch ended the process')}"]
     allowed: dict[str, dict[str, int]] = {
         "wait": {**ONCE, **OTHER_ENGINES},
         "send": {"records.py:_move.<locals>.<genexpr>": 2, "noise.py:_send": 1},
@@ -115,6 +116,13 @@ def test_a_few_networks_and_mechanisms() -> None:
     assert [wrong for line in lines[-2:] for wrong in judge_step(line)] == []
 
 
+def test_a_few_on_a_device_without_double_precision() -> None:
+    """The fast one of those below: training on MPS was broken for as long as only slow tests looked."""
+    lines = walk("few", "--without-doubles")
+    assert len(lines) > 5
+    assert [line for line in lines if "error" in line or "ended" in line] == []
+
+
 @pytest.mark.slow
 def test_a_step_of_every_mechanism_waits_once_and_copies_records_and_noise_alone() -> None:
     from sordino import mechanisms
@@ -137,11 +145,11 @@ def test_every_rule_leaves_nothing_on_the_host() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [("steps",), ("engines",), ("rules", "--share", "3")], ids=lambda part: part[0])
+@pytest.mark.parametrize("part", [("steps",), ("engines",), ("rules",)], ids=lambda part: part[0])
 def test_a_device_without_double_precision(part: tuple[str, ...]) -> None:
     """MPS has none: making a tensor of doubles there is an error."""
     lines = walk(*part, "--without-doubles")
-    assert [f"{line['case']}: {line['error']}" for line in lines if "error" in line] == []
+    assert [line for line in lines if "error" in line or "ended" in line] == []
 
 
 def test_what_should_not_be_there_would_be_seen() -> None:
@@ -154,6 +162,7 @@ def test_what_should_not_be_there_would_be_seen() -> None:
         {"send": {"gradients/rules/conv.py:conv": 1}},
         {"wait": {"gradients/bookkeeping/book.py:Book.weighted_sum": 2}},
         {"error": "RuntimeError: expected all tensors to be on the same device"},
+        {"ended": True},
     ):
         assert len(judge_rules([{**good, **change}])) == 1
     assert judge_step({**good, "fetch": {"step.py:propose": 1}}) == ["x: 1 times fetch in step.py:propose"]

@@ -1,8 +1,7 @@
 """Walk the rules, engines and mechanisms of Sordino over the pretended device and print what crossed, as JSON lines.
 
-``python -m tests.devices.walk rules|engines|steps|few [--without-doubles] [--share 4]``: each line is one case, with
-what the host waited for, the copies either way, and how far the numbers are from those of the host. With `--share 4` it
-is every fourth case, and all of those that were added here.
+``python -m tests.devices.walk rules|engines|steps|few [--without-doubles]``: each line is one case, with what the
+host waited for, the copies either way, and how far the numbers are from those of the host.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+import torch._dynamo  # here once: every case is a process of its own, and torch would import it in each, for a second
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -83,7 +83,15 @@ def attend(m: Any, x: Tensor) -> Tensor:
     return m.a(x, x, x, need_weights=False)[0]
 
 
+def penalise(m: Any, x: Tensor) -> Tensor:
+    """Scores and their slopes, as of a critic."""
+    x = x.detach().requires_grad_()
+    scores = m.b(m.a(x).tanh())
+    return torch.cat([scores, torch.autograd.grad(scores.sum(), x, create_graph=True)[0]], 1)
+
+
 MORE: list[Case] = [
+    ("slopes", lambda: Apply(penalise, a=nn.Linear(4, 3), b=nn.Linear(3, 2)), lambda n: torch.randn(n, 4)),
     ("lstm", lambda: Recurrent(nn.LSTM), lambda n: torch.randn(n, 6, 3)),
     ("gru", lambda: Recurrent(nn.GRU), lambda n: torch.randn(n, 6, 3)),
     ("rnn", lambda: Recurrent(nn.RNN), lambda n: torch.randn(n, 6, 3)),
@@ -223,8 +231,7 @@ def cases() -> list[Case]:
         )
         for name, forward in test_replayed.OPERATIONS.items()
     ]
-    share = int(sys.argv[sys.argv.index("--share") + 1]) if "--share" in sys.argv else 1
-    return [*MORE, *models[::share], *operations[::share]]
+    return [*MORE, *models, *operations]
 
 
 def walk_rules() -> Iterator[dict[str, Any]]:
@@ -320,11 +327,16 @@ def walk_engines() -> Iterator[dict[str, Any]]:
 
 def walk_steps() -> Iterator[dict[str, Any]]:
     """The third step of every mechanism, which no probe looks at; the records lie on the host."""
-    for name, mechanism in mechanisms.find_all().items():
-        try:
-            yield {"case": name, **step(mechanism)}
-        except Exception as error:  # noqa: BLE001
-            yield {"case": name, "error": f"{type(error).__name__}: {error}"[:300]}
+    for name in mechanisms.find_all():
+        yield alone(name, lambda name=name: try_step(name))
+
+
+def try_step(name: str) -> dict[str, Any]:
+    """Return what the third step of a mechanism moves, or its error."""
+    try:
+        return step(mechanisms.find_all()[name])
+    except Exception as error:  # noqa: BLE001  # the reader of the lines decides
+        return {"error": f"{type(error).__name__}: {error}"[:300]}
 
 
 def step(mechanism: mechanisms.Mechanism) -> dict[str, Any]:
@@ -353,7 +365,7 @@ def walk_few() -> Iterator[dict[str, Any]]:
         make, draw = test_bookkeeping.MODELS[name]
         yield alone(f"vmap: {name}", lambda make=make, draw=draw: attempt(Vmapped, make, draw))
     for name in ("dpsgd", "dpis"):
-        yield {"case": name, **step(mechanisms.find_all()[name])}
+        yield alone(name, lambda name=name: try_step(name))
 
 
 WALKS = {"rules": walk_rules, "engines": walk_engines, "steps": walk_steps, "few": walk_few}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import threading
 from pathlib import Path
 
@@ -49,8 +50,10 @@ def test_a_report_by_day_by_night_and_on_a_phone(browser: Browser, tmp_path: Pat
     take(browser, address, "report-phone", 360, 1500)
 
 
-def test_the_list_of_runs(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_list_of_runs(browser: Browser, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest):
+    folder = tempfile.TemporaryDirectory(prefix="digits-")  # a short name: the page shows it
+    request.addfinalizer(folder.cleanup)
+    monkeypatch.chdir(folder.name)
     for epsilon in (1, 3, 8):
         sordino("train", "--epsilon", epsilon, "--run", f"runs/digits-at-epsilon-{epsilon}", "--json")
     with Server(Path("runs")) as server:

@@ -36,7 +36,6 @@ The vault is the file or the postgresql:// address in SORDINO_VAULT; without it,
 budget = typer.Typer(
     help="One budget per dataset, across runs, people and machines: who reserved what, and what is left.",
     epilog=write_epilog(EPILOG),
-    no_args_is_help=True,
     rich_markup_mode=None if NARROW else "rich",
 )
 _Name = Annotated[str, typer.Argument(help="The dataset's name.")]
@@ -45,6 +44,12 @@ _Vault = Annotated[
 ]
 _Run = Annotated[str, typer.Argument(help="The run, by its number or the beginning of it.")]
 _Person = Annotated[str, typer.Argument(help="Who; in PostgreSQL, the name of a role.")]
+
+
+@budget.callback(invoke_without_command=True)
+def _budget(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @budget.command()

@@ -21,6 +21,7 @@ from sordino.gradients.rules.conv import Convolved
 from sordino.gradients.rules.embedding import Bagged, Looked
 from sordino.gradients.rules.linear import Outer
 from sordino.gradients.stretch import Stretch
+from sordino.noise import widen
 
 LARGEST = 2048
 """Sides longer than this have the mean square of every entry instead of a matrix of moments."""
@@ -40,10 +41,11 @@ class Side:
     def add(self, rows: Tensor) -> None:
         """The moments of [..., length]."""
         flat = precise(rows).reshape(-1, self.length)
-        self.add_moments((flat.square().sum(0) if self.diagonal else flat.T @ flat).double().cpu())
+        self.add_moments(flat.square().sum(0) if self.diagonal else flat.T @ flat)
 
     def add_moments(self, moments: Tensor) -> None:
         """A matrix of moments, or mean squares; zeros and values that are not finite count for nothing."""
+        moments = widen(moments).cpu()
         squares = moments if moments.dim() == 1 else moments.diagonal()
         mean = float(squares.mean())
         if not (0 < mean < float("inf")):
@@ -100,7 +102,7 @@ class Moments:
             _add_convolution(kept, left, right)
         elif isinstance(kept, Looked | Bagged):
             looked = kept if isinstance(kept, Looked) else kept.looked()
-            left.add_moments(torch.bincount(looked.tokens.flatten(), minlength=left.length).double().cpu())
+            left.add_moments(torch.bincount(looked.tokens.flatten(), minlength=left.length))
             right.add(looked.g)
         else:
             for block in kept.blocks():
@@ -150,4 +152,4 @@ def _add_convolution(kept: Convolved, left: Side, right: Side) -> None:
     if kept.geometry.groups == 1:
         left.add(rows)
     else:  # a matrix would mix groups that never meet
-        left.add_moments(rows.reshape(-1, left.length).square().sum(0).double().cpu())
+        left.add_moments(rows.reshape(-1, left.length).square().sum(0))

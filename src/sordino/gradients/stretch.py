@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sordino.gradients.engine import Engine, FullPrecision
+from sordino.noise import widen
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,7 @@ class Stretch:
 
 
 def _find_gain(factor: Tensor) -> Tensor:
-    return factor.abs().max() if factor.dim() == 1 else torch.linalg.matrix_norm(factor.double().cpu(), 2)
+    return factor.abs().max() if factor.dim() == 1 else torch.linalg.matrix_norm(widen(factor).cpu(), 2)
 
 
 def stretch_rows(rows: Tensor, factor: Tensor | None) -> Tensor:

@@ -31,7 +31,7 @@ from sordino.combinations import Needs
 from sordino.distributed.sharding import unshard
 from sordino.errors import BudgetExhausted, InvalidInput
 from sordino.mechanisms import Mechanism
-from sordino.noise import Independent, Source, add_noise
+from sordino.noise import Independent, Source, add_noise, widen
 from sordino.parts import ROUNDING, Always, Constant, Draw, Exact, Sampler, State, Terms, drop_not_finite
 from sordino.recipe import Common, Optimizer, Recipe
 
@@ -121,7 +121,8 @@ class ImportanceWeights:
                 "weighing=ImportanceWeights() needs draws with thresholds: use sampler=Importance(), or Flat()"
             )
         lengths = norms.clamp(min=draw.floor)
-        used = lengths > draw.thresholds.to(norms.device)
+        exact = widen(lengths)
+        used = (exact > draw.thresholds.to(exact.device)).to(norms.device)
         return drop_not_finite(torch.where(used, clip * (1 - ROUNDING) / lengths, torch.zeros_like(norms)), norms)
 
 

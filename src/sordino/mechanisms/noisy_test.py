@@ -17,7 +17,7 @@ from sordino.accounting.erasure import Erasure
 from sordino.errors import InvalidInput
 from sordino.gradients.engine import FullPrecision, total_dtype
 from sordino.mechanisms.rejecting import Rollback, proposal_noise, validation_rate
-from sordino.noise import settle
+from sordino.noise import settle, widen
 from sordino.parts import Constant, Draw, Poisson, Schedule, evaluating, factor_at
 from sordino.records import Records
 
@@ -176,7 +176,7 @@ def losses(bench: Bench, records: Records, indices: Tensor) -> Tensor:
             batch = records.fetch(indices[part], bench.device)
             each = bench.objective.losses(batch.data, batch.size)
             each = each.to(total_dtype(each))
-            found[part] = (each if batch.groups is None else batch.groups.mean(each)).cpu()
+            found[part] = widen(each if batch.groups is None else batch.groups.mean(each)).cpu()
     return bench.team.sum([found])[0]
 
 

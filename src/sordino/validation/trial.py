@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from sordino.noise import widen
 from sordino.validation.probing import AS_GIVEN, How, ProbeFailed, Prober, ProbeRun, describe
 from sordino.validation.randomness import FIRST_SEED
 
@@ -367,7 +368,7 @@ def differs(a: Tensor, b: Tensor, relative: float, noise: float) -> bool:
     if a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()):
         return True
     a, b = (torch.view_as_real(x) if x.is_complex() else x for x in (a, b))
-    a, b = (x[x.isfinite()].double() for x in (a, b))
+    a, b = (widen(x[x.isfinite()]) for x in (a, b))
     return bool(((a - b).abs() > relative * (torch.maximum(a.abs(), b.abs()) + 0.01) + noise).any())
 
 
@@ -375,7 +376,7 @@ def noise_floor(a: Tensor, b: Tensor) -> float:
     """Return ten times the largest difference of two runs that should be equal: how far varying kernels may differ."""
     if a.shape != b.shape or a.numel() == 0 or a.is_complex():
         return 0.0
-    gap = (a.double() - b.double()).abs()
+    gap = (widen(a) - widen(b)).abs()
     return 10.0 * float(gap.nan_to_num(0.0, 0.0, 0.0).max())
 
 
@@ -389,7 +390,7 @@ def distance(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> tuple[fl
     if all(x is y or (x is not None and y is not None and _equal(x, y)) for x, y in pairs):
         return 0.0, 0.0  # most are equal, and adding them up would take longer than computing them
     for x, y in pairs:
-        left, right = (torch.zeros(()) if g is None else g.to_dense().double().cpu() for g in (x, y))
+        left, right = (torch.zeros(()) if g is None else widen(g.to_dense()).cpu() for g in (x, y))
         gap += float((left - right).square().sum())
         length += float(left.square().sum())
     return (math.sqrt(gap), math.sqrt(length)) if math.isfinite(gap + length) else (0.0, 0.0)

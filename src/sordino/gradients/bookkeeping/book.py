@@ -108,6 +108,7 @@ class Book:
                     if (by := self.maps.get(id(share.parameter))) is not None:
                         kept = stretch_kept(kept, by)
                         self.kept[id(share.parameter)] = [kept]
+                    kept.stand_alone()
                     self.squares += kept.squared_norms()
         if not self.recording.lenient:
             use.shares, use.versions = [], []
@@ -125,6 +126,7 @@ class Book:
                     total = stretch_kept(total, by)
                 self.totals.append(total)
                 if total is not None and not measured:
+                    total.stand_alone()
                     found = total.squared_norms()
                     self.squares += found
                     if self.blocks is not None:

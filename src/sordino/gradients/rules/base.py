@@ -159,6 +159,9 @@ class PerExample(ABC):
     def form(self, start: int, stop: int) -> Tensor:
         """The gradients of examples start … stop-1, [stop - start, *shape]."""
 
+    def stand_alone(self) -> None:  # noqa: B027 – for most kinds it changes nothing
+        """Say, before it is measured, that these are all gradients of their parameter: nothing is added to them."""
+
     @abstractmethod
     def without(self, bad: Tensor) -> PerExample:
         """The same with the gradients of the examples in the boolean mask `bad` exactly zero."""

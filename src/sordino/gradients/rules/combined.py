@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sordino.gradients.rules.base import PerExample
+from sordino.gradients.rules.base import PerExample, precise
 from sordino.gradients.rules.embedding import Looked
+from sordino.gradients.rules.halves import multiplying_halves
 from sordino.gradients.rules.linear import Outer, Way, drift, inner_products, remeasure_cancelled, round_up
 from sordino.gradients.rules.pulled import Spanned
 from sordino.gradients.rules.recurrent.gradients import Piece
@@ -110,14 +111,15 @@ def inner(left: PerExample, right: PerExample) -> Tensor:
         same = (left.tokens.unsqueeze(2) == right.tokens.unsqueeze(1)).to(left.g.dtype)
         return (same * (left.g @ right.g.mT)).sum((1, 2))
     assert isinstance(left, Outer)
-    over_rows, over_columns = (left.x, left.g) if left.transposed else (left.g, left.x)
+    over_rows, over_columns = (left.held_x, left.held_g) if left.transposed else (left.held_g, left.held_x)
     if isinstance(right, Outer):
         rows, columns = (right.x, right.g) if right.transposed else (right.g, right.x)
-        return inner_products(over_rows, over_columns, rows, columns)
+        with multiplying_halves(left.held_x, left.held_g, right.held_x, right.held_g):
+            return inner_products(precise(over_rows), precise(over_columns), rows, columns)
     assert isinstance(right, Looked)
     # The token's one-hot row picks an entry of every row factor of the product.
-    picked = over_rows.gather(2, right.tokens.unsqueeze(1).expand(-1, over_rows.shape[1], -1))
-    return (picked * (over_columns @ right.g.mT)).sum((1, 2))
+    picked = precise(over_rows.gather(2, right.tokens.unsqueeze(1).expand(-1, over_rows.shape[1], -1)))
+    return (picked * (precise(over_columns) @ right.g.mT)).sum((1, 2))
 
 
 def inner_spanned(left: PerExample, right: Spanned) -> Tensor:

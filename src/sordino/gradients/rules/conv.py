@@ -23,6 +23,7 @@ from sordino.gradients.rules.base import (
     sum_channels,
     zero_rows,
 )
+from sordino.gradients.rules.halves import are_halves, cast_as_multiplied, multiplying_halves
 from sordino.gradients.rules.linear import FORM_BYTES, Way, choose_way, gram_norms, round_up
 
 CACHED = 2**19
@@ -71,10 +72,15 @@ class Geometry:
 
 
 class Convolved(PerExample):
-    """Per-example gradients of a convolution's weight from x [size, items, C, ...] and g [size, items, O, ...]."""
+    """Per-example gradients of a convolution's weight from x [size, items, C, ...] and g [size, items, O, ...].
+
+    Both are held as the model computed them. Gradients that are all of their parameter's are formed in that precision,
+    where a processor is faster in it (`rules/halves.py`), and kept; all else sees float32 or better.
+    """
 
     def __init__(self, x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry) -> None:
-        self.x, self.g, self.shape, self.geometry = x, g, shape, geometry
+        self.held_x, self.held_g, self.shape, self.geometry = x, g, shape, geometry
+        self.rounded = False
         self.size, self.items = x.shape[:2]
         self.formed: Formed | None = None
         groups, self.positions = geometry.groups, self.items * prod(g.shape[3:])
@@ -85,12 +91,34 @@ class Convolved(PerExample):
         # Formed gradients that are kept lie as the weight does: turning them costs what longer runs save.
         self.channels_last = groups == 1 and self.way is not Way.FORM and x.shape[2] > g.shape[-1]
 
+    @property
+    def x(self) -> Tensor:
+        """The input."""
+        return precise(self.held_x)
+
+    @property
+    def g(self) -> Tensor:
+        """The output gradient."""
+        return precise(self.held_g)
+
+    def stand_alone(self) -> None:
+        if self.depthwise or not are_halves(self.held_x, self.held_g):
+            return
+        if self.side_by_side and torch.get_num_threads() > 1:
+            return  # a single record is then added up in another order than one among others, and rounded otherwise
+        self.rounded = self.way is Way.FORM
+
+    def pick(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Input and output gradient of some examples, as they are multiplied."""
+        x, g = self.held_x[start:stop], self.held_g[start:stop]
+        return (x, g) if self.rounded else (precise(x), precise(g))
+
     def factors(self, start: int, stop: int, as_weight: bool = False) -> tuple[Tensor, Tensor]:
         """[b, groups, L, C/groups*K] patches and [b, groups, O/groups, L] gradients, L all positions of an example.
 
         Patches lie as the weight does, or with channels innermost where that is cheaper and the order does not matter.
         """
-        x, g = self.x[start:stop], self.g[start:stop]
+        x, g = self.pick(start, stop)
         size, positions = len(x), g.shape[3:]
         gradients = g.reshape(size * self.items, self.geometry.groups, -1, prod(positions))
         if self.items > 1:
@@ -112,7 +140,7 @@ class Convolved(PerExample):
             formed = torch.cat([self.measure(*some) for some in self.ranges()])
             return round_up(formed, self.mass())
         self.formed = Formed(self.form_all())
-        del self.x, self.g
+        del self.held_x, self.held_g
         return self.formed.squared_norms()
 
     def mass(self) -> Tensor:
@@ -126,7 +154,7 @@ class Convolved(PerExample):
         """All gradients at once, or some after the other where patches are copied."""
         if self.depthwise or self.side_by_side:
             return self.form(0, self.size)
-        formed = self.x.new_empty(self.size, *self.shape)
+        formed = self.held_x.new_empty(self.size, *self.shape, dtype=precise(self.held_x[:0]).dtype)
         for start, stop in self.ranges():
             formed[start:stop] = self.form(start, stop)
         return formed
@@ -162,26 +190,27 @@ class Convolved(PerExample):
 
     def ranges(self) -> list[tuple[int, int]]:
         """Ranges of examples of `CACHED` patches."""
-        entries = self.positions * self.x.shape[2] * prod(self.geometry.kernel)
+        entries = self.positions * self.held_x.shape[2] * prod(self.geometry.kernel)
         step = max(1, CACHED // max(1, entries))
         return [(start, min(start + step, self.size)) for start in range(0, self.size, step)]
 
     def gram(self, start: int, stop: int) -> Tensor:
         patches, g = self.factors(start, stop)
-        return gram_norms(patches, g.mT, lambda i, j: self.form(start + i, start + j))
+        with multiplying_halves(self.held_x, self.held_g):
+            return gram_norms(patches, g.mT, lambda i, j: self.form(start + i, start + j))
 
     def form(self, start: int, stop: int) -> Tensor:
         if self.formed is not None:
             return self.formed.form(start, stop)
         if self.depthwise:
-            return self.correlate(self.x[start:stop], self.g[start:stop])
+            return self.correlate(*self.pick(start, stop))
         if self.side_by_side:
-            x, g = (each[start:stop].flatten(0, 2).unsqueeze(0) for each in (self.x, self.g))
+            x, g = (each.flatten(0, 2).unsqueeze(0) for each in self.pick(start, stop))
             shape = torch.Size(((stop - start) * self.shape[0], *self.shape[1:]))
             together = replace(self.geometry, groups=(stop - start) * self.geometry.groups)
-            return weight_gradient(x, g, shape, together).reshape(stop - start, *self.shape)
+            return precise(weight_gradient(x, g, shape, together)).reshape(stop - start, *self.shape)
         patches, g = self.factors(start, stop, as_weight=True)
-        return (g @ patches).reshape(stop - start, *self.shape)
+        return precise(g @ patches).reshape(stop - start, *self.shape)
 
     def measure(self, start: int, stop: int) -> Tensor:
         """Squared norms of gradients that are formed and forgotten."""
@@ -195,13 +224,14 @@ class Convolved(PerExample):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.formed is not None:
             return self.formed.weighted_sum(weights)
-        scaled = self.g * weights.to(self.g.dtype).reshape(-1, *[1] * (self.g.dim() - 1))
+        g = self.g
+        scaled = g * weights.to(g.dtype).reshape(-1, *[1] * (g.dim() - 1))
         return weight_gradient(self.x.flatten(0, 1), scaled.flatten(0, 1), self.shape, self.geometry)
 
     def without(self, bad: Tensor) -> PerExample:
         if self.formed is not None:
             return self.formed.without(bad)
-        return Convolved(zero_rows(self.x, bad), zero_rows(self.g, bad), self.shape, self.geometry)
+        return Convolved(zero_rows(self.held_x, bad), zero_rows(self.held_g, bad), self.shape, self.geometry)
 
 
 def join_items(part: Tensor, size: int) -> Tensor:
@@ -251,12 +281,13 @@ def conv(
         padded = (0,) * space if odd else tuple(each // 2 for each in total)
     else:
         padded = per_dimension(padding, space)
+    input = cast_as_multiplied(input)
     geometry = Geometry(kernel, per_dimension(stride, space), padded, dilated, groups)
     output = call.function(input, call.plain(weight), call.plain(bias), geometry.stride, padded, dilated, groups)
     shape = weight.shape
 
     def settle(g: Tensor, at: Examples) -> PerExample:
-        return Convolved(precise(at.items(input)), precise(at.items(g)), shape, geometry)
+        return Convolved(at.items(input), at.items(g), shape, geometry)
 
     return call.keep(output, (input,), [ParameterShare(weight, settle), ParameterShare(bias, sum_channels())], 1)
 
@@ -278,12 +309,13 @@ def conv_transpose(
     if input.dim() != weight.dim():
         raise NoRule("transposed convolution: the input has no dimension for examples")
     plain = (call.plain(weight), call.plain(bias))
+    input = cast_as_multiplied(input)
     output = call.function(input, *plain, stride, padding, output_padding, groups, dilation)
     strides, paddings, dilations = (per_dimension(each, space) for each in (stride, padding, dilation))
     geometry = Geometry(tuple(weight.shape[2:]), strides, paddings, dilations, groups)
 
     def settle(g: Tensor, at: Examples) -> PerExample:
-        return Convolved(precise(at.items(g)), precise(at.items(input)), weight.shape, geometry)
+        return Convolved(at.items(g), at.items(input), weight.shape, geometry)
 
     return call.keep(output, (input,), [ParameterShare(weight, settle), ParameterShare(bias, sum_channels())], 1)
 

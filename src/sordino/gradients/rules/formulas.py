@@ -178,10 +178,8 @@ def differentiate(reader: FormulaReader, made: Tensor, parameters: Sequence[Tens
     entries = made.numel() // rows
 
     def flat(values: Tensor) -> Tensor:
-        """[rows, entries], or [rows, 1] where that says it all."""
-        values = values.detach().reshape(rows, -1)
-        alike = torch.equal(values[:, 0], values[:, -1]) and bool((values == values[:, :1]).all())
-        return values[:, :1] if alike else values
+        """Return [rows, entries]."""
+        return values.detach().reshape(rows, -1)
 
     with torch.enable_grad():
         again = reader.evaluate(made)
@@ -199,10 +197,5 @@ def differentiate(reader: FormulaReader, made: Tensor, parameters: Sequence[Tens
             for mine, each in zip(given, back, strict=True):
                 mine.append(None if each is None else flat(each))
     found = (scales.get(id(parameter)) for parameter in parameters)
-    return RowMap(
-        (rows, entries),
-        list(parameters),
-        [None if each is None else flat(each) for each in found],
-        taken,
-        given,
-    )
+    scaled = [None if each is None else flat(each) for each in found]
+    return RowMap((rows, entries), list(parameters), scaled, taken, given).shorten()

@@ -27,6 +27,14 @@ from sordino.gradients.rules.base import (
     squares,
     zero_rows,
 )
+from sordino.gradients.rules.halves import (
+    are_halves,
+    cast_as_multiplied,
+    form_rounded,
+    list_pieces,
+    multiplying_halves,
+    sum_halves,
+)
 
 FORM_BYTES = 64 * 2**20
 """Formed gradients of one parameter are kept only up to this size; larger ones are formed and forgotten."""
@@ -66,12 +74,27 @@ class Outer(PerExample):
         self.shape = torch.Size((d, o) if transposed else (o, d))
         self.formed: Formed | None = None
         self.measured: Tensor | None = None  # the mass, where Gram matrices gave it
+        self.alone = False
 
     @cached_property
     def way(self) -> Way:
         """How norms of several rows are found."""
+        return self.find_way()
+
+    def find_way(self, halves: bool = False) -> Way:
+        """The cheapest way for these shapes."""
         o, d = reversed(self.shape) if self.transposed else self.shape
-        return choose_way(self.size, self.rows, d, o)
+        return choose_way(self.size, self.rows, d, o, halves)
+
+    def stand_alone(self) -> None:
+        self.alone = self.rows > 1 and are_halves(self.held_x, self.held_g)
+        if self.alone:
+            self.way = self.find_way(halves=True)
+
+    @property
+    def rounded(self) -> bool:
+        """Whether gradients are formed in the precision of their factors (`rules/halves.py`)."""
+        return self.alone and self.way is not Way.GRAM
 
     @property
     def x(self) -> Tensor:
@@ -91,15 +114,26 @@ class Outer(PerExample):
         if self.rows == 1:
             return measure_factor(self.x) * measure_factor(self.g)
         if self.way is Way.GRAM:
-            rows, gradients = Gram.of(self.x), Gram.of(self.g)
-            self.measured = (rows.squares * gradients.squares).sqrt()
-            return compare(rows, gradients, self.form)
+            found = [self.compare_rows(*some) for some in list_pieces(self.held_x, self.held_g)]
+            squares, masses = zip(*found, strict=True)
+            self.measured = torch.cat(masses)
+            return torch.cat(squares)
+        if self.rounded and self.way is Way.PASS:
+            return self.measure_formed()
         if self.way is Way.PASS:
             formed = torch.cat([self.form(*block).square().sum((1, 2)) for block in self.blocks()])
             return round_up(formed, self.mass())
         self.formed = Formed(self.form(0, self.size))
         del self.held_x, self.held_g
         return self.formed.squared_norms()
+
+    def compare_rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Squared norms of some examples by Gram matrices, and their mass."""
+        x, g = self.held_x[start:stop], self.held_g[start:stop]
+        with multiplying_halves(x, g):
+            rows, gradients = Gram.of(precise(x)), Gram.of(precise(g))
+        mass = (rows.squares * gradients.squares).sqrt()
+        return compare(rows, gradients, lambda i, j: self.form(start + i, start + j)), mass
 
     def mass(self) -> Tensor:
         if self.formed is not None:
@@ -113,6 +147,11 @@ class Outer(PerExample):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.formed is not None:
             return self.formed.weighted_sum(weights)
+        if self.rounded:
+            return self.sum_formed(weights)  # of what was measured
+        if are_halves(self.held_x, self.held_g):
+            total = sum_halves(self.held_x, self.held_g, weights)
+            return total if self.transposed else total.T.contiguous()
         x, g = self.x, self.g
         scales = weights.to(g.dtype).reshape(-1, 1, 1)
         if x.shape[-1] < g.shape[-1]:  # the shorter factor: a second gradient of a vocabulary's scores has no room
@@ -125,13 +164,20 @@ class Outer(PerExample):
     def form(self, start: int, stop: int) -> Tensor:
         if self.formed is not None:
             return self.formed.form(start, stop)
-        x, g = precise(self.held_x[start:stop]), precise(self.held_g[start:stop])
-        return x.transpose(1, 2) @ g if self.transposed else g.transpose(1, 2) @ x
+        held = self.held_x[start:stop], self.held_g[start:stop]
+        left, right = held if self.transposed else held[::-1]
+        if self.rounded:
+            return form_rounded(left, right)
+        with multiplying_halves(*held):
+            return precise(left).transpose(1, 2) @ precise(right)
 
     def without(self, bad: Tensor) -> PerExample:
         if self.formed is not None:
             return self.formed.without(bad)
-        return Outer(zero_rows(self.held_x, bad), zero_rows(self.held_g, bad), self.transposed)
+        finite = Outer(zero_rows(self.held_x, bad), zero_rows(self.held_g, bad), self.transposed)
+        if self.alone:
+            finite.alone, finite.way = True, self.way
+        return finite
 
 
 def inner_products(x: Tensor, g: Tensor, y: Tensor, h: Tensor) -> Tensor:
@@ -139,19 +185,21 @@ def inner_products(x: Tensor, g: Tensor, y: Tensor, h: Tensor) -> Tensor:
     return (products(x, y) * products(g, h)).sum((1, 2))
 
 
-def choose_way(size: int, rows: int, inputs: int, outputs: int) -> Way:
+def choose_way(size: int, rows: int, inputs: int, outputs: int, halves: bool = False) -> Way:
     """The cheapest way for `size` examples of ``sum over rows of outputs ⊗ inputs``, in multiply-adds.
 
     A Gram matrix costs rows² (inputs + outputs), a formed gradient rows · inputs · outputs, each 1.3 × more in batches
     of small products than in one large one; every entry written and read again costs about 10. What is formed and kept
     saves the large product of the weighted sum (Bu et al. 2022 compare memory alone: 2 rows² against inputs · outputs).
+    With `halves` a formed gradient takes a quarter, and what is not kept is formed again for the sum.
     """
     entries = inputs * outputs
     product = rows * entries
+    formed = 1.3 * product * (0.25 if halves else 1.0)
     costs = {
         Way.GRAM: 1.3 * rows * rows * (inputs + outputs) + 30 * rows * rows + product,
-        Way.FORM: 1.3 * product + 30 * entries,
-        Way.PASS: 2.3 * product + 20 * entries,
+        Way.FORM: formed + 30 * entries,
+        Way.PASS: 2 * formed + 40 * entries if halves else 2.3 * product + 20 * entries,
     }
     if 4 * size * entries > FORM_BYTES:
         del costs[Way.FORM]
@@ -233,6 +281,7 @@ def round_up(squares: Tensor, mass: Tensor) -> Tensor:
 def linear(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear: any leading dimensions."""
     call.only(weight, bias)
+    input = cast_as_multiplied(input)
     output = F.linear(input, call.plain(weight), call.plain(bias))
     rows = ParameterShare(weight, lambda g, at: Outer(at.rows(input), at.rows(g)))
     return call.keep(output, (input,), [rows, ParameterShare(bias, sum_rows)], output.dim() - 1)
@@ -244,6 +293,7 @@ def matmul(call: Call, input: Tensor, other: Tensor) -> Tensor:
     if other.dim() > 2 or input.dim() < 2:
         raise NoRule("matmul: only x @ W with W a matrix or a vector has a rule")
     matrix = other if other.dim() == 2 else other.unsqueeze(1)
+    input = cast_as_multiplied(input)
     output = input @ call.plain(other).reshape(matrix.shape)
 
     def settle(g: Tensor, at: Examples) -> PerExample:
@@ -259,6 +309,7 @@ def addmm(call: Call, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float 
     call.only(input, mat2)
     if beta != 1 or alpha != 1 or input.dim() != 1:
         raise NoRule("addmm: only bias + x @ W has a rule")
+    mat1 = cast_as_multiplied(mat1)
     output = torch.addmm(call.plain(input), mat1, call.plain(mat2))
     weight = ParameterShare(mat2, lambda g, at: Outer(at.rows(mat1), at.rows(g), transposed=True))
     return call.keep(output, (mat1,), [ParameterShare(input, sum_rows), weight], 1)

@@ -107,8 +107,9 @@ def pull_back(inner: PerExample, way: WayBack, parameter: Tensor, isometric: boo
         return Rowwise(way.returning, next(i for i, each in enumerate(way.parameters) if each is parameter))
     if isometric or made.numel() > FEW:
         return Pulled(inner, way, parameter, isometric)
-    rows = torch.eye(made.numel(), dtype=torch.float64 if made.dtype == torch.float64 else torch.float32)
-    (basis,) = WayBack(made, [parameter]).pull_all(rows.to(made.device).reshape(-1, *made.shape))
+    wide = torch.float64 if made.dtype == torch.float64 else torch.float32
+    rows = torch.eye(made.numel(), dtype=wide, device=made.device)
+    (basis,) = WayBack(made, [parameter]).pull_all(rows.reshape(-1, *made.shape))
     return Spanned(inner.form(0, inner.size).reshape(inner.size, -1), basis)
 
 

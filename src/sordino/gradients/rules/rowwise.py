@@ -15,14 +15,16 @@ no numbers. `formulas` finds out how a weight was made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from sordino.gradients.rules.base import Formed, PerExample, squares
 from sordino.gradients.rules.linear import FORM_BYTES, Outer, round_up
+from sordino.noise import widen
 
 CACHED = 2**19
 """Entries of gradients that are formed at a time, 2 MB."""
@@ -47,11 +49,6 @@ class RowMap:
     taken: list[Tensor]
     given: list[list[Tensor | None]]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The precision of the weight."""
-        return self.parameters[0].dtype
-
     def parts(self, count: int) -> list[slice]:
         """Ranges of rows of so many gradients that fit the innermost large cache, through all that is done to them."""
         rows, entries = self.shape
@@ -62,15 +59,29 @@ class RowMap:
         """From [n, *made] to [n, *shape] of each parameter."""
         g = gradients.reshape(len(gradients), *self.shape)
         results = [each.view(len(g), self.shape[0], -1) for each in into]
-        way = self if g.dtype == self.dtype else self.to(g.dtype)
+        way = self if g.dtype == self.parameters[0].dtype else self.to(g)
         for part in self.parts(len(g)):
             way.pull_part(g[:, part], part, [each[:, part] for each in results])
 
-    def to(self, dtype: torch.dtype) -> RowMap:
-        """The same in another precision."""
-        scales = [None if each is None else each.to(dtype) for each in self.scales]
-        given = [[None if by is None else by.to(dtype) for by in each] for each in self.given]
-        return replace(self, scales=scales, taken=[each.to(dtype) for each in self.taken], given=given)
+    def to(self, gradients: Tensor) -> RowMap:
+        """Return the same map in the precision of these gradients, and on their device."""
+        return self.change(lambda factor: factor.to(gradients))
+
+    def shorten(self) -> RowMap:
+        """Return the same map, with [rows, 1] for rows of one value; a device is asked twice, about all at once."""
+        factors = [each for each in (*self.scales, *self.taken, *chain(*self.given)) if each is not None]
+        for columns in (slice(-1, None), slice(None)):  # most differ in the last
+            alike = [(each[:, columns] == each[:, :1]).all() for each in factors]
+            found = torch.stack(alike).tolist() if alike else []
+            factors = [each for each, same in zip(factors, found, strict=True) if same]
+        short = {id(each): each[:, :1] for each in factors}
+        return self.change(lambda factor: short.get(id(factor), factor))
+
+    def change(self, how: Callable[[Tensor], Tensor]) -> RowMap:
+        """Return the same map with all its factors changed alike."""
+        scales = [None if each is None else how(each) for each in self.scales]
+        given = [[None if by is None else how(by) for by in each] for each in self.given]
+        return replace(self, scales=scales, taken=[how(each) for each in self.taken], given=given)
 
     def pull_part(self, g: Tensor, part: slice, into: Sequence[Tensor]) -> None:
         """Some rows [n, rows, entries]; what is multiplied on the way lies where a result will be."""
@@ -99,7 +110,7 @@ class RowMap:
                 sums.append(torch.mul(g, by[part], out=room).sum(2, keepdim=True))
         return sums
 
-    def gain(self, place: int) -> float:
+    def gain(self, place: int) -> Tensor:
         """How much longer a gradient may become on its way to one of the parameters."""
         rows, entries = self.shape
         width, scale = self.parameters[place].numel() // rows, self.scales[place]
@@ -107,7 +118,7 @@ class RowMap:
         for by, taken in zip(self.given[place], self.taken, strict=True):
             if by is not None:
                 longest = longest + by.expand(rows, width).norm(dim=1) * taken.expand(rows, entries).norm(dim=1)
-        return float(longest.max())
+        return longest.max()
 
     def measure_products(self, left: Tensor, right: Tensor) -> list[Tensor]:
         """|gradient_i|² of each parameter for gradients left_i ⊗ right_i of the weight, which are not formed.
@@ -190,11 +201,11 @@ class Returning:
 
     def _measure_products(self, inner: Outer) -> list[Tensor]:
         """In double precision, so that what a row drops leaves no rounding behind that `mass` does not cover."""
-        left, right = inner.g[:, 0].double(), inner.x[:, 0].double()
+        left, right = widen(inner.g[:, 0]), widen(inner.x[:, 0])
         if inner.transposed:
             left, right = right, left
-        found = self.rows.to(torch.float64).measure_products(left, right)
-        return [round_up(each.to(inner.x.dtype), self.mass(place)) for place, each in enumerate(found)]
+        found = self.rows.to(left).measure_products(left, right)
+        return [round_up(each.to(inner.x), self.mass(place)) for place, each in enumerate(found)]
 
     def mass(self, place: int) -> Tensor:
         """What is rounded is as long as the gradients of the tensor, unless its own are kept."""
@@ -208,10 +219,10 @@ class Returning:
         if self.kept:
             return self.kept[place].weighted_sum(weights)
         if self.weights is not weights or place not in self.left:
-            total = self.inner.weighted_sum(weights).double().unsqueeze(0)
+            total = widen(self.inner.weighted_sum(weights)).unsqueeze(0)
             pulled = [total.new_empty(1, *p.shape) for p in self.rows.parameters]
             self.rows.pull(total, pulled)
-            self.left = {i: each.squeeze(0).to(self.rows.dtype) for i, each in enumerate(pulled)}
+            self.left = {i: each.squeeze(0).to(self.rows.parameters[0]) for i, each in enumerate(pulled)}
             self.weights = weights
         return self.left.pop(place)
 
