@@ -1,5 +1,6 @@
 # Sordino on a processor. From the root of the repository:
-#     docker build -f containers/cpu.Dockerfile -t sordino:cpu .
+#     docker build -f containers/cpu.Dockerfile --build-arg TORCH_INDEX=... -t sordino:cpu .
+# TORCH_INDEX is the address of PyTorch's CPU builds (see "Get started" on PyTorch's site), or of your mirror of them.
 #     docker run --rm -v "$PWD/runs:/work/runs" sordino:cpu demo
 FROM python:3.11-slim-bookworm
 
@@ -8,8 +9,9 @@ WORKDIR /opt/sordino
 COPY pyproject.toml requirements.lock README.md LICENSE ./
 COPY src ./src
 COPY benchmarks/results/experiments ./benchmarks/results/experiments
-# Torch comes from the source of CPU builds: the default wheel for Linux brings gigabytes of CUDA.
-RUN pip install --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch==' requirements.lock)" \
+# Without TORCH_INDEX, torch comes from pip's own source: the default wheel for Linux brings gigabytes of CUDA.
+ARG TORCH_INDEX=
+RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$(grep '^torch==' requirements.lock)" \
     && pip install -c requirements.lock '.[export,excel,vault]'
 
 # Nobody needs root to train, and a run folder should belong to a user.

@@ -50,6 +50,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "dpsgd": {
         "benchmarks/draws.py": YARDSTICK,
+        "benchmarks/fallbacks.py": YARDSTICK,
         "benchmarks/figures.py": FIGURE,
         "benchmarks/finetuning.py": YARDSTICK,
         "benchmarks/importance.py": YARDSTICK,

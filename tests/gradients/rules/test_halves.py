@@ -16,7 +16,8 @@ from sordino.gradients.bookkeeping import BookKeeping
 from sordino.gradients.engine import Objective
 from sordino.gradients.rules import halves
 from sordino.gradients.rules.conv import Convolved, Geometry
-from sordino.gradients.rules.halves import HALF, list_pieces, multiply, multiplying_halves, sum_halves
+from sordino.gradients.rules.halves import HALF, list_pieces, multiplying_halves, sum_halves
+from sordino.gradients.rules.kernels import multiply
 from sordino.gradients.rules.linear import Outer, Way
 from tests.gradients.oracle import batch_of
 

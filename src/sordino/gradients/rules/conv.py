@@ -24,6 +24,7 @@ from sordino.gradients.rules.base import (
     zero_rows,
 )
 from sordino.gradients.rules.halves import are_halves, cast_as_multiplied, multiplying_halves
+from sordino.gradients.rules.kernels import multiply_each
 from sordino.gradients.rules.linear import FORM_BYTES, Way, choose_way, gram_norms, round_up
 
 CACHED = 2**19
@@ -210,7 +211,7 @@ class Convolved(PerExample):
             together = replace(self.geometry, groups=(stop - start) * self.geometry.groups)
             return precise(weight_gradient(x, g, shape, together)).reshape(stop - start, *self.shape)
         patches, g = self.factors(start, stop, as_weight=True)
-        return precise(g @ patches).reshape(stop - start, *self.shape)
+        return precise(multiply_groups(g, patches)).reshape(stop - start, *self.shape)
 
     def measure(self, start: int, stop: int) -> Tensor:
         """Squared norms of gradients that are formed and forgotten."""
@@ -218,7 +219,7 @@ class Convolved(PerExample):
             formed = self.form(start, stop)
         else:
             patches, g = self.factors(start, stop)
-            formed = g @ patches
+            formed = multiply_groups(g, patches)
         return squares(formed.flatten(1))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -232,6 +233,13 @@ class Convolved(PerExample):
         if self.formed is not None:
             return self.formed.without(bad)
         return Convolved(zero_rows(self.held_x, bad), zero_rows(self.held_g, bad), self.shape, self.geometry)
+
+
+def multiply_groups(g: Tensor, patches: Tensor) -> Tensor:
+    """g @ patches for [b, groups, O, L] and [b, groups, L, K]."""
+    if g.shape[1] > 1:
+        return g @ patches
+    return multiply_each(g.squeeze(1).mT, patches.squeeze(1)).unsqueeze(1)
 
 
 def join_items(part: Tensor, size: int) -> Tensor:

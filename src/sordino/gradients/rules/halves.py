@@ -30,13 +30,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sordino.gradients.rules.kernels import multiply
+
 HALF = torch.bfloat16
 
 CONVERTED = 2**22
 """Entries that are converted to float32 at a time, 16 MB: they are used while a cache still has them."""
-
-FEW = 16
-"""Fewer rows than this are multiplied as torch does it: they are not worth another library's preparations."""
 
 INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
 """What a processor can do if it multiplies bfloat16 numbers; others imitate it, which is slower than float32."""
@@ -102,15 +101,6 @@ def sum_halves(x: Tensor, g: Tensor, weights: Tensor) -> Tensor:
         scaled = short[start:stop] * weights[start:stop].to(torch.float32).reshape(-1, 1, 1)
         total += multiply(scaled.flatten(0, 1), long[start:stop].float().flatten(0, 1))
     return total.T.contiguous() if swapped else total
-
-
-def multiply(left: Tensor, right: Tensor) -> Tensor:
-    """leftᵀ right of float32 matrices: by oneDNN, which takes half of what MKL takes on processors of other makers."""
-    direct = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
-    if direct is None or len(left) < FEW:
-        return left.T @ right
-    product: Tensor = direct(left.T, right.T, None, "none", [], "")
-    return product
 
 
 def cast_as_multiplied(factor: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from sordino.gradients.rules.base import (
     squares,
     zero_rows,
 )
+from sordino.gradients.rules.kernels import multiply
 from sordino.gradients.rules.linear import Gram, Outer, Way, choose_way, compare, round_up
 from sordino.gradients.rules.recurrent.layer import RecurrentLayer
 
@@ -165,7 +166,7 @@ class ComparedJoint(Joint):
     def sum(self, weights: Tensor) -> list[Tensor]:
         scale, each = weights.to(self.gates.dtype).reshape(1, -1, 1), []
         for seen, gates in zip(self.seen.unbind(1), self.gates.unbind(1), strict=True):
-            total = seen.flatten(0, 1).T @ (gates * scale).flatten(0, 1)
+            total = multiply(seen.flatten(0, 1), (gates * scale).flatten(0, 1))
             each.append(total.unflatten(-1, self.shape[1:]))
         return each
 
