@@ -69,7 +69,7 @@ class BackwardOnly:
         rows = [i for i, leaf in tensors if len(leaf) == len(g) and not self.is_shared(leaf)]
         leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         versions = [leaf._version for _, leaf in tensors]
-        run = Run(self.node, self.places[id(parameter)], parameter.shape, leaves, spec, rows)
+        run = Rerun(self.node, self.places[id(parameter)], parameter.shape, leaves, spec, rows)
         try:
             found = check_alone(run, g, at)
         except Exception:  # noqa: BLE001 – it is the user's function, given something else than it expects
@@ -78,7 +78,7 @@ class BackwardOnly:
 
 
 @dataclass(frozen=True, repr=False)  # vmap asks for it, and there is much in it
-class Run:
+class Rerun:
     """The backward function's gradient of the parameter at `place` among its inputs.
 
     `leaves` is all that was saved, flattened; those at `rows` have rows that belong to examples.
@@ -112,7 +112,7 @@ class Alone(FormedInBlocks):
 
     manner = "its backward by vmap"
 
-    def __init__(self, run: Run, given: list[Tensor]) -> None:
+    def __init__(self, run: Rerun, given: list[Tensor]) -> None:
         self.run, self.given, self.size, self.shape = run, given, len(given[0]), run.shape
         self.lengths: Tensor | None = None
         self.total: Tensor | None = None
@@ -129,7 +129,7 @@ class Alone(FormedInBlocks):
         return Alone(self.run, [zero_rows(each, bad) for each in self.given])
 
 
-def check_alone(run: Run, g: Tensor, at: Examples) -> PerExample | None:
+def check_alone(run: Rerun, g: Tensor, at: Examples) -> PerExample | None:
     """The gradients of each example alone; None if those of all at once are not their sum, whatever their weights."""
     saved = [run.leaves[i] for i in run.rows]
     kept = Alone(run, [at.items(each) for each in (g, *saved)])

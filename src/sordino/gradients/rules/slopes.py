@@ -27,9 +27,9 @@ from sordino.gradients.rules.linear import addmm, linear
 from sordino.gradients.rules.normalisation import RULES as NORMALISATIONS
 from sordino.gradients.rules.normalisation import group_norm, layer_norm
 
-Run = Callable[..., Tensor]
+Apply = Callable[..., Tensor]
 """Runs a function on tensors: recorded, or on parameters without their gradients."""
-Back = Callable[[Run, Tensor], Tensor]
+Back = Callable[[Apply, Tensor], Tensor]
 """From an output gradient to that of the input."""
 
 
